@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 
 import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
 from nlflow.backends.numba import loading
+from nlflow.commands.effects import _RULES
+from nlflow.commands.main import app
 from nlflow.io import terminal
 from tests.commands import IMAGE, fails, run
 
@@ -123,3 +126,42 @@ def test_version_and_help() -> None:
         assert "Examples:\n" in run(command, "-h").stdout
         assert f"\n    nonlocal {command}" in run(command, "--help").stdout
     assert "denoise" in run(code=2).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("denoise in.png out.png --video-quality 4", "--video-quality"),
+        ("denoise in.png more.png out --video-quality 4", "--video-quality"),
+        ("denoise in.png out.png --jobs 2", "--jobs"),
+        ("denoise in.png out.png --block 64", "--block"),
+        ("denoise in.zarr out.zarr --jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
+        ("denoise in.png out.png --format png", "--format"),
+        ("denoise in.png out.png --width 3", "--width"),
+        ("noise in.png --existing overwrite", "--existing"),
+        ("attention model --text a --words 48", "--words"),
+        ("attention model --text a --metric auto", "--metric"),
+        ("attention model --text a --explicit", "--explicit"),
+        ("attention model --sweep --texts a --no-spectra", "--spectra"),
+        ("explore --axes ZYX", "--axes"),
+        ("study mixing --jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
+        ("validate --list --quick", "--quick"),
+    ],
+)
+def test_options_without_effect_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("in.png", "more.png"):
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(name)
+    result = run(*arguments.split(), code=2)
+    assert f"Invalid value for {option}: is " in result.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
+
+
+def test_the_table_of_options_names_options() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, rules in _RULES.items():
+        known = {param.name for param in commands[name].params}
+        for rule in rules:
+            assert set(rule.options.split()) <= known

@@ -140,7 +140,7 @@ def test_beyond_the_stable_range(folder: Path) -> None:
     semi = run(folder / "bert", "--text", TEXT, "--neutreno", "1.9", "--json")  # no limit
     assert semi.stderr == ""
     assert json.loads(semi.stdout)["form"] == "semi-implicit"
-    assert "--explicit is a form of --neutreno" in run(folder / "bert", "--text", TEXT, "--explicit", code=2).stderr
+    assert "is a form of --neutreno" in run(folder / "bert", "--text", TEXT, "--explicit", code=2).stderr
 
 
 def test_sweep(folder: Path) -> None:
@@ -194,9 +194,9 @@ def test_sweeps_that_cannot_be_run(folder: Path) -> None:
     Path("empty").mkdir()
     Path("few.txt").write_text("a layer is one step")
     Path("latin.txt").write_bytes(b"\xe9")
-    assert "--sweep takes --texts" in run(bert, "--sweep", code=2).stderr
-    assert "--texts is for --sweep" in run(bert, "--text", TEXT, "--texts", "few.txt", code=2).stderr
-    assert "--sweep takes --texts" in run(bert, "--sweep", "--texts", "few.txt", "--neutreno", 1, code=2).stderr
+    assert "takes --texts" in run(bert, "--sweep", code=2).stderr
+    assert "is for --sweep" in run(bert, "--text", TEXT, "--texts", "few.txt", code=2).stderr
+    assert "is not for --sweep" in run(bert, "--sweep", "--texts", "few.txt", "--neutreno", 1, code=2).stderr
     assert "--texts: got none.txt, expected a file of text" in fails(bert, "--sweep", "--texts", "none.txt")
     assert "--texts: got empty, expected a file of text" in fails(bert, "--sweep", "--texts", "empty")
     assert "--texts: got latin.txt, which is no text in UTF-8" in fails(bert, "--sweep", "--texts", "latin.txt")

@@ -333,3 +333,80 @@ def test_what_films_cannot_hold(tmp_path: Path, shape: Any, dtype: str, name: st
     np.save(tmp_path / "a.npy", np.zeros(shape, dtype))
     with pytest.raises(FileFormatError, match=message):
         files.check_output(tmp_path / name, files.read(tmp_path / "a.npy", axes="TYXC"[: len(shape)]))
+
+
+# --- the same grey levels for other programs ------------------------------------------------------------------------
+
+
+def levels(bits: int, odd: int = 0) -> Any:
+    """Return frames whose grey levels use all numbers, from black to white."""
+    ramp = np.linspace(0, 1, 96 - odd)[None, None] * np.ones((3, 48 - odd, 1))
+    return np.rint(ramp * (2**bits - 1)).astype(np.uint8 if bits == 8 else np.uint16)
+
+
+def filmed(path: Path, frames: Any, pixels: str, said: int) -> None:
+    """Write a film of grey levels with PyAV alone, which says this of its range; x264 for what FFV1 does not hold."""
+    form = "gray" if frames.dtype == np.uint8 else f"gray{max(10, int(frames.max()).bit_length())}le"
+    with av.open(str(path), "w") as out:
+        video = out.add_stream("libx264" if pixels == "yuvj420p" else "ffv1", rate=25)
+        video.height, video.width = frames.shape[1:]
+        video.pix_fmt, video.options = pixels, {"qp": "0"} if pixels == "yuvj420p" else {}
+        video.codec_context.color_range = said
+        for number, frame in enumerate(frames):
+            made = av.VideoFrame.from_ndarray(frame, format=form)
+            if pixels != form:
+                made = made.reformat(format=pixels, src_color_range=2, dst_color_range=said)
+            made.pts, made.time_base = number, Fraction(1, 25)
+            out.mux(video.encode(made))
+        out.mux(video.encode())
+
+
+def seen(path: Path) -> Any:
+    """Return the grey levels from 0 to 1 that a player shows: the conversion of swscale, by what the film says."""
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24")[..., 1] for frame in container.decode(video=0)]) / 255
+
+
+#: Pixels of a source (or the type of an array), what it says of its range, and the bits of its samples.
+SOURCES = (
+    *(("gray", said, 8) for said in (0, 1, 2)), ("gray10le", 0, 10), ("gray12le", 0, 12), ("gray16le", 1, 16),
+    ("yuv420p", 0, 8), ("yuv420p", 1, 8), ("yuv420p", 2, 8), ("yuvj420p", 2, 8), ("yuv444p", 1, 8),
+    ("yuv444p", 2, 8), ("bgr0", 0, 8), ("npy", 0, 8), ("npy", 0, 16), ("tif", 0, 8),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("pixels", "said", "bits"), SOURCES)
+def test_other_programs_see_the_levels_that_were_in_memory(tmp_path: Path, pixels: str, said: int, bits: int) -> None:
+    frames = levels(bits)
+    if pixels in ("npy", "tif"):
+        source, words = tmp_path / f"a.{pixels}", {"axes": "TYX"}
+        np.save(source, frames) if pixels == "npy" else tifffile.imwrite(source, frames, photometric="minisblack")
+    else:
+        source, words = tmp_path / "a.mkv", {}
+        filmed(source, frames, pixels, said)
+    held = files.read(source, **words).data / (2.0**bits - 1)
+    held = held[..., 1] if held.ndim == 4 else held
+    assert np.abs(held - levels(bits) / (2.0**bits - 1)).max() < 2.5 / 255
+    written_to = 0
+    for name in ("b.mkv", "b.mp4", "b.mov", "b.webm", "b.avi"):
+        for quality in (0, "lossless"):
+            try:
+                _, place, _ = written(source, name, quality, **words)
+            except FileFormatError:  # which says that it holds no such pixels
+                continue
+            written_to += 1
+            shown = seen(place)
+            assert np.abs(shown - held).max() < 3.5 / 255, (name, quality)
+            assert np.polyfit(held.ravel(), shown.ravel(), 1)[0] == pytest.approx(1, abs=0.005), (name, quality)
+    assert written_to >= (2 if bits > 8 else 5)
+
+
+@pytest.mark.parametrize("pixels", ["yuv420p", "gray"])
+def test_films_of_odd_size(tmp_path: Path, pixels: str) -> None:
+    filmed(tmp_path / "a.mkv", levels(8, odd=1), pixels, 0)
+    for name in ("b.mkv", "b.mp4", "b.webm") if pixels == "yuv420p" else ("b.mkv", "b.mp4"):
+        media, place, _ = written(tmp_path / "a.mkv", name, 0)
+        assert media.data.shape[1:3] == (47, 95)
+        assert probe(place)["shape"] == (47, 95)
+        held = media.data[..., 1] if media.data.ndim == 4 else media.data
+        assert np.abs(seen(place) - held / 255).max() < 3.5 / 255

@@ -11,10 +11,11 @@ import math
 import os
 import shlex
 import sys
+import unicodedata
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,11 +39,14 @@ __all__ = [
     "check_memory",
     "check_number",
     "checked_call",
+    "command",
     "format_bytes",
     "install_command",
     "memory_limit",
     "physical_memory",
+    "quoted",
     "shortened",
+    "visible",
 ]
 
 Item = TypeVar("Item", bound=Callable[..., Any])
@@ -70,8 +74,49 @@ _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
 """What others call an argument, and its names here, each with what to pass where that is not the same number."""
 
 
+def visible(text: str, keep: str = "") -> str:
+    r"""Return a text in which characters that nobody sees are shown as escapes, such as ``\x1b``.
+
+    Names from files may hold any character: sequences that a terminal obeys, marks that turn the direction of writing,
+    ends of lines. Letters of any language, spaces of any width and the characters of `keep` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one in keep or _is_seen(one) else one.encode("unicode_escape").decode() for one in text)
+
+
+def _is_seen(letter: str) -> bool:
+    return letter.isprintable() or unicodedata.category(letter) == "Zs"
+
+
+def quoted(word: object) -> str:
+    """Return a word as a shell of Unix takes it, in characters that everybody sees.
+
+    A path that begins with a dash is named in its folder, since it would be an option.
+    """
+    text = str(word)
+    text = f"./{text}" if isinstance(word, PurePath) and text.startswith("-") else text
+    if all(map(_is_seen, text)):
+        return shlex.quote(text)
+    kept = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{''.join(one if _is_seen(one) else _bytes_of(one) for one in kept)}'"
+
+
+def _bytes_of(letter: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+
+
+def command(*words: object) -> str:
+    """Return a command that users may copy; every one that a message suggests is made here."""
+    return " ".join(map(quoted, words))
+
+
 class NlflowError(Exception):
     """Base class of everything that nlflow raises on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message in characters that everybody sees."""
+        return visible(super().__str__(), keep="\n\t")
 
 
 class InputError(NlflowError, ValueError):
@@ -105,10 +150,14 @@ class WorkerError(NlflowError, RuntimeError):
 class NlflowWarning(UserWarning):
     """An argument was adapted (a window shrunk, say); the message says how."""
 
+    def __str__(self) -> str:
+        """Return the message in characters that everybody sees."""
+        return visible(super().__str__(), keep="\n\t")
+
 
 def shortened(value: object, most: int = 160) -> str:
     """Return what a message shows of a value, or of an error: one line of at most `most` characters."""
-    text = " ".join(str(value).split()) or type(value).__name__
+    text = visible(" ".join(str(value).split())) or type(value).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -126,7 +175,7 @@ def install_command(extra: str) -> str:
 
     It names the Python that runs. It holds for a package from a clone too: of what is installed, pip reads the extras.
     """
-    return f"{shlex.quote(sys.executable or 'python')} -m pip install 'nlflow[{extra}]'"
+    return command(sys.executable or "python", "-m", "pip", "install", f"nlflow[{extra}]")
 
 
 def checked_call(item: Item) -> Item:

@@ -7,7 +7,6 @@ joblib and Dask end all of it.
 from __future__ import annotations
 
 import importlib
-import logging
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -128,7 +127,7 @@ def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
     with ExitStack() as stack:
         address: Any = scheduler
         if scheduler == LOCAL:
-            address = stack.enter_context(_begun(distributed, None if jobs is None or jobs < 0 else jobs))
+            address = stack.enter_context(_begun(None if jobs is None or jobs < 0 else jobs))
         try:
             stack.enter_context(distributed.Client(address, timeout="10s"))
         except (OSError, ValueError, TypeError) as error:
@@ -139,15 +138,13 @@ def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
         yield
 
 
-def _begun(distributed: Any, count: int | None) -> Any:
+def _begun(count: int | None) -> Any:
     """Return a local cluster; start it again if a worker dies at its start, which ends the whole cluster."""
+    from nlflow.backends.keyed import local_cluster
+
     for left in reversed(range(_PATIENCE)):
         try:
-            # Any free port, and for this machine alone: with None Dask warns where its usual port is taken. A heartbeat
-            # that meets a scheduler which is closing is logged with a stack trace; what fails in a call is raised.
-            return distributed.LocalCluster(
-                n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL
-            )
+            return local_cluster(count)
         except RuntimeError as error:
             if not left:
                 raise WorkerError(

@@ -15,6 +15,7 @@ from nlflow.io.terminal import (
     echo,
     print_json,
     read_tokens,
+    say,
     shows_progress,
     warnings_kept,
 )
@@ -140,10 +141,8 @@ def attention(
 ) -> None:
     """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
     if sweep:
-        if texts is None or any(value is not None for value in (text, image, tokens, neutreno)) or explicit:
-            raise typer.BadParameter(
-                "--sweep takes --texts, and none of --text, --image, --tokens, --neutreno, --explicit"
-            )
+        if texts is None:
+            raise typer.BadParameter("takes --texts; give them", param_hint="--sweep")
         check_out(out)
         check_installed("attention", "torch", "torch")
         run_sweep(
@@ -151,10 +150,6 @@ def attention(
             as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
-    if texts is not None:
-        raise typer.BadParameter("--texts is for --sweep")
-    if explicit and neutreno is None:
-        raise typer.BadParameter("--explicit is a form of --neutreno; give both")
     if sum(value is not None for value in (text, image, tokens)) != 1:
         raise typer.BadParameter("give one of --text, --image and --tokens")
     from nlflow.errors import check_number
@@ -185,7 +180,7 @@ def attention(
             runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
             heads += _by_head(neutreno, changed, spectra)
     for text in () if quiet else warned:
-        echo(f"nonlocal: warning: {text}", err=True)
+        say("warning", text)
     rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
     first = trace[0]
     report = {

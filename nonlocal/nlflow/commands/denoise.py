@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from nlflow.commands.effects import refuse_without_film
 from nlflow.commands.wording import (
     DeviceName,
     Quality,
@@ -21,7 +22,7 @@ from nlflow.commands.wording import (
     split_spacing,
     video_coding,
 )
-from nlflow.io.terminal import echo, print_json, print_table, progress_of
+from nlflow.io.terminal import print_json, print_table, progress_of, say
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Options
@@ -310,15 +311,14 @@ def denoise(
         "max_memory": max_memory,
         "device": device,
         **of_fast(
-            quality, stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
-            steps=steps,
+            stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps
         ),
     }  # fmt: skip
     if verbose and (quiet or as_json):
         raise typer.BadParameter(
             "is for the printed report; leave it out, or --quiet and --json", param_hint="--verbose"
         )
-    check_pipes(sources, target, form, as_json=as_json, recursive=recursive)
+    check_pipes(sources, target, as_json=as_json, recursive=recursive)
     large = scheduler is not None or jobs is not None or block is not None
     if target.endswith(".zarr") and (large or not is_whole(sources, target, axes)):
         from nlflow.commands.denoise_large import denoise_large
@@ -333,13 +333,11 @@ def denoise(
                   "spacing": split_spacing(spacing), "scheduler": scheduler or "local"}  # fmt: skip
         denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
         return
-    for option, value in {"--scheduler": scheduler, "--jobs": jobs, "--block": block}.items():
-        if value is not None:
-            raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
     from nlflow.commands.denoise_folder import denoise_folder
     from nlflow.commands.inputs import Options, check_device
     from nlflow.commands.jobs import plan
     from nlflow.commands.pipes import ends
+    from nlflow.io.files import format_of
 
     check_device(device)
     fill_nan = mask == "nan"
@@ -352,8 +350,10 @@ def denoise(
             pipes.sources, pipes.target, figure=compare, beside=beside, existing=existing, frames=axes is not None,
             recursive=recursive,
         )  # fmt: skip
+        films = any(format_of(job.target) == "video" for job in todo.jobs)
+        refuse_without_film(films or not todo.jobs, video_quality)
         for note in () if quiet else todo.notes:
-            echo(f"nonlocal: note: {note}", err=True)
+            say("note", note)
         if todo.folder is not None and verbose:
             raise typer.BadParameter(
                 "says how one file was denoised, got several; give --json, which has it of each", param_hint="--verbose"
@@ -379,7 +379,7 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
 
     def tell(level: str, text: str) -> None:
         if not quiet:
-            echo(f"nonlocal: {level}: {pipes.told(text)}", err=True)
+            say(level, pipes.told(text))
 
     progress = progress_of(quiet, pipes.told(str(job.source)))
     report = pipes.told(denoise_file(job, options, progress=progress, tell=tell))

@@ -154,6 +154,8 @@ def read_inputs(source: Path, beside: Mapping[str, Path], options: Options) -> I
         given.missing = _over_channels(given.mask, media)
     elif options.fill_nan:
         given.mask, given.missing = "nan", None if finite.all() else ~finite
+        if media.data.dtype.kind not in "fc":
+            given.notes.append(f"{source}: --mask nan has no effect, since every one of {media.data.dtype} is a number")
     lost = ~finite if given.missing is None else ~finite & ~given.missing
     if lost.any():
         raise InputError(

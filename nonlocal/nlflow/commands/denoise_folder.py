@@ -22,7 +22,7 @@ from nlflow.commands.denoise_file import denoise_file
 from nlflow.commands.inputs import Options
 from nlflow.commands.jobs import Job, Plan
 from nlflow.commands.reports import line
-from nlflow.errors import FileFormatError, InputError
+from nlflow.errors import FileFormatError, InputError, visible
 from nlflow.io.atomic import make_folder
 from nlflow.io.encoding import digest
 from nlflow.io.storage import load_record, locked, save_record
@@ -55,14 +55,14 @@ def _denoise_all(
 
         def say(text: str, *, err: bool = True) -> None:
             with bar.external_write_mode():  # the bar makes room
-                echo(text, err=err)
+                echo(visible(text), err=err)
 
         def tell(source: Path, level: str, text: str) -> None:
             if not quiet:
                 say(f"nonlocal: {level}: {text}" if level == "note" else f"nonlocal: {level}: {source}: {text}")
 
         for job in jobs:
-            bar.set_postfix_str(job.source.name)
+            bar.set_postfix_str(visible(job.source.name))
             if callable(log):
                 log.name = str(job.source)
             try:
@@ -84,7 +84,7 @@ def _denoise_all(
                 message = mendable(error)
                 if message is None:
                     raise
-                message = message if message.startswith(str(job.source)) else f"{job.source}: {message}"
+                message = message if message.startswith(visible(str(job.source))) else f"{job.source}: {message}"
                 failed += 1
                 reports.append({"input": str(job.source), "error": message})
                 say(f"nonlocal: error: {message}")

@@ -10,7 +10,7 @@ import typer
 
 from nlflow.backends.machine import version
 from nlflow.denoising.large import denoise_store
-from nlflow.io.terminal import echo, print_json, print_table, progress_bar, progress_of
+from nlflow.io.terminal import print_json, print_table, progress_bar, progress_of, say
 
 
 def denoise_large(
@@ -29,8 +29,8 @@ def denoise_large(
     if words["existing"] == "skip":
         raise typer.BadParameter("got skip, expected refuse, overwrite or resume for one OUT", param_hint="--existing")
     if words["noise"] == "auto" and sigma is None and not quiet:
-        echo("nonlocal: note: the noise is taken to be white, since blocks know no other; to have it found out, name "
-             "OUT .tif or .npy", err=True)  # fmt: skip
+        told = "the noise is taken to be white, since blocks know no other; to have it found out, name OUT .tif or .npy"
+        say("note", told)
     start, log = time.perf_counter(), progress_of(quiet, str(sources[0]))
     with progress_bar(quiet, desc="denoise", unit="block") as bar:
 

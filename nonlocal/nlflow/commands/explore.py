@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nlflow.commands.wording import split_spacing
-from nlflow.io.terminal import check_installed, echo
+from nlflow.io.terminal import check_installed, echo, say
 
 HELP = """Open a page to try denoising, flows and layers of transformers.
 
@@ -51,9 +51,6 @@ def explore(
 ) -> None:
     """Open a page to try denoising, flows and layers of transformers."""
     check_installed("explore", "panel", "Panel")
-    for option, value in (("--clean", clean), ("--axes", axes), ("--spacing", spacing), ("--array", array)):
-        if value is not None and file is None:
-            raise typer.BadParameter("belongs to a FILE; give one", param_hint=option)
     from nlflow.explorer.layers_view import read_layers
     from nlflow.explorer.sources import example, open_source
     from nlflow.explorer.uploads import Limits
@@ -69,7 +66,7 @@ def explore(
     from nlflow.explorer.server import is_loopback, start
 
     if not is_loopback(host):
-        echo(f"nonlocal: warning: --host {host}: whoever reaches this address can use the page", err=True)
+        say("warning", f"--host {host}: whoever reaches this address can use the page")
     running = start(Contents(source, layers, limits), host=host, port=port)
     echo(f"nonlocal explore: {running.url} (Ctrl-C ends it)")
     if browser:

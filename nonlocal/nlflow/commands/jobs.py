@@ -16,6 +16,7 @@ from nlflow.errors import FileFormatError, InputError
 from nlflow.io.files import check_distinct, pictures_in, read_kind
 from nlflow.io.files import format_of as known
 from nlflow.io.formats import FORMATS, written_extension
+from nlflow.io.formats.links import leads_out
 from nlflow.io.formats.media import READABLE
 from nlflow.io.loading import missing
 
@@ -202,6 +203,11 @@ def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, 
         entries = list(map(Path, glob.glob(str(source)))) if pattern else list(source.iterdir())  # noqa: PTH207
         if target is not None:
             entries = [path for entry in entries for path in _inside(entry, target, notes)]
+        if not pattern:
+            out = {path for path in entries if path.is_file() and leads_out(path, source)}
+            entries = [path for path in entries if path not in out]
+            if out:
+                notes.append(f"{source}: {len(out)} link(s) to files elsewhere are left out; name them as IN")
         files = sorted(path for path in entries
                        if (path.is_file() or known(path) == "zarr") and not path.name.startswith("."))  # fmt: skip
         fitting = [path for path in files if known(path)]

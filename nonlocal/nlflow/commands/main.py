@@ -16,8 +16,11 @@ from typer.core import TyperCommand
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
+from nlflow.commands.effects import refuse_idle
+from nlflow.errors import visible
 from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads, tell_of_compiling
 
+_Usage: Any = typer.BadParameter.__mro__[1]  # whatever is wrong with a command line; typer has no name for it
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -92,9 +95,14 @@ class _Command(TyperCommand):
         """Parse the command line."""
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")  # a word of pydantic
+        except _Usage as error:  # a shell puts names of files in the place of patterns
+            error.message = visible(error.message.removeprefix("Value error, "))  # a word of pydantic
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, unless an option that was given would have no effect."""
+        refuse_idle(self.name or "", ctx)
+        return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; beside the option of the help that of all of it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nlflow.commands.wording import split_flat
-from nlflow.io.terminal import echo, print_json, print_table
+from nlflow.io.terminal import print_json, print_table, say
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Inputs
@@ -110,7 +110,7 @@ def noise(
         given.media = replace(given.media, notes=())
         source = Path(pipes.told(str(pipes.sources[0])))
     for note in () if quiet else given.notes:
-        echo(f"nonlocal: note: {note}", err=True)
+        say("note", note)
     found = _found(given) if part is None else {"": noise_of_flat(given.media, part)}
     if save is not None and len(found) > 1:
         raise typer.BadParameter(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from nlflow.commands.wording import DeviceName
-from nlflow.io.terminal import echo, print_json, read_tokens, shows_progress, warnings_kept
+from nlflow.io.terminal import echo, print_json, read_tokens, say, shows_progress, warnings_kept
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ def study(
         progress = shows_progress(quiet)
         result = run_study(kind, out=out, jobs=jobs, scheduler=scheduler, progress=progress, rng=seed, **given)
     for text in () if quiet else warned:
-        echo(f"nonlocal: warning: {text}", err=True)
+        say("warning", text)
     if out is not None:
         result.save(out)
     if as_json:

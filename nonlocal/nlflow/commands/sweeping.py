@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nlflow.io.terminal import echo, json_text, plain, print_json, shows_progress, warnings_kept
+from nlflow.io.terminal import echo, json_text, plain, print_json, say, shows_progress, warnings_kept
 
 _METRICS = ("auto", "retrieval", "perplexity")
 _ENDINGS = (".txt", ".md")
@@ -65,7 +65,7 @@ def run_sweep(
                 echo(line, err=True)
         found = sweep(network, task, strengths=tried, adapter=known, progress=shows_progress(quiet))
     for text in () if quiet else warned:
-        echo(f"nonlocal: warning: {text}", err=True)
+        say("warning", text)
     report = {"model": model, **found.as_dict(), "warnings": warned, "provenance": provenance()}
     if out is not None:
         _save(out, found.rows, report)

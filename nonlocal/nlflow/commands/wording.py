@@ -132,23 +132,16 @@ def noise_of(
     return model
 
 
-def of_fast(quality: Quality, stopping: str | None, **options: float | None) -> dict[str, Any]:
+def of_fast(stopping: str | None, **options: float | None) -> dict[str, Any]:
     """Return the settings of the flow of pixels, which other qualities do not have."""
-    for name, value in options.items():
-        if value is not None and quality != "fast":
-            raise typer.BadParameter(
-                "is for --quality fast; add that, or leave it out", param_hint=f"--{name.replace('_', '-')}"
-            )
     if options["steps"] is not None and stopping is not None:
         raise typer.BadParameter("is a stopping rule by itself; leave --stopping out", param_hint="--steps")
     return options
 
 
-def check_pipes(sources: list[Path], target: str, form: str | None, *, as_json: bool, recursive: bool) -> None:
+def check_pipes(sources: list[Path], target: str, *, as_json: bool, recursive: bool) -> None:
     """Refuse what cannot be told, read or written beside stdin and stdout."""
     names = [str(source) for source in sources]
-    if form is not None and target != PIPE:
-        raise typer.BadParameter("is for - as OUT; leave it out, and end the name of OUT so", param_hint="--format")
     if PIPE not in (*names, target):
         return
     folder = any(source.is_dir() for source in sources) and target == PIPE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import OF_FAST
 from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
 from nlflow.denoising.quality import psnr, snr, ssim
+from nlflow.errors import command
 from nlflow.explorer import stacks
 from nlflow.explorer.sources import EXAMPLE, PREVIEW_PIXELS, Crop, Source, slices
 from nlflow.explorer.texts import call, shell
@@ -348,12 +348,12 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
         options["spacing"] = ",".join(map(repr, options["spacing"]))
     if source.clean is not None:
         options["reference"] = source.clean_name
-    words = [
+    words: list[object] = [
         "nonlocal",
         "denoise",
-        source.name,
-        str(path.with_name(f"{path.name.removesuffix(suffix)}-denoised{new}")),
+        path,
+        path.with_name(f"{path.name.removesuffix(suffix)}-denoised{new}"),
     ]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+    return command(*words)

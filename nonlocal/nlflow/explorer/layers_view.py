@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import FileFormatError, InputError, format_bytes, shortened
+from nlflow.errors import FileFormatError, InputError, command, format_bytes, shortened
 
 Floats = NDArray[np.float64]
 
@@ -275,4 +274,4 @@ def as_command(found: LayersFile) -> str:
     """Return the command that shows the file again; the example is shown where no file is named."""
     if found.built_in:
         return "nonlocal explore"
-    return shlex.join(["nonlocal", "explore", "--trace", found.name])
+    return command("nonlocal", "explore", "--trace", Path(found.name))

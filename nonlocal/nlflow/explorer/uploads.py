@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import shlex
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -14,11 +13,12 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from nlflow.denoising.noise import load_noise
-from nlflow.errors import InputError, NlflowError, format_bytes
+from nlflow.errors import InputError, NlflowError, command, format_bytes
 from nlflow.explorer.denoising_view import NoiseFile
 from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
 from nlflow.io.formats.media import CONTAINERS, EXTENSIONS, STACKS
+from nlflow.io.formats.tiff_pages import opened
 from nlflow.io.loading import found_format
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ def _another_kind(name: str, suffix: str, suffixes: tuple[str, ...]) -> InputErr
     by_name = suffixes == SUFFIXES and (suffix in EXTENSIONS or name.lower().endswith(tuple(STACKS)))
     several = EXTENSIONS.get(suffix) in CONTAINERS
     options = " --array NAME --axes ZYX" if several else ""
-    told = f"; it is opened by its name: {shlex.join(('nonlocal', 'explore', name))}{options}" if by_name else ""
+    told = f"; it is opened by its name: {command('nonlocal', 'explore', Path(name))}{options}" if by_name else ""
     return InputError(f"{name}: got a file of another kind, expected one of {', '.join(suffixes)}{told}")
 
 
@@ -163,9 +163,7 @@ def _declared(path: Path) -> int:
                 except Image.DecompressionBombError:
                     return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
             if form == "tiff":
-                import tifffile
-
-                with tifffile.TiffFile(path) as tiff:
+                with opened(path) as tiff:
                     return len(tiff.pages) * math.prod(tiff.pages[0].shape)
     except Exception:  # `files.read` says what is wrong with the header
         return 0

@@ -12,6 +12,7 @@ import numpy as np
 from nlflow.errors import FileFormatError, check_memory
 from nlflow.io.atomic import make_folder, write_atomic
 from nlflow.io.formats import FORMATS
+from nlflow.io.formats.links import check_links
 from nlflow.io.formats.media import Array, Media, format_of
 from nlflow.io.loading import load
 
@@ -41,6 +42,7 @@ def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
     """
     if not paths:
         raise FileFormatError(f"{folder}: got no pictures, expected at least one; check the name")
+    check_links(folder, paths, "a folder of pictures")
     kept: list[Media] = []
     data: Array | None = None
     for number, path in enumerate(paths):

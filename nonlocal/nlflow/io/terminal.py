@@ -19,11 +19,21 @@ PAUSE = 30  # seconds between lines of progress
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""
+    """Print `text`, what the terminal would obey, or its encoding cannot show, as escapes: names may hold any byte."""
     import typer
 
+    from nlflow.errors import visible
+
+    text = visible(text, keep="\n\t")
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def say(level: str, text: str) -> None:
+    """Print a note, a warning or an error about what was asked for, on one line of stderr."""
+    from nlflow.errors import visible
+
+    echo(f"nonlocal: {level}: {visible(text)}", err=True)
 
 
 def nobody_reads(error: Exception) -> bool:
@@ -44,17 +54,20 @@ def close_stdout() -> None:
 
 def mendable(error: Exception) -> str | None:
     """Return the message, in one line, of an error that a user can mend, and None of any other."""
-    from nlflow.errors import NlflowError
+    from nlflow.errors import NlflowError, visible
 
     if not isinstance(error, NlflowError | OSError | MemoryError):
         return None
-    return " ".join(str(error).splitlines()) or "out of memory; crop the input or close other programs"
+    return visible(" ".join(str(error).splitlines())) or "out of memory; crop the input or close other programs"
 
 
 def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
     """Print names and values in two columns."""
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
+    from nlflow.errors import visible
+
+    shown = [(visible(name), visible(str(value))) for name, value in rows]
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
         echo(f"{name:<{width}}  {value}", err=err)
 
 
@@ -108,7 +121,7 @@ class Log:
     def begin(self, text: str) -> None:
         """Say what is to be done; the first only, of several files."""
         if not self._begun:
-            echo(f"nonlocal: note: {self.name}: {text}", err=True)
+            say("note", f"{self.name}: {text}")
         self._begun = True
 
     def __call__(self, share: float) -> None:
@@ -116,7 +129,7 @@ class Log:
         now = time.monotonic()
         if now - self._last >= PAUSE:
             self._last = now
-            echo(f"nonlocal: {self.name}: {math.floor(100 * share)} % done", err=True)
+            say(self.name, f"{math.floor(100 * share)} % done")
 
 
 def progress_of(quiet: bool, name: str = "") -> bool | Log:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError
+from nlflow.errors import InputError, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
     figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(title, fontsize=13, parse_math=False)  # a file name may hold dollar signs
+        figure.suptitle(visible(title), fontsize=13, parse_math=False)  # a file name may hold dollar signs
     return figure
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from nlflow.attention.injection.adapters import transformers_library
 from nlflow.attention.injection.keeping import SETTINGS
-from nlflow.attention.loading.stored import check_declared, check_whole, hub_silence
+from nlflow.attention.loading.stored import check_declared, check_parts, check_whole, hub_silence
 from nlflow.attention.loading.terms import load_terms
 from nlflow.errors import FileFormatError, InputError, check_choice, checked_call, shortened
 
@@ -143,6 +143,7 @@ def _check_folder(folder: Path) -> None:
             "makes one"
         )
     if any((folder / name).is_file() for name in _WEIGHTS):
+        check_parts(folder)
         return
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
     if pickles:

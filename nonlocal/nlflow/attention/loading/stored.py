@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 import torch
@@ -32,6 +32,26 @@ def hub_silence(source: object) -> str:
     except Exception as error:  # the errors of its packages for connections
         return shortened(error)
     return ""
+
+
+def check_parts(folder: Path) -> None:
+    """Refuse a list of weights that names files outside of its folder, which the library would read: `FileFormatError`.
+
+    Links are left to the library: its own cache is made of them.
+    """
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return
+    try:
+        names = {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    for name in sorted(names):
+        if PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
+            raise FileFormatError(
+                f"{folder}: got {name!r} in {path.name}, expected names of files in this folder; save the model again "
+                "with model.save_pretrained(folder)"
+            )
 
 
 def check_declared(folder: Path) -> None:

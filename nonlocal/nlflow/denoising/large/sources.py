@@ -13,7 +13,8 @@ from nlflow.denoising.large.arrays import need_dask
 from nlflow.denoising.layout import layout_of
 from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.io.formats.codecs import strange_codecs
-from nlflow.io.formats.tiff import check_compression
+from nlflow.io.formats.links import check_links, links_in
+from nlflow.io.formats.tiff_pages import check_compression, check_own, opened
 
 Array = NDArray[Any]
 _TIFF = (".tif", ".tiff")
@@ -31,6 +32,7 @@ def open_array(path: Path) -> Any:
     import zarr
 
     expected = "a zarr array of numbers"
+    check_links(path, links_in(path), expected)
     try:
         found = zarr.open(path, mode="r")
         if not isinstance(found, zarr.Array):
@@ -160,15 +162,16 @@ def _read_zarr(path: str, block_info: Any = None) -> Array:
 
 def _tiff(path: Path, wanted: str | None) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], int | None]:
     """Return shape, dtype, chunks and axis of the channels of a TIFF file; of a stack where its axes are told."""
-    import tifffile
-
     try:
-        with tifffile.TiffFile(path) as tif:
+        with opened(path) as tif:
+            check_own(path, tif)
             page: Any = tif.pages[0]
             series, count = tif.series[0], len(tif.series)
             axes, shape, dtype = series.axes, tuple(map(int, series.shape)), np.dtype(series.dtype)
             plain = int(page.photometric) in (1, 2) and not any(map(int, page.extrasamples))
             stored = tuple(map(int, page.chunks))
+    except FileFormatError:
+        raise
     # A damaged file makes the decoder fail in any way: IndexError, struct.error, TiffFileError.
     except Exception as error:
         raise FileFormatError(
@@ -191,10 +194,8 @@ def _tiff(path: Path, wanted: str | None) -> tuple[tuple[int, ...], np.dtype[Any
 
 
 def _read_tiff(path: str, block_info: Any = None) -> Array:
-    import tifffile
     import zarr
 
-    store: Any = tifffile.imread(path, aszarr=True)
-    with store:
+    with opened(Path(path)) as tif, tif.aszarr() as store:
         array: Any = zarr.open(store, mode="r")
         return np.asarray(array[_place(block_info)])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nlflow.errors import command
 from nlflow.io.formats.media import Array, Media, file_error
 
 #: More members of a file are not looked at.
@@ -78,7 +79,7 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
         raise file_error(path, f"no array of numbers ({listed or 'it is empty'})", "at least one", remedy)
     if len(signals) > 1:
         got = f"{len(signals)} arrays: {listed}"
-        way = f"say: nonlocal denoise {path} OUT --array {signals[0]}, or save one alone as .npy"
+        way = f"say: {command('nonlocal', 'denoise', path, 'OUT', '--array', signals[0])}, or save one alone as .npy"
         raise file_error(path, got, "the name of one", way)
     return signals[0]
 

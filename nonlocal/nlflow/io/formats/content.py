@@ -8,6 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Literal
 
+from nlflow.errors import quoted
+
 #: How many bytes from the start of a file tell what it is.
 HEAD = 4096
 _MAGIC = (
@@ -41,8 +43,8 @@ FOREIGN = {
     ".ppm": ("a PNM picture", _CONVERT),
     ".tga": ("a Targa picture", _CONVERT),
     ".dcm": ("a DICOM file", "convert the folder of the series to NIfTI first: dcm2niix -o . FOLDER"),
-    ".fits": ("a FITS file", 'save its array first: python -c "from astropy.io import fits; import numpy; '
-              "numpy.save('{stem}.npy', fits.getdata('{name}'))\""),
+    ".fits": ("a FITS file", 'save its array first: python -c "import sys, numpy; from astropy.io import fits; '
+              'numpy.save(sys.argv[2], fits.getdata(sys.argv[1]))" {name} {stem}.npy'),
     ".mp3": ("compressed sound", "decode it first: ffmpeg -i {name} {stem}.wav"),
     ".xlsx": ("an Excel sheet", "save it as CSV from the program that made it"),
     ".zip": ("a ZIP archive", "unpack it first: unzip {name}"),
@@ -56,7 +58,7 @@ _SAME = {".heif": ".heic", ".hif": ".heic", ".j2k": ".jp2", ".jpx": ".jp2", ".ps
 def foreign(path: Path, extension: str) -> tuple[str, str]:
     """Return what a file of this extension is and what to do with it, if it is known and not read; empty otherwise."""
     got, way = FOREIGN.get(_SAME.get(extension, extension), ("", ""))
-    return got, way.format(name=path, stem=path.stem)
+    return got, way.format(name=quoted(path), stem=quoted(Path(path.stem)))
 
 
 def by_content(head: bytes) -> str:

@@ -19,6 +19,7 @@ from nlflow.io.formats.film_coding import CONTAINERS, QUALITY, VideoInfo, choose
 from nlflow.io.formats.media import Array, extension, file_error
 
 _USUAL = (5, 1)  # the matrix and the range of a film that names none, as FFmpeg counts them: BT.601, of video
+_FULL = 2  # the range of samples that use all their numbers
 _MATRIX = 9  # numbers of a display matrix
 
 
@@ -35,6 +36,25 @@ def _flags() -> Any:
 
     return (Interpolation.LANCZOS | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
             | Interpolation.FULL_CHR_H_INP)  # fmt: skip
+
+
+def _bare(av: Any, frame: Any) -> Any:
+    """Return the samples of a frame of any size, odd ones too, without what it says of them."""
+    made = av.VideoFrame(frame.width, frame.height, frame.format.name)
+    for new, old in zip(made.planes, frame.planes, strict=True):
+        rows = np.frombuffer(old, np.uint8).reshape(old.height, old.line_size)
+        content, wide = np.zeros((new.height, new.line_size), np.uint8), min(old.line_size, new.line_size)
+        content[:, :wide] = rows[:, :wide]
+        new.update(content)
+    return made
+
+
+def _is_full(pixels: str) -> bool:
+    """Return whether samples of a format of pixels use all their numbers, whatever a film says of its range.
+
+    Grey and RGB do: swscale reads them so, and with it all players that use FFmpeg.
+    """
+    return pixels.startswith(("gray", "rgb", "bgr", "gbr", "yuvj"))
 
 
 class VideoReader:
@@ -154,10 +174,8 @@ class VideoReader:
         if "420" in frame.format.name or "422" in frame.format.name:
             # A frame that is written does not say where its colours lie between the pixels. So that they do not move,
             # the one that is read is not asked either.
-            with suppress(ValueError, NotImplementedError):
-                bare = self._av.VideoFrame.from_ndarray(frame.to_ndarray(), format=frame.format.name)
-                words = {"src_colorspace": frame.colorspace, "src_color_range": frame.color_range}
-                frame = bare
+            words = {"src_colorspace": frame.colorspace, "src_color_range": frame.color_range}
+            frame = _bare(self._av, frame)
         array: Array = frame.reformat(format=form, interpolation=flags, **words).to_ndarray()
         return array
 
@@ -202,7 +220,9 @@ class VideoWriter:
         self._base = 1 / info.rate if extension(path) == ".avi" else info.time_base
         video.time_base = video.codec_context.time_base = self._base
         context = video.codec_context
-        ranged = 2 if info.pixels.startswith("yuvj") else info.colours[0]
+        # The range that is said is that of what is written: H.264 makes grey a film of yuv420p, which players stretch
+        # where it does not say that it uses all numbers.
+        ranged = _FULL if _is_full(self._pixels) or info.pixels.startswith("yuvj") else info.colours[0]
         if extension(path) == ".avi":  # which does not tell what players take for granted
             self._target = _USUAL
         else:
@@ -247,10 +267,10 @@ class VideoWriter:
     def write(self, time: int, duration: int, frame: Array) -> None:
         """Write a frame of ``info.shape`` and ``info.dtype`` at a time in units of ``info.time_base``."""
         made = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format=self._form)
-        words = {} if self._pixels.startswith(("rgb", "bgr", "gbr", "gray")) else {
+        words = {} if _is_full(self._pixels) else {
             "dst_colorspace": self._target[0], "dst_color_range": self._target[1]}  # fmt: skip
         if words and self._form.startswith("gray"):
-            words["src_color_range"] = 2  # an array uses all its numbers
+            words["src_color_range"] = _FULL  # an array uses all its numbers
         made = made.reformat(format=self._pixels, interpolation=_flags(), **words)
         made.pts = round(time * self.info.time_base / self._base)
         made.time_base = self._base

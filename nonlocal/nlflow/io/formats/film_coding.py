@@ -124,7 +124,10 @@ def choose(path: Path, info: VideoInfo, quality: str | int) -> tuple[str, str, d
             continue
         known = [one.name for one in av.codec.Codec(codec, "w").video_formats or ()]
         fitting = _fitting(pixels, known, colours, info.bits)
-        if not fitting or (codec != "ffv1" and _odd(fitting, info.shape)):
+        if codec.startswith("libx264") and _odd(fitting, info.shape):  # others hold a part of a pixel's colours
+            whole = fitting.replace("420", "444").replace("422", "444")
+            fitting = whole if whole in known else ""
+        if not fitting:
             continue
         exact = lossless or codec == "ffv1"
         return codec, fitting, options, f"{name}, lossless" if exact else f"{name} at a rate factor of {quality}"

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nlflow.errors import install_command
+from nlflow.errors import command, install_command
 from nlflow.io.formats.containers import MOST, Entry, choose, entry_of, media_of, name_of
 from nlflow.io.formats.media import Array, Media, check_declared, file_error, lacking
 
@@ -74,18 +74,23 @@ def datasets(path: Path, file: Any) -> dict[str, Entry]:
     return found
 
 
+def check_own(path: Path, dataset: Any) -> None:
+    """Refuse a dataset whose values are in other files."""
+    if dataset.is_virtual or dataset.external:
+        got = f"{dataset.name}, whose values are in other files"
+        raise file_error(path, got, "values in this file", "copy it with h5repack")
+
+
 def values_of(path: Path, dataset: Any) -> Array:
     """Return the values of a dataset whose storage was looked at before."""
     name, count = dataset.name, math.prod(dataset.shape)
-    if dataset.is_virtual or dataset.external:
-        raise file_error(
-            path, f"{name}, whose values are in other files", "values in this file", "copy it with h5repack"
-        )
+    check_own(path, dataset)
     settings = dataset.id.get_create_plist()
     filters = {settings.get_filter(number)[0] for number in range(settings.get_nfilters())}
     if not filters <= set(_FILTERS):
         got = f"{name} with the compression {', '.join(map(str, sorted(filters - set(_FILTERS))))} of a plugin"
-        raise file_error(path, got, "that of HDF5", f"unpack it first: h5repack -f GZIP=4 {path} plain.h5")
+        way = command("h5repack", "-f", "GZIP=4", path, "plain.h5")
+        raise file_error(path, got, "that of HDF5", f"unpack it first: {way}")
     chunk = math.prod(dataset.chunks or (1,))
     check_declared(path, dataset.dtype.itemsize * max(count, chunk), path.stat().st_size, copies=2)
     values: Array = dataset[()]

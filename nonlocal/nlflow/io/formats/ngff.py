@@ -15,6 +15,7 @@ from typing import Any
 from nlflow.errors import check_memory, install_command
 from nlflow.io.formats.axes import LONG_UNITS, arranged, scale_of
 from nlflow.io.formats.codecs import strange_codecs
+from nlflow.io.formats.links import check_links, links_in
 from nlflow.io.formats.media import Array, Media, file_error, lacking
 
 _EXPECTED = "an OME-Zarr image"
@@ -48,6 +49,7 @@ def decode(path: Path) -> Media:
     zarr = need_zarr(path)
     if not is_store(path):
         raise file_error(path, "a folder without zarr.json, .zgroup or .zarray", _EXPECTED, "name the store itself")
+    check_links(path, links_in(path), _EXPECTED)
     opened = zarr.open(path, mode="r")
     if isinstance(opened, zarr.Array):
         said = [str(name).upper() for name in getattr(opened.metadata, "dimension_names", None) or ()]

@@ -90,14 +90,17 @@ def _axes(path: Path, shape: tuple[int, ...]) -> str:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a header that tells of extensions beyond all measure, before they are read."""
+    """Refuse the header of a pair of files, and one that tells of extensions beyond all measure."""
     with path.open("rb") as plain:
         stream: Any = gzip.GzipFile(fileobj=plain) if path.suffix.lower() == ".gz" else plain
-        head = stream.read(176)
+        head = stream.read(348)
+    if head[344:347] == b"ni1" or head[4:7] == b"ni2":
+        got = "the header of a pair of files, whose samples are in another one (.img)"
+        raise file_error(path, got, "one file with both", "convert it to .nii")
     for order in "<>":
         if len(head) >= 112 and struct.unpack(f"{order}i", head[:4])[0] == 348:
             place = struct.unpack(f"{order}f", head[108:112])[0]
-        elif len(head) == 176 and struct.unpack(f"{order}i", head[:4])[0] == 540:
+        elif len(head) >= 176 and struct.unpack(f"{order}i", head[:4])[0] == 540:
             place = struct.unpack(f"{order}q", head[168:176])[0]
         else:
             continue

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 from nlflow.io.formats.pictures import from_pillow, with_alpha
-from nlflow.io.formats.tiff_pages import check_compression, check_page, extras_of, plain, silent
+from nlflow.io.formats.tiff_pages import check_own, check_page, extras_of, opened, plain
 from nlflow.io.formats.tiff_stacks import becomes_ome, decode_stack, encode_stack, has_metadata
 
-__all__ = ["becomes_ome", "check_compression", "decode", "encode", "has_metadata", "is_stack"]
+__all__ = ["becomes_ome", "decode", "encode", "has_metadata", "is_stack"]
 
 _MOST_PAGES = 100_000
 _ORIENTATION, _XMP, _JPEG = 274, 700, 7
@@ -27,11 +27,10 @@ _CONVERTED = {(5, 4): "CMYK", (6, 3): "YCbCr"}  # by Pillow to RGB, from a photo
 
 def decode(path: Path) -> Media:
     """Read a TIFF file of one image, or of a stack."""
-    import tifffile
-
-    with silent("tifffile"), tifffile.TiffFile(path) as tif:
+    with opened(path) as tif:
         count = _count_pages(path, tif)
-        page, series = cast("tifffile.TiffPage", tif.pages[0]), tif.series[0]
+        check_own(path, tif)
+        page, series = tif.pages[0], tif.series[0]
         if len(tif.series) > 1 or series.axes not in ("YX", "YXS", "SYX"):
             return decode_stack(path, tif, count)
         check_layout(path, page, series)
@@ -47,10 +46,8 @@ def decode(path: Path) -> Media:
 
 def is_stack(path: Path) -> bool:
     """Return whether a TIFF file holds more than one picture; of a damaged one its reader will say more."""
-    import tifffile
-
     try:
-        with silent("tifffile"), tifffile.TiffFile(path) as tif:
+        with opened(path) as tif:
             return len(tif.pages) <= _MOST_PAGES and tif.series[0].axes not in ("YX", "YXS", "SYX")
     except Exception:  # a damaged file makes tifffile fail in any way
         return False

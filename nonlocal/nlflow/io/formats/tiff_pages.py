@@ -1,9 +1,11 @@
-"""Pages of TIFF files: what is refused before any memory is taken, colours, and what comes with the samples."""
+"""TIFF files and their pages: how each is opened, what is refused before memory is taken, and what comes with it."""
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ LAYOUTS = ('{"shape"', "ImageJ=", "<?xml")  # how descriptions begin that tell p
 _COMPRESSIONS = (1, 2, 3, 4, 5, 7, 8, 32773, 32946, 34925, 50000)
 _JPEG = 7  # its strips and tiles have headers of their own, which are looked at
 _FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]...(..)(..)", re.DOTALL)  # height and width of a JPEG
+_OTHERS = re.compile(r"""FileName\s*=\s*["']([^"']+)["']""")  # of the parts of an OME set
 _CENTIMETRES = {2: 2.54, 3: 1.0}  # of the units of resolution that are lengths
 
 
@@ -38,6 +41,45 @@ def silent(name: str) -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+class _Alone(io.BufferedReader):
+    """A file that tells nobody its number, so that tifffile takes it for a stream and looks for no files beside it."""
+
+    def fileno(self) -> int:
+        """Refuse the number of the file."""
+        raise io.UnsupportedOperation("this file is read alone")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open a TIFF file with tifffile; every one is opened here.
+
+    What a file says of other files is not followed: the parts of an OME set, the stacks of Micro-Manager, the index of
+    NDTiff. They may be any file of this machine, and a pipe among them never ends.
+    """
+    import tifffile
+
+    # tifffile has no public word for one file; the stream alone would leave zeros in the place of parts of an OME set.
+    with (
+        silent("tifffile"), _Alone(io.FileIO(os.path.realpath(path))) as stream,
+        tifffile.TiffFile(stream, _multifile=False) as tif,
+    ):  # fmt: skip
+        yield tif
+
+
+def check_own(path: Path, tif: Any) -> None:
+    """Refuse a file whose description tells of pages that are not in it."""
+    told = str(tif.ome_metadata or "") if tif.is_ome else ""
+    others = sorted(set(_OTHERS.findall(told)) - {tif.filename})
+    if others and all(one.kind != "ome" for one in tif.series):
+        remedy = "join its parts in the program that made them, or give a file its own name back"
+        raise file_error(path, f"a part of a set of files, with {others[0]!r}", "a stack in one file", remedy)
+    for series in tif.series:
+        pages = [page for page in series.pages if page is not None]
+        if len(pages) < len(series.pages):
+            got = f"{len(pages)} of {len(series.pages)} pages that its description tells of"
+            raise file_error(path, got, "all of them", "copy or export it again")
 
 
 def check_page(path: Path, page: Any) -> None:

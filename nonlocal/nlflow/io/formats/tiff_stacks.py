@@ -30,10 +30,6 @@ def decode_stack(path: Path, tif: Any, count: int) -> Media:
     """Read a stack from an open TIFF file of so many pages."""
     series, axes, shape = _whole(tif)
     _check_one(path, tif, count)
-    pages = [page for page in series.pages if page is not None]
-    if len(pages) < len(series.pages):
-        got = f"{len(pages)} of {len(series.pages)} pages that its description tells of"
-        raise file_error(path, got, "all of them", "copy or export it again")
     page = series.keyframe
     check_declared(path, math.prod(shape) * series.dtype.itemsize, path.stat().st_size, copies=2)
     if int(page.photometric) not in (0, 1, 2, 3, 6):
@@ -88,9 +84,6 @@ def _check_one(path: Path, tif: Any, count: int) -> None:
         shown = ", ".join(kinds[:_UNEQUAL]) + (f" and {len(kinds) - _UNEQUAL} more" if len(kinds) > _UNEQUAL else "")
         remedy = "save those of one size and type as a file of their own"
         raise file_error(path, f"{count} pages that are not alike ({shown})", "pages of one size and type", remedy)
-    files = {id(page.parent) for page in tif.series[0].pages if page is not None}
-    if files - {id(tif)}:
-        raise file_error(path, "a part of a set of files", "a stack in one file", "join them first")
 
 
 def _letters(path: Path, axes: str, shape: tuple[int, ...]) -> str:

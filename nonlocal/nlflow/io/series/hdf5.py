@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.io.atomic import sync_folder, temporary_name, write_content
+from nlflow.io.formats.hdf5 import check_own
 from nlflow.io.series.base import IDENTITY, Frame, Layout, Series, missing, reading, writing
 
 _CHUNK = 2**26  # bytes of a chunk, at most, unless one row is larger
@@ -49,6 +50,10 @@ class Hdf5Series(Series):
     def resume(self, layout: Layout, count: int) -> None:
         """Go on after `count` frames."""
         with reading(self.path), self._h5py.File(self.path, "r") as file:
+            for name in ("u", "t", "energy"):
+                if not isinstance(file.get(name, getlink=True), self._h5py.HardLink):
+                    raise LookupError(f"{name} is in another file, or missing")
+                check_own(self.path, file[name])
             times = file["t"]
             self._continue(layout, len(times), count, lambda k: float(times[k]))
             longer = len(times) > count

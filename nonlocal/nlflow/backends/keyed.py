@@ -1,0 +1,109 @@
+"""A cluster of Dask on this machine that answers its own processes alone.
+
+The scheduler and the workers of Dask listen on ports of this machine, and whoever reaches one may run code as the
+owner: every other user of the machine does. So a connection begins with a key that only the processes of the cluster
+have. Both ends show that they know it (HMAC-SHA256 of fresh numbers of both, as RFC 2104 has it) before a byte of a
+message is read, and neither sends it. The key travels to workers through the pipe that starts them. Servers of web
+pages, which Dask starts beside, are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from typing import Any
+
+from distributed import LocalCluster, Nanny, Worker
+from distributed.comm import registry
+from distributed.comm.core import FatalCommClosedError
+from distributed.comm.tcp import BaseTCPBackend, TCPConnector, TCPListener
+
+_SCHEME = "keyed"
+_LENGTH = 32  # bytes of a fresh number, and of a proof
+_NO_LENGTH = b"\xff" * 8  # a usual client of Dask takes the first bytes for the length of a message, and gives up
+_PATIENCE = 30.0  # seconds in which the other end has to show that it knows the key
+
+_key = secrets.token_bytes(_LENGTH)
+
+
+async def _greeted(stream: Any, own: bytes, other: bytes) -> bool:
+    """Return whether the other end of a stream knows the key; `own` and `other` tell the ends apart."""
+    sent = _NO_LENGTH + secrets.token_bytes(_LENGTH - len(_NO_LENGTH))
+    await stream.write(sent)
+    received = await stream.read_bytes(_LENGTH)
+    await stream.write(hmac.digest(_key, own + sent + received, "sha256"))
+    proof = await stream.read_bytes(_LENGTH)
+    return hmac.compare_digest(proof, hmac.digest(_key, other + received + sent, "sha256"))
+
+
+async def _admitted(stream: Any, own: bytes, other: bytes) -> bool:
+    """Return whether a stream may be used; one that may not is closed."""
+    known = False
+    try:
+        known = await asyncio.wait_for(_greeted(stream, own, other), _PATIENCE)
+    except (OSError, TimeoutError):  # it was closed, or says nothing
+        pass
+    finally:
+        if not known:
+            stream.close()
+    return known
+
+
+class _Connector(TCPConnector):  # type: ignore[misc]  # its base has no types, as those below
+    prefix = f"{_SCHEME}://"
+
+    async def connect(self, address: str, deserialize: bool = True, **words: Any) -> Any:
+        """Return a connection to an end that knows the key."""
+        comm = await super().connect(address, deserialize, **words)
+        if not await _admitted(comm.stream, b"from", b"to"):
+            raise FatalCommClosedError(f"{address} does not belong to this cluster")
+        return comm
+
+
+class _Listener(TCPListener):  # type: ignore[misc]
+    prefix = f"{_SCHEME}://"
+
+    async def _prepare_stream(self, stream: Any, address: str) -> Any:
+        return stream if await _admitted(stream, b"to", b"from") else None
+
+
+class _Backend(BaseTCPBackend):  # type: ignore[misc]
+    _connector_class = _Connector
+    _listener_class = _Listener
+
+
+registry.backends[_SCHEME] = _Backend()
+
+
+class _Worker(Worker):  # type: ignore[misc]
+    """A worker that gets the key before it connects, and shows no pages."""
+
+    def __init__(self, *args: Any, key: bytes, **words: Any) -> None:
+        global _key  # one of a process, as Dask's registry is
+        _key = key
+        super().__init__(*args, **words)
+
+    def start_http_server(self, *args: Any, **words: Any) -> None:
+        super().start_http_server(*args, **words)
+        self.http_server.stop()
+
+
+class _Keeper(Nanny):  # type: ignore[misc]
+    """What starts a worker, and starts it again when it dies."""
+
+    def __init__(self, *args: Any, **words: Any) -> None:
+        super().__init__(*args, worker_class=_Worker, key=_key, **words)
+
+
+def local_cluster(count: int | None) -> Any:
+    """Return a cluster of so many processes of this machine, of all cores by default, which others cannot use."""
+    # Any free port: with None Dask warns where its usual port is taken. A heartbeat that meets a scheduler which is
+    # closing is logged with a stack trace; what fails in a call is raised.
+    found = LocalCluster(
+        n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", worker_class=_Keeper,
+        protocol=f"{_SCHEME}://", silence_logs=logging.CRITICAL,
+    )  # fmt: skip
+    found.scheduler.http_server.stop()
+    return found

@@ -1,0 +1,103 @@
+"""Clusters of this machine: nobody without their key gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("distributed", reason="the extra distributed is not installed")
+
+from distributed import Client
+from distributed.comm import connect, listen
+
+from nlflow.backends import keyed, workers
+
+SOURCES = Path(workers.__file__).parents[1]
+
+
+async def heard(address: str) -> tuple[list[str], Any]:
+    """Return what a listener hears of one who calls it so, and what that one gets."""
+    messages: list[str] = []
+
+    async def handle(comm: Any) -> None:
+        messages.append(await comm.read())
+        await comm.write("answer")
+
+    async with listen("keyed://127.0.0.1:0", handle) as listener:
+        port = listener.contact_address.rpartition(":")[2]
+        try:
+            comm = await connect(f"{address}://127.0.0.1:{port}", timeout=2)
+            await comm.write("question")
+            return messages, await comm.read()
+        except (OSError, ValueError) as error:
+            return messages, error
+
+
+def test_who_has_the_key_is_answered() -> None:
+    assert asyncio.run(heard("keyed")) == (["question"], "answer")
+
+
+@pytest.mark.parametrize("address", ["tcp", "keyed"])
+def test_others_are_not(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    greeted = keyed._greeted
+
+    async def guessed(stream: Any, own: bytes, other: bytes) -> bool:
+        if own == b"to":
+            return await greeted(stream, own, other)
+        for _ in range(2):  # what the right words are as long as, and no look at what comes back
+            await stream.write(bytes(32))
+            await stream.read_bytes(32)
+        return True
+
+    monkeypatch.setattr(keyed, "_greeted", guessed)
+    messages, error = asyncio.run(heard(address))
+    assert messages == []
+    assert isinstance(error, Exception)
+
+
+class Mirror:
+    """The other end of a connection that sends back what it gets."""
+
+    async def write(self, data: bytes) -> None:
+        self.data = data
+
+    async def read_bytes(self, count: int) -> bytes:
+        return self.data[:count]
+
+
+def test_a_scheduler_without_the_key_is_not_obeyed() -> None:
+    """Whoever takes the port of a scheduler that has ended may repeat what it hears."""
+    assert not asyncio.run(keyed._greeted(Mirror(), b"from", b"to"))
+
+
+def test_one_place_starts_processes_that_listen() -> None:
+    """Managers, clusters and listeners of other kinds have no key."""
+    listening = re.compile(r"LocalCluster\(|SpecCluster|SyncManager|Manager\(\)|BaseManager|connection import|"
+                           r"Client\(processes|socketserver|xmlrpc|http\.server")  # fmt: skip
+    found = [path.name for path in SOURCES.rglob("*.py") if listening.search(path.read_text(encoding="utf-8"))]
+    assert found == ["keyed.py"]
+
+
+@pytest.fixture
+def local() -> Iterator[Any]:
+    with workers.cluster(workers.LOCAL, 1):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local")
+def test_no_port_of_a_cluster_runs_code_of_others() -> None:
+    here = psutil.Process()
+    ports = [link.laddr for one in (here, *here.children(recursive=True)) for link in one.net_connections("tcp")
+             if link.status == psutil.CONN_LISTEN]  # fmt: skip
+    assert len(ports) == 3  # of the scheduler, a worker, and what starts it again: no pages
+    for ip, port in ports:
+        assert ip == "127.0.0.1"
+        with pytest.raises((OSError, ValueError)):
+            Client(f"tcp://{ip}:{port}", timeout="2s")
