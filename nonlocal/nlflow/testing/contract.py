@@ -39,8 +39,7 @@ class Contract:
 
     def near(self, promise: str, got: Any, expected: Any, tolerance: float, what: str = "the same numbers") -> None:
         """Raise `ContractError` unless arrays differ by at most `tolerance` of the largest number expected."""
-        here = np.asarray(to_numpy(got), dtype=np.float64)
-        there = np.asarray(to_numpy(expected), dtype=np.float64)
+        here, there = _numbers(got), _numbers(expected)
         self.holds(here.shape == there.shape, promise, f"shape {here.shape}", f"shape {there.shape}")
         with np.errstate(invalid="ignore"):
             same = here == there  # infinities too
@@ -88,3 +87,8 @@ class Contract:
 def random(*shape: int, seed: int = 0) -> Floats:
     """Return noise in (-1, 1), the same at each call."""
     return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape)
+
+
+def _numbers(values: Any) -> Floats:
+    """Return numbers, arrays and tensors in float64."""
+    return np.asarray(values if isinstance(values, float | int | list | tuple) else to_numpy(values), dtype=np.float64)

