@@ -292,6 +292,12 @@ def _scaled(logits: Array, logs: Array, symmetric: bool, tolerance: float, most:
             kernel, logs, tolerance, min(_INNER, most - done)
         )
         done += count
+        if not (math.isfinite(off) and bool(xp.all(xp.isfinite(move[0]))) and bool(xp.all(xp.isfinite(move[1])))):
+            spread = scalar(xp.max(logits)) - scalar(xp.min(xp.where(xp.isfinite(logits), logits, 0 * logits)))
+            raise NumericalError(
+                f"sinkhorn: sums of columns underflow after {done} iterations, where scalings have no float any more "
+                f"(logits spread over {spread:.4g}); use smaller logits (a smaller scale or a larger width)"
+            )
         f, g = f + move[0], g + move[1]
         if symmetric:
             g = f

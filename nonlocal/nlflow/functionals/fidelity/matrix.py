@@ -83,9 +83,14 @@ class MatrixFidelity(Fidelity):
         self._split = max((axis + 1 for axis, n in enumerate(shape[:-2]) if n != 1), default=0)
 
     @property
-    def values(self) -> Array:  # type: ignore[override]  # a field in the contract, derived here
+    def values(self) -> Array:
         """The matrices, shape ``domain.shape + (D, D)`` with axes of length 1 where nodes share them."""
         return self._matrices if isinstance(self._scale, float) and self._scale == 1 else self._of_nodes(self._matrices)
+
+    def stated(self, like: Array) -> Array:
+        """Return the matrices; see `Fidelity.stated`."""
+        del like
+        return self.values
 
     @property
     def width(self) -> int:
