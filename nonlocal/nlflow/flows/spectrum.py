@@ -200,15 +200,13 @@ def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any
     NumericalError
         When the iteration for them does not converge.
     """
-    from scipy.sparse.linalg import ArpackError
-
     n = _unknowns(flow, diffusion)
     if n <= _DENSE_NODES:
         return np.asarray(np.linalg.eigvals(dense_operator(flow, diffusion=diffusion)))
     product = _product(flow, np.ones(n), diffusion=diffusion)
     try:
-        return extreme(product, n, "LM", 6, tol=1e-8) * (1 + 1e-7)
-    except ArpackError as error:
+        return extreme(product, n, "LM", 6, tol=1e-8, rounding=_rounding(flow)) * (1 + 1e-7)
+    except NumericalError as error:
         raise NumericalError(
             f"flow: the eigenvalues of the linear() of {type(flow).__name__} were not found by iteration, so no limit "
             f"of steps is known; use at most {_DENSE_NODES} nodes, or RungeKutta()"
