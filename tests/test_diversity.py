@@ -405,3 +405,24 @@ def test_a_limit_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
         nl.NumericalError, match="affinity: the limit was not found by Arnoldi iteration; use at most 5"
     ):
         nl.largest_stable_fidelity(given(ring(9) + 0.1 * directed_ring(9)))
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("seed", range(12))
+def test_bounds_hold_the_share_of_two_nodes_with_large_logits(seed: int) -> None:
+    """lambda / (lambda + mu) with mu = K_01, beside which the diagonal of K may be 1e20 times as large."""
+    rng = np.random.default_rng(seed)
+    keys, queries = rng.normal(size=(2, 2, 4)) * 6
+    logits = queries @ keys.T / 2
+    mu = math.exp(logits[0, 1]) + math.exp(logits[1, 0])
+    fidelity = mu * 10.0 ** rng.uniform(-2, 2)
+    weights = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(2.0)), keys, queries=queries)
+    flow = nl.GradientFlow(nl.E(weights, np.array([0.3, -0.9]), fidelity), "l2")
+    exact = fidelity / (fidelity + mu)
+    low, high = nl.diversity_bounds(flow)
+    # The exponential of a logit l has l roundings.
+    assert low * (1 - 1e-12) <= exact <= high * (1 + 1e-12)
+    assert high - low <= 1e-12 * exact
+    found = nl.equilibrium(flow)
+    assert found.success
+    assert (found.u[0] - found.u[1]) / 1.2 == pytest.approx(exact, rel=1e-6)

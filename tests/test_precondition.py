@@ -245,20 +245,25 @@ def test_float32() -> None:
     np.testing.assert_allclose(found.u, exact.u, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("weak", [1e-6, 1e-12])
+@pytest.mark.parametrize("weak", [1e-3, 1e-6, 1e-12])
 def test_edges_of_next_to_no_weight(weak: float) -> None:
-    """Two halves of a line that hardly see each other, one without fidelity: it takes its values through the gap."""
+    """Two halves of a line that hardly see each other, one without fidelity: it takes its values through the gap.
+
+    Those are known to roundings over the weight of the gap, and where that is too little the result says so.
+    """
     k = affinity(Patch(1.0, patch_size=1, search_radius=1), Grid(200), np.where(np.arange(200) < 100, 0.0, np.sqrt(
         -2 * np.log(weak)
     )))  # fmt: skip
     f = normal(200)
     phi = np.where(np.arange(200) < 100, 1.0, 0.0)
     found = E(k, f, phi, measure="degree").minimizer(preconditioner="multigrid")
-    assert found.success
     expected = solved(k, f, phi)
     np.testing.assert_allclose(found.u[:100], expected[:100], rtol=0, atol=1e-9)
-    if weak == 1e-6:
-        np.testing.assert_allclose(found.u, expected, rtol=0, atol=1e-2)
+    assert found.success == (weak > 1e-4), found.message
+    if weak > 1e-8:
+        np.testing.assert_allclose(found.u, expected, rtol=0, atol=1e-2 if weak < 1e-4 else 1e-7)
+    else:
+        assert "the error has no bound" in found.message
 
 
 def test_points() -> None:

@@ -59,7 +59,7 @@ def equilibrium(
         where iteration does not succeed. For a fidelity with matrices, which needs a symmetric P, always conjugate
         gradients.
     rtol : float, optional
-        Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
+        Relative residual, rows over their diagonal; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
     memory_limit : float, optional
         Bytes, for the direct method.

@@ -356,7 +356,8 @@ class E(J):
         constraint : Constraint, optional
             Values that the minimizer has at some nodes, exactly; then the fidelity may be 0 everywhere.
         rtol : float, optional
-            Residual relative to the right-hand side; 1e-10 in float64 and 1e-5 in float32 by default.
+            Residual relative to the right-hand side, rows over 1 + lambda~; 1e-10 in float64 and 1e-5 in float32 by
+            default. For `success` the error has to be within 10^4 rtol as well; see `Minimizer`.
         maxiter : int
         start : array, optional
             First guess; f by default, or a constant for a transform.
@@ -372,8 +373,9 @@ class E(J):
             tells which one was used. ``direct``: for a given symmetric graph the factors of sparse elimination, which
             are exact, so that one or two iterations are left; without a fidelity they are kept with the graph, for
             other constraints and sources (`Elimination`). For dense affinities Cholesky's method, without an iteration,
-            N^3 / 3 operations; where f >= 0 each entry of u keeps its digits, however small it is beside the others,
-            and `rtol`, `maxiter` and `start` have no part in it. ``sweeps``: for a given symmetric graph conjugate
+            N^3 / 3 operations; where f >= 0 each entry of u keeps its digits, however small it is beside the others
+            (unless P_ii is so near to 1 that rounding hides lambda~, which is no success then), and `rtol`, `maxiter`
+            and `start` have no part in it. ``sweeps``: for a given symmetric graph conjugate
             gradients of their own, compiled and in float32, with Gauss-Seidel sweeps; half as many iterations as with
             the diagonal, each of a sixth of the time (`Sweeps`). ``graph``: for graphs up to 2048 nodes ``direct``,
             where no digits are lost, else ``sweeps``, and multigrid from where that is expected to be quicker.

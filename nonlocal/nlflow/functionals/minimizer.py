@@ -259,7 +259,9 @@ def minimize_source(
         return replace(found, x=v, left=None)
 
     rows = Rows.of(lambda v: beside_ground(v - affinity._average(v)), none, b, axes, free=beside_ground)
-    result = rows.solved(run, centred(b), guess, rtol, compare=compare)
+    # Where nobody knows the components the potentials of two of them need not be comparable, so there is no bound.
+    allowed = None if getattr(affinity, "components", None) is not None else math.inf
+    result = rows.solved(run, centred(b), guess, rtol, compare=compare, allowed=allowed)
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore", invalid="ignore"):
         u = centred(result.x) * unit

@@ -1,0 +1,196 @@
+"""What calls itself solved is right: one node of a large fidelity hides no other, and what rounding hides is told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nlflow as nl
+from nlflow.flows.integrators.base import StepFailureError
+from nlflow.functionals.accuracy import Rows
+from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.functionals.krylov import Solved, error_allowed, verdict
+from validation.robustness import systems
+
+pytestmark = pytest.mark.numerical
+
+N = 40
+LARGE = [1e3, 1e6, 1e9, 1e12]
+F = np.random.default_rng(0).normal(size=N)
+LINE = nl.affinity(nl.Gaussian(1.5), nl.Grid(N))
+Q, K = np.random.default_rng(1).normal(size=(2, N, 3))
+ATTENTION = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), K, queries=Q)
+
+
+def fidelity(large: float) -> Any:
+    """Return 0.3 at each node but one."""
+    phi = np.full(N, 0.3)
+    phi[10] = large
+    return phi
+
+
+def limit(affinity: Any, phi: Any, held: Any = None) -> Any:
+    """Return the solution of ((I - P) + phi) u = phi f, u being 2 at the nodes `held`, by LU factors with pivots."""
+    matrix, b = np.eye(N) - affinity.average(np.eye(N)) + np.diag(phi), phi * F
+    if held is not None:
+        matrix[held], b[held] = np.eye(N)[held], 2.0
+    return np.linalg.solve(matrix, b)
+
+
+@pytest.mark.parametrize("large", LARGE)
+def test_a_large_fidelity_hides_no_other_node(large: float) -> None:
+    phi = fidelity(large)
+    functional, constraint = nl.E(LINE, F, phi, measure="degree"), nl.Constraint([0, 5], 2.0)
+    held = nl.GradientFlow(functional, "degree", constraint=constraint)
+    attention = nl.AttentionFlow(ATTENTION, F, phi, constraint=constraint)
+    for found, expected in (
+        (functional.minimizer(), limit(LINE, phi)),
+        (functional.minimizer(constraint=constraint), limit(LINE, phi, [0, 5])),
+        (nl.equilibrium(held, method="iterative"), limit(LINE, phi, [0, 5])),
+        (nl.equilibrium(held, method="direct"), limit(LINE, phi, [0, 5])),
+        (nl.equilibrium(attention, method="iterative"), limit(ATTENTION, phi, [0, 5])),
+        (nl.equilibrium(nl.AttentionFlow(ATTENTION, F, phi), method="iterative"), limit(ATTENTION, phi)),
+    ):
+        assert found.success, found.message
+        np.testing.assert_allclose(found.u, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("large", LARGE)
+@pytest.mark.parametrize("name", ["line", "attention"])
+def test_a_large_fidelity_hides_no_other_node_from_implicit_steps(name: str, large: float) -> None:
+    phi, affinity = fidelity(large), LINE if name == "line" else ATTENTION
+    flow: Any = nl.GradientFlow(nl.E(LINE, F, phi, measure="degree"), "degree")
+    flow = flow if name == "line" else nl.AttentionFlow(ATTENTION, F, phi)
+    matrix = np.eye(N) - affinity.average(np.eye(N)) + np.diag(phi)
+    expected = np.linalg.solve(np.eye(N) + 2 * matrix, F + 1 + 2 * phi * F)
+    np.testing.assert_allclose(nl.ConvexSplitting(2.0).step(flow, F + 1, 2.0), expected, rtol=0, atol=1e-8)
+    rest = limit(affinity, phi)
+    np.testing.assert_allclose(nl.IMEX(1.0).step(flow, rest, 1.0), rest, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("large", LARGE)
+def test_a_large_matrix_hides_no_other_node(large: float) -> None:
+    rng = np.random.default_rng(2)
+    roots = rng.normal(size=(N, 2, 2))
+    given = roots @ np.swapaxes(roots, 1, 2) + 0.1 * np.eye(2)
+    given[10] *= large
+    f = rng.normal(size=(N, 2))
+    a = np.kron(np.eye(N) - LINE.average(np.eye(N)), np.eye(2))
+    for i in range(N):
+        a[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] += given[i]
+    b = np.einsum("ncd,nd->nc", given, f).ravel()
+    functional = nl.E(LINE, f, given, measure="degree")
+    found, expected = functional.minimizer(), np.linalg.solve(a, b).reshape(N, 2)
+    assert found.success, found.message
+    np.testing.assert_allclose(found.u, expected, rtol=0, atol=1e-8)
+    step = nl.ConvexSplitting(0.5).step(nl.GradientFlow(functional, "degree"), f + 1, 0.5)
+    expected = np.linalg.solve(np.eye(2 * N) + 0.5 * a, (f + 1).ravel() + 0.5 * b).reshape(N, 2)
+    np.testing.assert_allclose(step, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("large", LARGE)
+@pytest.mark.parametrize("name", ["line", "attention"])
+def test_derivatives_where_one_fidelity_is_large(name: str, large: float) -> None:
+    """The derivative of <c, u> by f is phi A^-T c."""
+    torch = pytest.importorskip("torch")
+    from nlflow.flows import derivatives
+
+    phi, c = fidelity(large), np.random.default_rng(3).normal(size=N)
+    f = torch.tensor(F, requires_grad=True)
+    if name == "line":
+        k = nl.affinity(nl.Gaussian(1.5), nl.Points(np.arange(float(N))), torch.arange(float(N), dtype=torch.float64))
+        flow: Any = nl.GradientFlow(nl.E(k, f, torch.tensor(phi), measure="degree"), "degree")
+        averages = k.symmetrized().average(torch.eye(N, dtype=torch.float64)).numpy()
+    else:
+        k = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), torch.tensor(K), queries=torch.tensor(Q))
+        flow, averages = nl.AttentionFlow(k, f, torch.tensor(phi)), ATTENTION.average(np.eye(N))
+    matrix = np.eye(N) - averages + np.diag(phi)
+    u = derivatives.equilibrium(flow)
+    np.testing.assert_allclose(u.detach().numpy(), np.linalg.solve(matrix, phi * F), rtol=0, atol=1e-8)
+    (u * torch.tensor(c)).sum().backward()
+    np.testing.assert_allclose(f.grad.numpy(), phi * np.linalg.solve(matrix.T, c), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("tie", [1e-4, 1e-12])
+def test_what_rounding_hides_is_told(tie: float) -> None:
+    """Ten nodes without a fidelity that see the others by a tie alone; the source of one half flows over it."""
+    k = np.random.default_rng(4).random((20, 20)) + 0.1
+    k[:10, 10:] *= tie
+    k = np.triu(k) + np.triu(k, 1).T
+    k[10:, :10] = k[:10, 10:].T
+    affinity = nl.from_matrix(k, nl.Points(np.arange(20.0)))
+    f, phi = np.linspace(0.0, 1.0, 20) + 5.0 * (np.arange(20) >= 10), np.where(np.arange(20) < 10, 0.5, 0.0)
+    functional, source = nl.E(affinity, f, phi, measure="degree"), np.where(np.arange(20) < 10, 1.0, -1.0)
+    found = [functional.minimizer(), nl.J(affinity).minimizer(constraint=nl.Constraint([0, 1], [1.0, 2.0]))]
+    graph = nl.affinity_from_graph(k - np.diag(np.diag(k)))
+    found.append(nl.J(graph).potential(source))
+    assert [one.success for one in found] == [tie > 1e-8] * 3
+    assert tie > 1e-8 or "the error" in found[0].message
+    limit = nl.equilibrium(nl.GradientFlow(functional, "degree"))
+    assert limit.success
+    assert limit.method == "direct"
+
+
+def test_a_direct_factor_that_loses_its_digits_says_so() -> None:
+    rng = np.random.default_rng(5)
+    k = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(8.0)), 6 * rng.normal(size=(8, 4)))
+    flow = nl.GradientFlow(nl.E(k, rng.normal(size=8), 1e-12, measure="degree"), "degree")
+    found, exact = flow.functional.minimizer(preconditioner="direct"), nl.equilibrium(flow, method="direct")
+    assert np.abs(found.u - exact.u).max() > 1e-6 * np.abs(exact.u).max()
+    assert not found.success
+    assert "the error" in found.message
+
+
+def test_a_step_that_is_too_long_for_rounding_ends_the_run() -> None:
+    weights = 1e14 * (np.ones((6, 6)) + np.diag(np.arange(6.0)))
+    flow = nl.GradientFlow(nl.J(nl.from_matrix(weights, nl.Points(np.arange(6.0)))), "l2")
+    with pytest.raises(StepFailureError, match="with an error of up to"):
+        nl.ConvexSplitting(1.0).step(flow, F[:6], 1.0)
+
+
+@pytest.mark.parametrize("phi", [0.5, "per node", "holes", "large"])
+def test_the_bound_bounds(phi: Any) -> None:
+    """Of any x, however far off, and of one that is nearly right."""
+    rng = np.random.default_rng(6)
+    values = {"per node": 10.0 ** rng.uniform(-3, 3, N), "holes": 1.0 * (np.arange(N) < 4), "large": fidelity(1e9)}
+    values = values[phi] if isinstance(phi, str) else np.full(N, phi)
+    averages = LINE.average(np.eye(N))
+    matrix = np.eye(N) - averages + np.diag(values)
+
+    def operator(v: Any) -> Any:
+        return v - averages @ v + values.reshape(-1, *(1,) * (v.ndim - 1)) * v
+
+    def run(b: Any, start: Any, rtol: float) -> Solved:
+        return Solved(np.linalg.solve(matrix, b), 0.0, 1)
+
+    rows, exact = Rows.of(operator, NodeFidelity(values), F, (0,)), np.linalg.solve(matrix, values * F)
+    for size in (1.0, 1e-3, 1e-9):
+        x = exact + size * rng.normal(size=N)
+        told = rows.judged(Solved(x, 0.0, 1), run, values * F, 0.0, 0.0).error
+        error = np.abs(x - exact).max() / np.abs(x).max()
+        assert error <= told <= 1e4 * error + 1e-12
+
+
+def test_the_verdict_looks_at_residual_and_error() -> None:
+    assert verdict(1e-10, 1e-10, 1e-6) == (True, "")
+    assert not verdict(2e-10, 1e-10)[0]
+    assert not verdict(math.nan, 1e-10)[0]
+    assert not verdict(0.0, 1e-10, 2e-6)[0]
+    assert "has no bound" in verdict(0.0, 1e-10, math.inf)[1]
+    assert error_allowed(1e-3) == math.inf  # nobody asks for digits there
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in systems.solvers()])
+def test_random_systems_in_extended_precision(name: str) -> None:
+    """The short form of ``python -m validation.robustness.systems``."""
+    row = systems.tried(name, 12, 7)
+    assert row.wrong == 0, row.details["failed"]
+
+
+def test_the_campaign_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = systems.System.solved
+    monkeypatch.setattr(systems.System, "solved", lambda *given: exact(*given) * (1 + 1e-5))
+    assert systems.tried("equilibrium, auto", 3, 0).wrong == 3
