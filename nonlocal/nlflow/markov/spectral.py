@@ -17,7 +17,7 @@ from nlflow.errors import InputError, NumericalError, check_integer, check_memor
 from nlflow.flows.spectrum import extreme
 from nlflow.functionals.energies import J
 from nlflow.functionals.preconditioners import Multigrid
-from nlflow.markov.absorbing import EXACT
+from nlflow.markov.absorbing import EXACT, REDUCED_STATES
 from nlflow.markov.equilibrated import DENSE_STATES, Equilibrated
 from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
 from nlflow.markov.stationary import RESTARTS, communicating_classes
@@ -254,7 +254,16 @@ class Spectral(Equilibrated):
         return np.asarray(root * moved.reshape(columns.shape))
 
     def _slow_rate(self) -> float:
-        """Return 1 - mu_2 of many states by the slow modes, and inverse iteration until its digits are there."""
+        """Return 1 - mu_2 of many states by iteration, or for some thousands from the whole matrix."""
+        try:
+            return self._polished_rate()
+        except NumericalError:
+            if self.states > REDUCED_STATES or self._single:
+                raise
+            return float(all_rates(self._moves, self._root, 1, self._constants)[0][0])
+
+    def _polished_rate(self) -> float:
+        """Return 1 - mu_2 by the slow modes, and inverse iteration until its digits are there."""
         y = self._lanczos(_BLOCK + 1, self._root, _START)[1][:, 1:]
         form = None if self._fluxes is None else form_of(self._fluxes, 1)
         best = math.inf
@@ -368,8 +377,8 @@ class Spectral(Equilibrated):
             raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
         if not self.reversible:
             raise InputError(
-                "affinity: got a chain that is not reversible, expected one with real modes; use eigenvalues(), or "
-                "affinity.symmetrized()"
+                f"affinity: got a chain that is not reversible{self._unlike}, expected one with real modes; use "
+                "eigenvalues(), or affinity.symmetrized()"
             )
         law, root = self._law_of_parts, self._root
         values, vectors = self._dense_modes(count) if self.states <= DENSE_STATES else self._lanczos(count, root, rtol)
