@@ -208,7 +208,8 @@ class Transitions:
 
     def _neighbours(self, inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the states with a move into `inside`, by an average."""
-        noise = _NOISE if self.affinity.method == "convolution" else 0.0
+        # Loops over pairs take the smallest float for what underflows.
+        noise = {"convolution": _NOISE, "pairwise": self.least_move}.get(self.affinity.method, 0.0)
         signal = self.affinity.as_signal(inside.reshape(self.affinity.domain.shape).astype(np.float64))
         return np.asarray(to_numpy(self.affinity._average(signal)).ravel() > noise)
 

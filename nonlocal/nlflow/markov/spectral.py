@@ -246,8 +246,20 @@ class Spectral(Equilibrated):
         result.data *= np.repeat(self._root**2, np.diff(moves.indptr))
         return type(result)((result + result.T) / 2)
 
+    @cached_property
+    def _likes(self) -> Sparse | None:
+        """pi^1/2 P pi^-1/2 of listed moves, without the laziness."""
+        graph = self._sparse_moves
+        if graph is None:
+            return None
+        scaled = graph.copy()
+        scaled.data *= np.repeat(self._root, np.diff(graph.indptr)) / self._root[graph.indices]
+        return scaled
+
     def _alike(self, columns: Floats) -> Floats:
         """Return pi^1/2 P pi^-1/2 times columns (N, k), without the laziness."""
+        if self._likes is not None:
+            return np.asarray(self._likes @ columns)
         root = self._root[:, None]
         signal = self.affinity.as_signal((columns / root).reshape(*self.affinity.domain.shape, -1))
         moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64)
@@ -328,10 +340,10 @@ class Spectral(Equilibrated):
         from scipy.sparse import csc_array, diags_array
         from scipy.sparse.linalg import ArpackError, eigsh
 
-        root, fluxes = self._root, self._fluxes
+        root, fluxes, likes = self._root, self._fluxes, self._likes
         assert fluxes is not None
-        over = diags_array(1 / root)
-        matrix = csc_array(diags_array(np.ones(self.states)) + over @ fluxes @ over)
+        assert likes is not None
+        matrix = csc_array(diags_array(np.ones(self.states)) + (likes + likes.T) / 2)
         start = np.random.default_rng(0).standard_normal(self.states)
         try:
             vectors = eigsh(matrix, k=_BLOCK, sigma=-_SHIFT, which="LM", v0=start, tol=0)[1]
@@ -414,17 +426,15 @@ class Spectral(Equilibrated):
         rest = count - size
         if rest <= 0:
             return np.ones(count), known[:, :count]
-        graph = self._sparse_moves
-        if graph is not None:
-            scaled = graph.copy()
-            scaled.data *= np.repeat(root, np.diff(graph.indptr)) / root[graph.indices]
+        scaled = self._likes
+        if scaled is not None:
             found = self._multigrid(scaled, root, known, rest, rtol)
             if found is not None:
                 return np.concatenate([np.ones(size), found[0]]), np.concatenate([known, found[1]], axis=1)
 
         def product(v: Floats) -> Floats:
             v = np.ravel(v)
-            inner = root * self._applied((v / root)[:, None])[:, 0] if graph is None else self._lazily(scaled @ v, v)
+            inner = self._lazily(self._alike(v[:, None])[:, 0], v)
             return np.asarray(inner - known @ (2 * (known.T @ v)))
 
         operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
