@@ -111,7 +111,7 @@ class Killed:
         self._terms = 3 + int(np.diff(self.rates.indptr).max(initial=0))
 
     def _summed(self, values: Floats) -> Floats:
-        return np.bincount(self._rows, values, self.size)
+        return np.asarray(np.bincount(self._rows, values, self.size), np.float64)
 
     def __call__(self, x: Floats) -> Floats:
         """Return A x."""
@@ -150,7 +150,7 @@ class Killed:
 
         def solve(r: Floats) -> Floats:
             right = precondition(r)[:, None]
-            return gmres(product, right, 0 * right, rtol=_SUFFICES, maxiter=_ITERATIONS).x[:, 0]
+            return np.asarray(gmres(product, right, 0 * right, rtol=_SUFFICES, maxiter=_ITERATIONS).x[:, 0])
 
         return solve
 
@@ -240,12 +240,12 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
     listed = csr_array(moves).tocoo()
     apart = (listed.row != listed.col) & (listed.data > 0)
     rows, columns, data = listed.row[apart], listed.col[apart], listed.data[apart]
-    leaving = np.bincount(rows, data, len(law))
+    leaving = np.asarray(np.bincount(rows, data, len(law)), np.float64)
     law = np.maximum(law, law.max() * _LEAST)
     back = csr_array((data * law[rows] / law[columns], (columns, rows)), shape=listed.shape)
     rest = np.flatnonzero(np.arange(len(law)) != np.argmax(law))
     inside = back[rest][:, rest]
-    killed = leaving[rest] - np.asarray(inside.sum(axis=1)).ravel()
+    killed: Floats = leaving[rest] - np.asarray(inside.sum(axis=1), np.float64).ravel()
     a, b = Killed(inside, killed, leaving[rest]), back[rest][:, [int(np.argmax(law))]].toarray().ravel()
     for solve in chain(a.iterated(), a.direct()):
         shares = refined(a, b, solve)

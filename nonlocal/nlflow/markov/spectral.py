@@ -150,9 +150,9 @@ class Spectral(Equilibrated):
         if self.states <= DENSE_STATES:
             known = self._constants if sign > 0 else self._constants[:, :0]
             return float(all_rates(self._moves, self._root, sign, known)[0][0])
-        known = self.affinity.known_spectrum() if self.affinity.symmetric else None
-        if known is not None:
-            return max(float((1 - sign * np.asarray(known)[1 if sign > 0 else 0 :]).min()), 0.0)
+        spectrum = self.affinity.known_spectrum() if self.affinity.symmetric else None
+        if spectrum is not None:
+            return max(float((1 - sign * np.asarray(spectrum)[1 if sign > 0 else 0 :]).min()), 0.0)
         return self._slow_rate() if sign > 0 else self._fast_rate(enough)
 
     def _second_of_any(self) -> tuple[float, complex]:
