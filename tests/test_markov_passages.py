@@ -2,14 +2,17 @@
 
 import itertools
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.sparse
 import scipy.spatial
 
-from nlflow import Gaussian, InputError, MarkovChain, NumericalError, Points, affinity_from_graph, from_matrix
+from nlflow import Gaussian, InputError, MarkovChain, NumericalError, Points, affinity, affinity_from_graph, from_matrix
 from nlflow import neighbour_graph as neighbours
-from nlflow.markov import equilibrated, passages, spectral
+from nlflow.flows import spectrum
+from nlflow.markov import absorbing, equilibrated, operator, passages, spectral
 
 
 def chain_of(k, **options):
@@ -237,3 +240,163 @@ def test_pcca_of_other_packages(m, monkeypatch):
 def test_bad_counts(count, message):
     with pytest.raises(InputError, match=message):
         chain_of(blocks(12, 2)).metastable_sets(count)
+
+
+# ---- slow, large and transient chains
+
+
+def path(n, weak=1.0):
+    """A path of n states with a loop at each end, and a weak edge in the middle: weights and those of the edges."""
+    edges = np.ones(n - 1)
+    edges[n // 2 - 1] = weak
+    k = scipy.sparse.diags_array([edges, edges], offsets=[-1, 1]).tolil()
+    k[0, 0] = k[n - 1, n - 1] = 1.0
+    return k.tocsr(), edges
+
+
+def steps(k, edges):
+    """Mean times from each state of a path to the next, either way: the degrees behind over the weight of the edge."""
+    degree = np.asarray(k.sum(axis=1)).ravel()
+    return np.cumsum(degree)[:-1] / edges, np.cumsum(degree[::-1])[:-1][::-1] / edges
+
+
+@pytest.mark.parametrize("weak", [1.0, 1e-9, 1e-15])
+def test_all_passage_times_of_a_slow_path(weak):
+    k, edges = path(9, weak)
+    right, left = steps(k, edges)
+    expected = [[right[i:j].sum() if i < j else left[j:i].sum() for j in range(9)] for i in range(9)]
+    found = MarkovChain(affinity_from_graph(k)).mean_first_passage_times()
+    assert np.array_equal(np.diagonal(found), np.zeros(9))
+    apart = ~np.eye(9, dtype=bool)
+    assert np.abs(found[apart] / np.array(expected)[apart] - 1).max() < 1e-13
+
+
+def test_passage_times_of_transient_states():
+    chain = chain_of([[0.5, 0.5, 0], [0.2, 0.5, 0.3], [0, 0, 1.0]])
+    times = [[0, 2, 20 / 3], [np.inf, 0, 14 / 3], [np.inf, np.inf, 0]]
+    assert np.allclose(chain.mean_first_passage_times(), times, rtol=1e-14)
+    assert chain.mean_first_passage_time([0], [2]) == pytest.approx(20 / 3, rel=1e-14)
+    with pytest.raises(InputError, match="source: got 2 transient nodes"):
+        chain.mean_first_passage_time([0, 1], [2])
+    # Walks that must come through a transient state meet it.
+    through = chain_of([[0, 1, 0, 0.0], [0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0, 1]]).mean_first_passage_times()
+    assert through.tolist() == [[0, 1, np.inf, np.inf], [np.inf, 0, *[np.inf] * 2], [*[np.inf] * 2, 0, np.inf],
+                                [*[np.inf] * 3, 0]]  # fmt: skip
+
+
+def test_walkers_in_parts_of_a_large_graph(monkeypatch):
+    monkeypatch.setattr(passages, "DENSE_STATES", 20)
+    one = path(30)[0]
+    chain = MarkovChain(affinity_from_graph(scipy.sparse.block_diag([one, one]).tocsr()))
+    times = chain.hitting_times(29)
+    assert np.isinf(times[30:]).all()
+    assert times[0] == pytest.approx(30 * 29, rel=1e-12)
+    with pytest.raises(InputError, match="walks from 30 nodes"):
+        chain.committor(0, 29)
+    # The same by averages alone, of two clusters that do not see each other.
+    x = np.concatenate([np.linspace(0, 3, 15), np.linspace(1000, 1003, 15)])
+    far = MarkovChain(affinity(Gaussian(1.0), Points(x, np.ones(30))))
+    assert np.isinf(far.hitting_times(3)[15:]).all()
+    near = chain_of(np.exp(-((x[:15, None] - x[:15]) ** 2) / 2)).hitting_times(3)
+    assert np.allclose(far.hitting_times(3)[:15], near, rtol=1e-9)
+
+
+@pytest.mark.parametrize("weak", [1.0, 1e-6])
+def test_a_backward_committor_has_its_own_digits(weak, monkeypatch):
+    k, edges = path(60, weak)
+    for dense in (1000, 20):
+        monkeypatch.setattr(passages, "DENSE_STATES", dense)
+        chain = MarkovChain(affinity_from_graph(k))
+        expected = np.append(np.cumsum(1 / edges[::-1])[::-1], 0) / (1 / edges).sum()
+        found = chain.committor(0, 59, backward=True)
+        assert np.abs(found[:-1] / expected[:-1] - 1).max() < 1e-10
+        assert found[-1] == 0
+
+
+def test_digits_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setattr(passages, "DENSE_STATES", 20)
+    monkeypatch.setattr(absorbing, "REDUCED_STATES", 20)
+    chain = MarkovChain(affinity_from_graph(path(60, 1e-15)[0]))
+    with pytest.raises(NumericalError, match="neither iteration nor elimination reached a relative error of 1e-10"):
+        chain.hitting_times(59)
+    monkeypatch.setattr(absorbing, "REDUCED_STATES", 60)
+    assert chain.hitting_times(59)[0] == pytest.approx(steps(*path(60, 1e-15))[0].sum(), rel=1e-13)
+
+
+def test_many_states_of_a_directed_graph_are_iterated(monkeypatch):
+    monkeypatch.setattr(passages, "DENSE_STATES", 20)
+    monkeypatch.setattr(absorbing.Killed, "direct", lambda self: iter(()))
+    monkeypatch.setattr(absorbing, "REDUCED_STATES", 20)
+    rng = np.random.default_rng(3)
+    k = scipy.sparse.random_array((300, 300), density=0.03, rng=rng).tocsr() + path(300)[0] * 0.1
+    chain = MarkovChain(affinity_from_graph(k))
+    p = chain.matrix()
+    expected = np.linalg.solve(np.eye(299) - p[1:, 1:], np.ones(299))
+    assert np.abs(chain.hitting_times(0)[1:] / expected - 1).max() < 1e-10
+
+
+# ---- the gap
+
+
+@pytest.mark.parametrize("laziness", [0.0, 0.5])
+@pytest.mark.parametrize("n", [40, 3000])
+def test_the_gap_of_a_path(n, laziness):
+    chain = MarkovChain(affinity_from_graph(path(n)[0]), laziness=laziness)
+    gap = (1 - laziness) * 2 * np.sin(np.pi / 2 / n) ** 2
+    assert chain.spectral_gap == pytest.approx(gap, rel=1e-12)
+    assert chain.relaxation_time == pytest.approx(1 / gap, rel=1e-12)
+    assert chain.second_eigenvalue == 1 - chain.spectral_gap
+    assert -1 <= chain.smallest_eigenvalue <= 1
+    assert chain.smallest_eigenvalue == pytest.approx(2 * laziness - 1 + gap, rel=1e-10)
+
+
+@pytest.mark.parametrize("weak", [1e-5, 1e-15])
+def test_gaps_between_blocks(weak):
+    """Two states in each block that see each other by 1, blocks by weak: 1 - mu_2 = 2 weak / (1 + weak) + ..."""
+    k = np.array([[1, 1, 0, 0], [1, 1, weak, 0], [0, weak, 1, 1], [0, 0, 1, 1.0]])
+    chain = chain_of(k)
+    with mpmath.workdps(50):
+        p = mpmath.matrix([[mpmath.mpf(x) / mpmath.fsum(map(mpmath.mpf, row)) for x in row] for row in k.tolist()])
+        exact = 1 - sorted(map(mpmath.re, mpmath.eig(p, left=False, right=False)))[-2]
+        assert abs(mpmath.mpf(chain.spectral_gap) / exact - 1) < 1e-12
+    # And one way round a ring, of which the gap is not that of a symmetric matrix.
+    turning = chain_of([[1, weak, 0], [0, 1, weak], [weak, 0, 1.0]])
+    c = weak / (1 + weak)
+    assert turning.spectral_gap == pytest.approx(1.5 * c, rel=1e-4 if weak > 1e-9 else 1e-10)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_moves_of_a_reversible_chain_go_by_its_symmetric_form(dense, monkeypatch):
+    for module in (spectral, passages, equilibrated):
+        monkeypatch.setattr(module, "DENSE_STATES", 20)
+    monkeypatch.setattr(operator, "_MATRIX_STATES", 20)
+    monkeypatch.setattr(operator, "_FEW", 0.2)
+    graph = neighbours(np.random.default_rng(0).normal(size=(200, 2)), 6, Gaussian(width=1.0))
+    degree = np.asarray(graph.sum(axis=1)).ravel()
+    moves = scipy.sparse.csr_array(scipy.sparse.diags_array(1 / degree) @ graph)
+    chain = chain_of(moves.toarray()) if dense else MarkovChain(affinity_from_graph(moves))
+    fluxes = MarkovChain(affinity_from_graph(graph))
+    monkeypatch.setattr(equilibrated, "state_reduction", None)  # not asked
+    assert chain.reversible
+    assert not chain.affinity.symmetric
+    assert np.abs(chain.stationary * degree.sum() / degree - 1).max() < 1e-13
+    assert np.abs(chain.modes(4).values - fluxes.modes(4).values).max() < 1e-12
+    assert chain.spectral_gap == pytest.approx(fluxes.spectral_gap, rel=1e-11)
+    assert np.abs(chain.committor(0, 1, backward=True) - fluxes.committor(1, 0)).max() < 1e-12
+    if not dense:
+        two = MarkovChain(affinity_from_graph(scipy.sparse.block_diag([moves, moves]).tocsr()))
+        assert two.reversible
+        assert np.abs(two.modes(4).values - np.repeat(fluxes.modes(2).values, 2)).max() < 1e-12
+        rough = moves.copy()
+        rough.data *= 1 + 1e-5 * np.random.default_rng(1).random(rough.nnz)
+        with pytest.raises(InputError, match=r"differ by up to .*e-0.* relative"):
+            MarkovChain(affinity_from_graph(rough)).modes(2)
+
+
+def test_eigenvalues_have_the_residuals_that_they_are_asked_for():
+    matrix = np.diag(np.arange(30.0))
+    assert spectrum.extreme(lambda v: matrix @ v, 30, "LA", symmetric=True)[0] == pytest.approx(29)
+    with pytest.raises(NumericalError, match="has the residual"):  # Lanczos iteration of what is not symmetric
+        spectrum.extreme(lambda v: matrix @ v + 5 * np.roll(v, 1), 30, "LA", symmetric=True)
+    with pytest.raises(NumericalError, match="not found by iteration"):
+        spectrum.extreme(lambda v: matrix @ v, 30, "LA", symmetric=True, maxiter=1, ncv=3)

@@ -58,9 +58,9 @@ class Draw:
         return MarkovChain(given, laziness=self.laziness)
 
 
-def draw(rng: np.random.Generator) -> Draw:
+def draw(rng: np.random.Generator, states: int = 8) -> Draw:
     """Return a random chain: metastable blocks with couplings from 1e-1 to 1e-15, of one of `KINDS`."""
-    n, kind = int(rng.integers(2, 9)), KINDS[rng.integers(len(KINDS))]
+    n, kind = int(rng.integers(2, states + 1)), KINDS[rng.integers(len(KINDS))]
     block = rng.integers(0, rng.integers(1, 4), n)
     k = rng.random((n, n)) ** rng.integers(1, 5)
     k *= rng.random((n, n)) < rng.choice([1.0, 0.6])
@@ -92,7 +92,7 @@ class Exact:
         self.p = [[(1 - lazy) * rate / mp.fsum(row) for rate in row] for row in rates]
         for i, row in enumerate(self.p):
             row[i] += lazy
-        self.out = [[-self.p[i][j] if i != j else mp.fsum(q for l, q in enumerate(self.p[i]) if l != i)
+        self.out = [[-self.p[i][j] if i != j else mp.fsum(q for m, q in enumerate(self.p[i]) if m != i)
                      for j in range(n)] for i in range(n)]  # fmt: skip
         seen = (given.k > 0) | np.eye(n, dtype=bool)
         for _ in range(n):
@@ -121,7 +121,7 @@ class Exact:
         return found
 
     def law(self) -> Numbers:
-        """Return the mean of the stationary laws of all classes: visits to each state between two to one of its class."""
+        """Return the mean of the laws of all classes: visits to each state between two to one of its class."""
         law = [mp.mpf(0)] * self.n
         for first in self.closed:
             if law[first] > 0:
@@ -194,8 +194,8 @@ def paired(found: Any, exact: Numbers) -> float:
     return worst
 
 
-def comparisons(given: Draw, rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], float | None]]]:
-    """Yield each quantity and the function that finds its error; None where the chain has none, so refusing is right."""
+def comparisons(given: Draw, rng: np.random.Generator) -> Iterator[tuple[str, Callable[[], float]]]:
+    """Yield each quantity and the function that finds its error, infinite where there is none and it is not refused."""
     chain, exact, n = given.chain(), Exact(given), len(given.k)
     nodes = rng.permutation(n)
     cut = int(rng.integers(1, n))
@@ -267,23 +267,25 @@ def comparisons(given: Draw, rng: np.random.Generator) -> Iterator[tuple[str, Ca
     yield "modes", modes
 
 
-def compare(count: int, seed: int) -> tuple[dict[str, collections.Counter[str]], dict[str, float], list[str]]:
-    """Return counts of right, refused and wrong for each quantity, the largest error of right ones, and what is wrong."""
+def compare(
+    count: int, seed: int, states: int = 8
+) -> tuple[dict[str, collections.Counter[str]], dict[str, float], list[str]]:
+    """Return how often each quantity is right, refused and wrong, the largest error where right, and what is wrong."""
     counts = {name: collections.Counter[str]() for name in QUANTITIES}
     largest, wrong = dict.fromkeys(QUANTITIES, 0.0), []
     with mp.workdps(DIGITS):
         for number in range(count):
-            given = draw(np.random.default_rng([seed, number]))
+            given = draw(np.random.default_rng([seed, number]), states)
             for name, error in comparisons(given, np.random.default_rng([seed, number, 1])):
                 try:
                     found = error()
                 except NlflowError:
                     counts[name]["refused"] += 1
                     continue
-                verdict = "right" if found is not None and found <= EXACT else "wrong"
+                verdict = "right" if found <= EXACT else "wrong"
                 counts[name][verdict] += 1
                 if verdict == "right":
-                    largest[name] = max(largest[name], found or 0.0)
+                    largest[name] = max(largest[name], found)
                 else:
                     wrong.append(f"chain {number} of seed {seed}: {name} is off by {found:.2g}")
     return counts, largest, wrong
@@ -306,9 +308,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in QUANTITIES
     ]
     table = markdown(heads, lines, numbers=heads[1:])
+    spent = time.monotonic() - begun
     said = (
-        f"{args.chains} chains of 2 to 8 states, seed {args.seed}, against {DIGITS} digits: right to {EXACT:g} relative, "
-        f"or refused by name. Written by `python -m validation.robustness.chains` in {time.monotonic() - begun:.0f} s."
+        f"{args.chains} chains of 2 to 8 states, seed {args.seed}, against {DIGITS} digits: right to {EXACT:g} "
+        f"relative, or refused by name. Written by `python -m validation.robustness.chains` in {spent:.0f} s."
     )
     (make_folder(args.out) / "chains.md").write_text(f"# Random chains\n\n{said}\n\n{table}\n", encoding="utf-8")
     print("\n".join([table, *wrong]))

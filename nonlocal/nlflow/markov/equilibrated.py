@@ -14,7 +14,7 @@ from nlflow.affinities import Affinity, shown
 from nlflow.errors import NumericalError
 from nlflow.io.notebook import card
 from nlflow.kernels import ExpDotProduct
-from nlflow.markov.absorbing import REDUCED_STATES
+from nlflow.markov.absorbing import REDUCED_STATES, balanced_law
 from nlflow.markov.balance import ROUNDING, Balance, balance
 from nlflow.markov.operator import Transitions
 from nlflow.markov.stationary import (
@@ -80,6 +80,13 @@ class Equilibrated(Transitions):
         return balance(self._listed_moves)
 
     @property
+    def _unlike(self) -> str:
+        """How far fluxes are from balance, in words."""
+        if self._balance is None:
+            return ""
+        return f" (pi_i P_ij and pi_j P_ji differ by up to {self._balance.misfit:.2g} relative)"
+
+    @property
     def _balanced(self) -> bool:
         """Whether the fluxes of `_balance` agree up to rounding."""
         return self._balance is not None and self._balance.misfit <= ROUNDING
@@ -88,7 +95,9 @@ class Equilibrated(Transitions):
     def _symmetric_form(self) -> Affinity | None:
         """The affinity whose k is symmetric and whose chain this is; None where it has none that is listed."""
         if self.affinity.symmetric:
-            return self.affinity
+            if self._sparse_moves is None or self._given_moves is not None:
+                return self.affinity
+            return balance(self._sparse_moves).fluxes(self._sparse_moves, self.affinity.domain) or self.affinity
         if self._sparse_moves is None or self._balance is None or not self._balanced:
             return None
         return self._balance.fluxes(self._sparse_moves, self.affinity.domain)
@@ -107,7 +116,7 @@ class Equilibrated(Transitions):
 
         For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction, every entry to
         full precision. Beyond 1000 states by detailed balance, to 1e-11, where the chain is reversible up to rounding;
-        beyond 4096 that are not as the left eigenvector at 1 by Arnoldi iteration. Chains with transient
+        beyond 4096 that are not by Arnoldi iteration and refinement, to 1e-10. Chains with transient
         states (causal attention) have pi = 0 there.
 
         Raises
@@ -142,7 +151,7 @@ class Equilibrated(Transitions):
         if len(inside) <= REDUCED_STATES:
             return state_reduction(dense(within(self._listed_moves, inside)))
         moves = within(self._listed_moves, inside)
-        return left_eigenvector(lambda p: np.asarray(p @ moves), len(inside))
+        return balanced_law(moves, left_eigenvector(lambda p: np.asarray(p @ moves), len(inside)))
 
     @cached_property
     def _law_of_parts(self) -> Floats:

@@ -29,6 +29,8 @@ from nlflow.markov.walks import check_law
 
 # Up to this many states all moves are looked at; beyond, for matrix-free chains, they are followed by averages.
 _GRAPH_STATES = 4096
+# From this many states a matrix of which no more than a part is not 0 is listed as a graph is.
+_MATRIX_STATES, _FEW = 1000, 0.05
 # What transforms leave where nothing is.
 _NOISE = 1e-14
 
@@ -140,8 +142,8 @@ class Transitions:
         check_memory(
             f"the matrix of {n} states", 8 * n * n, "use fewer nodes or raise memory_limit", self._limit
         )  # fmt: skip
-        if self._sparse_moves is not None:
-            return dense(self._sparse_moves)
+        if self._given_moves is not None:
+            return dense(self._given_moves)
         known = getattr(self.affinity, "matrix", None)
         if known is not None:
             given = to_numpy(known)
@@ -186,9 +188,22 @@ class Transitions:
     # ---- structure
 
     @cached_property
-    def _sparse_moves(self) -> Sparse | None:
-        """The possible moves with their probabilities, without the laziness; None where they are not listed."""
+    def _given_moves(self) -> Sparse | None:
         return self.affinity._transitions()
+
+    @cached_property
+    def _sparse_moves(self) -> Sparse | None:
+        """The possible moves with their probabilities, without the laziness; None where they are not listed.
+
+        Of a large matrix with few entries too.
+        """
+        if self._given_moves is not None or self.states <= _MATRIX_STATES or not hasattr(self.affinity, "matrix"):
+            return self._given_moves
+        if np.count_nonzero(self._moves) > _FEW * self._moves.size:
+            return None
+        from scipy.sparse import csr_array
+
+        return csr_array(self._moves)
 
     @property
     def _listed_moves(self) -> Any:
@@ -202,7 +217,8 @@ class Transitions:
 
     def _neighbours(self, inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return the states with a move into `inside`, by an average."""
-        noise = _NOISE if self.affinity.method == "convolution" else 0.0
+        # Loops over pairs take the smallest float for what underflows.
+        noise = {"convolution": _NOISE, "pairwise": self.least_move}.get(self.affinity.method, 0.0)
         signal = self.affinity.as_signal(inside.reshape(self.affinity.domain.shape).astype(np.float64))
         return np.asarray(to_numpy(self.affinity._average(signal)).ravel() > noise)
 

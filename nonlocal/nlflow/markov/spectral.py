@@ -17,7 +17,7 @@ from nlflow.errors import InputError, NumericalError, check_integer, check_memor
 from nlflow.flows.spectrum import extreme
 from nlflow.functionals.energies import J
 from nlflow.functionals.preconditioners import Multigrid
-from nlflow.markov.absorbing import EXACT
+from nlflow.markov.absorbing import EXACT, REDUCED_STATES
 from nlflow.markov.equilibrated import DENSE_STATES, Equilibrated
 from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
 from nlflow.markov.stationary import RESTARTS, communicating_classes
@@ -150,9 +150,9 @@ class Spectral(Equilibrated):
         if self.states <= DENSE_STATES:
             known = self._constants if sign > 0 else self._constants[:, :0]
             return float(all_rates(self._moves, self._root, sign, known)[0][0])
-        known = self.affinity.known_spectrum() if self.affinity.symmetric else None
-        if known is not None:
-            return max(float((1 - sign * np.asarray(known)[1 if sign > 0 else 0 :]).min()), 0.0)
+        spectrum = self.affinity.known_spectrum() if self.affinity.symmetric else None
+        if spectrum is not None:
+            return max(float((1 - sign * np.asarray(spectrum)[1 if sign > 0 else 0 :]).min()), 0.0)
         return self._slow_rate() if sign > 0 else self._fast_rate(enough)
 
     def _second_of_any(self) -> tuple[float, complex]:
@@ -246,15 +246,36 @@ class Spectral(Equilibrated):
         result.data *= np.repeat(self._root**2, np.diff(moves.indptr))
         return type(result)((result + result.T) / 2)
 
+    @cached_property
+    def _likes(self) -> Sparse | None:
+        """pi^1/2 P pi^-1/2 of listed moves, without the laziness."""
+        graph = self._sparse_moves
+        if graph is None:
+            return None
+        scaled = graph.copy()
+        scaled.data *= np.repeat(self._root, np.diff(graph.indptr)) / self._root[graph.indices]
+        return scaled
+
     def _alike(self, columns: Floats) -> Floats:
         """Return pi^1/2 P pi^-1/2 times columns (N, k), without the laziness."""
+        if self._likes is not None:
+            return np.asarray(self._likes @ columns)
         root = self._root[:, None]
         signal = self.affinity.as_signal((columns / root).reshape(*self.affinity.domain.shape, -1))
         moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64)
         return np.asarray(root * moved.reshape(columns.shape))
 
     def _slow_rate(self) -> float:
-        """Return 1 - mu_2 of many states by the slow modes, and inverse iteration until its digits are there."""
+        """Return 1 - mu_2 of many states by iteration, or for some thousands from the whole matrix."""
+        try:
+            return self._polished_rate()
+        except NumericalError:
+            if self.states > REDUCED_STATES or self._single:
+                raise
+            return float(all_rates(self._moves, self._root, 1, self._constants)[0][0])
+
+    def _polished_rate(self) -> float:
+        """Return 1 - mu_2 by the slow modes, and inverse iteration until its digits are there."""
         y = self._lanczos(_BLOCK + 1, self._root, _START)[1][:, 1:]
         form = None if self._fluxes is None else form_of(self._fluxes, 1)
         best = math.inf
@@ -319,10 +340,10 @@ class Spectral(Equilibrated):
         from scipy.sparse import csc_array, diags_array
         from scipy.sparse.linalg import ArpackError, eigsh
 
-        root, fluxes = self._root, self._fluxes
+        root, fluxes, likes = self._root, self._fluxes, self._likes
         assert fluxes is not None
-        over = diags_array(1 / root)
-        matrix = csc_array(diags_array(np.ones(self.states)) + over @ fluxes @ over)
+        assert likes is not None
+        matrix = csc_array(diags_array(np.ones(self.states)) + (likes + likes.T) / 2)
         start = np.random.default_rng(0).standard_normal(self.states)
         try:
             vectors = eigsh(matrix, k=_BLOCK, sigma=-_SHIFT, which="LM", v0=start, tol=0)[1]
@@ -368,8 +389,8 @@ class Spectral(Equilibrated):
             raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
         if not self.reversible:
             raise InputError(
-                "affinity: got a chain that is not reversible, expected one with real modes; use eigenvalues(), or "
-                "affinity.symmetrized()"
+                f"affinity: got a chain that is not reversible{self._unlike}, expected one with real modes; use "
+                "eigenvalues(), or affinity.symmetrized()"
             )
         law, root = self._law_of_parts, self._root
         values, vectors = self._dense_modes(count) if self.states <= DENSE_STATES else self._lanczos(count, root, rtol)
@@ -405,17 +426,15 @@ class Spectral(Equilibrated):
         rest = count - size
         if rest <= 0:
             return np.ones(count), known[:, :count]
-        graph = self._sparse_moves
-        if graph is not None:
-            scaled = graph.copy()
-            scaled.data *= np.repeat(root, np.diff(graph.indptr)) / root[graph.indices]
+        scaled = self._likes
+        if scaled is not None:
             found = self._multigrid(scaled, root, known, rest, rtol)
             if found is not None:
                 return np.concatenate([np.ones(size), found[0]]), np.concatenate([known, found[1]], axis=1)
 
         def product(v: Floats) -> Floats:
             v = np.ravel(v)
-            inner = root * self._applied((v / root)[:, None])[:, 0] if graph is None else self._lazily(scaled @ v, v)
+            inner = self._lazily(self._alike(v[:, None])[:, 0], v)
             return np.asarray(inner - known @ (2 * (known.T @ v)))
 
         operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
