@@ -417,9 +417,9 @@ def test_a_formula_that_doubles_at_each_step_is_refused() -> None:
 
 def test_values_are_negative_where_they_are_used_and_not_where_factors_are() -> None:
     """A dip too narrow for samples is refused by name where a distance meets it."""
-    kernel = nl.Formula("abs(r-0.123456789)*1e6*exp(-r) - 1e-6 + (1-123456.789+1e-6)*(r<1e-7)")
-    with pytest.raises(nl.InputError, match=r"negative, or no number, at the distance 0\.1235"):
-        nl.affinity(kernel, nl.Points([0.0, 0.123456789]), method="dense").average(np.ones(2))
+    kernel = nl.Formula("exp(-r) - where(abs(r-0.1234)<1e-9, 2, 0)")
+    with pytest.raises(nl.InputError, match=r"negative, or no number, at the distance 0\.1234"):
+        nl.affinity(kernel, nl.Points([0.0, 0.1234]), method="dense").average(np.ones(2))
 
 
 def test_rewriting_needs_proofs() -> None:
