@@ -42,10 +42,26 @@ _COMPILED: Final = 25  # one formula in so many is compiled, which takes a secon
 _NUMPY: Final[dict[str, Any]] = {
     name: getattr(np, name) for name in ("sqrt", "square", "exp", "log", "log1p", "abs", "minimum", "maximum", "where")
 }
+
+
+def _real(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of mpmath that has no value where a root of before was complex, as in NumPy."""
+
+    def of(*values: Any) -> Any:
+        if any(isinstance(value, mpmath.mpc) for value in values):
+            raise ValueError("a root of a negative number")
+        return function(*values)
+
+    return of
+
+
 _DIGITS: Final[dict[str, Any]] = {
-    "sqrt": mpmath.sqrt, "square": lambda x: x * x, "exp": mpmath.exp, "log": mpmath.log, "log1p": mpmath.log1p,
-    "abs": abs, "minimum": min, "maximum": max, "where": lambda c, a, b: a if c else b,
-}  # fmt: skip
+    name: _real(function)
+    for name, function in {
+        "sqrt": mpmath.sqrt, "square": lambda x: x * x, "exp": mpmath.exp, "log": mpmath.log, "log1p": mpmath.log1p,
+        "abs": abs, "minimum": min, "maximum": max,
+    }.items()
+} | {"where": lambda c, a, b: a if c else b}  # fmt: skip
 
 
 def written(chance: random.Random, depth: int = 3) -> str:
@@ -139,7 +155,8 @@ def _values(kernel: Formula, right: list[Any]) -> str:
     for r, log, k in zip(_DISTANCES, logs, right, strict=True):
         if k is None or k < 0:
             return f"WRONG: a value of {math.exp(min(log, 700))} at {r}, where there is none"
-        wanted = float(mpmath.log(k)) if k > 0 else -math.inf
+        with mpmath.workdps(40):  # mpmath.log of more digits than it works with can be wrong beside powers of two
+            wanted = float(mpmath.log(k)) if k > 0 else -math.inf
         if max(log, wanted) > -690 and not abs(log - wanted) <= _CLOSE * (1 + abs(wanted)):
             return f"WRONG: log k = {log} at {r}, not {wanted}"
     return ""
