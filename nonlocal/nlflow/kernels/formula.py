@@ -153,7 +153,7 @@ class Formula(RadialKernel):
     def _compare(self) -> None:
         """Raise `InputError` unless log k is what is written: near all its numbers, and from 0 to 1e12 widths."""
         numbers = sorted({float(abs(c)) for c in _numbers(self._written) if 1e-12 < abs(c) < 1e12})[:_CONSTANTS]
-        corners = np.float32([c * near for c in numbers for near in _BESIDE])
+        corners = np.array([c * near for c in numbers for near in _BESIDE], np.float32)
         squared = np.concatenate([_COMPARED, corners]).astype(np.float64) ** 2
         log = np.asarray(value(self._log, squared))
         expected = self._exactly(squared, log)
@@ -173,5 +173,5 @@ class Formula(RadialKernel):
 
 def _numbers(a: Expression) -> set[Number]:
     """Return the numbers of an expression."""
-    own = {a.value} if a.is_number else set()
+    own: set[Number] = {a.value} if a.is_number else set()
     return own.union(*(_numbers(term) for term in a.terms))
