@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,8 +15,10 @@ import nlflow as nl
 from nlflow.affinities.pair_sums import PairSums
 from nlflow.kernels import NAMED, Kernel, RadialKernel
 from nlflow.kernels.expressions import SQUARED, as_expression, structure, value
-from nlflow.kernels.forms import rate, weight
+from nlflow.kernels.forms import logarithm, rate, weight
+from nlflow.kernels.rewriting import simplified
 from tests.covering import pairs
+from validation.robustness.formulas import formula, judged
 
 pytestmark = pytest.mark.numerical
 
@@ -323,6 +326,122 @@ def test_a_kernel_that_is_not_symmetric_has_to_say_so() -> None:
 def test_parameters_that_are_refused(make: Any, message: str) -> None:
     with pytest.raises(nl.InputError, match=message):
         make()
+
+
+# ---- rules that need a proof, and what is compared with what is written
+
+
+def near(x: Any, y: Any) -> bool:
+    return bool(np.allclose(x, y, rtol=0, atol=1e-13))
+
+
+@pytest.mark.parametrize(
+    ("text", "function"),
+    [
+        ("exp(-sqrt((r**2-r)**2))", lambda r: np.exp(-np.abs(r**2 - r))),
+        ("exp(-((r*(1-r))**2)**1.5)", lambda r: np.exp(-(np.abs(r * (1 - r)) ** 3))),
+        ("(1-r**2)**2*exp(-r**2)", lambda r: (1 - r**2) ** 2 * np.exp(-(r**2))),
+        ("(1-r)*exp(-r)*(1-r)", lambda r: (1 - r) ** 2 * np.exp(-r)),
+        ("(r<1)*(1-r)", lambda r: np.where(r < 1, 1 - r, 0)),
+        ("sqrt((1-r)**2)*exp(-r)", lambda r: np.abs(1 - r) * np.exp(-r)),
+        ("exp(1-sqrt((r-1)**2))", lambda r: np.exp(1 - np.abs(r - 1))),
+        ("where(r<0.5, 1, log1p(r)/r)", lambda r: np.where(r < 0.5, 1, np.log1p(r) / np.where(r > 0, r, 1))),
+        ("2/(1+exp(40*r))", lambda r: 2 / (1 + np.exp(40 * r))),
+        ("exp(1000)*exp(-r-1000)", lambda r: np.exp(-r)),
+        ("exp(-r)**0.001", lambda r: np.exp(-r / 1000)),
+        ("(1+r**20)*exp(-r)", lambda r: (1 + r**20) * np.exp(-r)),
+        ("r**r*exp(-r**2)", lambda r: r**r * np.exp(-(r**2))),
+        ("exp(-" + "abs(" * 40 + "r-1" + ")" * 40 + ")*exp(1)", lambda r: np.exp(1 - np.abs(r - 1))),
+    ],
+    ids=named,
+)
+def test_formulas_have_the_values_of_what_is_written(text: str, function: Any) -> None:
+    kernel = nl.Formula(text)
+    r = np.array([0, 1e-9, 0.2, 0.5, 0.9, 1.1, 1.7, 3.0, 12.0])
+    np.testing.assert_allclose(np.exp(kernel.log_profile(r**2)), function(r), rtol=1e-12)
+    x = np.random.default_rng(5).random((40, 1)) * 3
+    k, u = function(np.abs(x - x.T)), np.sin(3 * x[:, 0])
+    assert near(nl.affinity(kernel, nl.Points(x), method="dense").average(u), k @ u / k.sum(axis=1))
+    line = nl.Grid(20, spacing=0.1, boundary="isolated")
+    k, u = function(np.abs(line.nodes - line.nodes.T)), np.sin(3 * line.nodes[:, 0])
+    assert near(nl.affinity(kernel, line, method="stencil").average(u), k @ u / k.sum(axis=1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["exp(-sqrt((r**2-r)**2))", "(r<1)*(1-r)", "2/(1+exp(40*r))", "exp(-log1p(r)**2)", "1-log(1+minimum(r,1))"],
+)
+def test_compiled_formulas_are_those_of_the_matrix(text: str) -> None:
+    x = np.random.default_rng(5).random((40, 1)) * 3
+    u = np.sin(3 * x[:, 0])
+    p = [nl.affinity(nl.Formula(text), nl.Points(x), method=method).average(u) for method in ("dense", "pairwise")]
+    np.testing.assert_allclose(p[1], p[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("k", "message"),
+    [
+        ("exp(-r) + 0*((((((2**64)**64)**64)**64)**64)**64)", "overflows"),
+        ("exp(-r)*(0*" + "square(" * 40 + "3" + ")" * 40 + "+1)", "overflows"),
+        ("exp(-r)*1" + "0" * 400, "expected 1"),
+        ("exp(-r)*(1e308*1e308)", "expected 1"),
+        ("exp(1000)*exp(-r)", "expected 1"),
+        ("exp(-r)+exp(1e308)", "overflows"),
+        ("exp(-r)+0*(1/0)", "not a number"),
+        ("+".join(["exp(-r)"] * 300), "more than 150 operations"),
+        ("exp(-" + "-" * 3000 + "r)", "no expression"),
+        ("exp(-r)" + " " * 20_000 + "*1", "at most 10000"),
+        ("where(r,1,0)", "compares nothing"),
+        ("exp(-sqrt(r-1)**2)", "negative, or no number"),
+        ("exp(-r/r)", "negative, or no number"),
+        ("exp(-r)*1e17 - exp(-r)*(1e17-1) + exp(-r)*((1e17+r)-1e17-r)", "expected 1|loses its digits"),
+        (lambda r: np.exp(-r) * 10**5000, "overflows"),
+        (lambda r: np.exp(-r) / 0 ** (1 - 1.0) * (1 / 0), "ZeroDivisionError"),
+    ],
+    ids=named,
+)
+def test_numbers_and_depths_have_bounds(k: Any, message: str) -> None:
+    with pytest.raises(nl.InputError, match=message):
+        nl.Formula(k)
+
+
+def test_a_formula_that_doubles_at_each_step_is_refused() -> None:
+    def doubling(r: Any) -> Any:
+        for _ in range(60):
+            r = r * (1 + r)
+        return np.exp(-r)
+
+    with pytest.raises(nl.InputError, match="more than 2000 operations"):
+        nl.Formula(doubling)
+
+
+def test_values_are_negative_where_they_are_used_and_not_where_factors_are() -> None:
+    """A dip too narrow for samples is refused by name where a distance meets it."""
+    kernel = nl.Formula("exp(-r) - where(abs(r-0.1234)<1e-9, 2, 0)")
+    with pytest.raises(nl.InputError, match=r"negative, or no number, at the distance 0\.1234"):
+        nl.affinity(kernel, nl.Points([0.0, 0.1234]), method="dense").average(np.ones(2))
+
+
+def test_rewriting_needs_proofs() -> None:
+    r = SQUARED**0.5
+    a, b = r - 1, r + 1
+    assert str(simplified((a**2) ** 0.5)) == "abs(add(power:1/2(squared),-1.0))"
+    assert str(simplified((b**2) ** 0.5)) == "add(power:1/2(squared),1.0)"
+    assert str(simplified((a**0.5) ** 2)).startswith("power:2(power:1/2")
+    assert simplified(r / r).operation == "multiply"
+    assert simplified(b / b).is_number
+    assert simplified(0 * (1 / r)).operation == "multiply"
+    assert simplified(0 * np.exp(a)).is_number
+    assert "log(add" in str(logarithm(simplified(a * b)))
+    assert logarithm(simplified(b * np.exp(a))).operation == "add"
+
+
+def test_random_formulas_are_those_of_python() -> None:
+    """A few; ``python -m validation.robustness.formulas`` has 2000."""
+    chance = random.Random(3)
+    for _ in range(6):
+        end, wrong = judged(formula(chance), compiled=False)
+        assert not wrong, end
 
 
 # ---- anisotropic kernels

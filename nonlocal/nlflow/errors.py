@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = [
     "FileFormatError",
@@ -380,7 +381,7 @@ def check_array(
     return array
 
 
-def check_floats(name: str, value: Any, **options: Any) -> Any:
+def check_floats(name: str, value: Any, **options: Any) -> NDArray[np.float64]:
     """Return a new NumPy array in double precision of `value`, or raise `InputError`; `options` are of `check_array`.
 
     For what is not differentiated: a tensor that asks for a gradient is refused.

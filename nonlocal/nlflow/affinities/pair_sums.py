@@ -139,9 +139,10 @@ class PairSums:
         from nlflow.backends.numba.pairwise import loop, weigher
 
         count, numbers = len(squared), np.array(self._numbers, f)
-        regions = {"queries": Regions.without_end(count), "sources": Regions.without_end(1)}
-        lines = np.sqrt(squared)[None].astype(f), np.zeros((1, 1), f)
-        tables = _Tables.of(self._form, *lines, np.ones(1, f), numbers=numbers, **regions)
+        tables = _Tables.of(
+            self._form, np.sqrt(squared)[None].astype(f), np.zeros((1, 1), f), np.ones(1, f), numbers=numbers,
+            queries=Regions.without_end(count), sources=Regions.without_end(1),
+        )  # fmt: skip
         weighted = np.zeros((len(tables.y), 1), f)
         weighted[0] = 1
         sums, peaks = np.empty((tables.x.shape[1], 1)), np.empty(tables.x.shape[1])

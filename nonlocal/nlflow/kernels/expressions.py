@@ -104,10 +104,10 @@ class Expression:
         return -self + other
 
     def __truediv__(self, other: Any) -> Expression:
-        return self * as_expression(other) ** -1
+        return _joined("multiply", self, as_expression(other) ** Fraction(-1))
 
     def __rtruediv__(self, other: Any) -> Expression:
-        return self**-1 * other
+        return _joined("multiply", self ** Fraction(-1), other)
 
     def __pow__(self, other: Any) -> Expression:
         power, base = _numeric(other), _numeric(self)

@@ -146,7 +146,9 @@ def parsed(text: str, names: dict[str, Expression]) -> Expression:
     except InputError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"k: got {shortened(repr(text))}, which is no expression ({error or 'too deep'})") from None
+        raise InputError(
+            f"k: got {shortened(repr(text))}, which is no expression ({str(error) or 'too deep'})"
+        ) from None
 
 
 _BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
