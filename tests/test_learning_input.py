@@ -264,6 +264,9 @@ def test_weights_that_are_not_symmetric_are_none() -> None:
         for kind in (wrong, csr_array(wrong)):
             refused(lambda k=kind: HarmonicClassifier("precomputed").fit(k, Y), "X: got weights that are not symmetric")
     refused(lambda: HarmonicClassifier("precomputed").fit(-W, Y), "X: ")
+    nearly, exact = W.copy(), HarmonicClassifier("precomputed").fit(W, Y).label_distributions_
+    nearly[0, 1] *= 1 + 1e-9  # far points have kernels with so few digits
+    assert np.abs(HarmonicClassifier("precomputed").fit(nearly, Y).label_distributions_ - exact).max() < 1e-7
 
 
 # --- shares of classes ------------------------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ def _checked(points: Any, limit: float | None) -> Any:
     """Return points (N, d) as a NumPy array, or by sparse rows where these are so many columns that no tree helps."""
     from scipy.sparse import csr_array, issparse
 
-    if issparse(points):
+    sparse: bool = issparse(points)  # no narrowing to a class without a shape
+    if sparse:
         if points.ndim != 2 or 0 in points.shape:
             raise InputError(f"points: got a sparse array of shape {points.shape}, expected (points, coordinates)")
         check_array("points", points.data if points.nnz else [0.0])  # its entries, as those of any other

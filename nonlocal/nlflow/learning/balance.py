@@ -19,12 +19,12 @@ def quotas(prior: Floats, count: int) -> NDArray[np.intp]:
     whole = np.floor(exact).astype(np.intp)
     order = np.argsort(whole - exact, kind="stable")
     whole[order[: count - int(whole.sum())]] += 1
-    return whole
+    return np.asarray(whole, np.intp)
 
 
 def counts_of(scores: Floats) -> NDArray[np.intp]:
     """Return how many rows have each class as their largest score."""
-    return np.bincount(scores.argmax(axis=1), minlength=scores.shape[1])
+    return np.asarray(np.bincount(scores.argmax(axis=1), minlength=scores.shape[1]), np.intp)
 
 
 def shifts(scores: Floats, wanted: NDArray[np.intp]) -> Floats:

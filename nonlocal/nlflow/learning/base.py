@@ -165,10 +165,10 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Parameters
         ----------
         X : array or tensor of shape (N, d)
-            Points; Dask arrays are loaded, and sparse ones made dense but for 'knn' in many dimensions. With ``affinity='precomputed'`` weights
-            (N, N).
+            Points; Dask arrays are loaded, and sparse ones made dense but for neighbours in many dimensions. With
+            ``affinity='precomputed'`` weights (N, N), symmetric up to rounding.
         y : array of shape (N,)
-            Labels; -1 where there is none (but -1 and 1 alone are two classes), which ``labelled_`` tells of afterwards.
+            Labels; -1 where there is none (but -1 and 1 alone are two classes), which ``labelled_`` tells afterwards.
             Strings: of dtype object, where some are missing, as in ``np.where(known, names.astype(object), -1)``. NaN,
             None, and the strings '', '-1', 'nan' and '<NA>' are refused.
 
@@ -230,7 +230,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
                 f"class_prior: got {shortened(repr(self.class_prior), 60)}, expected {len(self.classes_)} numbers > 0, "
                 f"one for each class of the labels ({names})"
             )
-        return prior / prior.sum()
+        return np.asarray(prior / prior.sum(), np.float64)
 
     def _balance(self, prior: Floats) -> None:
         """Weigh the scores so that unlabelled samples have the shares that were asked for; say so where they do not."""
@@ -326,7 +326,7 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         """
         X, y = self._points(X, reset=True), loaded(y)
         values, labelled, self._flat = values_of(y, X.shape[0])
-        check_signals(*values.shape, self.memory_limit)
+        check_signals(len(values), values.shape[1], self.memory_limit)
         self.labelled_ = labelled
         self.X_, graph = X, self._build(X)
         self._values = self._solve(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)

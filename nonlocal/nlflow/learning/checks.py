@@ -80,15 +80,11 @@ def _check_prior(name: str, value: Any) -> None:
         return
     if isinstance(value, str):
         raise InputError(f"{name}: got {value!r}, expected None, 'labels' or numbers")
-    try:
+    with named(name):
         numbers = np.asarray(value, np.float64)
-    except (TypeError, ValueError) as error:
-        numbers, cause = np.zeros(()), error
-    else:
-        cause = None
     if numbers.ndim != 1 or not (numbers > 0).all() or not np.isfinite(numbers).all():
         shown = shortened(repr(value), 60)
-        raise InputError(f"{name}: got {shown}, expected None, 'labels' or numbers > 0, one for each class") from cause
+        raise InputError(f"{name}: got {shown}, expected None, 'labels' or numbers > 0, one for each class")
 
 
 def _number(**words: Any) -> Callable[[str, Any], Any]:
