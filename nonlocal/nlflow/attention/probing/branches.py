@@ -108,9 +108,7 @@ def watching(found: Sequence[Seen], *, calls: bool = False) -> Iterator[None]:
 
 def state_of(values: Sequence[Any]) -> Tensor | None:
     """Return the first hidden state (B, N, D) among values."""
-    return next(
-        (one for one in values if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None
-    )
+    return next((one for one in values if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -264,7 +262,8 @@ class _Sums:
         if name in _NORMS and outputs[0] is not one:
             self.norm(one, outputs[0])
             return
-        if len(operands) == 1 and len(outputs) == 1 and self._same(name, one, outputs[0], kept):
+        alone = all(other is one or other.numel() == 1 for other in _tensors((*args, *kwargs.values())))
+        if alone and len(outputs) == 1 and self._same(name, one, outputs[0], kept):
             self.known[outputs[0]] = self.known[one]
             return
         if _BENDS.fullmatch(name):
@@ -275,11 +274,15 @@ class _Sums:
     def _same(self, name: str, one: Tensor, made: Tensor, kept: Any) -> bool:
         """Return whether a state or a sum passed an operation as it is: a cast, dropout that does nothing, a clamp beyond it."""
         found = self.known[one]
-        if made.numel() != one.numel() or not (found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1):
+        if made.numel() != one.numel() or not (
+            found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1
+        ):
             return False
         if name in _SAME or name in _RESHAPES:
             return True
-        return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(made, kept[1] if made is one and kept else one)
+        return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(
+            made, kept[1] if made is one and kept else one
+        )
 
     def _added(self, args: Any, kwargs: Any, made: Tensor) -> bool:
         """Learn what an addition returned; False where it is no sum of two tensors."""
