@@ -15,8 +15,8 @@ from nlflow.attention import Adapter, discretize_blocks, probe, survey  # noqa: 
 pytestmark = pytest.mark.numerical
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "initializer_range": 0.2}
-TEXT = {**SMALL, "num_hidden_layers": 3, "intermediate_size": 40, "vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1,
-        "eos_token_id": 2}  # fmt: skip
+TEXT = {**SMALL, "num_hidden_layers": 3, "intermediate_size": 40, "vocab_size": 60, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 FEW = {"head_dim": 8, "num_key_value_heads": 2}
 
 
@@ -55,15 +55,20 @@ def seen(model: Any, given: Any, layers: str, entry: str) -> list[dict[str, Any]
     """Return the states before, between and after each call of a layer, by hooks."""
     calls: list[dict[str, Any]] = []
     handles = []
+
+    def enter(module: Any, args: Any, kwargs: Any) -> None:
+        calls.append({"x": (*args, *kwargs.values())[0].clone()})
+
+    def middle(module: Any, args: Any) -> None:
+        calls[-1]["y"] = args[0].clone()
+
+    def leave(module: Any, args: Any, out: Any) -> None:
+        calls[-1]["z"] = (out[0] if isinstance(out, tuple) else out).clone()
+
     for layer in model.get_submodule(layers):
-        handles += [
-            layer.register_forward_pre_hook(lambda m, a, k: calls.append({"x": (*a, *k.values())[0].clone()}) and None,
-                                            with_kwargs=True),
-            layer.get_submodule(entry).register_forward_pre_hook(lambda m, a: calls[-1].update(y=a[0].clone()) and None),
-            layer.register_forward_hook(
-                lambda m, a, out: calls[-1].update(z=(out[0] if isinstance(out, tuple) else out).clone()) and None
-            ),
-        ]  # fmt: skip
+        handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(layer.get_submodule(entry).register_forward_pre_hook(middle))
+        handles.append(layer.register_forward_hook(leave))
     with torch.no_grad():
         model(**given)
     for handle in handles:

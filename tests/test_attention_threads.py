@@ -49,7 +49,7 @@ def test_a_probe_is_of_its_own_thread(name: str) -> None:
     flows = [one.layer for one in discretize_blocks(model, others, substeps=(1,))]
     with torch.no_grad():
         plain = output(model, others)
-    middle = [module for key, module in model.named_modules() if key.endswith(("layer.1", "h.1", "layers.1"))][0]
+    middle = next(module for key, module in model.named_modules() if key.endswith(("layer.1", "h.1", "layers.1")))
 
     def run() -> Any:
         with torch.no_grad():

@@ -194,7 +194,7 @@ class _Watch(TorchFunctionMode):
 
 @dataclass(eq=False)
 class _Summand:
-    """A tensor that is added to others; `normed` is the sum that it is the norm of, where it is a state of the layer."""
+    """A tensor that is added to others; of a state of the layer `normed` is the sum that it is the norm of."""
 
     tensor: Tensor
     marks: Marks
@@ -272,7 +272,7 @@ class _Sums:
             self.known[made] = _Known(marks)
 
     def _same(self, name: str, one: Tensor, made: Tensor, kept: Any) -> bool:
-        """Return whether a state or a sum passed an operation as it is: a cast, dropout that does nothing, a clamp beyond it."""
+        """Return whether a state or a sum passed an operation as it is, as idle dropout, or a cast."""
         found = self.known[one]
         if made.numel() != one.numel() or not (
             found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1
@@ -324,7 +324,7 @@ class _Sums:
         streams = self._stream(found.sum)
         for block in {block for what, block in marks if what == _GIVEN}:
             given = [one for one in found.sum if _gives(one.marks, block)]
-            others = [one for one in found.sum if (_GIVEN, block) not in one.marks and _OF_INPUT <= one.marks]
+            others = [one for one in found.sum if (_GIVEN, block) not in one.marks and one.marks >= _OF_INPUT]
             if given and streams:
                 marks |= {(_LATER, block)}
             elif given and others:

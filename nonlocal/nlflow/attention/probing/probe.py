@@ -16,8 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter, blocks
 from nlflow.attention.injection.places import evaluating
-from nlflow.attention.injection.trial import check_inputs, without_wrapper
 from nlflow.attention.injection.threads import using
+from nlflow.attention.injection.trial import check_inputs, without_wrapper
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.metrics import (
     energy_per_token,
@@ -105,8 +105,10 @@ def probe(
     and a warning says why.
 
     Other threads may run the model meanwhile, and probe it. A model in training mode, which the probe puts into
-    evaluation mode, cannot be run by another thread then: it is refused there. Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and the
-    metrics of hidden states. They add less than twice the time of the model. Spectra are computed when asked for.
+    evaluation mode, cannot be run by another thread then: it is refused there.
+
+    Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and the metrics of
+    hidden states. They add less than twice the time of the model. Spectra are computed when asked for.
 
     Examples
     --------
