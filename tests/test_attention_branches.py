@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5")
-
-from nlflow import InputError, NlflowWarning  # noqa: E402
-from nlflow.attention import Adapter, discretize_blocks, probe, survey  # noqa: E402
+from nlflow import InputError, NlflowWarning
+from nlflow.attention import Adapter, discretize_blocks, probe, survey  # needs torch
+from tests.transformer_models import torch, transformers
 
 pytestmark = pytest.mark.numerical
 
@@ -85,7 +83,7 @@ def test_between_and_share_are_of_what_is_added(case: str) -> None:
     make, layers, entry = CASES[case]
     model, given = make()
     own = seen(model, given, layers, entry)
-    trace = probe(model, given)
+    trace: Any = probe(model, given)
     several = survey(model, [given])
     assert len(trace) == len(own) == 3
     for number, (layer, state) in enumerate(zip(trace, own, strict=True)):
@@ -232,7 +230,7 @@ ADAPTER = Adapter("layers.*.attention", projection="out")
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_layers_of_every_order(rule: Any, kind: Any) -> None:
     model, x = Stack(rule).eval().to(kind), torch.randn(2, 5, 8, dtype=kind)
-    trace = probe(model, x, adapter=ADAPTER)
+    trace: Any = probe(model, x, adapter=ADAPTER)
     for layer, one in zip(model.layers, trace, strict=True):
         torch.testing.assert_close(one.between, one.before + layer.told)
         assert (one.quantities["attention_share"] > 0).all()
@@ -264,6 +262,6 @@ def test_what_is_no_sum_is_told(rule: Any, reason: str) -> None:
 
 def test_the_way_back_passes_what_is_added() -> None:
     model, x = Stack(rows).eval(), torch.randn(2, 5, 8)
-    trace = probe(model, x, adapter=ADAPTER, gradients=True)
+    trace: Any = probe(model, x, adapter=ADAPTER, gradients=True)
     trace[1].differentiable["attention_share"].sum().backward()
     assert model.layers[0].attention.v.weight.grad.abs().max() > 0

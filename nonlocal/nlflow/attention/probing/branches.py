@@ -304,9 +304,7 @@ class _Sums:
 
     def _summands(self, one: Tensor) -> tuple[_Summand, ...]:
         """Return the sum that a tensor is, which may be itself alone."""
-        found = self.known.get(one)
-        if found is None:
-            found = self.known[one] = _Known(frozenset())
+        found: _Known = self.known.setdefault(one, _Known(frozenset()))
         if found.sum is None:
             self.count += 1
             found.sum = (_Summand(one, found.marks, found.normed, self.count),)
@@ -368,10 +366,9 @@ class _Sums:
                 self.known[one] = _Known(_OF_INPUT | {(_GIVEN, block)})
             return
         # The module has the sum in it, and perhaps its norm (ALBERT).
-        for _, others in inner:
-            for one in others:
-                if one.number > self.begun:
-                    one.marks |= {(_GIVEN, block)}
+        for other in (other for _, others in inner for other in others):
+            if other.number > self.begun:
+                other.marks |= {(_GIVEN, block)}
         assert found is not None
         later = {(_LATER, block)} if found.normed else {(_GIVEN, block)}
         found.marks |= later
