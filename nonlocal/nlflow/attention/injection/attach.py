@@ -61,7 +61,7 @@ def attach(
     or ``sdpa``. With λ̃ = 0 the model's output keeps all its bits. Terms that a model already has are replaced.
 
     No term promises that the tokens of a trained model differ more. With the defaults those of a DINOv2 ViT-S/14 became
-    more alike (MEASURED). `probe` before and after says it for your model, and `sweep` what its task says.
+    more alike. `probe` before and after says it for your model, and `sweep` what its task says.
 
     Strengths and scales that are learned are float32 in a model of half precision, whose steps would round away.
 
