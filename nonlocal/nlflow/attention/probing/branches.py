@@ -394,7 +394,9 @@ class _Sums:
     def tell(self, one: Seen, block: int, after: Tensor | None) -> None:
         """Say what the attention of a block has added, or why that is not known."""
         found = None if after is None else self.known.get(after)
-        if one.before is None or after is None or after.shape != one.before.shape:
+        if one.before is None or after is None:
+            return  # the layer shows no states at all
+        if after.shape != one.before.shape:
             one.reason = "it does not take one hidden state (B, N, D) and return another of the same shape"
             return
         levels = None if found is None else self._levels(self._of(found, after))
