@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5")
-
-from nlflow import InputError, NlflowWarning  # noqa: E402
-from nlflow.attention import Adapter, discretize_blocks, probe, survey  # noqa: E402
+from nlflow import InputError, NlflowWarning
+from nlflow.attention import Adapter, discretize_blocks, probe, survey  # needs torch
+from tests.transformer_models import torch, transformers
 
 pytestmark = pytest.mark.numerical
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "initializer_range": 0.2}
-TEXT = {**SMALL, "num_hidden_layers": 3, "intermediate_size": 40, "vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1,
-        "eos_token_id": 2}  # fmt: skip
+TEXT = {**SMALL, "num_hidden_layers": 3, "intermediate_size": 40, "vocab_size": 60, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 FEW = {"head_dim": 8, "num_key_value_heads": 2}
 
 
@@ -55,15 +53,20 @@ def seen(model: Any, given: Any, layers: str, entry: str) -> list[dict[str, Any]
     """Return the states before, between and after each call of a layer, by hooks."""
     calls: list[dict[str, Any]] = []
     handles = []
+
+    def enter(module: Any, args: Any, kwargs: Any) -> None:
+        calls.append({"x": (*args, *kwargs.values())[0].clone()})
+
+    def middle(module: Any, args: Any) -> None:
+        calls[-1]["y"] = args[0].clone()
+
+    def leave(module: Any, args: Any, out: Any) -> None:
+        calls[-1]["z"] = (out[0] if isinstance(out, tuple) else out).clone()
+
     for layer in model.get_submodule(layers):
-        handles += [
-            layer.register_forward_pre_hook(lambda m, a, k: calls.append({"x": (*a, *k.values())[0].clone()}) and None,
-                                            with_kwargs=True),
-            layer.get_submodule(entry).register_forward_pre_hook(lambda m, a: calls[-1].update(y=a[0].clone()) and None),
-            layer.register_forward_hook(
-                lambda m, a, out: calls[-1].update(z=(out[0] if isinstance(out, tuple) else out).clone()) and None
-            ),
-        ]  # fmt: skip
+        handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(layer.get_submodule(entry).register_forward_pre_hook(middle))
+        handles.append(layer.register_forward_hook(leave))
     with torch.no_grad():
         model(**given)
     for handle in handles:
@@ -80,7 +83,7 @@ def test_between_and_share_are_of_what_is_added(case: str) -> None:
     make, layers, entry = CASES[case]
     model, given = make()
     own = seen(model, given, layers, entry)
-    trace = probe(model, given)
+    trace: Any = probe(model, given)
     several = survey(model, [given])
     assert len(trace) == len(own) == 3
     for number, (layer, state) in enumerate(zip(trace, own, strict=True)):
@@ -227,7 +230,7 @@ ADAPTER = Adapter("layers.*.attention", projection="out")
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 def test_layers_of_every_order(rule: Any, kind: Any) -> None:
     model, x = Stack(rule).eval().to(kind), torch.randn(2, 5, 8, dtype=kind)
-    trace = probe(model, x, adapter=ADAPTER)
+    trace: Any = probe(model, x, adapter=ADAPTER)
     for layer, one in zip(model.layers, trace, strict=True):
         torch.testing.assert_close(one.between, one.before + layer.told)
         assert (one.quantities["attention_share"] > 0).all()
@@ -259,6 +262,6 @@ def test_what_is_no_sum_is_told(rule: Any, reason: str) -> None:
 
 def test_the_way_back_passes_what_is_added() -> None:
     model, x = Stack(rows).eval(), torch.randn(2, 5, 8)
-    trace = probe(model, x, adapter=ADAPTER, gradients=True)
+    trace: Any = probe(model, x, adapter=ADAPTER, gradients=True)
     trace[1].differentiable["attention_share"].sum().backward()
     assert model.layers[0].attention.v.weight.grad.abs().max() > 0

@@ -188,3 +188,16 @@ def test_what_cannot_be() -> None:
     layer = NeighbourAttention(WIDTH, HEADS, "value-residual")
     with pytest.raises(InputError, match="first: got shape"):
         layer(torch.randn(1, N, WIDTH), torch.randn(1, HEADS, N + 1, SHARE))
+
+
+def test_learned_shares_stay_wide_in_half_precision() -> None:
+    for kind, options in (("value-residual", {"learned": True}), ("differential", {})):
+        layer = NeighbourAttention(8, 2, kind, **options).to(torch.bfloat16)
+        own = [one for name, one in layer.named_parameters(recurse=False)]
+        assert {one.dtype for one in own} == {torch.float32}
+        assert layer.query.weight.dtype == torch.bfloat16
+        x = torch.randn(1, 5, 8, dtype=torch.bfloat16)
+        result = layer(x, layer(x.flip(1))[1])[0]
+        assert result.dtype == torch.bfloat16
+        result.float().sum().backward()
+        assert all(one.grad is not None for one in own)

@@ -52,7 +52,7 @@ def attach(
     """Give the self-attention of a model the NeuTRENO term, in place.
 
     The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃): the
-    semi-implicit form, which suits models that were not trained with a term. The explicit form P v + λ̃ (v0 - v) of the
+    semi-implicit form, which keeps the size of the values. The explicit form P v + λ̃ (v0 - v) of the
     paper is ``semi_implicit=False``. A model that was trained with terms gets its own by `load_model` or `load_terms`.
 
     v0 are the values of the
@@ -60,10 +60,16 @@ def attach(
     no term, and cross-attention stays as it is. The attention is still computed by what computed it before, ``eager``
     or ``sdpa``. With λ̃ = 0 the model's output keeps all its bits. Terms that a model already has are replaced.
 
+    No term promises that the tokens of a trained model differ more. With the defaults those of a DINOv2 ViT-S/14 became
+    more alike. `probe` before and after says it for your model, and `sweep` what its task says.
+
+    Strengths and scales that are learned are float32 in a model of half precision, whose steps would round away.
+
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers, or one that contains such; decoders may use caches.
+        A model of transformers, or one that contains such; decoders may use caches. No other thread may run it during
+        this call; models with terms may run in several threads.
     affinity : {'softmax', 'symmetric', 'gaussian', 'sigmoid', 'softplus', 'linear'}
         The kernel of the average; see `nlflow.attention.terms.averages`. Trained models were trained with softmax.
     fidelity : float or sequence of float

@@ -108,9 +108,7 @@ def watching(found: Sequence[Seen], *, calls: bool = False) -> Iterator[None]:
 
 def state_of(values: Sequence[Any]) -> Tensor | None:
     """Return the first hidden state (B, N, D) among values."""
-    return next(
-        (one for one in values if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None
-    )
+    return next((one for one in values if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -196,7 +194,7 @@ class _Watch(TorchFunctionMode):
 
 @dataclass(eq=False)
 class _Summand:
-    """A tensor that is added to others; `normed` is the sum that it is the norm of, where it is a state of the layer."""
+    """A tensor that is added to others; of a state of the layer `normed` is the sum that it is the norm of."""
 
     tensor: Tensor
     marks: Marks
@@ -264,7 +262,8 @@ class _Sums:
         if name in _NORMS and outputs[0] is not one:
             self.norm(one, outputs[0])
             return
-        if len(operands) == 1 and len(outputs) == 1 and self._same(name, one, outputs[0], kept):
+        alone = all(other is one or other.numel() == 1 for other in _tensors((*args, *kwargs.values())))
+        if alone and len(outputs) == 1 and self._same(name, one, outputs[0], kept):
             self.known[outputs[0]] = self.known[one]
             return
         if _BENDS.fullmatch(name):
@@ -273,13 +272,17 @@ class _Sums:
             self.known[made] = _Known(marks)
 
     def _same(self, name: str, one: Tensor, made: Tensor, kept: Any) -> bool:
-        """Return whether a state or a sum passed an operation as it is: a cast, dropout that does nothing, a clamp beyond it."""
+        """Return whether a state or a sum passed an operation as it is, as idle dropout, or a cast."""
         found = self.known[one]
-        if made.numel() != one.numel() or not (found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1):
+        if made.numel() != one.numel() or not (
+            found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1
+        ):
             return False
         if name in _SAME or name in _RESHAPES:
             return True
-        return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(made, kept[1] if made is one and kept else one)
+        return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(
+            made, kept[1] if made is one and kept else one
+        )
 
     def _added(self, args: Any, kwargs: Any, made: Tensor) -> bool:
         """Learn what an addition returned; False where it is no sum of two tensors."""
@@ -301,9 +304,7 @@ class _Sums:
 
     def _summands(self, one: Tensor) -> tuple[_Summand, ...]:
         """Return the sum that a tensor is, which may be itself alone."""
-        found = self.known.get(one)
-        if found is None:
-            found = self.known[one] = _Known(frozenset())
+        found: _Known = self.known.setdefault(one, _Known(frozenset()))
         if found.sum is None:
             self.count += 1
             found.sum = (_Summand(one, found.marks, found.normed, self.count),)
@@ -321,7 +322,7 @@ class _Sums:
         streams = self._stream(found.sum)
         for block in {block for what, block in marks if what == _GIVEN}:
             given = [one for one in found.sum if _gives(one.marks, block)]
-            others = [one for one in found.sum if (_GIVEN, block) not in one.marks and _OF_INPUT <= one.marks]
+            others = [one for one in found.sum if (_GIVEN, block) not in one.marks and one.marks >= _OF_INPUT]
             if given and streams:
                 marks |= {(_LATER, block)}
             elif given and others:
@@ -365,10 +366,9 @@ class _Sums:
                 self.known[one] = _Known(_OF_INPUT | {(_GIVEN, block)})
             return
         # The module has the sum in it, and perhaps its norm (ALBERT).
-        for _, others in inner:
-            for one in others:
-                if one.number > self.begun:
-                    one.marks |= {(_GIVEN, block)}
+        for other in (other for _, others in inner for other in others):
+            if other.number > self.begun:
+                other.marks |= {(_GIVEN, block)}
         assert found is not None
         later = {(_LATER, block)} if found.normed else {(_GIVEN, block)}
         found.marks |= later
@@ -394,7 +394,9 @@ class _Sums:
     def tell(self, one: Seen, block: int, after: Tensor | None) -> None:
         """Say what the attention of a block has added, or why that is not known."""
         found = None if after is None else self.known.get(after)
-        if one.before is None or after is None or after.shape != one.before.shape:
+        if one.before is None or after is None:
+            return  # the layer shows no states at all
+        if after.shape != one.before.shape:
             one.reason = "it does not take one hidden state (B, N, D) and return another of the same shape"
             return
         levels = None if found is None else self._levels(self._of(found, after))

@@ -16,8 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter, blocks
 from nlflow.attention.injection.places import evaluating
-from nlflow.attention.injection.trial import check_inputs, without_wrapper
 from nlflow.attention.injection.threads import using
+from nlflow.attention.injection.trial import check_inputs, without_wrapper
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.metrics import (
     energy_per_token,
@@ -83,9 +83,14 @@ def probe(
     ------
     InputError
         For a model without known attention, one whose attention cannot be seen, or a run in which queries and keys are
-        not the same tokens (decoding with a cache).
+        not the same tokens (decoding with a cache). For a model that another thread changes at the same time.
     MemoryLimitError
         When the matrices to be kept, or those that gradients need, pass the limit, before they are allocated.
+
+    Warns
+    -----
+    NlflowWarning
+        Of modules that sum by themselves beside others, and of layers in which it is not known what attention adds.
 
     Notes
     -----
@@ -93,9 +98,17 @@ def probe(
     compared with a few rows of what the model computes; another rule is refused. A sink takes a share of each row
     without a value: `matrices` and degrees are with it, all else is of the average over tokens, whose rows have sum 1.
 
-    The hidden state between attention and MLP is the input of the first module after attention in the layer (except
-    dropout). Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and the
-    metrics of hidden states. They add less than twice the time of the model. Spectra are computed when asked for.
+    What attention adds to the hidden state is found by watching the sums of the layer: after an output projection, a
+    norm, a LayerScale or a gate. `Layer.between` is the state with it, normed where the layer norms that sum (BERT);
+    beside an MLP in parallel, or one before attention, it is the input plus what attention adds. The state after the
+    layer must be the sum of what is added, to rounding. Where this is not seen, `between` is None and ``share`` NaN,
+    and a warning says why.
+
+    Other threads may run the model meanwhile, and probe it. A model in training mode, which the probe puts into
+    evaluation mode, cannot be run by another thread then: it is refused there.
+
+    Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and the metrics of
+    hidden states. They add less than twice the time of the model. Spectra are computed when asked for.
 
     Examples
     --------
@@ -139,7 +152,13 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     if isinstance(inputs, Tensor):
         return lambda: model(inputs.to(place))
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    if "use_cache" in inspect.signature(without_wrapper(model).forward).parameters:
+    arguments = inspect.signature(without_wrapper(model).forward).parameters
+    needed = [
+        name for name, one in arguments.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
+    if len(needed) == 1 and needed[0] not in moved:  # it takes the mapping itself, as a SentenceTransformer does
+        return lambda: model(moved)
+    if "use_cache" in arguments:
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)
 

@@ -104,6 +104,7 @@ def discretize_blocks(
 
     Notes
     -----
+    What attention adds is what is added to the hidden state: after an output projection, a norm or a LayerScale.
     Each block is run sum(substeps) + 8 max(substeps) times. Where the norm comes after attention, its gain stretches
     the sphere from block to block; what it stretches counts as not explained.
 

@@ -318,7 +318,7 @@ class LayerTrace:
             are equal); ``gradient``, the cosine between where attention moves values and the direction in which J
             falls fastest (-1 to 1; 1: it is the flow of J); ``time_step``, the median of 1 / d (> 0), the step of
             the L2 flow that the layer takes. ``share`` is attention's part of the way that tokens make through the
-            layer (0 to 1; the rest is the MLP's).
+            layer, by what is added to them (0 to 1; the rest is the MLP's and cross-attention's).
 
             With `spectra`: ``gap``, 1 - |mu_2| of the heads' chains, their mean, least and most as ``gap_least`` and
             ``gap_most`` (0 to 1; large: tokens are mixed in few layers); ``mixing``, steps until a walker has

@@ -43,13 +43,11 @@ def neutreno(
     """
     if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
-    part = fidelity / (1 + fidelity) if semi_implicit else fidelity
-    if isinstance(part, Tensor):
-        part = part.to(average)  # one λ̃ for layers on several devices, wider than what half precision averages
     if semi_implicit:
-        return torch.lerp(average, first, part)
-    if isinstance(part, Tensor):
-        return torch.addcmul(average, first - values, part)
+        share = fidelity / (1 + fidelity)
+        return torch.lerp(average, first, share.to(average) if isinstance(share, Tensor) else share)
+    if isinstance(fidelity, Tensor):  # one λ̃ for layers on several devices, and wider than half precision
+        return torch.addcmul(average, first - values, fidelity.to(average))
     # Both cases compute the same two sums. So a model has the same bits with derivatives and without.
     if overwrite:
         return average.add_(first, alpha=fidelity).sub_(values, alpha=fidelity)
@@ -66,13 +64,13 @@ class WideParameters(nn.Module):
         """Apply what `Module.to`, `half` and the like do, without losing digits; children of other kinds follow."""
         if recurse:
             for child in self.children():
-                child._apply(fn)
+                child._apply(fn)  # type: ignore[no-untyped-call]  # of torch
 
         def kept(tensor: Tensor) -> Tensor:
             made: Tensor = fn(tensor)
             return made if widest(made.dtype) == made.dtype else tensor.to(made.device, widest(made.dtype))
 
-        return super()._apply(kept, recurse=False)
+        return super()._apply(kept, recurse=False)  # type: ignore[no-untyped-call]  # of torch
 
 
 def widest(dtype: torch.dtype | None) -> torch.dtype:
