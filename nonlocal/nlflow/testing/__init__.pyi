@@ -1,0 +1,1 @@
+from .noise import check_noise as check_noise
