@@ -79,7 +79,8 @@ def denoise(
         How much time quality is worth.
     noise : {'auto', 'white', 'poisson', 'rician'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
-        where it is not sure; what has two values alone stays as it is. 'white' takes it for white and Gaussian of a strength that is estimated; a model of
+        where it is not sure; what has two values alone stays. 'white' takes it for white and Gaussian of a strength
+        that is estimated; a model of
         `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
         covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
         noise that comes nearest. Counts are given noise of strength 1 by a transform that stabilizes their variance,
