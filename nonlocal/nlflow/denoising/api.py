@@ -72,13 +72,15 @@ def denoise(
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, or a map of the spatial shape (or of the image's). Samples with a 0 in an array are free of
-        noise and left as they are. Estimated by `estimate_sigma` when not given: one number for all channels, the mean
-        of their estimates, as suits colours. Give one a channel, or `separate`, where channels differ in their noise.
+        noise and left as they are. Estimated as by `estimate_sigma` when not given: one number for all channels, the
+        mean of their estimates, where these are within a quarter of each other, as those of colours are; otherwise
+        one a channel.
     quality : {'fast', 'balanced', 'best'}
         How much time quality is worth.
     noise : {'auto', 'white', 'poisson', 'rician'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
-        where it is not sure; 'white' takes it for white and Gaussian of a strength that is estimated; a model of
+        where it is not sure; what has two values alone stays. 'white' takes it for white and Gaussian of a strength
+        that is estimated; a model of
         `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
         covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
         noise that comes nearest. Counts are given noise of strength 1 by a transform that stabilizes their variance,
@@ -89,7 +91,8 @@ def denoise(
         Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. Not for counts.
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
-        colours, other numbers along their principal axes.
+        colours, other numbers along their principal axes. A constant channel, such as an opaque alpha channel, counts
+        as none and comes back as it is.
     axes : str, optional
         What each axis is, one letter each: T (time), Z, Y, X and C (channels), such as 'ZYX', 'TYXC' or 'CZYX'. At most
         three of T, Z, Y and X, T first among them. With T before two others the image is a clip: the search follows

@@ -1,4 +1,4 @@
-"""Checks of what is promised of kernels, affinities, fidelities, integrators and flows, for classes of your own.
+"""Checks of what is promised of kernels, affinities, fidelities, integrators, flows and noise, for classes of your own.
 
 Names are loaded when they are first used.
 """

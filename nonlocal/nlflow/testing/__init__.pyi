@@ -4,3 +4,4 @@ from .fidelity import check_fidelity as check_fidelity
 from .flow import check_flow as check_flow
 from .integrator import check_integrator as check_integrator
 from .kernel import check_kernel as check_kernel
+from .noise import check_noise as check_noise

@@ -29,7 +29,8 @@ _FLAT: Final = 0.05  # the share at which the picture is compared with noise
 _SKEWED: Final = 0.4  # skewness, at most: 0 for noise, 0.25 in a photograph of a camera, 1 to 4 for letters
 _BELL: Final = (2.3, 8.0)  # kurtosis: 2.8 for noise in small blocks, up to 6 after compression, less for two values
 _MOST: Final = 20_000  # blocks
-_NOTHING: Final = 1e-9  # of the range: less is rounding
+_NOTHING: Final = 1e-9  # of the range, and of the greatest variance: less is rounding
+_UNLIKE: Final = "the quietest parts are not distributed as noise: what was found may be structure"
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
 
@@ -43,7 +44,7 @@ def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
 
 def of_two_values() -> NoiseEstimate:
     """Return the verdict on what has two values: it stays."""
-    return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,))
+    return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,), whole=False)
 
 
 def borne_out(
@@ -63,8 +64,7 @@ def borne_out(
     quiet, moments = _quiet_parts(_luminance(samples), missing)
     gaussian = abs(moments[0]) < _SKEWED and _BELL[0] < moments[1] < _BELL[1]
     if strength <= APART * level:
-        return found if gaussian or found.confidence == "low" else replace(found, confidence="low", reasons=(
-            "the quietest parts are not distributed as noise: what was found may be structure", *found.reasons))  # fmt: skip
+        return found if gaussian else replace(found, confidence="low", reasons=(_UNLIKE, *found.reasons))
     clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
     noise = model.sample(clean, rng=0, channel_axis=-1) - clean
     if gaussian and APART * quiet >= _quiet_parts(_luminance(noise), missing)[0]:
@@ -95,15 +95,14 @@ def _quiet_parts(plane: Array, missing: NDArray[np.bool_] | None) -> tuple[float
     own = blocks(plane)
     if missing is not None:
         own = own[~blocks(missing).any(axis=1)]
-    if not len(own):
-        return 0.0, (0.0, 3.0)
     own = own - own.mean(axis=1, keepdims=True)
     variance = np.square(own).mean(axis=1)
+    there = variance > _NOTHING * variance.max(initial=0.0)  # what was clipped, or filled in, has no noise
+    own, variance = own[there], variance[there]
+    if not len(own):
+        return 0.0, (0.0, 3.0)
     order = np.argsort(variance, kind="stable")
     first, last = (int(share * len(order)) for share in _QUIETEST)
     chosen = order[first : max(last, first + 1)]
-    spread = np.sqrt(variance[chosen].mean())
-    if spread == 0:
-        return 0.0, (0.0, 3.0)
-    relative = own[chosen] / spread
+    relative = own[chosen] / np.sqrt(variance[chosen].mean())
     return float(np.sqrt(np.quantile(variance, _FLAT))), (float((relative**3).mean()), float((relative**4).mean()))

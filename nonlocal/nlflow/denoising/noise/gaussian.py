@@ -22,9 +22,10 @@ OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 _SMOOTHING: Final = 1.5  # samples over which the intensity is smoothed that the noise follows
 _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
 _NO_SUM: Final = (
-    "noise: got two Gaussian noises whose sum no model says, since one is correlated, follows the intensity or opponent "
-    "colours and the other does not, expected white ones, or ones of the same kind; give one model of their sum"
+    "noise: got two Gaussian noises whose sum no model says, since one follows the intensity, or opponent colours, and "
+    "the other is correlated, or differs from channel to channel; expected white ones; give one model of their sum"
 )
+_FINER: Final = 8  # intensities for each of a noise that follows them, where the sum is no straight line between them
 _LARGEST: Final = 1e150  # standard deviation whose square is a number
 
 
@@ -247,7 +248,10 @@ class GaussianNoise(Noise):
             if shape is not None or np.ptp(sigma) > 0:
                 raise InputError(_NO_SUM)
             places = np.union1d(*(one.intensities if one.intensities is not None else [] for one in (self, other)))
-            shares = [np.square(one.relative(places)) * power.mean() for one, power in zip((self, other), powers, strict=True)]
+            places = np.interp(np.arange(_FINER * (len(places) - 1) + 1) / _FINER, np.arange(len(places)), places)
+            shares = [
+                np.square(one.relative(places)) * power.mean() for one, power in zip((self, other), powers, strict=True)
+            ]
             strengths = np.sqrt(sum(shares)) / sigma[0]
         level = float(sigma[0]) if np.ptp(sigma) == 0 and not colours else sigma
         return GaussianNoise(level, shape, places, strengths, colours, max(self.compressed, other.compressed))
@@ -275,7 +279,9 @@ class GaussianNoise(Noise):
             far = f"{self.range():.0f} {'sample' if self.spectrum.shape[1] == 1 else 'pixel'}s"
             reach = f"neighbouring {far.split()[1]} share their noise, over about {far}, "
         if self.strengths is None:
-            return f"{words}: {reach}sigma {level:.3g}"
+            each = np.ndim(self.sigma) and not self.opponent and np.ptp(self.sigma) > 0
+            levels = " and ".join(f"{one:.3g}" for one in self.sigma) + " by channel" if each else f"{level:.3g}"
+            return f"{words}: {reach}sigma {levels}"
         low, high = level * self.strengths.min(), level * self.strengths.max()
         steps = np.diff(self.strengths)
         where = ("in dark parts", "in light parts")

@@ -142,8 +142,8 @@ def _after(first: Reduction, second: Reduction, part: Noise) -> Reduction:
         raise InputError(f"noise: got {part.kind} after a Gaussian noise in a mixture, expected it before: its units "
                          "are others; give the Gaussian noise to it where it has one (Poisson(sigma=...))")  # fmt: skip
     if rest is not None and before is not same:
-        raise InputError(f"noise: got {part.kind} in a mixture after a part that changes the units and says which noise "
-                         "is left, expected nothing after it; give that part the noise (Poisson(sigma=...))")  # fmt: skip
+        raise InputError(f"noise: got {part.kind} in a mixture after a part that changes the units, expected it "
+                         "not to say how strong it is; give that part the noise (Poisson(sigma=...))")  # fmt: skip
     if isinstance(first.rest, GaussianNoise):
         own = rest if isinstance(rest, GaussianNoise) else GaussianNoise(0.0)
         rest = first.rest.beside(own, second.samples.shape[-1], second.samples.ndim - 1)

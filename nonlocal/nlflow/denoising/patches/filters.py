@@ -305,6 +305,11 @@ class CompiledFilter:
         uniform = images.variance[0].size == 1
         variance = images.variance.reshape(-1, 1, 1, 1) if uniform else _volumes(images.variance, lattice)
         variance = np.require(variance, requirements="W")
+        if not (variance.min() > 0 and math.isfinite(float(variance.max()))):
+            raise NumericalError(
+                f"variance: got {variance.min():g} to {variance.max():g}, expected finite numbers > 0, as groups are "
+                "filtered in units of their noise; give channels without noise a little"
+            )
         found = Correlation.of(images.correlation, lattice.patch, len(state))
         size = padded(math.prod(lattice.patch), state.itemsize)
         basis = cosines(lattice.patch).T if stage.cosine else np.zeros((0, 0))

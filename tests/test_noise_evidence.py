@@ -1,0 +1,113 @@
+"""Structure that passes for noise is not taken out: letters, masks, channels that differ, colours that are alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+from scipy.ndimage import gaussian_filter
+
+from nlflow import NlflowWarning, denoise, estimate_noise
+from nlflow.denoising.noise.estimation import channel_levels
+from tests.pictures import Floats
+
+pytestmark = pytest.mark.numerical
+
+
+def page(side: int = 192) -> Floats:
+    """Lines of letters of 18 px, a little blurred."""
+    drawn = Image.new("L", (side + 80, side), 250)
+    pen = ImageDraw.Draw(drawn)
+    for row in range(0, side, 21):
+        pen.text((row % 5, row), "know Caius Marcius is chief enemy", fill=25, font=ImageFont.load_default(18))
+    return gaussian_filter(np.asarray(drawn, np.float64)[:, :side], 0.8)
+
+
+def white(shape: tuple[int, ...], seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@pytest.mark.parametrize("sigma", [3, 7])
+def test_letters_are_no_noise(sigma: float) -> None:
+    clean = page()
+    found = estimate_noise(clean + sigma * white(clean.shape))
+    assert found.model.is_white
+    assert found.model.sigma == pytest.approx(sigma, rel=0.1)
+
+
+def test_less_than_was_measured_is_taken_out_with_a_warning() -> None:
+    noisy = page() + 3 * white((192, 192))
+    with pytest.warns(NlflowWarning, match="no flat part shows that much"):
+        result, info = denoise(noisy, quality="fast", return_info=True)
+    assert info.confidence == "low"
+    assert np.std(result - page()) < 1.2 * 3
+
+
+def test_correlated_noise_that_flat_parts_show_stays_correlated() -> None:
+    clean = np.add.outer(np.linspace(0, 150, 192), np.where(np.arange(192) > 90, 80.0, 0.0))
+    noise = gaussian_filter(white(clean.shape), 1.2, mode="wrap")
+    found = estimate_noise(clean + noise * (10 / noise.std()))
+    assert found.confidence == "high"
+    assert not found.model.is_white
+    assert found.model.strength(clean[..., None]) == pytest.approx(10, rel=0.25)
+
+
+@pytest.mark.parametrize("low_high", [(0, 255), (10, 240)])
+@pytest.mark.parametrize("shape", [(600,), (120, 120), (10, 30, 30)])
+def test_two_values_stay_and_that_is_told(shape: tuple[int, ...], low_high: tuple[int, int]) -> None:
+    drawn = np.where(gaussian_filter(white(shape), 2) > 0, *low_high).astype(np.uint8)
+    with pytest.warns(NlflowWarning, match="two values alone"):
+        result, info = denoise(drawn, return_info=True, preserve_range=True)
+    assert np.array_equal(result, drawn)
+    assert info.confidence != "high"
+
+
+# ---- channels
+
+
+def test_levels_are_one_where_channels_are_alike() -> None:
+    assert channel_levels(np.array([4.0, 5.0])).tolist() == [4.5, 4.5]
+    assert channel_levels(np.array([4.0, 5.1])).tolist() == [4.0, 5.1]
+    assert channel_levels(np.array([0.0, 5.0])).tolist() == [0.0, 5.0]
+
+
+@pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")  # of the wave, which is alike along an axis
+@pytest.mark.parametrize("shape", [(2000,), (128, 128), (12, 24, 24)])
+@pytest.mark.parametrize("noise", ["auto", "white"])
+def test_each_channel_has_its_own_noise(shape: tuple[int, ...], noise: str) -> None:
+    clean = 100 + 30 * np.sin(np.add.reduce(np.indices(shape)) / 15.0)
+    noisy = np.stack([clean + 1 * white(shape, 1), clean + 20 * white(shape, 2)], -1)
+    result = denoise(noisy, noise=noise, channel_axis=-1, quality="fast")
+    assert np.std(result[..., 0] - clean) < 1
+    assert np.std(result[..., 1] - clean) < 15
+
+
+@pytest.mark.parametrize("quality", ["fast", "balanced"])
+def test_an_opaque_alpha_channel_is_passed_through(quality: str) -> None:
+    noisy = 100 + 20 * white((64, 64, 3)) + 50 * (np.arange(64) > 30)[:, None]
+    alpha = np.concatenate([noisy, np.full((64, 64, 1), 255.0)], axis=-1)
+    for words in ({}, {"sigma": 20.0}):
+        result = denoise(alpha, channel_axis=-1, quality=quality, **words)
+        assert np.array_equal(result[..., :3], denoise(noisy, channel_axis=-1, quality=quality, **words))
+        assert (result[..., 3] == 255).all()
+
+
+# ---- ranges
+
+
+@pytest.mark.parametrize("colours", [((255, 0, 0),) * 2, ((255, 0, 0), (0, 255, 0)), ((255, 0, 0), (0, 0, 255))])
+@pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")  # that they stay is told
+@pytest.mark.parametrize("blur", [0.0, 1.0])
+def test_drawings_in_colours_that_are_equally_light_pass(colours: tuple[tuple[int, ...], ...], blur: float) -> None:
+    inside = np.hypot(*(np.indices((100, 100)) - 50)) < 30
+    drawn = np.where(inside[..., None], *colours).astype(np.float64)
+    drawn = np.rint(gaussian_filter(drawn, (blur, blur, 0))).astype(np.uint8)
+    result = denoise(drawn, channel_axis=-1, preserve_range=True)
+    assert np.abs(result - drawn).max() < 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_star_is_no_reason_to_say_that_nothing_was_removed() -> None:
+    sky = np.full((100, 100), 100.0)
+    sky[50:53, 50:53] = 8e4
+    assert np.std((denoise(sky + 10 * white(sky.shape)) - sky)[:40]) < 3
