@@ -155,7 +155,7 @@ def test_options_without_effect_are_refused_by_name(
     for name in ("in.png", "more.png"):
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(name)
     result = run(*arguments.split(), code=2)
-    assert f"Invalid value for {option}: is " in result.stderr
+    assert f"Invalid value for {option}: " in result.stderr
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
 
 

@@ -18,7 +18,7 @@ from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
 from nlflow.commands.effects import refuse_idle
 from nlflow.errors import visible
-from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads, tell_of_compiling
+from nlflow.io.terminal import close_stdout, echo, ensure_stderr, mendable, nobody_reads, tell_of_compiling
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # whatever is wrong with a command line; typer has no name for it
 P = ParamSpec("P")
@@ -61,6 +61,7 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        ensure_stderr()
         with terminable() as terminated:
             tell_of_compiling(quiet=bool(kwargs.get("quiet")))
             try:
@@ -192,6 +193,7 @@ for _command, _short in (
 
 def main() -> None:
     """Run the command ``nonlocal``."""
+    ensure_stderr()
     with delivered():
         app(prog_name="nonlocal")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from nlflow.denoising import Trail
 from nlflow.denoising.inputs import OF_FAST
-from nlflow.errors import format_bytes
+from nlflow.errors import format_bytes, visible
 from nlflow.explorer import denoising_view as view
 from nlflow.explorer import stacks
 from nlflow.explorer.denoising_view import DenoiseResult, DenoiseSettings, NoiseFile
@@ -370,7 +370,7 @@ class DenoiseTab(Tab):
             command=view.as_command(settings, source),
             note=view.command_note(settings, source),
         )
-        name = PurePath(source.name).name
+        name = visible(PurePath(source.name).name)
         return f"{name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
 
     def _show_noise(self, result: DenoiseResult, unit: str) -> None:

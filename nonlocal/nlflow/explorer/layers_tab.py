@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nlflow.errors import visible
 from nlflow.explorer import layers_view as view
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.layers_view import LayersFile, Run
@@ -72,7 +73,7 @@ class LayersTab(Tab):
         self.no_heads.object = "" if there else note(missing)
         self._found = found
         self._draw_heads()
-        return f"{found.name}: {found.kind}, {len(found.runs)} run(s), {found.tokens} tokens"
+        return f"{visible(found.name)}: {found.kind}, {len(found.runs)} run(s), {found.tokens} tokens"
 
     def _draw_heads(self) -> None:
         found = self._found

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from nlflow.errors import visible
+
 _WIDTH = 100  # of a line of the texts that users copy
 
 
@@ -24,7 +26,7 @@ def decibels(value: float | None) -> str:
 
 def note(*texts: str) -> str:
     """Return notes as HTML, a paragraph each."""
-    return "".join(f'<p class="note">{escape(text)}</p>' for text in texts if text)
+    return "".join(f'<p class="note">{escape(visible(text))}</p>' for text in texts if text)
 
 
 def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> str:

@@ -164,7 +164,7 @@ def _declared(path: Path) -> int:
                     return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
             if form == "tiff":
                 with opened(path) as tiff:
-                    return len(tiff.pages) * math.prod(tiff.pages[0].shape)
+                    return int(len(tiff.pages) * math.prod(tiff.pages[0].shape))
     except Exception:  # `files.read` says what is wrong with the header
         return 0
     return 0

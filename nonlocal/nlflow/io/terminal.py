@@ -36,6 +36,12 @@ def say(level: str, text: str) -> None:
     echo(f"nonlocal: {level}: {visible(text)}", err=True)
 
 
+def ensure_stderr() -> None:
+    """Give a process that was started without stderr, as daemons are, one that leads nowhere."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+
+
 def nobody_reads(error: Exception) -> bool:
     """Whether it says that the reader of stdout has had enough; Windows has no name of its own for that."""
     if isinstance(error, BrokenPipeError):

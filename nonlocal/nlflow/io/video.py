@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 
 from nlflow.errors import InputError, install_command
 from nlflow.io.atomic import write_atomic
-from nlflow.io.formats.film_coding import open_film
 
 SUFFIXES = (".mp4", ".gif")
 
@@ -87,7 +86,9 @@ def comment_of(path: Path) -> str | None:
             with Image.open(path, formats=["GIF"]) as image:
                 comment = image.info.get("comment", b"")
             return str(comment.decode()) if isinstance(comment, bytes) else None
-        with open_film(path) as container:
+        import av
+
+        with av.open(str(path), "r", format="mp4", options={"protocol_whitelist": "file"}) as container:
             return str(container.metadata["comment"])
     except Exception:  # whatever lies there: it is none of ours
         return None

@@ -20,7 +20,7 @@ from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised
 from nlflow.denoising.large.sources import open_stack
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
-from nlflow.io.atomic import sync_folder
+from nlflow.io.atomic import sync_folder, temporary_name
 from nlflow.io.encoding import digest, encode, misfit
 from nlflow.io.storage import load_record, locked, save_record
 
@@ -266,14 +266,13 @@ def _write_blocks(
 def _finish(partial: Path, target: Path) -> None:
     """Give the complete array its name."""
     try:
-        (partial / _RECORD).unlink()
-        if target.exists():
-            old = target.with_name(f"{target.name}.old")
+        old = temporary_name(target) if target.exists() else None
+        if old is not None:
             target.replace(old)
-            partial.replace(target)
+        partial.replace(target)
+        (target / _RECORD).unlink()  # now, so that a partial one can always be gone on with
+        if old is not None:
             shutil.rmtree(old)
-        else:
-            partial.replace(target)
         sync_folder(target.parent)
     except OSError as error:
         raise FileFormatError(

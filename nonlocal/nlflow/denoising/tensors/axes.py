@@ -72,6 +72,11 @@ class Axes:
         """Return the axes of a tensor; the letter B names a batch, whose items are denoised one by one."""
         if not (isinstance(axes, str) and axes.count("B") == 1 and len(axes) == len(shape)):
             layout, channel = layout_of(shape, channel_axis, axes, spacing)
+            if not 1 <= len(shape) - (channel is not None) <= 3:
+                raise InputError(
+                    f"image: got {len(shape)} dimension(s) (shape {tuple(shape)}) with channel_axis={channel_axis}, "
+                    "expected one to three: a signal, an image or a volume; name a batch and channels, as axes='BCYX'"
+                )
             return cls(layout, None, channel, shape)
         batch = axes.index("B")
         if channel_axis is not None:
