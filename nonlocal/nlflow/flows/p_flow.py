@@ -79,7 +79,7 @@ class PFlow(Flow):
         return ["", self.observed, None if self.observed is None else self._functional.fidelity]
 
     def __repr__(self) -> str:
-        return f"PFlow({self._functional!r})"
+        return f"{type(self).__name__}({self._functional!r})"
 
 
 def _misfit(functional: Jp) -> Misfit:
