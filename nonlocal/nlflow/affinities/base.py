@@ -60,7 +60,9 @@ def _check_averages(affinity: Affinity) -> None:
     logs = affinity._log_degree()
     if tuple(getattr(logs, "shape", ())) != affinity.domain.shape:
         got = tuple(getattr(logs, "shape", ()))
-        raise InputError(f"affinity: log_degree of {name} has shape {got}, expected {affinity.domain.shape}, a node each")
+        raise InputError(
+            f"affinity: log_degree of {name} has shape {got}, expected {affinity.domain.shape}, a node each"
+        )
     u = affinity.as_signal(noise)
     average = affinity._average(u)
     got = tuple(getattr(average, "shape", ()))

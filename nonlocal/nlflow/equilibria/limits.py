@@ -164,8 +164,8 @@ def check_frozen(flow: Any, *, constraint: bool = False) -> None:
         )
     if flow.terms.moving:
         raise InputError(
-            f"flow: got a {type(flow).__name__} with a {' and a '.join(flow.terms.moving)}, expected one that is given by "
-            "its kernel and its fidelity alone, of which limits are known; follow it with solve()"
+            f"flow: got a {type(flow).__name__} with a {' and a '.join(flow.terms.moving)}, expected one that is given "
+            "by its kernel and its fidelity alone, of which limits are known; follow it with solve()"
         )
     if name := flow.overridden("average"):
         raise InputError(

@@ -45,8 +45,8 @@ class Descent:
         if energy <= lowest + allowed:
             return None
         return (
-            f"the energy rose from {lowest:.6g} to {energy:.6g} at t={t:.6g}, though the flow descends it: the steps of "
-            f"{self._integrator!r} are unstable or wrong for this flow; use a smaller dt, RungeKutta() or "
+            f"the energy rose from {lowest:.6g} to {energy:.6g} at t={t:.6g}, though the flow descends it: the steps "
+            f"of {self._integrator!r} are unstable or wrong for this flow; use a smaller dt, RungeKutta() or "
             "Exponential(), or look at the method with nlflow.testing.check_integrator"
         )
 

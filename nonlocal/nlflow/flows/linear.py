@@ -359,9 +359,9 @@ class GradientFlow(LinearFlow):
 
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
-        name = type(self._functional).__name__
+        what = f"{type(self._functional).__name__}, metric={self.metric!r}, {kind}, every={self.every}"
         more = "".join(f", {word}" for word in self.terms.words)
-        return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}{more}, {self.affinity!r})"
+        return f"{type(self).__name__}({what}{more}, {self.affinity!r})"
 
 
 @checked_call
@@ -427,4 +427,4 @@ class AttentionFlow(LinearFlow):
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
         more = "".join(f", {word}" for word in self.terms.words)
-        return f"AttentionFlow({kind}, every={self.every}{more}, {self.affinity!r})"
+        return f"{type(self).__name__}({kind}, every={self.every}{more}, {self.affinity!r})"

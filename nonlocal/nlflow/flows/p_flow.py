@@ -81,7 +81,7 @@ class PFlow(Flow):
         return ["", self.observed, fidelity, own.p, own.isotropic, _misfit(own)]
 
     def __repr__(self) -> str:
-        return f"PFlow({self._functional!r})"
+        return f"{type(self).__name__}({self._functional!r})"
 
 
 def _misfit(functional: Jp) -> Misfit:

@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, check_untracked, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
+from nlflow._array import (
+    Array,
+    check_untracked,
+    namespace,
+    over_channels,
+    power_of_two,
+    same_kind,
+    scalar,
+    underflowing,
+)
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number, checked_call

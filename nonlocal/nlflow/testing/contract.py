@@ -39,7 +39,7 @@ class Contract:
 
     def near(self, promise: str, got: Any, expected: Any, tolerance: float, what: str = "the same numbers") -> None:
         """Raise `ContractError` unless arrays differ by at most `tolerance` of the largest number expected."""
-        here, there = _numbers(got), _numbers(expected)
+        here, there = numbers(got), numbers(expected)
         self.holds(here.shape == there.shape, promise, f"shape {here.shape}", f"shape {there.shape}")
         with np.errstate(invalid="ignore"):
             same = here == there  # infinities too
@@ -79,7 +79,7 @@ class Contract:
             return
         except Exception as error:
             raise ContractError(
-                f"{self.name}: {promise}: it raised {type(error).__name__} ({error}), expected an error of nlflow.errors"
+                f"{self.name}: {promise}: it raised {type(error).__name__} ({error}), expected an InputError"
             ) from error
         self.holds(False, promise, f"{type(result).__name__} returned", "an InputError")
 
@@ -89,6 +89,6 @@ def random(*shape: int, seed: int = 0) -> Floats:
     return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape)
 
 
-def _numbers(values: Any) -> Floats:
+def numbers(values: Any) -> Floats:
     """Return numbers, arrays and tensors in float64."""
     return np.asarray(values if isinstance(values, float | int | list | tuple) else to_numpy(values), dtype=np.float64)

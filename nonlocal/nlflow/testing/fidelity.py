@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, Floats, to_numpy
+from nlflow._array import Array, Floats
 from nlflow.affinities import affinity
 from nlflow.domains import Grid
 from nlflow.equilibria import equilibrium
@@ -17,7 +17,7 @@ from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity
 from nlflow.kernels import Gaussian
-from nlflow.testing.contract import Contract, ContractError, random
+from nlflow.testing.contract import Contract, ContractError, numbers, random
 
 _STEPS = (1e-3, 1.0, 1e3)
 
@@ -25,8 +25,8 @@ _STEPS = (1e-3, 1.0, 1e3)
 def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | None = None) -> None:
     """Check the promises of a fidelity operator against the matrices that it multiplies nodes by.
 
-    That ``times`` is linear, symmetric, positive semidefinite, belongs to each node alone and takes several vectors side
-    by side; that ``damped`` and ``implicit_step`` solve their systems; that ``bounds`` hold the eigenvalues; that
+    That ``times`` is linear, symmetric, positive semidefinite, belongs to each node alone and takes several vectors
+    side by side; that ``damped`` and ``implicit_step`` solve their systems; that ``bounds`` hold the eigenvalues; that
     ``scaled`` and ``over_degree`` are multiples, ``centre`` balances f, and ``stated`` says what it is; that minimizers
     and limits with it solve their dense system.
 
@@ -110,7 +110,12 @@ class _Case:
         """Check `times` and `bounds`."""
         near, v, blocks = self.contract.near, random(*self.shape), self.blocks
         moved = self.asked("times(v) keeps shape and dtype", self.fidelity.times, v, like=v)
-        near("times(v) is linear, belongs to each node alone, and takes channels alike", moved, self.applied(blocks, v), 1e-10)
+        near(
+            "times(v) is linear, belongs to each node alone, and takes channels alike",
+            moved,
+            self.applied(blocks, v),
+            1e-10,
+        )
         near("Lambda is symmetric", blocks, np.swapaxes(blocks, -1, -2), 1e-10)
         values = np.linalg.eigvalsh(blocks)
         least = float(values.min())
@@ -161,7 +166,7 @@ class _Case:
         promise = "stated(like) says what it multiplies by"
         stated = self.contract.asked(promise, self.fidelity.stated, v)
         other = self.contract.asked(promise, self.fidelity.scaled(2.5).stated, v)
-        self.contract.near(promise, other, 2.5 * np.asarray(to_numpy(stated)), 1e-10)
+        self.contract.near(promise, other, 2.5 * numbers(stated), 1e-10)
 
     def check_centre(self) -> None:
         """Check `centre`."""
@@ -189,8 +194,8 @@ class _Case:
             raise
         except Exception as error:
             raise ContractError(
-                f"{self.contract.name}: minimizer and equilibrium take it: {type(error).__name__} ({error}) was raised, "
-                "expected a result"
+                f"{self.contract.name}: minimizer and equilibrium take it: {type(error).__name__} ({error}) was "
+                "raised, expected a result"
             ) from error
         exact = self.limit(dense_operator(GradientFlow(J(weights), "degree")), f)
         for name, u in found.items():

@@ -19,9 +19,9 @@ _DENSE = 400  # unknowns, of which the eigenvalues of A are taken
 def check_flow(flow: Flow, start: Array | None = None) -> None:
     """Check the promises of a flow at a signal.
 
-    That ``velocity`` keeps shape and dtype, changes no argument and counts its averages; that the energy, where there is
-    one, falls along it, by as much as a gradient flow's does; that ``when(t)`` is the flow at t; that ``rebuilt`` stays of
-    its class; that a signal of another shape and NaN are refused. Of a linear flow that ``linear`` is linear,
+    That ``velocity`` keeps shape and dtype, changes no argument and counts its averages; that the energy, where there
+    is one, falls along it, by as much as a gradient flow's does; that ``when(t)`` is the flow at t; that ``rebuilt``
+    stays of its class; that a signal of another shape and NaN are refused. Of a linear flow that ``linear`` is linear,
     ``spectral_bounds`` hold its eigenvalues, and ``velocity`` is what ``linear``, ``pulled`` and ``driven`` make
     together.
 
@@ -48,7 +48,9 @@ def check_flow(flow: Flow, start: Array | None = None) -> None:
     if start is None:
         start = flow.affinity.as_signal(random(*shape)) if flow.observed is None else flow.observed
     u = flow.check_signal("start", start)
-    contract.refuses("a signal of another shape is refused", flow.check_signal, "u", flow.affinity.as_signal(np.ones(3)))
+    contract.refuses(
+        "a signal of another shape is refused", flow.check_signal, "u", flow.affinity.as_signal(np.ones(3))
+    )
     bad = np.array(to_numpy(u), dtype=np.float64)
     bad.flat[0] = np.nan
     contract.refuses("NaN is refused", flow.check_signal, "u", flow.affinity.as_signal(bad))
@@ -57,11 +59,16 @@ def check_flow(flow: Flow, start: Array | None = None) -> None:
     contract.holds(isinstance(given, list), "given() lists what tells the flow from others", type(given), "a list")
     later = flow.when(0.5)
     contract.holds(
-        later.time == 0.5 and flow.time == 0 and type(later) is type(flow), "when(t) is the flow at t", later.time, "0.5"
+        later.time == 0.5 and flow.time == 0 and type(later) is type(flow),
+        "when(t) is the flow at t",
+        later.time,
+        "0.5",
     )
     if flow.evolving:
         built = contract.asked("rebuilt(u) is the flow with the kernel of u", flow.rebuilt, u)
-        contract.holds(type(built) is type(flow), "rebuilt(u) stays of its class", type(built).__name__, "its own class")
+        contract.holds(
+            type(built) is type(flow), "rebuilt(u) stays of its class", type(built).__name__, "its own class"
+        )
         flow = built
     if flow.needs_integrator:
         return

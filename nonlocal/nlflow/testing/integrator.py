@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from nlflow.testing.contract import Contract, random
 _NODES = 10
 _SLACK = 0.3  # of a measured order
 _ROUNDING = 2e-12  # errors below tell nothing of an order
-_HALVINGS = 3
+_HALVINGS = 2
 
 
 def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Array | None = None) -> None:
@@ -114,18 +115,15 @@ def _ordered(integrator: Integrator) -> list[tuple[str, LinearFlow, Floats]]:
     energy, smooth = E(weights, f, 0.4, measure="degree"), np.sin(np.arange(_NODES))
     found: list[tuple[str, LinearFlow, Floats]] = [
         ("of a linear flow", GradientFlow(energy, "degree"), smooth),
-        ("of a flow of J", GradientFlow(J(weights), "degree"), smooth),
         ("with a reaction", GradientFlow(energy, "degree", reaction=AllenCahn()), 0.8 * smooth),
     ]
     if integrator.takes_time:
         wave: Callable[[float], Floats] = lambda t: np.cos(3 * t) * smooth  # noqa: E731
+        drawn = GradientFlow(energy, "degree", observed=lambda t: f + np.sin(2 * t))
         found += [
             ("with a source that changes", GradientFlow(energy, "degree", source=wave), smooth),
-            (
-                "with an observed signal that changes", GradientFlow(energy, "degree", observed=lambda t: f + np.sin(2 * t)),
-                smooth,
-            ),
-        ]  # fmt: skip
+            ("with an observed signal that changes", drawn, smooth),
+        ]
     if integrator.takes_constraint:
         held = Constraint(np.array([0, 5]), np.array([1.0, -1.0]))
         found.append(("with a constraint", GradientFlow(energy, "degree", constraint=held), smooth))
@@ -174,7 +172,8 @@ def _check_steps(contract: Contract, integrator: Integrator, flow: Flow, u: Any)
         contract.holds(isinstance(limit, float) and not limit <= 0, "stability_limit(flow) > 0", limit, "a number > 0")
         integrator = _with_step(integrator, min(dt, 0.5 * limit) if limit > 0 else dt)
         other = _with_step(integrator, 0.5 * (integrator.length or 1.0))
-        contract.holds(repr(other) != repr(integrator), "repr tells steps apart", repr(other), "another one for another dt")
+        apart = repr(other) != repr(integrator)
+        contract.holds(apart, "repr tells steps apart", repr(other), "another one for another dt")
     target = 1.0 if integrator.unit_steps else 0.7 * (integrator.length or 0.3)
     promise = "advance(flow, u, t, target, memory) returns the signal and the time"
     memory: dict[str, Any] = {}
@@ -191,8 +190,7 @@ def _check_steps(contract: Contract, integrator: Integrator, flow: Flow, u: Any)
     ahead = t + (1.0 if integrator.unit_steps else target)
     one, _ = _advance(integrator, flow, found, t, ahead, memory)
     two, _ = _advance(integrator, flow, found, t, ahead, dict(kept))
-    size = float(np.abs(np.asarray(one)).max()) or 1.0
-    contract.near("memory without its underscored entries is enough to go on", two, one, 1e-9 / size if size < 1 else 1e-9)
+    contract.near("memory without its underscored entries is enough to go on", two, one, 1e-9)
     if flow.affinity.dtype is None and flow.observed is None:
         single = u.astype(np.float32)
         with suppress(StepFailureError):  # tolerances below the rounding of float32
@@ -250,7 +248,7 @@ def _check_stability(contract: Contract, integrator: Integrator, flow: LinearFlo
             return
         rho = float(np.abs(np.linalg.eigvals(_operator(flow))).max())
         ends = limit if math.isfinite(limit) else 1e3 / rho
-        lengths = [share * ends for share in (0.05, 0.25, 0.5, 0.75, 0.9, 0.999)]
+        lengths = [share * ends for share in (0.25, 0.5, 0.9, 0.999)]
     for dt in lengths:
         method = integrator if integrator.unit_steps else _with_step(integrator, dt)
 
@@ -262,7 +260,8 @@ def _check_stability(contract: Contract, integrator: Integrator, flow: LinearFlo
         radius = float(np.abs(np.linalg.eigvals(step)).max())
         contract.holds(
             radius <= 1 + 1e-8, "steps within stability_limit(flow) are stable",
-            f"a mode that grows by {radius:.6g} in a step of {dt:.6g}, of {flow!r}", "no mode that grows; tell a smaller limit",
+            f"a mode that grows by {radius:.6g} in a step of {dt:.6g}, of {flow!r}",
+            "no mode that grows; tell a smaller limit",
         )  # fmt: skip
 
 
@@ -307,7 +306,7 @@ def _check_order(contract: Contract, integrator: Integrator, what: str, flow: Li
         contract.holds(bool(found.success), f"steps {what}", found.message, "a run that ends")
         errors.append(float(np.abs(found.final - expected).max()))
     rounding = _ROUNDING * size
-    slopes = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False) if b > rounding]
+    slopes = [math.log2(a / b) for a, b in pairwise(errors) if b > rounding]
     if not slopes:
         return  # exact for this flow
     contract.holds(

@@ -62,7 +62,7 @@ class Exponential(Integrator):
     def velocity_of(self, flow: Flow, u: Array) -> Array:
         """Return N - A u with the N of another signal, since it is taken for a constant."""
         linear = as_linear(flow)
-        return linear.drawn(0 * u) - linear.on_free(u)
+        return linear.drawn(0 * u) - linear.on_free(linear.free(u))
 
     def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for evolving and for non-symmetric flows, and for those that are more than linear."""

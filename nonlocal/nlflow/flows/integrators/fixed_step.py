@@ -18,9 +18,10 @@ class FixedStep(Integrator):
     """Integrator with steps of one length, the last before a target shortened to meet it.
 
     A subclass defines `step`, its ``order`` and its `stability_limit`, to which it is held; `check_kind` refuses flows
-    that it cannot integrate. A step of more than one stage has its order for evolving kernels too if its stages call `Flow.velocity`, which takes the kernel
-    from the signal that it gets. `step` gets the flow of the moment at which it begins, ``flow.time``; a stage at
-    another moment is asked of ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
+    that it cannot integrate. A step of more than one stage has its order for evolving kernels too if its stages call
+    `Flow.velocity`, which takes the kernel from the signal that it gets. `step` gets the flow of the moment at which it
+    begins, ``flow.time``; a stage at another moment is asked of ``flow.when(flow.time + c * dt)``, and then
+    ``takes_time`` may be True.
 
     Parameters
     ----------
@@ -75,9 +76,10 @@ class SplitStep(FixedStep):
         return self.reach / bound if bound > 0 else math.inf
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return N - A u, of a signal that is 0 where a constraint gives values."""
+        """Return N - A u at the nodes that a constraint leaves free."""
         linear = as_linear(flow)
-        return linear.drawn(u) - linear.on_free(u)
+        part = linear.free(u)
+        return linear.drawn(part) - linear.on_free(part)
 
     def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for flows that the step cannot split."""
@@ -98,9 +100,9 @@ class SplitStep(FixedStep):
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For any flow. With a reaction
-    whose slope is at most b the limit is 2 / (rho(A) + b). Of a flow whose `velocity` is overridden the limit is that
-    of the linear part alone: what is added may need a shorter step.
+    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For flows that have a linear
+    part, and what is beside it. With a reaction whose slope is at most b the limit is 2 / (rho(A) + b). It is NaN, not
+    known, where `velocity` is overridden without `linear`, and for a reaction that turns (`Reaction.turns`).
 
     Parameters
     ----------

@@ -144,7 +144,7 @@ class NodeFidelity(Fidelity):
 
 
 def checked_method(fidelity: Fidelity, method: str, *arguments: Any) -> Fidelity:
-    """Return the fidelity that a method makes of another, or raise `InputError` where one of somebody's own has none."""
+    """Return the fidelity that a method makes of another, or raise `InputError` where a class of one's own has none."""
     try:
         made = getattr(fidelity, method)(*arguments)
     except NlflowError:

@@ -144,7 +144,10 @@ class MatrixFidelity(Fidelity):
         highest = self.bounds()[1]
         lowest = scalar(xp.min(log_degree))
         check_exponent(max(math.log(highest) if highest > 0 else 0.0, 0.0) - lowest, like)
-        return self.scaled(xp.astype(xp.exp(-log_degree), like.dtype))
+        result = self.scaled(xp.astype(xp.exp(-log_degree), like.dtype))
+        for part in ("_matrices", "_eigenvalues", "_vectors"):
+            setattr(result, part, xp.astype(getattr(self, part), like.dtype, copy=False))
+        return result
 
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
         """Return the constant that f is centred by, (sum m Lambda)^-1 sum m Lambda f; see `Fidelity.centre`.
