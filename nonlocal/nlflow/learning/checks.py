@@ -137,6 +137,8 @@ def checked_points(estimator: Any, X: Any, *, reset: bool) -> Any:
     from sklearn.utils.validation import validate_data
 
     check_plain("X", X)
+    if getattr(getattr(X, "dtype", None), "kind", "f") in "mM":
+        raise InputError(f"X: got {X.dtype}, expected real numbers; say from when and in which unit they count")
     if is_tensor(X):
         X = _checked_tensor(estimator, X, reset)
         _check_square(estimator, X, reset)
@@ -188,11 +190,7 @@ def on_host(points: Any) -> Any:
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Refuse what scikit-learn takes without a word: masked arrays without their masks, and dates as numbers."""
-    if getattr(getattr(value, "dtype", None), "kind", "f") in "mM":
-        raise InputError(
-            f"{name}: got {value.dtype}, expected real numbers; say from when and in which unit they count"
-        )
+    """Refuse masked arrays, whose masks scikit-learn leaves away without a word."""
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or leave rows out")
 
