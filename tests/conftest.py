@@ -58,7 +58,7 @@ def _drawn(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _first_value(item: pytest.Function) -> str:
-    """Return the value that the first parameter of a test has in this case; its text, since values need have no hash."""
+    """Return the text of the value that the first parameter has in a case: values need have no hash."""
     given = item.callspec.params
     return repr(given[next(name for name in inspect.signature(item.function).parameters if name in given)])
 

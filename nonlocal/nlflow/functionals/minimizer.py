@@ -337,8 +337,8 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
         lambda v: v - affinity._average(v) + fidelity.times(v), fidelity, f, tuple(range(len(affinity.domain.shape)))
     )
     allowed = error_allowed(default_rtol(f))
-    error = rows.judged(Solved(u, residual, 0), None, fidelity.times(f), rows._top(f), allowed).error
-    success, advice = verdict(0.0, default_rtol(f), error)
+    bound = rows.judged(Solved(u, residual, 0), None, fidelity.times(f), rows._top(f), allowed).error
+    success, advice = verdict(0.0, default_rtol(f), bound)
     return Minimizer(u, residual, 0, success, f"residual {residual:.3g} by Cholesky's method{advice}")
 
 

@@ -101,7 +101,7 @@ class Expression:
         return self + -as_expression(other)
 
     def __rsub__(self, other: Any) -> Expression:
-        return -self + other
+        return _joined("add", -self, other)
 
     def __truediv__(self, other: Any) -> Expression:
         return _joined("multiply", self, as_expression(other) ** Fraction(-1))

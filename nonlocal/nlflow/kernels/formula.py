@@ -13,7 +13,7 @@ from nlflow._array import Array, Floats, constant_like, namespace, to_numpy, und
 from nlflow.errors import InputError, shortened
 from nlflow.kernels import written
 from nlflow.kernels.base import RadialKernel
-from nlflow.kernels.expressions import SQUARED, Expression, Number, value
+from nlflow.kernels.expressions import SQUARED, Expression, Number, as_float, value
 from nlflow.kernels.forms import called, logarithm, parsed
 from nlflow.kernels.rewriting import simplified
 
@@ -152,7 +152,8 @@ class Formula(RadialKernel):
 
     def _compare(self) -> None:
         """Raise `InputError` unless log k is what is written: near all its numbers, and from 0 to 1e12 widths."""
-        numbers = sorted({float(abs(c)) for c in _numbers(self._written) if 1e-12 < abs(c) < 1e12})[:_CONSTANTS]
+        sizes = {abs(as_float(c)) for c in _numbers(self._written)}
+        numbers = sorted(size for size in sizes if 1e-12 < size < 1e12)[:_CONSTANTS]
         corners = np.array([c * near for c in numbers for near in _BESIDE], np.float32)
         squared = np.concatenate([_COMPARED, corners]).astype(np.float64) ** 2
         log = np.asarray(value(self._log, squared))

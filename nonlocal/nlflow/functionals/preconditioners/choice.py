@@ -178,7 +178,8 @@ class Choice:
         return Multigrid(self._affinity, self._operator, measure.reshape(size), self._values())
 
     def _values(self) -> Floats:
-        """Return phi at each node, (N,)."""
+        """Return phi at each node, (N,), for what takes numbers."""
+        assert isinstance(self._fidelity, NodeFidelity)
         values = np.asarray(self._fidelity.values, np.float64)
         return np.broadcast_to(values, self._affinity.domain.shape).reshape(-1)
 
