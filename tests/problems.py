@@ -136,7 +136,8 @@ def random_chain(n: int, seed: int = 0, *, asymmetry: float = 1.0) -> Floats:
 def unchecked(integrator: Integrator) -> Integrator:
     """Return an integrator that refuses nothing."""
     cls = type(integrator)
-    result = type(cls.__name__, (cls,), {"check": lambda self, flow: None})
+    free: dict[str, Any] = {"check": lambda self, flow: None, "surely_stable": lambda self, flow: True}
+    result = type(cls.__name__, (cls,), free)
     return result(**vars(integrator))
 
 

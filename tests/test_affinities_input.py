@@ -244,7 +244,7 @@ LARGE = np.zeros((1500, 1500), np.float32)
 TOO_LARGE: dict[str, tuple[Any, str]] = {
     "dense points": (
         lambda **limit: affinity(Gaussian(1.0), Points(np.arange(20000.0)), method="dense", **limit),
-        r"a dense affinity of 20000 nodes needs 2\.9\d+ GiB \(3\d{9} bytes\), the limit is .*; use fewer nodes, a grid",
+        r"a dense affinity of 20000 nodes needs 2\.9\d+ GiB \(3\d{9} bytes\), the limit is .*; use method='pairwise'",
     ),
     "dense features": (
         lambda **limit: affinity(ExpDotProduct(), Points(np.arange(2e4)), np.zeros(20000), method="dense", **limit),

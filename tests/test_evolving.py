@@ -332,10 +332,10 @@ class Drift(nl.AttentionFlow):
     """An attention flow with the wind, said in both ways that integrators ask for."""
 
     def velocity(self, u: Any) -> Any:
-        return super().velocity(u) + 0.1 * (np.roll(u, 1, axis=0) - u)
+        return -self.at(u).diffusion(u)
 
     def diffusion(self, v: Any) -> Any:
-        return self._times_rate(v - self.average(v))
+        return self._times_rate(v - self.average(v)) - 0.1 * (np.roll(v, 1, axis=0) - v)
 
 
 def reaction(evolving: bool, fidelity: bool = True) -> Reaction:

@@ -307,7 +307,7 @@ def test_what_is_refused() -> None:
             call()
     limit = nl.ForwardBackward(1.0).stability_limit(quadratic)
     assert limit == pytest.approx(1 / (EDGES.sum(axis=1) / W).max())
-    with pytest.raises(StabilityError, match=f"needs dt <= {limit:.6g}"):
+    with pytest.raises(StabilityError, match=f"needs dt < {limit:.6g}"):
         nl.solve(quadratic, F, t=1, integrator=nl.ForwardBackward(1.01 * limit))
     failed = nl.solve(high, 100 * F, t=1, integrator=nl.ForwardBackward(0.1))
     assert not failed.success

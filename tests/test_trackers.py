@@ -118,7 +118,8 @@ def test_callbacks_get_time_signal_and_flow() -> None:
     nl.solve(p.flow, p.start, t=0.25, integrator=EULER, trackers=[nl.Callback(lambda *given: calls.append(given))])
     assert [c[0] for c in calls] == [0.0, 0.125, 0.25]
     assert np.array_equal(calls[0][1], p.start)
-    assert all(c[2] is p.flow for c in calls)
+    assert all(c[2].affinity is p.flow.affinity for c in calls)
+    assert [c[2].time for c in calls] == [0.0, 0.125, 0.25]
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------

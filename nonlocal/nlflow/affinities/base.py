@@ -36,7 +36,64 @@ def check_affinity(affinity: Any) -> Affinity:
     """Return an affinity, or raise `InputError` for anything else."""
     if not isinstance(affinity, Affinity):
         raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
+    if not affinity._sound and _of_somebodys_own(affinity):
+        _check_averages(affinity)
+    affinity._sound = True
     return affinity
+
+
+def _of_somebodys_own(affinity: Affinity) -> bool:
+    """Whether averages or degrees are computed by code that is not the package's, whose tests look at its own."""
+    return any(
+        not getattr(type(affinity), method).__module__.startswith("nlflow.") for method in ("_average", "_log_degree")
+    )
+
+
+def _check_averages(affinity: Affinity) -> None:
+    """Raise `InputError` unless P has the shape of signals, keeps constants and range, and is as symmetric as it says.
+
+    One average of three channels: ones, and noise twice.
+    """
+    name, shape = type(affinity).__name__, (*affinity.domain.shape, 3)
+    noise = np.random.default_rng(0).uniform(-1, 1, shape)
+    noise[..., 0] = 1
+    logs = affinity._log_degree()
+    if tuple(getattr(logs, "shape", ())) != affinity.domain.shape:
+        got = tuple(getattr(logs, "shape", ()))
+        raise InputError(
+            f"affinity: log_degree of {name} has shape {got}, expected {affinity.domain.shape}, a node each"
+        )
+    u = affinity.as_signal(noise)
+    average = affinity._average(u)
+    got = tuple(getattr(average, "shape", ()))
+    if got != shape or average.dtype != u.dtype:
+        raise InputError(
+            f"affinity: the average of {name} has shape {got} and dtype {getattr(average, 'dtype', None)} for a signal "
+            f"of shape {shape} and {u.dtype}, expected those of the signal (domain.shape, or domain.shape + (D,))"
+        )
+    xp = namespace(u)
+    rounding = (1e-4 if u.dtype == xp.float32 else 1e-8) + 2 * affinity.error_estimate
+    off = scalar(xp.max(xp.abs(average[..., 0] - 1)))
+    if not off <= rounding:
+        raise InputError(
+            f"affinity: {name} averages a signal of ones to values off by {off:.3g}, expected 1 at every node; divide "
+            "sums by the degree, sum_j w_j k_ij"
+        )
+    outside = scalar(xp.max(xp.abs(average)))
+    if not outside <= 1 + rounding:
+        raise InputError(
+            f"affinity: {name} averages values from -1 to 1 to {outside:.4g}, expected averages within their range, as "
+            "weights >= 0 give; take weights k_ij >= 0"
+        )
+    if not affinity.symmetric:
+        return
+    measure = affinity.measure("degree", u)
+    products = [scalar(xp.sum(measure * u[..., i] * average[..., j], dtype=xp.float64)) for i, j in ((1, 2), (2, 1))]
+    if not abs(products[0] - products[1]) <= rounding:
+        raise InputError(
+            f"affinity: {name} says that it is symmetric, but sum w d u Pv is {products[0]:.6g} and sum w d v Pu "
+            f"{products[1]:.6g}, expected the same; set symmetric=False, or let log_degree be that of the sums"
+        )
 
 
 @underflowing
@@ -71,6 +128,8 @@ class Affinity(Structure):
     A subclass of your own defines ``_average(u)`` (Pu of a checked signal) and ``_log_degree()`` (log d without the
     kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays.
     """
+
+    _sound: bool = False  # whether `check_affinity` has looked at it
 
     def _push(self, law: Array) -> Array:
         """Return p P for a checked signal; this form holds for symmetric k, where P is self-adjoint in w d."""
@@ -355,6 +414,7 @@ class Affinity(Structure):
                 "it from features (features=u) for an evolving kernel"
             )
         updated: Affinity = self._recipe(u)
+        updated._sound = self._sound
         return updated
 
     def flatten(self, u: Array) -> Array:

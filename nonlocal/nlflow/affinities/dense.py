@@ -25,10 +25,13 @@ LogBlock = Callable[[int, int], Array]
 
 _BLOCK_BYTES = 2**20  # of the logits of some rows, which stay in the cache until they are weights
 _SUMMED = 128  # nodes whose float32 terms are added up before float64 takes over
-_DENSE_REMEDY = (
-    "use fewer nodes, a grid with a position kernel (method='convolution'), a windowed kernel (method='stencil'), "
-    "or raise memory_limit"
-)
+_REMEDIES = {
+    "matrix": "use fewer nodes, or raise memory_limit",
+    "grid": "use method='convolution' (a position kernel), method='stencil' (a windowed one), or fewer nodes, or raise "
+    "memory_limit",
+    "points": "use method='pairwise' (method='tiled' for tensors), which keeps no matrix, or fewer nodes, or raise "
+    "memory_limit",
+}
 
 
 class DenseAffinity(Affinity):
@@ -57,7 +60,7 @@ class DenseAffinity(Affinity):
             domain, kernel, symmetric=symmetric, positive_semidefinite=positive_semidefinite, dtype=like.dtype
         )
         n = domain.size
-        block_bytes = _check_dense(n, int(like.dtype.itemsize), kept_bytes, memory_limit)
+        block_bytes = _check_dense(domain, kernel, int(like.dtype.itemsize), kept_bytes, memory_limit)
         # Only K = k + k^T of a non-symmetric kernel asks for the logits again.
         self._log_block = None if symmetric else log_block
         self._transposed = None if symmetric else log_transposed
@@ -107,7 +110,7 @@ class DenseAffinity(Affinity):
         """
         same = queries is keys
         xp = namespace(keys)
-        _check_dense(domain.size, int(keys.dtype.itemsize), 0, memory_limit)  # before a rule is asked of all pairs
+        _check_dense(domain, kernel, int(keys.dtype.itemsize), 0, memory_limit)  # before a rule is asked of all pairs
         sight = None if mask is None else Sight(mask, (), domain.size, keys)
         tags = properties(kernel, queries, keys, mask)
         tags["symmetric"] = tags["symmetric"] and (sight is None or sight.symmetric)
@@ -164,7 +167,7 @@ class DenseAffinity(Affinity):
         kept = 0 if symmetric else domain.size**2 * int(k.dtype.itemsize)
         if not symmetric:
             # Kept for K = k + k^T, which may be asked for after the matrix has changed.
-            _check_dense(domain.size, int(k.dtype.itemsize), kept, memory_limit)
+            _check_dense(domain, None, int(k.dtype.itemsize), kept, memory_limit)
             k = xp.astype(k, k.dtype, copy=True)
             transposed = xp.matrix_transpose(k)
 
@@ -313,11 +316,13 @@ class DenseAffinity(Affinity):
         )  # fmt: skip
 
 
-def _check_dense(nodes: int, itemsize: int, kept_bytes: int, limit: float | None) -> int:
+def _check_dense(domain: Domain, kernel: Kernel | None, itemsize: int, kept_bytes: int, limit: float | None) -> int:
     """Hold a dense affinity against the memory limit and return the size of the blocks it is built in."""
+    nodes = domain.size
     block = min(_BLOCK_BYTES, 8 * nodes * nodes)
+    place = "matrix" if kernel is None else "grid" if isinstance(domain, Grid) else "points"
     needed = nodes * nodes * itemsize + 4 * block + kept_bytes
-    check_memory(f"a dense affinity of {nodes} nodes", needed, _DENSE_REMEDY, limit)
+    check_memory(f"a dense affinity of {nodes} nodes", needed, _REMEDIES[place], limit)
     return block
 
 

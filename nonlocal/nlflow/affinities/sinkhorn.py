@@ -288,10 +288,17 @@ def _scaled(logits: Array, logs: Array, symmetric: bool, tolerance: float, most:
             continue
         # With the scalings so far in the exponent, products find the next ones; what underflows here is below 1e-300.
         kernel = xp.exp(logits + f[:, None] + g[None, :] + logs[None, :])
-        move, count, off = (_symmetric if symmetric else _alternating)(
-            kernel, logs, tolerance, min(_INNER, most - done)
-        )
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # found out below
+            move, count, off = (_symmetric if symmetric else _alternating)(
+                kernel, logs, tolerance, min(_INNER, most - done)
+            )
         done += count
+        if not (math.isfinite(off) and bool(xp.all(xp.isfinite(move[0]))) and bool(xp.all(xp.isfinite(move[1])))):
+            spread = scalar(xp.max(logits)) - scalar(xp.min(xp.where(xp.isfinite(logits), logits, 0 * logits)))
+            raise NumericalError(
+                f"sinkhorn: sums of columns underflow after {done} iterations, where scalings have no float any more "
+                f"(logits spread over {spread:.4g}); use smaller logits (a smaller scale or a larger width)"
+            )
         f, g = f + move[0], g + move[1]
         if symmetric:
             g = f

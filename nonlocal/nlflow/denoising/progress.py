@@ -161,13 +161,15 @@ def _warning(message: Warning | str) -> Warning:
 class RememberingFlow(GradientFlow):
     """A gradient flow that keeps its last average: the energies of a state and the step from it need the same one."""
 
-    _last: tuple[Array, Array] | None = None
+    def __init__(self, *given: Any, **words: Any) -> None:
+        super().__init__(*given, **words)
+        self._last: list[tuple[Array, Array]] = []  # one place for the flow at all times
 
     def average(self, u: Array) -> Array:
         """Return Pu, computed once for an array that is asked for again."""
-        if self._last is None or self._last[0] is not u:
-            self._last = u, super().average(u)
-        return self._last[1]
+        if not self._last or self._last[0][0] is not u:
+            self._last[:] = [(u, super().average(u))]
+        return self._last[0][1]
 
 
 class Follower(Tracker):

@@ -115,8 +115,8 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     check_frozen(flow)
     if flow.fidelity is None:
         raise InputError("flow: got a flow without fidelity, whose limit is constant; give it a fidelity > 0")
-    fidelity = flow.fidelity.values
-    if not isinstance(fidelity, float):
+    fidelity = flow.fidelity.uniform
+    if fidelity is None:
         raise InputError(
             "fidelity: got one value for each node (or a matrix) in the flow's metric, expected one number for all; in "
             "GradientFlow use the measure that belongs to the metric"

@@ -105,7 +105,7 @@ def equilibrium(
     low, high = fidelity.bounds()
     if high == 0:
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
-    tracked = flow.affinity.tracked or any(getattr(a, "requires_grad", False) for a in (observed, fidelity.values))
+    tracked = flow.affinity.tracked or fidelity.tracked or getattr(observed, "requires_grad", False)
     check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.equilibrium")
     rtol = default_rtol(observed) if rtol is None else rtol
     if fidelity.width > 1:
@@ -159,7 +159,12 @@ def check_frozen(flow: Any, *, constraint: bool = False) -> None:
         raise InputError(
             f"flow: got one with a {flow.terms.constraint!r}, expected one without, for which bounds are known"
         )
-    if name := "velocity" if flow.terms.moving else flow.overridden("average"):
+    if flow.terms.moving:
+        raise InputError(
+            f"flow: got a {type(flow).__name__} with a {' and a '.join(flow.terms.moving)}, expected one that is given "
+            "by its kernel and its fidelity alone, of which limits are known; follow it with solve()"
+        )
+    if name := flow.overridden("average"):
         raise InputError(
             f"flow: got a {type(flow).__name__} whose {name}() is overridden, expected one that is given by its kernel "
             "and its fidelity alone, of which limits are known; follow it with solve()"

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from nlflow._array import constant_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
 from nlflow.flows.integrators import FixedStep, Integrator
-from nlflow.flows.integrators.base import check_terms
+from nlflow.flows.integrators.base import check_admitted, check_same_flow, check_terms
 from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, gmres, verdict
@@ -112,7 +112,9 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
             "ExplicitEuler(dt), SemiImplicit(dt) or AttentionStep()"
         )
     with torch.no_grad():
-        integrator.check(flow.rebuilt(u) if flow.evolving else flow)
+        now = flow.rebuilt(u) if flow.evolving else flow
+        check_admitted(now, integrator)
+        check_same_flow(now, integrator, u)
     if flow.timed:
         raise InputError(f"flow: got {flow!r}, whose terms depend on time, expected one that does not; use solve()")
     check_terms(flow, integrator)

@@ -49,7 +49,7 @@ class Flow:
         How often P has been applied so far, a multichannel signal counting once. Flows that come of `rebuilt` share
         the count.
     time : float
-        What depends on time belongs to this moment; see `when`.
+        The moment of the step or stage; what depends on time belongs to it. See `when`.
     timed : bool
         Whether something depends on time beside the signal.
     during : callable
@@ -101,8 +101,8 @@ class Flow:
         return False
 
     def when(self, t: float) -> Self:
-        """Return the flow as it is at time t; itself where nothing depends on time."""
-        return self._at_time(t) if self.timed and t != self.time else self
+        """Return the flow as it is at time t, which its `time` is then."""
+        return self if t == self.time else self._at_time(t)
 
     def _at_time(self, t: float) -> Self:
         """Return a copy for another time."""
@@ -116,9 +116,9 @@ class Flow:
 
     def is_like(self, other: Flow | None) -> bool:
         """Whether another flow, one that came of this one, has the velocities of this one."""
-        if other is None or not self.timed:
-            return other is self
-        return other.affinity is self.affinity and other.time == self.time
+        if other is None:
+            return False
+        return other.affinity is self.affinity and (other.time == self.time or not self.timed)
 
     @property
     def functional(self) -> Any:
@@ -197,6 +197,11 @@ class Flow:
         if not math.isfinite(result):
             raise NumericalError("speed: degree or fidelity times the signal overflows; scale one of them down")
         return result
+
+    def tension(self, u: Array) -> float:
+        """Return how large the parts are that cancel in du/dt, 0 where that is not known; see `speed`."""
+        del u
+        return 0.0
 
     def norm(self, v: Array) -> float:
         """Return the root mean square of `v` in the flow's measure, over nodes; channels are added up."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from nlflow._array import Array, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.pieces import Pieces
@@ -37,7 +38,8 @@ class LinearFlow(Pieces):
     """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
 
     A subclass may add to `velocity`. Integrators that are made of the linear pieces refuse it then, as they refuse
-    terms (see `more_than`), and those that use `velocity` take it as it is.
+    terms (see `more_than`), and those that use `velocity` take it as it is. A subclass of another operator overrides
+    `velocity`, `linear` and `spectral_bounds` together; what integrators ask for beside A u follows from the two.
 
     Attributes
     ----------
@@ -66,7 +68,7 @@ class LinearFlow(Pieces):
         self.affinity = affinity
         self.fidelity = fidelity
         self.symmetric = affinity.symmetric
-        self._pulled: tuple[Array, Array] | None = None
+        self._pulled: list[tuple[Array, Array]] = []  # one place for the flow at all times
         self._rate: Array | float = affinity.degree if self.metric == "l2" else 1.0
 
     @property
@@ -78,7 +80,7 @@ class LinearFlow(Pieces):
         """Return what the flow was given beside its kernel: arrays, numbers and words that tell it from others."""
         # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes differently.
         stated = self.functional if isinstance(self.functional, E) else None
-        fidelity = None if self.fidelity is None else self.fidelity.values
+        fidelity = None if self.fidelity is None else self.fidelity.stated(self.observed)
         own = (fidelity, "") if stated is None else (stated.fidelity, stated.measure)
         fixed = None if self.terms.observed is not None else self.observed
         return [own[1], fixed, own[0], *self.terms.given()]
@@ -113,8 +115,21 @@ class LinearFlow(Pieces):
         return self.free(self.linear(v))
 
     def drawn(self, u: Array) -> Array:
-        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others."""
+        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others.
+
+        Of a flow whose `velocity` or `linear` is overridden, what is left of it: du/dt + A u.
+        """
+        if not self.split:
+            return self.free(self.velocity(u) + self.linear(u))
         return self.pulled(u) + self.driven(u) if self.terms.drives else self.pulled(u)
+
+    def toward(self, u: Array) -> Array:
+        """Return the part of N that implicit steps take at their end: `pulled`; 0 where N is taken as a whole."""
+        return self.pulled(u) if self.split else 0 * u
+
+    def rest(self, u: Array) -> Array:
+        """Return the other part of N, which is taken explicitly."""
+        return self.driven(u) if self.split else self.drawn(u)
 
     def pulled(self, u: Array) -> Array:
         """Return the part of N that does not depend on u, and is as stiff as A: phi f, and -A of held values."""
@@ -129,9 +144,9 @@ class LinearFlow(Pieces):
     def _boundary(self, constraint: Held, u: Array) -> Array:
         """Return A of the values of the constraint, kept while it stays what it is. One average."""
         values = constraint.at(self.time, u)
-        if self._pulled is None or self._pulled[0] is not values:
-            self._pulled = (values, self.linear(values))
-        return self._pulled[1]
+        if not self._pulled or self._pulled[0][0] is not values:
+            self._pulled[:] = [(values, self.linear(values))]
+        return self._pulled[0][1]
 
     @property
     def conserves_mean(self) -> bool:
@@ -204,6 +219,18 @@ class LinearFlow(Pieces):
         definite = self.affinity.symmetric and self.affinity.positive_semidefinite
         # What approximates a definite kernel has eigenvalues that are below 0 by its error at most.
         return rate * min(1 + self.affinity.error_estimate, 2) if definite else 2 * rate
+
+    def tension(self, u: Array) -> float:
+        """Return the norms of r u, phi u, phi f and of what drives, which cancel in du/dt where the flow is at rest."""
+        now, parts = self.at(u), []
+        with np.errstate(over="ignore", invalid="ignore"):
+            deviation = u - now.mean(u)
+            parts.append(now._times_rate(deviation))
+            if now.fidelity is not None and now.observed is not None:
+                parts += [now.fidelity.times(now.observed - u)]
+            if now.terms.drives:
+                parts.append(now.terms.driving(now.time, now.held(u)))
+            return sum(now.norm(part) for part in parts)
 
     def energy(self, u: Array) -> float:
         """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
@@ -332,9 +359,9 @@ class GradientFlow(LinearFlow):
 
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
-        name = type(self._functional).__name__
+        what = f"{type(self._functional).__name__}, metric={self.metric!r}, {kind}, every={self.every}"
         more = "".join(f", {word}" for word in self.terms.words)
-        return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}{more}, {self.affinity!r})"
+        return f"{type(self).__name__}({what}{more}, {self.affinity!r})"
 
 
 @checked_call
@@ -370,14 +397,15 @@ class AttentionFlow(LinearFlow):
         source: Array | Callable[..., Array] | None = None,
         constraint: Constraint | None = None,
     ) -> None:
-        if not isinstance(affinity, Affinity):
-            raise InputError(
-                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
-            )
+        check_affinity(affinity)
         term: Fidelity | None = None
         terms = as_terms(affinity, reaction, source, observed if callable(observed) else None, constraint)
         if observed is not None:
-            observed = affinity.check_signal("observed", observed) if terms.observed is None else terms.observed.at(0.0)
+            if terms.observed is None:
+                signal = affinity.check_signal("observed", observed)
+                observed = namespace(signal).astype(signal, signal.dtype, copy=True)  # the flow stays what it is
+            else:
+                observed = terms.observed.at(0.0)
             term = as_fidelity(fidelity, observed, affinity)
         elif not isinstance(fidelity, float | int) or fidelity != 0:
             raise InputError("observed: the signal f is needed when a fidelity is given")
@@ -399,4 +427,4 @@ class AttentionFlow(LinearFlow):
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
         more = "".join(f", {word}" for word in self.terms.words)
-        return f"AttentionFlow({kind}, every={self.every}{more}, {self.affinity!r})"
+        return f"{type(self).__name__}({kind}, every={self.every}{more}, {self.affinity!r})"

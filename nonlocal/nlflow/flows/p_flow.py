@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, underflowing
-from nlflow.errors import InputError, StabilityError, check_number
+from nlflow.errors import InputError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
 from nlflow.flows.integrators.base import SLACK, StepFailureError
@@ -79,7 +79,7 @@ class PFlow(Flow):
         return ["", self.observed, None if self.observed is None else self._functional.fidelity]
 
     def __repr__(self) -> str:
-        return f"PFlow({self._functional!r})"
+        return f"{type(self).__name__}({self._functional!r})"
 
 
 def _misfit(functional: Jp) -> Misfit:
@@ -112,6 +112,7 @@ class ForwardBackward(FixedStep):
     """
 
     order = 1.0
+    longer = ""
 
     def stability_limit(self, flow: Flow) -> float:
         """Return the longest stable step, for p > 2 that of a signal with the range of the observed one."""
@@ -131,17 +132,12 @@ class ForwardBackward(FixedStep):
         slope = jp.graph.row_sums(jp.on_edges(curvature)) / jp.affinity.domain.weights.ravel()
         return 1 / float(slope.max()) if slope.max() > 0 else math.inf
 
-    def check(self, flow: Flow) -> None:
-        """Raise `InputError` for what is no PFlow with p >= 2, `StabilityError` above the limit for p = 2."""
-        self._check_kind(flow)
-        if flow.functional.p == 2 and self.dt > (limit := self.stability_limit(flow)) * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for this flow: ForwardBackward needs dt <= {limit:.6g}; "
-                "reduce dt"
-            )
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether the limit is looked at in every step instead."""
+        return bool(flow.functional.p > 2)
 
-    @staticmethod
-    def _check_kind(flow: Flow) -> None:
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for what is no PFlow with p >= 2."""
         if not isinstance(flow, PFlow):
             raise InputError(
                 f"integrator: ForwardBackward is for a PFlow, got {type(flow).__name__}; use SemiImplicit() or "
@@ -155,7 +151,7 @@ class ForwardBackward(FixedStep):
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Move explicitly by the diffusion, and implicitly by the fidelity."""
-        self._check_kind(flow)
+        self.check_kind(flow)
         jp: Any = flow.functional
         flow.applications += 1
         if jp.p > 2:
@@ -195,7 +191,7 @@ class LaggedDiffusivity(FixedStep):
         del flow
         return math.inf
 
-    def check(self, flow: Flow) -> None:
+    def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for a flow that is linear, and for p > 2."""
         if not isinstance(flow, PFlow):
             raise InputError(
@@ -210,7 +206,7 @@ class LaggedDiffusivity(FixedStep):
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Minimize the quadratic functional that touches J_p at u."""
-        self.check(flow)
+        self.check_kind(flow)
         jp: Any = flow.functional
         flow.applications += 1
         flat = jp.flat(u)

@@ -1,4 +1,4 @@
-"""The linear pieces that a flow is made of, and which of them a subclass says more than."""
+"""The pieces that a flow is made of, and which of them a subclass says more than."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from nlflow.flows.terms import Terms
 
 class Pieces(Flow):
     """A flow made of pieces: `average` makes `diffusion`, this makes `linear` and `velocity`.
+
+    `pulled` and `driven` are what `velocity` has beside `linear`. Where a subclass overrides `velocity` or `linear` and
+    not both of them, they follow from these two (`LinearFlow.toward`, `LinearFlow.drawn`).
 
     Attributes
     ----------
@@ -46,6 +49,18 @@ class Pieces(Flow):
         depth = self._depth(piece)
         above = order[order.index(piece) + 1 :]
         return next((name for name in reversed(above) if self._depth(name) < depth), None)
+
+    @property
+    def split(self) -> bool:
+        """Whether `pulled` and `driven` are those of `velocity` and `linear`, and need not be taken from them."""
+        said = max(self._depth("pulled"), self._depth("driven"))
+        return said <= min(self._depth("velocity"), self._depth("linear"))
+
+    @property
+    def plainly_linear(self) -> bool:
+        """Whether A is that of P, the rate and the fidelity: no piece of it is overridden."""
+        depth = self._depth("_take")
+        return all(self._depth(piece) >= depth for piece in ("average", "diffusion", "linear"))
 
     @property
     def plain(self) -> bool:

@@ -56,6 +56,12 @@ class Reaction:
     0.5
     """
 
+    turns: bool = False
+    """Whether values of one channel or node move those of another, so that slopes may be complex.
+
+    A subclass for which this is so says it: then no limit of explicit steps is told.
+    """
+
     def __init__(
         self,
         function: Callable[[Array], Array],
@@ -115,6 +121,17 @@ class Reaction:
                 f"{name}: got values from {low:.6g} to {high:.6g}, expected them in {list(self.interval)}, where the "
                 f"slope of the reaction {self!r} is known; give it an interval that holds them"
             )
+        if not self.turns and u.ndim > 1:
+            flat = xp.reshape(u, (-1,))
+            alone = xp.reshape(self(flat), tuple(u.shape))
+            whole = self(u)
+            unit = float(xp.finfo(u.dtype).eps) ** 0.5 * (scalar(xp.max(xp.abs(whole))) + self.bound * (high - low))
+            if scalar(xp.max(xp.abs(whole - alone))) > unit:
+                raise InputError(
+                    f"reaction: {self!r} is not element by element: values of a signal of shape {tuple(u.shape)} move "
+                    "others than they do alone; expected R(u) of each value by itself, or override velocity() of the "
+                    "flow for what mixes channels"
+                )
 
     def word(self) -> str:
         """Return what tells the reaction from others: its name and a digest of its values."""

@@ -23,9 +23,10 @@ from nlflow.errors import (
     checked_call,
 )
 from nlflow.flows.checkpoints import Checkpointed, State, provenance_of
+from nlflow.flows.descent import Descent
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
-from nlflow.flows.integrators.base import check_terms
+from nlflow.flows.integrators.base import SLACK, check_admitted, check_same_flow, check_terms
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.times import landing
 from nlflow.flows.trackers import Checkpoint, Progress, Tracker
@@ -69,7 +70,8 @@ def solve(
         Progress bar on stderr.
     energies : bool
         Compute J or E at the output times, one average each; otherwise ``Solution.energy`` is NaN. After a resume the
-        outputs before the checkpoint keep what they had.
+        outputs before the checkpoint keep what they had. A run whose energy rises without reason ends as ``diverged``;
+        it is looked at after 16, 32, 64, ... steps too.
     resume : path or True, optional
         A checkpoint of the same problem to go on from; True for that of the `Checkpoint` among the trackers, if there
         is one yet. Deterministic: the result has the bits of an uninterrupted run. Where the newest checkpoint is
@@ -125,8 +127,9 @@ def solve(
         tracker.times.check(float(times[-1]), type(integrator).__name__ if integrator.unit_steps else None)
     if flow.evolving:
         flow = flow.rebuilt(u)
-    integrator.check(flow)
+    check_admitted(flow, integrator)
     check_terms(flow, integrator)
+    check_same_flow(flow, integrator, u)
     watchers = [*trackers, Progress()] if progress else list(trackers)
     return _Loop(flow, u, times, integrator, watchers, energies).run(resume)
 
@@ -167,6 +170,8 @@ class _Loop(Checkpointed):
         self.state = State(u, kernel_signal=u if flow.evolving else None)
         self._start = (flow, u)
         self.tracker_seconds = 0.0
+        self._descent = Descent(flow, integrator)
+        self._limit: float | None = None
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution:
         start, compiled = time.perf_counter(), loading.seconds
@@ -237,13 +242,15 @@ class _Loop(Checkpointed):
             now = self.state
             if now.t in self.times and (not now.outputs or now.outputs[-1][0] != now.t):
                 energy = self._energy()
+                if risen := self._descent.rose(self.flow, now.u, now.t, energy):
+                    return Status.DIVERGED, risen
                 self.state = replace(self.state, outputs=(*now.outputs, (now.t, now.u, energy)))
                 now = self.state
             ahead = self.times[self.times > now.t]
             if ahead.size == 0:
                 return Status.FINISHED, f"reached t={now.t:.6g}"
             if self.flow.evolving and now.steps > 0 and now.steps % self.flow.every == 0:
-                self.integrator.check(self.flow)  # the stable range moves with the kernel
+                check_admitted(self.flow, self.integrator)  # the stable range moves with the kernel
             memory, before = dict(now.memory), self.flow.applications
             self.flow.during = self._during
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
@@ -272,8 +279,27 @@ class _Loop(Checkpointed):
             )  # fmt: skip
             if asked:
                 sound = self.state
+            if too_long := self._too_long(t - now.t):
+                return Status.STEP_FAILED, too_long
+            if self.with_energies and self._descent.due(self.state.steps):
+                energy = self._energy()
+                if risen := self._descent.rose(self.flow, u, t, energy):
+                    return Status.DIVERGED, risen
             if reason := self._look():
                 return Status.STOPPED, reason
+
+    def _too_long(self, step: float) -> str | None:
+        """Return what to say of a step above the limit, of a method that chooses its steps and declares a limit."""
+        if self.integrator.length is not None or self.integrator.keeps_limit:
+            return None
+        if self._limit is None or self.flow.evolving:
+            self._limit = self.integrator.stability_limit(self.flow)
+        if not step > self._limit * SLACK:
+            return None
+        return (
+            f"{type(self.integrator).__name__} took a step of {step:.6g}, above the limit of stable ones that it "
+            f"declares, {self._limit:.6g}; let advance() take shorter steps"
+        )
 
     def _during(self, share: float) -> None:
         """Let the watchers know how much of a long step is done."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy
-from nlflow.errors import NumericalError
+from nlflow._array import Floats, constant_like, to_numpy
+from nlflow.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
     from nlflow.flows.linear import LinearFlow
@@ -105,7 +105,7 @@ def _root_measure(flow: LinearFlow, size: int) -> Floats:
 def _known(flow: LinearFlow) -> Floats | None:
     """Return the distinct eigenvalues of r (I - P), 0 for constants first, where the affinity tells them."""
     spectrum = flow.affinity.known_spectrum()
-    if spectrum is None or flow.terms.constraint is not None:
+    if spectrum is None or flow.terms.constraint is not None or not flow.plainly_linear:
         return None
     # Then the degree is the same everywhere.
     rate = 1.0 if flow.metric == "degree" else float(flow.affinity.degree.ravel()[0])
@@ -113,7 +113,7 @@ def _known(flow: LinearFlow) -> Floats | None:
 
 
 def _uniform(flow: LinearFlow) -> bool:
-    alike = flow.fidelity is None or isinstance(flow.fidelity.values, float)
+    alike = flow.fidelity is None or flow.fidelity.uniform is not None
     return alike and flow.terms.constraint is None
 
 
@@ -137,6 +137,8 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
         return max(float(known.max()), 0.0) + (0.0 if diffusion else flow.spectral_bounds()[0])
     bound = flow.diffusion_bound() if diffusion else flow.spectral_bounds()[1]
     n = _unknowns(flow, diffusion)
+    if not flow.plainly_linear:
+        return max(float(own_eigenvalues(flow, diffusion=diffusion).real.max()), 0.0)
     if n <= _DENSE_NODES:
         matrix = dense_operator(flow, diffusion=diffusion)
         value = float(np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))[-1])
@@ -151,6 +153,55 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
                 value = bound
     # Where the measure underflows the similarity that makes the operator symmetric is lost; the bound still holds.
     return max(value, 0.0) if value <= bound * (1 + 1e-5) else bound
+
+
+def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any]:
+    """Return the eigenvalues of an operator that a subclass overrides, of which nothing is known beforehand.
+
+    All of them up to 400 unknowns, the six of largest modulus beyond.
+
+    Raises
+    ------
+    NumericalError
+        When the iteration for them does not converge.
+    """
+    from scipy.sparse.linalg import ArpackError
+
+    n = _unknowns(flow, diffusion)
+    if n <= _DENSE_NODES:
+        free = _free(flow, n)
+        return np.asarray(np.linalg.eigvals(dense_operator(flow, diffusion=diffusion)[np.ix_(free, free)]))
+    product = _product(flow, np.ones(n), diffusion=diffusion)
+    try:
+        return extreme(product, n, "LM", 6, tol=1e-8) * (1 + 1e-7)
+    except ArpackError as error:
+        raise NumericalError(
+            f"flow: the eigenvalues of the linear() of {type(flow).__name__} were not found by iteration, so no limit "
+            f"of steps is known; use at most {_DENSE_NODES} nodes, or RungeKutta()"
+        ) from error
+
+
+def check_bounds(flow: LinearFlow) -> None:
+    """Raise `InputError` where `spectral_bounds` does not hold the eigenvalues of an overridden operator.
+
+    Expansions of functions of A grow without limit outside of the bounds.
+    """
+    if flow.plainly_linear:
+        return
+    low, high = flow.spectral_bounds()
+    values = own_eigenvalues(flow)
+    rounding = 1e-4 if str(flow.affinity.log_degree.dtype).endswith("float32") else 1e-6
+    slack = rounding * max(abs(low), abs(high), float(np.abs(values).max(initial=0.0)))
+    smallest, largest, turns = values.real.min(), values.real.max(), np.abs(values.imag).max()
+    if low - slack <= smallest and largest <= high + slack and turns <= 1e3 * slack:
+        return
+    found = f"from {smallest:.6g} to {largest:.6g}" + (
+        f", with imaginary parts of {turns:.3g}" if turns > slack else ""
+    )
+    raise InputError(
+        f"flow: got a {type(flow).__name__} whose spectral_bounds() are ({low:.6g}, {high:.6g}), and whose linear() "
+        f"has eigenvalues {found}; override spectral_bounds() together with linear(), or use RungeKutta()"
+    )
 
 
 def relaxation_rate(flow: LinearFlow) -> float:
@@ -181,7 +232,7 @@ def relaxation_rate(flow: LinearFlow) -> float:
         if n <= _DENSE_RATE_NODES:
             free = _free(flow, n)
             matrix = dense_operator(flow, diffusion=uniform)[np.ix_(free, free)]
-            if flow.symmetric:
+            if flow.symmetric and flow.plainly_linear:
                 values = np.linalg.eigvalsh(_symmetric(matrix, len(matrix) * flow.affinity.domain.size // n))
             else:
                 values = np.sort(np.linalg.eigvals(matrix).real)
@@ -215,22 +266,48 @@ def relaxation_rate(flow: LinearFlow) -> float:
     return rate + low if uniform else rate
 
 
+def is_told(flow: LinearFlow) -> bool:
+    """Whether A and the bound of the reaction say all of du/dt that limits of steps need.
+
+    Not of a `velocity` that is overridden without `linear`, of more beside A than a constant where both are, and of a
+    reaction that turns: its slopes are not real, whatever their bound.
+    """
+    if flow.terms.turns or flow.overridden("linear"):
+        return False
+    if flow.plain:
+        return True
+    if flow.terms.drives:
+        return flow.plainly_linear and flow.split
+    if flow.split:
+        return True
+    like = flow.affinity.log_degree if flow.observed is None else flow.observed
+    shape, rng, counted = tuple(like.shape), np.random.default_rng(0), flow.applications
+    first, second = (flow.free(constant_like(rng.standard_normal(shape), like)) for _ in range(2))
+    beside, other = flow.drawn(first), flow.drawn(second)
+    size = flow.norm(flow.linear(first)) + flow.norm(beside)
+    flow.applications = counted
+    return flow.norm(beside - other) <= (1e-3 if str(like.dtype).endswith("32") else 1e-7) * size
+
+
 def euler_limit(flow: LinearFlow) -> float:
     """Return the largest stable step of explicit Euler: 2 / rho(A), or min 2 Re(a) / |a|^2 over complex eigenvalues a.
 
     For non-symmetric flows of more than 400 nodes the eigenvalue that sets the limit need not be among the largest, so
     steps are tried by bisection until the largest modulus of I - dt A (Arnoldi iteration) is 1. Where that iteration
-    does not converge the limit is `Flow.safe_step`.
+    does not converge the limit is `Flow.safe_step`. Of an operator that a subclass overrides all eigenvalues are taken,
+    and beyond 400 nodes those of largest modulus.
     """
+    if not flow.plainly_linear:
+        return limit_of(own_eigenvalues(flow))
     if flow.symmetric:
         highest = largest_eigenvalue(flow)
         return 2 / highest if highest > 0 else math.inf
     if _unknowns(flow, False) <= _DENSE_NODES:
-        return _limit_of(np.linalg.eigvals(dense_operator(flow)))
+        return limit_of(np.linalg.eigvals(dense_operator(flow)))
     return _limit_by_trial(flow)
 
 
-def _limit_of(values: NDArray[Any]) -> float:
+def limit_of(values: NDArray[Any]) -> float:
     """Return the limit that these eigenvalues set; 0 (constants, in the J-flow) is neutral for every step."""
     values = values[np.abs(values) > 1e-12 * max(1.0, float(np.abs(values).max(initial=0.0)))]
     return float(np.min(2 * values.real / np.abs(values) ** 2)) if values.size else math.inf
@@ -247,7 +324,7 @@ def _limit_by_trial(flow: LinearFlow) -> float:
         return bool(np.abs(largest[0]) <= 1 + 1e-9)
 
     try:
-        low, high = flow.safe_step, _limit_of(extreme(product, n, "LM", 6))
+        low, high = flow.safe_step, limit_of(extreme(product, n, "LM", 6))
         if high <= low or not math.isfinite(high) or stable(high):
             return max(low, high)
         while high - low > 1e-6 * high:

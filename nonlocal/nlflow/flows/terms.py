@@ -12,6 +12,10 @@ from nlflow.flows.reactions import Reaction
 from nlflow.functionals.constraint import Held, as_constraint, count_arguments
 
 
+class TermError(NumericalError):
+    """A term has no value at some time, whatever the signal is: no shorter step changes that."""
+
+
 class Signal:
     """A signal that may change with time: an array, or a callable of t, or of t and the nodes.
 
@@ -30,7 +34,7 @@ class Signal:
         self.name = name
         self.timed = callable(given)
         self._nodes = affinity.domain.nodes if self.timed and count_arguments(name, given) == 2 else None
-        self._given = given if self.timed else affinity.check_signal(name, given)
+        self._given = given if self.timed else _own(affinity.check_signal(name, given))
         self._affinity = affinity
 
     def at(self, t: float, like: Array | None = None) -> Array:
@@ -51,7 +55,7 @@ class Signal:
             raise InputError(f"{self.name}: got {got}{self._when(t)}, expected {tuple(like.shape)}, that of the signal")
         same_kind(self.name, found, like)
         if self.timed and not bool(namespace(found).all(namespace(found).isfinite(found))):
-            raise NumericalError(f"{self.name}: NaN or infinite{self._when(t)}; expected finite values at all times")
+            raise TermError(f"{self.name}: NaN or infinite{self._when(t)}; expected finite values at all times")
         return found
 
     def _called(self, t: float, like: Array | None) -> Array:
@@ -65,6 +69,11 @@ class Signal:
 
     def _when(self, t: float) -> str:
         return f" at t={t:.6g}" if self.timed else ""
+
+
+def _own(signal: Array) -> Array:
+    """Return a copy, which the caller does not change."""
+    return namespace(signal).astype(signal, signal.dtype, copy=True)
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,11 @@ class Terms:
     def bound(self) -> float:
         """Bound of the slope of what drives, 0 without a reaction."""
         return 0.0 if self.reaction is None else self.reaction.bound
+
+    @property
+    def turns(self) -> bool:
+        """Whether slopes of what drives may be complex; see `Reaction.turns`."""
+        return self.reaction is not None and self.reaction.turns
 
     def driving(self, t: float, u: Array) -> Array:
         """Return R(u) + g(t) where there is a reaction or a source."""

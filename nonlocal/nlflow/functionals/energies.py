@@ -18,12 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, check_untracked, namespace, over_channels, power_of_two, scalar, underflowing
+from nlflow._array import (
+    Array,
+    check_untracked,
+    namespace,
+    over_channels,
+    power_of_two,
+    same_kind,
+    scalar,
+    underflowing,
+)
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number, checked_call
 from nlflow.functionals.constraint import Constraint, Held, as_constraint
-from nlflow.functionals.fidelity import Fidelity, NodeFidelity, as_fidelity
+from nlflow.functionals.fidelity import Fidelity, NodeFidelity, as_fidelity, checked_method
 from nlflow.functionals.krylov import default_rtol
 from nlflow.functionals.minimizer import (
     Minimizer,
@@ -282,13 +291,15 @@ class E(J):
     def with_observed(self, observed: Array) -> E:
         """Return the same functional with another signal f of the same shape and dtype."""
         result = copy.copy(self)
-        result._observed = check_shape("observed", self.affinity.check_signal("observed", observed), self._observed)
+        signal = check_shape("observed", self.affinity.check_signal("observed", observed), self._observed)
+        same_kind("observed", signal, self._observed)
+        result._observed = namespace(signal).astype(signal, signal.dtype, copy=True)  # it stays what it is
         return result
 
     @property
     def fidelity(self) -> Array | float:
         """What multiplies the misfit: a number, one for each node, or a matrix for each node."""
-        return self._fidelity.values
+        return self._fidelity.stated(self._observed)
 
     @property
     def observed(self) -> Array:
@@ -301,8 +312,8 @@ class E(J):
         if metric == self.measure:
             return self._fidelity
         if metric == "l2":
-            return self._fidelity.scaled(self.affinity.degree)
-        return self._fidelity.over_degree(self.affinity.log_degree, self._observed)
+            return checked_method(self._fidelity, "scaled", self.affinity.degree)
+        return checked_method(self._fidelity, "over_degree", self.affinity.log_degree, self._observed)
 
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
         """Return the functional's value; see `J.value`."""
@@ -386,7 +397,7 @@ class E(J):
             For multigrid, when it is asked for and its set-up would pass the limit.
         """
         f = self._observed
-        tracked = self.affinity.tracked or any(getattr(given, "requires_grad", False) for given in (f, self.fidelity))
+        tracked = self.affinity.tracked or self._fidelity.tracked or getattr(f, "requires_grad", False)
         check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.minimizer")
         options = self._options(f, rtol, maxiter, start, preconditioner)
         held = as_constraint(self.affinity, constraint)

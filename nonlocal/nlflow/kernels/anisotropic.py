@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,9 +57,13 @@ class Anisotropic(Kernel):
     linear_map: Floats = field(init=False, repr=False)
     formula: ClassVar[str] = "kernel(|A (x - y)|)"
 
-    # Not what `Kernel` compares, the amplitude alone: an anisotropic kernel is equal to itself.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        """Whether another kernel is the same function: arrays have no truth value, so their bits are compared."""
+        return type(other) is type(self) and _compared(other) == _compared(self)
+
+    def __hash__(self) -> int:
+        """Return a hash of what is compared."""
+        return hash(_compared(self))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,3 +144,8 @@ def _map(name: str, value: Floats) -> Floats:
     if not np.linalg.cond(value) < 1 / math.sqrt(np.finfo(np.float64).eps):
         raise InputError("matrix: got a singular one, under which points that are apart fall together")
     return value
+
+
+def _compared(kernel: Any) -> tuple[Any, ...]:
+    """Return what tells anisotropic kernels apart."""
+    return kernel.kernel, kernel.amplitude, kernel.linear_map.shape, kernel.linear_map.tobytes()

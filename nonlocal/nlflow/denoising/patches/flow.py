@@ -399,7 +399,7 @@ class RelaxedSemiImplicit(Integrator):
         del flow
         return math.inf
 
-    def check(self, flow: Flow) -> None:
+    def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for a flow that is not one of groups."""
         if not isinstance(flow, GroupFlow):
             raise InputError(
@@ -409,7 +409,7 @@ class RelaxedSemiImplicit(Integrator):
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the next estimate and t + 1; the running state and what groups were found on are remembered."""
         del target
-        self.check(flow)
+        self.check_kind(flow)
         now: Any = flow
         done = round(t)
         if done and (done - 1) % now.search_every == 0:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from nlflow._array import Array, namespace, underflowing
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, NumericalError, StabilityError
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.control import Tolerances
 from nlflow.flows.integrators.fixed_step import FixedStep
+from nlflow.flows.terms import TermError
 
 
 @underflowing
@@ -48,6 +50,8 @@ class Adaptive(Integrator):
     (True, 4.0)
     """
 
+    keeps_limit = True
+
     def __init__(self, integrator: FixedStep, rtol: float = 1e-6, atol: float = 1e-9) -> None:
         if not isinstance(integrator, FixedStep):
             raise InputError(
@@ -77,22 +81,30 @@ class Adaptive(Integrator):
         """Return that of the method, within which steps stay."""
         return self.integrator.stability_limit(flow)
 
-    def check(self, flow: Flow) -> None:
-        """Raise what the method raises for the flow and for its first step."""
-        self.integrator.check(flow)
+    def check_kind(self, flow: Flow) -> None:
+        """Raise what the method raises for the flow; the first step is shortened to the limit of stable ones."""
+        with suppress(StabilityError):
+            self.integrator.check(flow)
+
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return that of the method."""
+        return self.integrator.velocity_of(flow, u)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
         flow, remaining = flow.when(t), target - t
         self._tolerances.check(u, t)
         if "_limit" not in memory or flow.evolving:
-            memory["_limit"] = 0.99 * self.stability_limit(flow)
+            limit = self.stability_limit(flow)
+            memory["_limit"] = math.inf if math.isnan(limit) else 0.99 * limit
         h, failure = min(memory.get("h", self.integrator.dt), memory["_limit"]), ""
         while True:
             clipped = remaining if remaining <= h * (1 + 1e-9) else h
             self._tolerances.check_step(h, t, target, failure)
             try:
                 after, error = self._try(flow, u, t, clipped)
+            except TermError:
+                raise
             except (InputError, NumericalError, StepFailureError) as refusal:
                 after, error, failure = u, math.inf, str(refusal)
             if math.isfinite(error) and error <= 1:

@@ -7,13 +7,17 @@ into checkpoints.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from nlflow._array import Array
-from nlflow.errors import InputError
+import numpy as np
+
+from nlflow._array import Array, constant_like, namespace
+from nlflow.errors import InputError, StabilityError
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import LinearFlow, as_linear
+from nlflow.flows.spectrum import is_told
 
 # A limit that comes from an eigenvalue is known up to rounding; a step this close to it is let through.
 SLACK = 1 + 1e-9
@@ -40,12 +44,31 @@ class Integrator(ABC):
         loop sets them at the end of a step.
     unit_steps : bool
         Whether the method has no step size: every step is one layer, and times are whole numbers.
+    keeps_limit : bool
+        Whether the method itself keeps its steps within its `stability_limit`. Steps of others are looked at by the
+        time loop, before the first where they have one length, otherwise after each.
+    called : str
+        What messages call the method; the name of its class by default.
+    longer : str
+        What messages advise where a step is too long, beside a shorter one.
+
+    Notes
+    -----
+    `nlflow.testing.check_integrator` runs what is promised here.
     """
 
     order: ClassVar[float]
     takes_time: ClassVar[bool] = False
     takes_constraint: ClassVar[bool] = False
     unit_steps: ClassVar[bool] = False
+    keeps_limit: ClassVar[bool] = False
+    called: ClassVar[str] = ""
+    longer: ClassVar[str] = "RungeKutta()"
+
+    @property
+    def length(self) -> float | None:
+        """The length of a step, None where the method chooses it."""
+        return 1.0 if self.unit_steps else None
 
     def order_for(self, flow: Flow) -> float:
         """Return the order that the method has for `flow`.
@@ -57,10 +80,33 @@ class Integrator(ABC):
 
     @abstractmethod
     def stability_limit(self, flow: Flow) -> float:
-        """Return the largest stable step for `flow`; infinity when every step is stable."""
+        """Return the largest stable step for `flow`; infinity when every step is stable, NaN when it is not known."""
 
-    def check(self, flow: Flow) -> None:  # noqa: B027  # a hook: most methods have nothing to refuse
-        """Raise `InputError` (or `StabilityError`) when the method cannot integrate `flow`."""
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether the step is known to be stable at no cost, so that the limit need not be computed."""
+        del flow
+        return False
+
+    def unstable(self, flow: Flow, limit: float) -> str:
+        """Return the message for a step above the limit."""
+        del flow
+        name = self.called or type(self).__name__
+        more = f", or use {self.longer}" if self.longer else ""
+        return (
+            f"dt: got {self.length:g}, which is unstable for this flow: {name} needs dt < {limit:.6g}; reduce dt{more}"
+        )
+
+    def check_kind(self, flow: Flow) -> None:  # noqa: B027  # a hook: most methods have nothing to refuse
+        """Raise `InputError` when the method cannot integrate `flow`, whatever its step."""
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` when the method cannot integrate `flow`, `StabilityError` for a step above the limit."""
+        self.check_kind(flow)
+        check_stable(flow, self)
+
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return du/dt as the method takes it: where it is made of pieces of the flow, that of the pieces."""
+        return flow.velocity(u)
 
     @abstractmethod
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
@@ -69,6 +115,54 @@ class Integrator(ABC):
     def __repr__(self) -> str:
         values = ", ".join(f"{k}={v!r}" for k, v in sorted(vars(self).items()) if v is not None)
         return f"{type(self).__name__}({values})"
+
+
+def check_stable(flow: Flow, integrator: Integrator) -> None:
+    """Raise `StabilityError` where steps of one length are above the limit that the method declares."""
+    if integrator.length is None or integrator.surely_stable(flow):
+        return
+    limit = integrator.stability_limit(flow)
+    if integrator.length > limit * SLACK:
+        raise StabilityError(integrator.unstable(flow, limit))
+
+
+def check_admitted(flow: Flow, integrator: Integrator) -> None:
+    """Raise what `Integrator.check` raises, and `StabilityError` also where a method's own check does not look."""
+    integrator.check(flow)
+    if type(integrator).check is not Integrator.check:
+        check_stable(flow, integrator)
+
+
+def check_same_flow(flow: Flow, integrator: Integrator, u: Array) -> None:
+    """Raise `InputError` where the pieces that an integrator is made of are not those of `velocity`.
+
+    At a signal like `u`, of flows that override a piece.
+    """
+    if not isinstance(flow, LinearFlow) or flow.plain:
+        return
+    counted = flow.applications
+    probe = _like(flow, u)
+    with np.errstate(over="ignore", invalid="ignore"):  # found out in the first step
+        expected, found = flow.velocity(probe), integrator.velocity_of(flow, probe)
+        off, size = flow.norm(flow.free(found - expected)), flow.norm(flow.linear(probe)) + flow.norm(expected)
+    flow.applications = counted
+    if off > (1e-3 if expected.dtype == namespace(expected).float32 else 1e-7) * size:
+        raise InputError(
+            f"integrator: {type(integrator).__name__} is made of pieces of the flow, got a {type(flow).__name__} whose "
+            f"pieces give another du/dt than its velocity(), off by {off:.3g} where du/dt and A u are of {size:.3g}; "
+            "override velocity() and linear() together and leave pulled() and driven() to follow, or use RungeKutta()"
+        )
+
+
+def _like(flow: LinearFlow, u: Array) -> Array:
+    """Return a signal that varies as noise does, with values near those of `u` at which the reaction is known."""
+    xp = namespace(u)
+    noise = constant_like(np.random.default_rng(0).uniform(-1, 1, tuple(u.shape)), u)
+    size = float(xp.max(xp.abs(u))) or 1.0
+    probe = u + 0.1 * size * noise
+    if flow.terms.reaction is not None:
+        probe = xp.clip(probe, *flow.terms.reaction.interval)
+    return flow.held(probe)
 
 
 def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
@@ -106,6 +200,12 @@ def check_terms(flow: Flow, integrator: Integrator) -> None:
 
 
 def with_bound(flow: Flow, limit: float) -> float:
-    """Return a limit of explicit steps for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound)."""
+    """Return a limit of explicit steps for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound).
+
+    For eigenvalues of A anywhere in the disk of that limit and real slopes of the reaction, up to the bound. NaN where
+    the flow has more, of which no slope is known.
+    """
+    if not is_told(as_linear(flow)):
+        return math.nan
     bound = as_linear(flow).terms.bound
     return limit if bound == 0 else 1 / (1 / limit + bound / 2)

@@ -16,6 +16,7 @@ from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.linear import LinearFlow, as_linear
+from nlflow.flows.spectrum import check_bounds
 from nlflow.functionals.preconditioners.transform import Diagonal
 
 _TERMS = 20  # of the Taylor series of phi_k on [0, 1]: the next is 1 / 20!, below the rounding of a float64
@@ -60,12 +61,17 @@ class ExponentialStep(SplitStep):
 
     self_adjoint = True
 
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for flows that the step cannot split, or whose spectrum is not where it is said to be."""
+        super().check_kind(flow)
+        check_bounds(as_linear(flow))
+
     @staticmethod
     def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
         """Return h phi_k(-h A) v for each (k, h): transforms of it, or by one Chebyshev recurrence; see `back`."""
         if transform := transform_of(flow, v):
             rate = 1.0 if flow.metric == "degree" else transform.degree
-            drawn = 0.0 if flow.fidelity is None else float(flow.fidelity.values)
+            drawn = 0.0 if flow.fidelity is None else (flow.fidelity.uniform or 0.0)
             image = transform.forward(v)
             return [transform.times(transform.gain(k, h, rate, drawn), image) for k, h in functions]
         low, high = flow.spectral_bounds()
@@ -109,7 +115,7 @@ _transforms: WeakKeyDictionary[Affinity, _Diagonal] = WeakKeyDictionary()
 
 def transform_of(flow: LinearFlow, v: Array) -> _Diagonal | None:
     """Return the transform that diagonalizes A, None where there is none."""
-    uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
+    uniform = flow.fidelity is None or flow.fidelity.uniform is not None
     if not flow.plain or flow.terms.constraint is not None or not uniform or not is_numpy(v):
         return None
     # Each stage asks, and to find out whether a stencil has a transform takes one.

@@ -13,6 +13,7 @@ from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, check_made_of
 from nlflow.flows.linear import LinearFlow, as_linear
+from nlflow.flows.spectrum import check_bounds
 
 
 @underflowing
@@ -48,6 +49,7 @@ class Exponential(Integrator):
 
     order = math.inf
     takes_constraint = True
+    keeps_limit = True
 
     def __init__(self, tol: float | None = None) -> None:
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
@@ -57,7 +59,12 @@ class Exponential(Integrator):
         del flow
         return math.inf
 
-    def check(self, flow: Flow) -> None:
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return N - A u with the N of another signal, since it is taken for a constant."""
+        linear = as_linear(flow)
+        return linear.drawn(0 * u) - linear.on_free(linear.free(u))
+
+    def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for evolving and for non-symmetric flows, and for those that are more than linear."""
         as_linear(flow)
         if flow.evolving:
@@ -65,6 +72,7 @@ class Exponential(Integrator):
         if not flow.symmetric:
             raise InputError("integrator: Exponential needs a symmetric affinity; use RungeKutta() or SemiImplicit()")
         check_made_of(flow, "linear", self)
+        check_bounds(as_linear(flow))
 
     @staticmethod
     def knows(flow: Flow) -> bool:
@@ -89,7 +97,7 @@ class Exponential(Integrator):
             safe = np.where(small, 1.0, a)
             return np.where(small, span * (1 - span * a / 2), -np.expm1(-span * safe) / safe)
 
-        if flow.terms.constraint is not None:
+        if flow.terms.constraint is not None or not flow.plain:
             # From the velocity, so that what is at rest stays at rest; it and the signal differ by the scale of A.
             size = max(abs(low), abs(high))
             toward, tail = chebyshev_coefficients(lambda a: size * response(a), low, high, tol / 2)
@@ -107,7 +115,7 @@ class Exponential(Integrator):
             v = u - mean
             moved = chebyshev_sums(flow.linear, v, low, high, [coefficients])[0]
             return moved - (flow.mean(moved) - flow.mean(v)) + mean, target
-        source = flow.fidelity.times(flow.observed)
+        source = flow.drawn(u)
         strength = flow.fidelity.bounds()[1]
         decaying, tail = chebyshev_coefficients(decay, low, high, tol / 2)
         responding, other = chebyshev_coefficients(lambda a: strength * response(a), low, high, tol / 2)

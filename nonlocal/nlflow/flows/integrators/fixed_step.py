@@ -7,20 +7,21 @@ from abc import abstractmethod
 from typing import Any
 
 from nlflow._array import Array, underflowing
-from nlflow.errors import InputError, StabilityError, check_number, checked_call
+from nlflow.errors import InputError, check_number, checked_call
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import SLACK, Integrator, check_made_of, with_bound
-from nlflow.flows.linear import as_linear
-from nlflow.flows.spectrum import euler_limit, largest_eigenvalue
+from nlflow.flows.integrators.base import Integrator, check_made_of, with_bound
+from nlflow.flows.linear import LinearFlow, as_linear
+from nlflow.flows.spectrum import euler_limit, is_told, largest_eigenvalue, limit_of, own_eigenvalues
 
 
 class FixedStep(Integrator):
     """Integrator with steps of one length, the last before a target shortened to meet it.
 
-    A subclass defines `step`, its ``order``, and `stability_limit` and `check` where it has a limit. A step of more
-    than one stage has its order for evolving kernels too if its stages call `Flow.velocity`, which takes the kernel
-    from the signal that it gets. `step` gets the flow of the moment at which it begins, ``flow.time``; a stage at
-    another moment is asked of ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
+    A subclass defines `step`, its ``order`` and its `stability_limit`, to which it is held; `check_kind` refuses flows
+    that it cannot integrate. A step of more than one stage has its order for evolving kernels too if its stages call
+    `Flow.velocity`, which takes the kernel from the signal that it gets. `step` gets the flow of the moment at which it
+    begins, ``flow.time``; a stage at another moment is asked of ``flow.when(flow.time + c * dt)``, and then
+    ``takes_time`` may be True.
 
     Parameters
     ----------
@@ -30,6 +31,11 @@ class FixedStep(Integrator):
 
     def __init__(self, dt: float) -> None:
         self.dt = check_number("dt", dt, minimum=0, strict=True)
+
+    @property
+    def length(self) -> float:
+        """The step."""
+        return self.dt
 
     @abstractmethod
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
@@ -55,23 +61,28 @@ class SplitStep(FixedStep):
         How far the step is stable along the negative real axis where A = 0, in units of 1 / slope of the reaction.
     self_adjoint : bool
         Whether A has to be.
-    longer : str
-        What takes longer steps.
     """
 
     takes_time = True
     takes_constraint = True
     reach: float
     self_adjoint = False
-    longer = "RungeKutta()"
 
     def stability_limit(self, flow: Flow) -> float:
         """Return the reach over the bound of the reaction's slope, infinity without a reaction."""
+        if not is_told(as_linear(flow)):
+            return math.nan
         bound = as_linear(flow).terms.bound
         return self.reach / bound if bound > 0 else math.inf
 
-    def check(self, flow: Flow) -> None:
-        """Raise `InputError` for flows that the step cannot split, `StabilityError` above the limit."""
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return N - A u at the nodes that a constraint leaves free."""
+        linear = as_linear(flow)
+        part = linear.free(u)
+        return linear.drawn(part) - linear.on_free(part)
+
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for flows that the step cannot split."""
         name, linear = type(self).__name__, as_linear(flow)
         if linear.evolving:
             raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
@@ -82,12 +93,6 @@ class SplitStep(FixedStep):
                 f"integrator: {name} is made of the flow's linear() and its terms, got a {type(flow).__name__}, whose "
                 f"{over}() says more and would be left out; use RungeKutta(), or give a Reaction"
             )
-        limit = self.stability_limit(flow)
-        if self.dt > limit * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for the reaction of this flow: {name} needs dt < {limit:.6g}; "
-                f"reduce dt, or use {self.longer}"
-            )
 
 
 @checked_call
@@ -95,9 +100,9 @@ class SplitStep(FixedStep):
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For any flow. With a reaction
-    whose slope is at most b the limit is 2 / (rho(A) + b). Of a flow whose `velocity` is overridden the limit is that
-    of the linear part alone: what is added may need a shorter step.
+    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For flows that have a linear
+    part, and what is beside it. With a reaction whose slope is at most b the limit is 2 / (rho(A) + b). It is NaN, not
+    known, where `velocity` is overridden without `linear`, and for a reaction that turns (`Reaction.turns`).
 
     Parameters
     ----------
@@ -108,21 +113,17 @@ class ExplicitEuler(FixedStep):
     order = 1.0
     takes_time = True
     takes_constraint = True
+    called = "explicit Euler"
+    longer = "Exponential() or RungeKutta()"
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / (rho(A) + b), A being the linear part of the flow with the kernel that it holds."""
+        """Return 2 / (rho(A) + b), A being the linear part of the flow with the kernel that it holds; NaN for more."""
         return with_bound(flow, euler_limit(as_linear(flow)))
 
-    def check(self, flow: Flow) -> None:
-        """Raise `StabilityError` when dt is above the stability limit."""
-        if self.dt <= with_bound(flow, as_linear(flow).safe_step):
-            return
-        limit = self.stability_limit(flow)
-        if self.dt > limit * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for this flow: explicit Euler needs dt < {limit:.6g}; "
-                "reduce dt, or use Exponential() or RungeKutta()"
-            )
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether a bound of the spectrum that costs nothing allows the step."""
+        linear = as_linear(flow)
+        return linear.plainly_linear and self.dt <= with_bound(flow, linear.safe_step)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return u + dt du/dt."""
@@ -145,6 +146,8 @@ class SemiImplicit(FixedStep):
 
     order = 1.0
     takes_constraint = True
+    called = "the semi-implicit step"
+    longer = "dt=1, which is always stable in the degree metric"
 
     def __init__(self, dt: float = 1.0) -> None:
         super().__init__(dt)
@@ -152,23 +155,27 @@ class SemiImplicit(FixedStep):
     def stability_limit(self, flow: Flow) -> float:
         """Return 2 / (rho(r (I - P)) - min phi), infinity when that is not positive (sufficient, sharp for one phi)."""
         if not flow.symmetric:
+            if not as_linear(flow).plainly_linear:
+                return limit_of(own_eigenvalues(as_linear(flow), diffusion=True))
             # Eigenvalues of P lie in the unit disk: at dt = 1 the step is an average, and that is the safe bound.
             return 1.0
         flow = as_linear(flow)
         excess = largest_eigenvalue(flow, diffusion=True) - flow.spectral_bounds()[0]
         return 2 / excess if excess > 0 else math.inf
 
-    def check(self, flow: Flow) -> None:
-        """Raise `StabilityError` for dt above the stability limit, `InputError` for a flow that is more than linear."""
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether a bound of the spectrum that costs nothing allows the step."""
+        linear = as_linear(flow)
+        return linear.plainly_linear and self.dt * linear.diffusion_bound() <= 2
+
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for a flow that is more than its diffusion and its fidelity."""
         check_made_of(flow, "diffusion", self)
-        if self.dt * as_linear(flow).diffusion_bound() <= 2:
-            return
-        limit = self.stability_limit(flow)
-        if self.dt > limit * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for this flow: the semi-implicit step needs dt < {limit:.6g}; "
-                "reduce dt (dt=1 is always stable in the degree metric)"
-            )
+
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return du/dt of diffusion and fidelity."""
+        linear = as_linear(flow)
+        return _pulled_to(linear, u, -linear.diffusion(u))
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Move explicitly by the diffusion, and implicitly by the fidelity."""
@@ -194,7 +201,11 @@ class AttentionStep(Integrator):
         del flow
         return math.inf
 
-    def check(self, flow: Flow) -> None:
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return Pu - u."""
+        return as_linear(flow).average(u) - u
+
+    def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for the L2 metric, for flows with a fidelity and for those that are more than P."""
         _needs_degree_metric(flow, "an attention step")
         check_made_of(flow, "average", self)
@@ -224,30 +235,41 @@ class NeutrenoStep(Integrator):
         """Return the longest stable Euler step; the layer is stable when it is above 1."""
         return euler_limit(as_linear(flow))
 
-    def check(self, flow: Flow) -> None:
-        """Raise `InputError` for the L2 metric and flows that are more than P; `StabilityError` if unstable."""
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return Pu - u + lambda~ (f - u)."""
+        linear = as_linear(flow)
+        return _pulled_to(linear, u, linear.average(u) - u)
+
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for the L2 metric and flows that are more than P and a fidelity."""
         _needs_degree_metric(flow, "a NeuTRENO step")
         check_made_of(flow, "average", self)
-        flow = as_linear(flow)
-        if flow.safe_step > 1 or (flow.fidelity is None and flow.safe_step == 1):
-            return
-        limit = self.stability_limit(flow)
-        if limit * SLACK < 1:
-            largest = flow.spectral_bounds()[0] if flow.fidelity is None else flow.fidelity.bounds()[1]
-            bound = f"fidelity < {largest + 2 / limit * (limit - 1):.6g} (1 + mu_min(P))" if flow.symmetric else ""
-            raise StabilityError(
-                f"fidelity: got {largest:g}, which makes the NeuTRENO step unstable (the longest stable step is "
-                f"{limit:.6g} < 1){'; it needs ' + bound if bound else ''}; reduce the fidelity or use SemiImplicit()"
-            )
+
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether a bound of the spectrum that costs nothing allows a step of length 1."""
+        linear = as_linear(flow)
+        return linear.safe_step > 1 or (linear.fidelity is None and linear.safe_step == 1)
+
+    def unstable(self, flow: Flow, limit: float) -> str:
+        """Return which fidelity is too large, and which is not."""
+        linear = as_linear(flow)
+        largest = linear.spectral_bounds()[0] if linear.fidelity is None else linear.fidelity.bounds()[1]
+        bound = f"fidelity < {largest + 2 / limit * (limit - 1):.6g} (1 + mu_min(P))" if linear.symmetric else ""
+        return (
+            f"fidelity: got {largest:g}, which makes the NeuTRENO step unstable (the longest stable step is "
+            f"{limit:.6g} < 1){'; it needs ' + bound if bound else ''}; reduce the fidelity or use SemiImplicit()"
+        )
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return Pu + lambda~ (f - u) and t + 1."""
         del target, memory
-        flow = as_linear(flow)
-        result = flow.average(u)
-        if flow.fidelity is not None and flow.observed is not None:
-            result = result + flow.fidelity.times(flow.observed - u)
-        return result, t + 1
+        linear = as_linear(flow)
+        return _pulled_to(linear, u, linear.average(u)), t + 1
+
+
+def _pulled_to(flow: LinearFlow, u: Array, moved: Array) -> Array:
+    """Return `moved` + phi (f - u)."""
+    return moved if flow.fidelity is None or flow.observed is None else moved + flow.fidelity.times(flow.observed - u)
 
 
 def _needs_degree_metric(flow: Flow, what: str) -> None:

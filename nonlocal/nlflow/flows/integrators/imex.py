@@ -40,7 +40,7 @@ class ImplicitStep(SplitStep):
         lift = 1 + s * shift
         if transform := transform_of(flow, b):
             rate = 1.0 if flow.metric == "degree" else transform.degree
-            drawn = 0.0 if flow.fidelity is None else float(flow.fidelity.values)
+            drawn = 0.0 if flow.fidelity is None else (flow.fidelity.uniform or 0.0)
             gain = 1 / (lift + s * (rate * transform.rest + drawn))
             return transform.back(transform.times(gain, transform.forward(b)), b.dtype)
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
@@ -117,11 +117,11 @@ class IMEX(ImplicitStep):
         linear = as_linear(flow)
         g = 1 - math.sqrt(0.5)
         d, part = 1 - 1 / (2 * g), linear.free(u)
-        middle, end, first = linear.when(flow.time + g * dt), linear.when(flow.time + dt), linear.driven(part)
-        pull = middle.pulled(part)
+        middle, end, first = linear.when(flow.time + g * dt), linear.when(flow.time + dt), linear.rest(part)
+        pull = middle.toward(part)
         a = self.solved(linear, part + dt * g * (first + pull), dt * g, 0.0, part)
-        b = part + dt * (1 - g) * (pull - linear.on_free(a)) + dt * g * end.pulled(part)
-        b = b + dt * (d * first + (1 - d) * middle.driven(a))
+        b = part + dt * (1 - g) * (pull - linear.on_free(a)) + dt * g * end.toward(part)
+        b = b + dt * (d * first + (1 - d) * middle.rest(a))
         return self.solved(linear, b, dt * g, 0.0, a)
 
 
@@ -148,5 +148,5 @@ class ConvexSplitting(ImplicitStep):
         """Return the signal after one step."""
         linear: Any = as_linear(flow)
         part, bound = linear.free(u), linear.terms.bound
-        b = part + dt * (linear.when(flow.time + dt).pulled(part) + linear.driven(part) + bound * part)
+        b = part + dt * (linear.when(flow.time + dt).toward(part) + linear.rest(part) + bound * part)
         return self.solved(linear, b, dt, bound, part)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from nlflow._array import Array, namespace, underflowing
-from nlflow.errors import InputError, NumericalError, StabilityError, check_number
+from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError, with_bound
+from nlflow.flows.integrators.base import Integrator, StepFailureError, with_bound
 from nlflow.flows.integrators.control import Tolerances
 from nlflow.flows.linear import as_linear
-from nlflow.flows.spectrum import euler_limit
+from nlflow.flows.spectrum import euler_limit, is_told
+from nlflow.flows.terms import TermError
 
 
 @underflowing
@@ -42,6 +43,8 @@ class RungeKutta(Integrator):
     order = 5.0
     takes_time = True
     takes_constraint = True
+    keeps_limit = True
+    longer = ""
 
     _A = (
         (),
@@ -74,16 +77,16 @@ class RungeKutta(Integrator):
             return math.inf
         return 3.3 / 2 * with_bound(flow, euler_limit(as_linear(flow)))
 
-    def check(self, flow: Flow) -> None:
-        """Raise `StabilityError` when a fixed step is above the stability limit."""
-        if self.adaptive or self.dt is None:
-            return
-        flow = as_linear(flow)
-        if flow.symmetric and self.dt * (flow.spectral_bounds()[1] + flow.terms.bound) <= 3.3:
-            return
-        limit = self.stability_limit(flow)
-        if self.dt > limit * SLACK:
-            raise StabilityError(f"dt: got {self.dt:g}, which is unstable for this flow: dt < {limit:.6g}; reduce dt")
+    @property
+    def length(self) -> float | None:
+        """The step, None where it adapts."""
+        return None if self.adaptive else self.dt
+
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether a bound of the spectrum that costs nothing allows the step."""
+        linear = as_linear(flow)
+        known = linear.symmetric and linear.plainly_linear and is_told(linear)
+        return known and (self.dt or 0.0) * (linear.spectral_bounds()[1] + linear.terms.bound) <= 3.3
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
@@ -144,6 +147,8 @@ class RungeKutta(Integrator):
                 stage = here.held(stage)
                 here = _at(here, stage)
                 slopes.append(here.velocity(stage))
+            except TermError:
+                raise
             except (InputError, NumericalError) as error:
                 return _Tried(flow, u, first, math.inf, str(error))
         over = self._control().measured(h * _combine(self._E, slopes), u, stage)

@@ -74,8 +74,8 @@ class SphereFlow(Flow):
     Where W_Q W_K^T = B is symmetric and W_V = c B, the flow descends `energy`. With all maps left out, c > 0: tokens
     are drawn to each other, form clusters, which last for a time that is exponential in beta, and become one.
 
-    Every integrator of velocities (`RungeKutta`) stays on the sphere, since tokens are divided by their lengths at each
-    stage; `GeodesicEuler` and `GeodesicMidpoint` follow great circles.
+    `RungeKutta` stays on the sphere, since tokens are divided by their lengths at each stage; `GeodesicEuler` and
+    `GeodesicMidpoint` follow great circles. `ExplicitEuler` and what is made of linear pieces refuse it.
 
     Parameters
     ----------

@@ -6,10 +6,9 @@ import math
 from typing import Any, cast
 
 from nlflow._array import Array, namespace, underflowing
-from nlflow.errors import InputError, StabilityError
+from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep, StepFailureError
-from nlflow.flows.integrators.base import SLACK
 from nlflow.flows.sphere.flow import SphereFlow
 
 
@@ -22,17 +21,19 @@ class SphereStep(FixedStep):
         """Return 2 / the rate at which tokens of a cluster meet (`SphereFlow.rate`); longer steps throw them apart."""
         return 2 / as_sphere(flow).rate if as_sphere(flow).rate > 0 else math.inf
 
-    def check(self, flow: Flow) -> None:
-        """Raise `InputError` for flows that are not on the sphere, `StabilityError` above the limit."""
+    def unstable(self, flow: Flow, limit: float) -> str:
+        """Return the message for a step above the limit."""
+        return (
+            f"dt: got {self.dt:g}, which is unstable for this flow: tokens of a cluster meet at the rate "
+            f"{as_sphere(flow).rate:.6g}, so {type(self).__name__} needs dt < {limit:.6g}; reduce dt, or use "
+            "RungeKutta()"
+        )
+
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for flows that are not on the sphere."""
         if not isinstance(flow, SphereFlow):
             raise InputError(
                 f"integrator: {type(self).__name__} is for a SphereFlow, got {type(flow).__name__}; use RungeKutta()"
-            )
-        if self.dt > self.stability_limit(flow) * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for this flow: tokens of a cluster meet at the rate "
-                f"{flow.rate:.6g}, so {type(self).__name__} needs dt < {self.stability_limit(flow):.6g}; reduce dt, or "
-                "use RungeKutta()"
             )
 
 

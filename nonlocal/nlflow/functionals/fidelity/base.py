@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
-from nlflow._array import Array, namespace, over_channels, scalar
-from nlflow.errors import NumericalError
+import numpy as np
+
+from nlflow._array import Array, constant_like, namespace, over_channels, scalar
+from nlflow.errors import InputError, NlflowError, NumericalError
 
 
 class Fidelity(ABC):
@@ -16,18 +19,35 @@ class Fidelity(ABC):
     Signals that it gets may hold several vectors of `width` channels side by side in their last axis, as those of
     `Exponential` do, which integrates u and f at once.
 
-    Attributes
-    ----------
-    values : float or array
-        One number, one for each node, or a matrix for each node.
+    The abstract methods are all that a subclass has to define. `nlflow.testing.check_fidelity` runs what they promise.
     """
-
-    values: Array | float
 
     @property
     def width(self) -> int:
         """How many channels it mixes; 1 where each channel is a problem of its own."""
         return 1
+
+    @property
+    def uniform(self) -> float | None:
+        """The number that it multiplies by, where that is known to be one for all nodes and channels."""
+        return None
+
+    @property
+    def tracked(self) -> bool:
+        """Whether what it is made of asks for a gradient."""
+        return any(getattr(value, "requires_grad", False) for value in vars(self).values())
+
+    def stated(self, like: Array) -> Array | float:
+        """Return what it multiplies by: one number, one for each node, or a matrix for each node.
+
+        By default what `times` makes of unit vectors, O(N D^2) memory; `like` is a signal.
+        """
+        xp, width = namespace(like), self.width
+        if width == 1:
+            return self.times(xp.ones_like(like))
+        units = constant_like(np.eye(width).ravel(), like)
+        nodes = tuple(like.shape)[:-1]
+        return xp.reshape(self.times(xp.broadcast_to(units, (*nodes, width * width)) + 0), (*nodes, width, width))
 
     @abstractmethod
     def times(self, v: Array) -> Array:
@@ -73,6 +93,16 @@ class NodeFidelity(Fidelity):
 
     values: Array | float
 
+    @property
+    def uniform(self) -> float | None:
+        """The number that it multiplies by; None for one for each node."""
+        return self.values if isinstance(self.values, float) else None
+
+    def stated(self, like: Array) -> Array | float:
+        """Return the numbers; see `Fidelity.stated`."""
+        del like
+        return self.values
+
     def times(self, v: Array) -> Array:
         """Return Lambda v."""
         return over_channels(self.values, v) * v
@@ -111,6 +141,23 @@ class NodeFidelity(Fidelity):
         weight = self.times(xp.ones_like(f)) * measure
         total = xp.sum(weight * f, axis=axes, keepdims=True, dtype=xp.float64)
         return total / xp.sum(weight, axis=axes, keepdims=True, dtype=xp.float64)
+
+
+def checked_method(fidelity: Fidelity, method: str, *arguments: Any) -> Fidelity:
+    """Return the fidelity that a method makes of another, or raise `InputError` where a class of one's own has none."""
+    try:
+        made = getattr(fidelity, method)(*arguments)
+    except NlflowError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"fidelity: {type(fidelity).__name__}.{method}() failed for a factor for each node "
+            f"({type(error).__name__}: {error}), expected Lambda times one number for each node; mend it "
+            "(nlflow.testing.check_fidelity shows what is promised), or use the measure of the flow's metric"
+        ) from error
+    if not isinstance(made, Fidelity):
+        raise InputError(f"fidelity: {type(fidelity).__name__}.{method}() returned {made!r}, expected a Fidelity")
+    return made
 
 
 def check_exponent(exponent: float, like: Array) -> None:

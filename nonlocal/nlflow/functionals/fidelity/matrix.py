@@ -83,9 +83,14 @@ class MatrixFidelity(Fidelity):
         self._split = max((axis + 1 for axis, n in enumerate(shape[:-2]) if n != 1), default=0)
 
     @property
-    def values(self) -> Array:  # type: ignore[override]  # a field in the contract, derived here
+    def values(self) -> Array:
         """The matrices, shape ``domain.shape + (D, D)`` with axes of length 1 where nodes share them."""
         return self._matrices if isinstance(self._scale, float) and self._scale == 1 else self._of_nodes(self._matrices)
+
+    def stated(self, like: Array) -> Array:
+        """Return the matrices; see `Fidelity.stated`."""
+        del like
+        return self.values
 
     @property
     def width(self) -> int:
@@ -139,7 +144,10 @@ class MatrixFidelity(Fidelity):
         highest = self.bounds()[1]
         lowest = scalar(xp.min(log_degree))
         check_exponent(max(math.log(highest) if highest > 0 else 0.0, 0.0) - lowest, like)
-        return self.scaled(xp.astype(xp.exp(-log_degree), like.dtype))
+        result = self.scaled(xp.astype(xp.exp(-log_degree), like.dtype))
+        for part in ("_matrices", "_eigenvalues", "_vectors"):
+            setattr(result, part, xp.astype(getattr(self, part), like.dtype, copy=False))
+        return result
 
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
         """Return the constant that f is centred by, (sum m Lambda)^-1 sum m Lambda f; see `Fidelity.centre`.

@@ -1,0 +1,11 @@
+"""Checks of what is promised of kernels, affinities, fidelities, integrators and flows, for classes of your own.
+
+Names are loaded when they are first used.
+"""
+
+import lazy_loader
+
+# The list of names and where they live is the stub beside this file, which type checkers read as well.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader
