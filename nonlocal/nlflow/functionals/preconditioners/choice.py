@@ -168,8 +168,9 @@ class Choice:
 
     def _values(self) -> Floats:
         """Return phi at each node, (N,)."""
-        values = np.asarray(self._fidelity.values, np.float64)
-        return np.broadcast_to(values, self._affinity.domain.shape).reshape(-1)
+        shape = self._affinity.domain.shape
+        values = np.asarray(self._fidelity.stated(np.zeros(shape)), np.float64)
+        return np.broadcast_to(values, shape).reshape(-1)
 
 
 def _expected(low: float, high: float, nodes: int, rtol: float) -> float:
