@@ -489,6 +489,17 @@ def test_limits_of_an_operator_of_ones_own() -> None:
     assert np.isnan(nl.ExplicitEuler(1.0).stability_limit(Conserved(energy, reaction=nl.AllenCahn())))
 
 
+@pytest.mark.numerical
+def test_a_spectrum_that_is_known_is_not_that_of_an_overridden_diffusion() -> None:
+    class Faster(nl.GradientFlow):
+        def diffusion(self, v: Any) -> Any:
+            return 3 * super().diffusion(v)
+
+    energy = _energy()[0]
+    limits = [nl.SemiImplicit(1.0).stability_limit(cls(nl.J(energy.given))) for cls in (nl.GradientFlow, Faster)]
+    assert limits[1] == pytest.approx(limits[0] / 3, rel=1e-9)
+
+
 def test_pieces_that_do_not_belong_together_are_refused() -> None:
     energy = _energy()[0]
     with pytest.raises(nl.InputError, match=r"override velocity\(\) and linear\(\) together"):

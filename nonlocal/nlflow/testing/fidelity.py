@@ -55,7 +55,7 @@ def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | N
     if channels is None and width != 1:
         channels = width
     contract.holds(
-        isinstance(width, int) and width >= 1 and (channels or 1) % width == 0, "width divides the channels", width,
+        width >= 1 and (channels or 1) % width == 0, "width divides the channels", width,
         f"a number that divides {channels or 1}",
     )  # fmt: skip
     case = _Case(contract, fidelity, tuple(nodes), () if channels is None else (channels,))
@@ -135,7 +135,7 @@ class _Case:
         """Check `damped` and `implicit_step`."""
         v, f, blocks = random(*self.shape), random(*self.shape, seed=1), self.blocks
         for step in _STEPS:
-            inverse: Floats = np.asarray(np.linalg.inv(np.eye(blocks.shape[-1]) + step * blocks), np.float64)
+            inverse = np.asarray(np.linalg.inv(np.eye(blocks.shape[-1]) + step * blocks), dtype=np.float64)
             promise = f"damped(v, {step:g}) is (I + step Lambda)^-1 v"
             found = self.asked(promise, self.fidelity.damped, v, step, like=v)
             self.contract.near(promise, found, self.applied(inverse, v), 1e-8)
@@ -204,9 +204,9 @@ class _Case:
     def limit(self, diffusion: Floats, f: Floats) -> Floats:
         """Return u with (I - P + Lambda) u = Lambda f, by a dense solution."""
         n, width = len(diffusion), self.fidelity.width
-        own = np.zeros((n, width, n, width))
-        own[np.arange(n), :, np.arange(n), :] = self.blocks.reshape(n, width, width)
-        pull = own.reshape(n * width, n * width)
+        apart = np.zeros((n, width, n, width))
+        apart[np.arange(n), :, np.arange(n), :] = self.blocks.reshape(n, width, width)
+        pull = apart.reshape(n * width, n * width)
         columns = f.reshape(n, -1, width).transpose(0, 2, 1).reshape(n * width, -1)
         u = np.linalg.solve(np.kron(diffusion, np.eye(width)) + pull, pull @ columns)
         return np.asarray(u.reshape(n, width, -1).transpose(0, 2, 1).reshape(f.shape))

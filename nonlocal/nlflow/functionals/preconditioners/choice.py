@@ -178,10 +178,10 @@ class Choice:
         return Multigrid(self._affinity, self._operator, measure.reshape(size), self._values())
 
     def _values(self) -> Floats:
-        """Return phi at each node, (N,), for what takes numbers."""
-        assert isinstance(self._fidelity, NodeFidelity)
-        values = np.asarray(self._fidelity.values, np.float64)
-        return np.broadcast_to(values, self._affinity.domain.shape).reshape(-1)
+        """Return phi at each node, (N,)."""
+        shape = self._affinity.domain.shape
+        values = np.asarray(self._fidelity.stated(np.zeros(shape)), np.float64)
+        return np.broadcast_to(values, shape).reshape(-1)
 
 
 def _expected(low: float, high: float, nodes: int, rtol: float) -> float:
