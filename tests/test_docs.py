@@ -61,7 +61,7 @@ def test_every_equation_is_shown_once() -> None:
     [
         *("nlflow", "nlflow.attention", "nlflow.flows.derivatives", "nlflow.flows.integrators"),
         *("nlflow.denoising", "nlflow.denoising.patches", "nlflow.denoising.large", "nlflow.denoising.priors"),
-        "nlflow.learning",
+        *("nlflow.denoising.noise", "nlflow.learning", "nlflow.testing"),
     ],
 )
 def test_the_reference_has_every_public_name(module: str) -> None:

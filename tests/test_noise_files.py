@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nlflow.denoising import noise as models
 from nlflow.denoising.noise import (
     Drift,
     GaussianNoise,
+    HotPixels,
     Hum,
     Impulses,
     Mixture,
     Noise,
+    NoncentralChi,
     Poisson,
+    Rician,
     Speckle,
     Stripes,
     load_noise,
@@ -41,6 +46,9 @@ MODELS = [
     Stripes(3.0, axis=1, shared=False),
     Speckle(4.5),
     Mixture([Impulses(0.05, 0.0, 255.0), CAMERA]),
+    Rician(1 / 3),
+    HotPixels(0.1 + 1e-17, 200 / 3, False),
+    NoncentralChi(5.0, coils=4),
 ]
 
 
@@ -66,6 +74,12 @@ def test_a_model_comes_back_to_the_last_bit(model: Noise, tmp_path: Path) -> Non
     assert same(load_noise(path), model)
     assert same(noise_of(model.as_dict()), model)
     assert [one.name for one in tmp_path.iterdir()] == ["model.json"]
+
+
+def test_every_public_model_has_been_in_a_file() -> None:
+    classes = {one for name in models.__all__ if inspect.isclass(one := getattr(models, name))}
+    public = {one for one in classes if issubclass(one, Noise) and not inspect.isabstract(one)}
+    assert public == {type(model) for model in MODELS}
 
 
 def test_fields_with_a_default_may_be_left_out(tmp_path: Path) -> None:
