@@ -134,6 +134,27 @@ def test_what_rounding_hides_is_told(tie: float) -> None:
     assert limit.method == "direct"
 
 
+@pytest.mark.parametrize("tie", [0.0, 1e-4, 1e-12])
+def test_potentials_of_far_parts_in_a_matrix(tie: float) -> None:
+    """Two parts with a source of their own each: how they compare is known from the tie alone, if there is one."""
+    k = np.random.default_rng(4).random((20, 20)) + 0.1
+    k = k + k.T
+    k[:10, 10:] *= tie
+    k[10:, :10] *= tie
+    source = np.random.default_rng(5).normal(size=20)
+    source -= np.repeat([source[:10].mean(), source[10:].mean()], 10)
+    found = nl.J(nl.from_matrix(k, nl.Points(np.arange(20.0), np.ones(20)))).potential(source)
+    assert found.success == (tie != 1e-12)
+    assert found.success or "the error" in found.message
+    if not found.success:
+        return
+    degree = 2 * k.sum(axis=1)
+    exact = np.linalg.pinv(np.diag(degree) - 2 * k, rcond=1e-9) @ source
+    for part in [slice(0, 10), slice(10, 20)] if tie == 0 else [slice(None)]:
+        exact[part] -= degree[part] @ exact[part] / degree[part].sum()
+    np.testing.assert_allclose(found.u, exact, rtol=0, atol=1e-8 * np.abs(exact).max())
+
+
 def test_a_direct_factor_that_loses_its_digits_says_so() -> None:
     rng = np.random.default_rng(5)
     k = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(8.0)), 6 * rng.normal(size=(8, 4)))

@@ -243,15 +243,39 @@ def _places(nodes: NDArray[Any], shape: tuple[int, ...], size: int) -> tuple[NDA
     return mask.reshape(shape), numbers
 
 
-def _listed(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which nodes share a connected part of the graph with a node that is reached."""
+def components_of(affinity: Affinity) -> NDArray[Any] | None:
+    """Return the number of each node's connected component; None where weights are neither listed nor in a matrix."""
     from scipy.sparse.csgraph import connected_components
 
-    labels = getattr(affinity, "components", None)  # a graph keeps them
-    if labels is None:
+    labels, matrix = getattr(affinity, "components", None), getattr(affinity, "matrix", None)  # a graph keeps them
+    if labels is None and affinity.method in _LISTED:
         edges: Any = affinity._edges().copy()
         edges.eliminate_zeros()
-        labels = connected_components(edges, directed=True, connection="weak")[1].reshape(reached.shape)
+        labels = connected_components(edges, directed=True, connection="weak")[1]
+    elif labels is None and matrix is not None:
+        labels = _labelled(to_numpy(matrix))
+    return None if labels is None else np.asarray(labels).reshape(affinity.domain.shape)
+
+
+def _labelled(matrix: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the components of a matrix by rows, without a list of its entries, of which there may be too many."""
+    labels, number = np.full(len(matrix), -1), 0
+    while len(front := np.flatnonzero(labels < 0)[:1]):
+        while len(front):
+            labels[front] = number
+            near = labels >= 0
+            for node in front:
+                near |= (matrix[node] > 0) | (matrix[:, node] > 0)
+                if near.all():
+                    break
+            front = np.flatnonzero(near & (labels < 0))
+        number += 1
+    return labels
+
+
+def _listed(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which nodes share a connected part of the graph with a node that is reached."""
+    labels: Any = components_of(affinity)
     alive = np.zeros(int(labels.max()) + 1, dtype=bool)
     alive[labels[reached]] = True
     return np.asarray(alive[labels])

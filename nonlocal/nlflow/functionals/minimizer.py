@@ -14,7 +14,7 @@ from nlflow._array import Array, constant_like, is_numpy, namespace, over_channe
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.functionals.accuracy import Rows, Run
-from nlflow.functionals.constraint import Held
+from nlflow.functionals.constraint import Held, components_of
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, error_allowed, verdict
 from nlflow.functionals.preconditioners import Choice
@@ -259,9 +259,7 @@ def minimize_source(
         return replace(found, x=v, left=None)
 
     rows = Rows.of(lambda v: beside_ground(v - affinity._average(v)), none, b, axes, free=beside_ground)
-    # Where nobody knows the components the potentials of two of them need not be comparable, so there is no bound.
-    allowed = None if getattr(affinity, "components", None) is not None else math.inf
-    result = rows.solved(run, centred(b), guess, rtol, compare=compare, allowed=allowed)
+    result = rows.solved(run, centred(b), guess, rtol, compare=compare)
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore", invalid="ignore"):
         u = centred(result.x) * unit
@@ -273,8 +271,8 @@ def minimize_source(
 
 
 def _parts(affinity: Affinity, like: Array) -> list[Array]:
-    """Return what is 1 on each connected component of a graph and 0 elsewhere; one part where none are known."""
-    labels = getattr(affinity, "components", None)
+    """Return what is 1 on each connected component and 0 elsewhere; one part where none are known."""
+    labels = components_of(affinity)
     if labels is None:
         return [constant_like(np.ones(affinity.domain.shape), like)]
     return [constant_like((labels == number).astype(np.float64), like) for number in range(int(labels.max()) + 1)]
