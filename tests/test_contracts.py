@@ -571,6 +571,13 @@ def test_methods_are_held_to_their_limit() -> None:
 
 
 @pytest.mark.numerical
+def test_energies_that_no_float_holds_do_not_rise() -> None:
+    found = nl.solve(nl.GradientFlow(nl.J(DENSE)), 1e200 * F, t_eval=[0.0, 1.0, 2.0])
+    assert found.success
+    assert np.isinf(found.energy).all()
+
+
+@pytest.mark.numerical
 @pytest.mark.parametrize("outputs", [{"t": 4000.0}, {"t_eval": [0.0, 80.0, 160.0]}], ids=["end", "outputs"])
 def test_an_energy_that_rises_without_reason_ends_the_run(outputs: Any) -> None:
     flow = nl.GradientFlow(nl.E(DENSE, F, 0.4, measure="degree"), metric="degree")

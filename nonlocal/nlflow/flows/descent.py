@@ -37,8 +37,9 @@ class Descent:
         """Take up the energy at t; return what to say where it has risen, None where it has not."""
         if not self.watched or math.isnan(energy):
             return None
-        if math.isnan(self._start):
+        if not math.isfinite(self._lowest):  # the first, or one that no float holds
             self._start = self._lowest = energy
+            return None
         lowest = self._lowest
         self._lowest = min(lowest, energy)
         allowed = _OF_FALL * (self._start - lowest) + _OF_VALUE * abs(lowest) + _OF_SIZE * _most(flow, u)
