@@ -350,6 +350,13 @@ def test_the_gap_of_a_path(n, laziness):
     assert chain.smallest_eigenvalue == pytest.approx(2 * laziness - 1 + gap, rel=1e-10)
 
 
+@pytest.mark.parametrize("laziness", [0.0, 0.5])
+def test_the_gap_of_a_single_transient_state(laziness):
+    moves = np.array([[1 - 2.0**-40, 2.0**-40], [0.0, 1.0]])
+    chain = MarkovChain(from_matrix(moves, Points(np.arange(2.0))), laziness=laziness)
+    assert chain.spectral_gap == pytest.approx((1 - laziness) * 2.0**-40, rel=1e-14)
+
+
 @pytest.mark.parametrize("weak", [1e-5, 1e-15])
 def test_gaps_between_blocks(weak):
     """Two states in each block that see each other by 1, blocks by weak: 1 - mu_2 = 2 weak / (1 + weak) + ..."""

@@ -130,6 +130,8 @@ def nearest_gap(moves: Floats, law: Floats | None, killed: Floats) -> tuple[floa
     """
     from scipy.linalg import eig
 
+    if law is None and len(moves) == 1:
+        return float(killed[0]), complex(moves[0, 0]), 0.0
     mu, doubt = _eigenvalues(moves, eig)
     if law is not None:
         others = np.arange(len(mu)) != np.argmin(np.abs(mu - 1))
