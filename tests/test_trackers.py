@@ -171,6 +171,18 @@ def test_stationary_stops_at_the_first_step_that_is_slow_enough(metric: str, rto
     assert solution.records["steady_state"]["threshold"][0] == pytest.approx(threshold, rel=1e-12)
 
 
+def test_what_is_slow_is_at_rest_in_short_runs_alone() -> None:
+    """Two halves that see each other by 1e-12: 1e11 later they are no longer what they were."""
+    k = np.kron(np.array([[1.0, 1e-12], [1e-12, 1.0]]), np.ones((4, 4)))
+    flow = nl.GradientFlow(nl.J(nl.from_matrix(k, nl.Points(np.arange(8.0)))), "degree")
+    rule, u = nl.SteadyState(), np.repeat([0.0, 1.0], 4)
+    stopped = []
+    for end in (1e3, 1e11):
+        rule.start(flow, u, 0.0, end)
+        stopped.append(rule.look(flow, u, 0.0) is not None)
+    assert stopped == [True, False]
+
+
 def test_discrepancy_stops_at_the_first_step_that_leaves_the_noise() -> None:
     p = problem("degree", channels=2)
     residuals: list[float] = []
