@@ -35,7 +35,8 @@ class Minimizer:
     iterations : int
     success : bool
         Whether the residual is within the tolerance rtol, and the error of `u`, as far as it is known from the residual
-        and what rounding can hide in it, within 10^4 rtol of its largest value (for rtol < 1e-4).
+        and what rounding can hide in it, within 10^4 rtol of its largest value, or of a hundredth of the spread of the
+        data where that is more (for rtol < 1e-4).
     message : str
     """
 
