@@ -93,7 +93,7 @@ class Exponential(Integrator):
             return np.exp(-span * a)
 
         def response(a: Any) -> Any:
-            small = span * a < 1e-8
+            small = np.abs(span * a) < 1e-8
             safe = np.where(small, 1.0, a)
             return np.where(small, span * (1 - span * a / 2), -np.expm1(-span * safe) / safe)
 
