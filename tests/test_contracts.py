@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 import nlflow as nl
 from nlflow.affinities import Affinity
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep, Integrator
+from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.fidelity import Fidelity, MatrixFidelity, NodeFidelity
 from nlflow.kernels import Kernel, RadialKernel
 from nlflow.testing import (
@@ -568,6 +570,46 @@ def test_methods_are_held_to_their_limit() -> None:
     found = nl.solve(flow, F, t=400.0, integrator=Own())
     assert (found.status, found.success) == (nl.Status.STEP_FAILED, False)
     assert "took a step of 40, above the limit of stable ones that it declares" in found.message
+
+
+class Growing(nl.GradientFlow):
+    """du/dt = -(A - c) u: constants grow at the rate c."""
+
+    def linear(self, u: Any) -> Any:
+        return super().linear(u) - 0.1 * u
+
+    def velocity(self, u: Any) -> Any:
+        return -self.linear(u)
+
+    def spectral_bounds(self) -> tuple[float, float]:
+        low, high = super().spectral_bounds()
+        return low - 0.1, high
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize(
+    ("integrator", "tolerance"),
+    [
+        (nl.Exponential(), 1e-10), (nl.ETD4RK(0.1), 1e-10), (nl.RungeKutta(), 1e-5),
+        (nl.RungeKutta(dt=0.1, adaptive=False), 1e-5), (nl.ExplicitEuler(0.01), 1e-1),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_grows_of_itself_is_followed(integrator: Any, tolerance: float) -> None:
+    flow = Growing(nl.J(DENSE), "degree")
+    exact = scipy.linalg.expm(-20.0 * dense_operator(flow)) @ F
+    found = nl.solve(flow, F, t=20.0, integrator=integrator)
+    assert found.success
+    np.testing.assert_allclose(found.final, exact, rtol=0, atol=tolerance * np.abs(exact).max())
+
+
+def test_a_layer_that_overshoots_is_refused() -> None:
+    class Mirrored(nl.AttentionFlow):
+        def average(self, u: Any) -> Any:
+            return -2.0 * super().average(u)
+
+    with pytest.raises(nl.StabilityError, match="makes the NeuTRENO step unstable"):
+        nl.solve(Mirrored(DENSE, F, 0.5), F, t=10.0, integrator=nl.NeutrenoStep())
 
 
 @pytest.mark.numerical

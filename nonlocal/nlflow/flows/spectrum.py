@@ -356,8 +356,12 @@ def euler_limit(flow: LinearFlow) -> float:
 
 
 def limit_of(values: NDArray[Any]) -> float:
-    """Return the limit that these eigenvalues set; 0 (constants, in the J-flow) is neutral for every step."""
+    """Return the limit that these eigenvalues set; 0 (constants, in the J-flow) is neutral for every step.
+
+    So is what grows of itself and hardly turns: it grows in every step, as it should.
+    """
     values = values[np.abs(values) > 1e-12 * max(1.0, float(np.abs(values).max(initial=0.0)))]
+    values = values[(values.real > 0) | (np.abs(values.imag) > np.abs(values.real))]
     return float(np.min(2 * values.real / np.abs(values) ** 2)) if values.size else math.inf
 
 

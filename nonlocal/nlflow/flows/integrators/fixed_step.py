@@ -248,7 +248,8 @@ class NeutrenoStep(Integrator):
     def surely_stable(self, flow: Flow) -> bool:
         """Whether a bound of the spectrum that costs nothing allows a step of length 1."""
         linear = as_linear(flow)
-        return linear.safe_step > 1 or (linear.fidelity is None and linear.safe_step == 1)
+        known = linear.safe_step > 1 or (linear.fidelity is None and linear.safe_step == 1)
+        return known and linear.plainly_linear
 
     def unstable(self, flow: Flow, limit: float) -> str:
         """Return which fidelity is too large, and which is not."""
