@@ -603,6 +603,15 @@ def test_what_grows_of_itself_is_followed(integrator: Any, tolerance: float) -> 
     np.testing.assert_allclose(found.final, exact, rtol=0, atol=tolerance * np.abs(exact).max())
 
 
+@pytest.mark.numerical
+def test_eigenvalues_that_are_nearly_alike_are_no_obstacle() -> None:
+    """Those of I - P - 0.1 of a narrow kernel crowd at 0.9."""
+    points = np.random.default_rng(1).random((420, 2))
+    flow = Growing(nl.J(nl.affinity(nl.Gaussian(width=0.1), nl.Points(points))), "degree")
+    assert nl.ExplicitEuler(0.1).stability_limit(flow) == pytest.approx(2 / 0.9, rel=2e-3)
+    assert nl.solve(flow, points[:, 0], t=1.0).success
+
+
 def test_a_layer_that_overshoots_is_refused() -> None:
     class Mirrored(nl.AttentionFlow):
         def average(self, u: Any) -> Any:
