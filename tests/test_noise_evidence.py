@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import gaussian_filter
 
 from nlflow import NlflowWarning, denoise, estimate_noise
+from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.estimation import channel_levels
 from tests.pictures import Floats
 
@@ -80,6 +81,15 @@ def test_two_values_stay_and_that_is_told(shape: tuple[int, ...], low_high: tupl
         result, info = denoise(drawn, return_info=True, preserve_range=True)
     assert np.array_equal(result, drawn)
     assert info.confidence != "high"
+
+
+def test_few_counts_are_no_impulses() -> None:
+    clean = 0.2 + 1.5 * (gaussian_filter(white((160, 160)), 6) > 0)
+    counts = np.random.default_rng(1).poisson(clean)
+    found = estimate_noise(counts)
+    assert isinstance(found.model, GaussianNoise)
+    assert found.confidence == "low"
+    assert any("few counts" in one for one in found.reasons)
 
 
 # ---- channels
