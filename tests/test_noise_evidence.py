@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import gaussian_filter
 
 from nlflow import NlflowWarning, denoise, estimate_noise
+from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.estimation import channel_levels
 from tests.pictures import Floats
 
@@ -52,6 +53,26 @@ def test_correlated_noise_that_flat_parts_show_stays_correlated() -> None:
     assert found.model.strength(clean[..., None]) == pytest.approx(10, rel=0.25)
 
 
+def test_correlated_noise_that_is_clipped_in_dark_parts_stays_correlated() -> None:
+    clean = np.add.outer(np.linspace(0, 20, 192), np.where(np.arange(192) > 120, 120.0, 5.0))
+    noise = gaussian_filter(white(clean.shape), 1, mode="wrap")
+    found = estimate_noise(np.clip(np.rint(clean + noise * (20 / noise.std())), 0, 255).astype(np.uint8))
+    assert found.confidence == "high"
+    assert not found.model.is_white
+    assert found.model.strength(clean[..., None]) == pytest.approx(20, rel=0.25)
+
+
+def test_the_steps_of_a_mosaic_of_colours_are_no_noise() -> None:
+    drawn = gaussian_filter(white((160, 160)), 8)
+    clean = 100 * np.exp(0.6 * drawn / drawn.std())
+    for row, column, gain in ((0, 0, 0.2), (0, 1, 0.5), (1, 0, 0.5), (1, 1, 2.0)):
+        clean[row::2, column::2] *= gain
+    noisy = clean + np.sqrt(4 * clean + 25) * white(clean.shape, 1)
+    found = estimate_noise(noisy)
+    assert found.confidence == "low"
+    assert found.model.strength(noisy[..., None]) < np.std(noisy - clean)
+
+
 @pytest.mark.parametrize("low_high", [(0, 255), (10, 240)])
 @pytest.mark.parametrize("shape", [(600,), (120, 120), (10, 30, 30)])
 def test_two_values_stay_and_that_is_told(shape: tuple[int, ...], low_high: tuple[int, int]) -> None:
@@ -60,6 +81,15 @@ def test_two_values_stay_and_that_is_told(shape: tuple[int, ...], low_high: tupl
         result, info = denoise(drawn, return_info=True, preserve_range=True)
     assert np.array_equal(result, drawn)
     assert info.confidence != "high"
+
+
+def test_few_counts_are_no_impulses() -> None:
+    clean = 0.2 + 1.5 * (gaussian_filter(white((160, 160)), 6) > 0)
+    counts = np.random.default_rng(1).poisson(clean)
+    found = estimate_noise(counts)
+    assert isinstance(found.model, GaussianNoise)
+    assert found.confidence == "low"
+    assert any("few counts" in one for one in found.reasons)
 
 
 # ---- channels

@@ -2,8 +2,9 @@
 
 Letters, masks, screens and drawings fill a picture as evenly as noise does, and seen from afar they look like it. Two
 things tell them apart. Nothing is quieter than the noise: a picture whose quietest parts hold far less than noise of
-that strength leaves anywhere has not that noise. And noise in the quietest parts is Gaussian, whereas ink on paper is
-skewed, and what has two values is the opposite of a bell.
+that strength leaves anywhere has not that noise, nor has a mosaic of colours, which holds far less in every second row
+and column. And noise in the quietest parts that were not clipped is Gaussian, whereas ink on paper is skewed, and what
+has two values is the opposite of a bell.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from nlflow.denoising.noise.base import Array, NoiseEstimate
 from nlflow.denoising.noise.blocks import SIDE
 from nlflow.denoising.noise.gaussian import GaussianNoise, smoothed
 from nlflow.denoising.noise.rules import planes_of
+from nlflow.denoising.noise.windows import at_ends, limits_of
 from nlflow.domains.samples import range_of
 
 # Chosen on PolyU photographs, and on pages, screens and drawings with and without noise.
 APART: Final = 2.0  # ratio of two estimates of the same noise from which on they disagree
 _QUIETEST: Final = (0.02, 0.2)  # shares of the blocks, the quietest first, that are looked at; below, some are clipped
+_LEAST: Final = 0.1  # of the blocks touch no sample that was clipped; of fewer, all are looked at
 _FLAT: Final = 0.05  # the share at which the picture is compared with noise
 _SKEWED: Final = 0.4  # skewness, at most: 0 for noise, 0.25 in a photograph of a camera, 1 to 4 for letters
 _BELL: Final = (2.3, 8.0)  # kurtosis: 2.8 for noise in small blocks, up to 6 after compression, less for two values
 _MOST: Final = 20_000  # blocks
 _NOTHING: Final = 1e-9  # of the range, and of the greatest variance: less is rounding
-_UNLIKE: Final = "the quietest parts are not distributed as noise: what was found may be structure"
+_UNLIKE: Final = (
+    "the quietest parts are not distributed as Gaussian noise: what was found may be structure, or few counts (noise "
+    "'poisson')"
+)
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
 
@@ -61,13 +67,15 @@ def borne_out(
     strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
     if strength <= _NOTHING * range_of(samples if missing is None else samples[~missing]):
         return found
-    quiet, moments = _quiet_parts(_luminance(samples), missing)
+    clipped = _clipped(samples, missing)
+    quiet, moments = _quiet_parts(_luminance(samples), missing, clipped)
     gaussian = abs(moments[0]) < _SKEWED and _BELL[0] < moments[1] < _BELL[1]
     if strength <= APART * level:
         return found if gaussian else replace(found, confidence="low", reasons=(_UNLIKE, *found.reasons))
     clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
     noise = model.sample(clean, rng=0, channel_axis=-1) - clean
-    if gaussian and APART * quiet >= _quiet_parts(_luminance(noise), missing)[0]:
+    least = min(quiet, _quiet_of_phases(_luminance(samples), missing, clipped))
+    if gaussian and APART * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
         return found
     return smaller(found, strength, white, level)
 
@@ -75,8 +83,8 @@ def borne_out(
 def smaller(found: NoiseEstimate, strength: float, white: GaussianNoise, level: float) -> NoiseEstimate:
     """Return white noise in place of a stronger one that nothing confirms."""
     reason = (
-        f"neighbouring samples look alike as under noise of {strength:.3g}, but no flat part shows that much: it may "
-        f"be structure, and the white noise of {level:.3g} alone is taken out"
+        f"neighbouring samples are related as under noise of {strength:.3g}, but no flat part shows that much: it may "
+        f"be structure, such as letters or a mosaic, and white noise of {level:.3g} alone is taken out"
     )
     return replace(found, model=white, confidence="low", reasons=(reason,), whole=True)
 
@@ -85,16 +93,41 @@ def _luminance(samples: Array) -> Array:
     return np.asarray((samples.astype(np.float64) @ planes_of(samples.shape[-1]).T)[..., 0])
 
 
-def _quiet_parts(plane: Array, missing: NDArray[np.bool_] | None) -> tuple[float, tuple[float, float]]:
+def _clipped(samples: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """Return where a channel of samples (H, W, C) is at an end of the range that was clipped to: noise is skewed."""
+    found = np.zeros(samples.shape[:-1], bool)
+    for plane in np.moveaxis(samples, -1, 0).astype(np.float64):
+        present = plane if missing is None else plane[~missing]
+        unit = (plane - present.min()) / (range_of(present) or 1.0)
+        low, high = limits_of(*at_ends(unit if missing is None else unit[~missing]))
+        found |= (unit <= low) | (unit >= high)
+    return found
+
+
+def _quiet_of_phases(plane: Array, missing: NDArray[np.bool_] | None, clipped: NDArray[np.bool_]) -> float:
+    """Return the least of what the quietest blocks hold in every second row and column: noise is as strong there.
+
+    A mosaic of colours is not: its steps are in every block of the whole, and hardly in those of one colour.
+    """
+    phases = [np.s_[i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    return min(_quiet_parts(plane[p], None if missing is None else missing[p], clipped[p])[0] for p in phases)
+
+
+def _quiet_parts(
+    plane: Array, missing: NDArray[np.bool_] | None, clipped: NDArray[np.bool_]
+) -> tuple[float, tuple[float, float]]:
     """Return the standard deviation within the quietest blocks of a plane (H, W), and their skewness and kurtosis."""
     step = max(1, int(np.ceil(np.sqrt(plane.size / _MOST))))
 
     def blocks(values: Array) -> Array:
         return sliding_window_view(values, (SIDE, SIDE))[::step, ::step].reshape(-1, SIDE * SIDE)
 
-    own = blocks(plane)
+    own, whole = blocks(plane), ~blocks(clipped).any(axis=1)
     if missing is not None:
-        own = own[~blocks(missing).any(axis=1)]
+        there = ~blocks(missing).any(axis=1)
+        own, whole = own[there], whole[there]
+    if np.count_nonzero(whole) > _LEAST * len(whole):
+        own = own[whole]
     own = own - own.mean(axis=1, keepdims=True)
     variance = np.square(own).mean(axis=1)
     there = variance > _NOTHING * variance.max(initial=0.0)  # what was clipped, or filled in, has no noise

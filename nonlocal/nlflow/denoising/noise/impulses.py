@@ -34,6 +34,7 @@ _EVEN: Final = 0.5  # of the mean density that most blocks reach
 _MOST_BLOCKS: Final = 0.8
 _PER_BLOCK: Final = 8.0  # impulses expected in a block
 _LEAST_STEP: Final = 0.1  # of the range: what is nearer to its neighbours does not stick out
+_STEPS: Final = 3.0  # the same, of integers: nearer ones have no values between them that would be rare
 _CLUSTERED: Final = 2.0  # times as many equal neighbours as of samples that are strewn
 _MOST: Final = 0.99
 _PIECE: Final = 2**16  # samples whose neighbours are sorted at a time
@@ -220,13 +221,15 @@ class _View:
     unknown: NDArray[np.bool_]
     median: NDArray[np.float64]
     spread: NDArray[np.float64]
+    step: float  # of integers; of other samples 0
 
     @classmethod
     def of(cls, plane: Array, unknown: NDArray[np.bool_], values: list[Any], low: float, span: float) -> _View:
         """Look at a channel; candidates are no neighbours."""
         scaled = (np.where(unknown, low, plane).astype(np.float64) - low) / span
         median, spread = _surroundings(scaled, unknown | np.isin(plane, values))
-        return cls(scaled, unknown, median, spread)
+        step = 1 / span if np.array_equal(plane[~unknown], np.rint(plane[~unknown])) else 0.0
+        return cls(scaled, unknown, median, spread, step)
 
 
 def _planes(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
@@ -362,8 +365,10 @@ def _follows(views: list[_View], value: float, density: float) -> bool:
 
 def _counted(views: list[_View], value: float) -> tuple[list[NDArray[np.bool_]], list[NDArray[np.bool_]]]:
     """Return where a value would stick out of its neighbours, and where it does."""
-    far = [np.abs(value - view.median) > np.maximum(_OUT * view.spread, _LEAST_STEP) for view in views]  # not for NaN
-    visible = [np.asarray(off & ~view.unknown) for off, view in zip(far, views, strict=True)]
+    visible = []
+    for view in views:
+        least = np.maximum(_OUT * view.spread, max(_LEAST_STEP, _STEPS * view.step))
+        visible.append(np.asarray((np.abs(value - view.median) > least) & ~view.unknown))  # not for NaN
     return visible, [seen & (view.plane == value) for view, seen in zip(views, visible, strict=True)]
 
 
