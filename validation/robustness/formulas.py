@@ -45,7 +45,7 @@ _NODES: Final = np.float64(np.float32(np.random.default_rng(0).random(10) * 3))
 _SIGNAL: Final = np.cos(3 * _NODES)
 _LINE: Final = np.cos(np.arange(10.0))
 _NOTHING: Final = -690.0  # log k, beside which no weight counts
-_COMPILED: Final = 50  # one formula in so many is compiled, which takes a second
+_COMPILED: Final = 100  # one formula in so many is compiled, which takes a second
 _FARTHEST: Final = mpmath.mpf(10) ** 3000  # exponents beyond which mpmath's exp takes memory and time without end
 
 _NUMPY: Final[dict[str, Any]] = {
