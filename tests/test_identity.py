@@ -100,3 +100,17 @@ def test_a_fingerprint_of_six_digits_is_refused_with_the_remedy(tmp_path: Path) 
 def test_labels_of_kernels_have_all_digits() -> None:
     kernel = nl.Gaussian(0.1 * CHANGE)
     assert parse_kernel(kernel_label(kernel)) == kernel
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (np.complex128(1 + 2j), np.complex128(1 + 2.0000000000000004j)),
+        (np.datetime64("2020-01-01"), np.datetime64("2020-01-02")),
+        (np.longdouble(1) / 3, np.nextafter(np.longdouble(1) / 3, np.longdouble(1))),
+    ],
+    ids=["complex", "date", "longdouble"],
+)
+def test_single_values_of_any_type_have_all_their_bits(value: Any, other: Any) -> None:
+    assert described({"x": value}) == described({"x": value.copy()})
+    assert described({"x": value}) != described({"x": other})

@@ -19,6 +19,7 @@ from nlflow.kernels.expressions import SQUARED, as_expression, structure, value
 from nlflow.kernels.forms import logarithm, rate, weight
 from nlflow.kernels.rewriting import simplified
 from tests.covering import pairs
+from validation.robustness import formulas
 from validation.robustness.formulas import formula, judged
 
 pytestmark = pytest.mark.numerical
@@ -423,6 +424,13 @@ def test_values_are_negative_where_they_are_used_and_not_where_factors_are() -> 
         nl.affinity(kernel, nl.Points([0.0, 0.1234]), method="dense").average(np.ones(2))
 
 
+def test_what_overflows_is_not_called_negative() -> None:
+    kernel = nl.Formula("abs(where(r<1, 1, exp(r)) - 0.5) * exp(-r) / 0.5")
+    assert kernel.log_profile(np.array([1e20]))[0] == pytest.approx(np.log(2), rel=1e-12)  # with more digits
+    with pytest.raises(nl.InputError, match=r"no number in floats at the distance 1e\+18.*no part of it overflows"):
+        kernel.log_profile(np.array([1e36]))
+
+
 def test_rewriting_needs_proofs() -> None:
     r = SQUARED**0.5
     a, b = r - 1, r + 1
@@ -443,6 +451,21 @@ def test_random_formulas_are_those_of_python() -> None:
     for _ in range(6):
         end, wrong = judged(formula(chance), compiled=False)
         assert not wrong, end
+
+
+def test_values_that_formulas_are_compared_with() -> None:
+    assert formulas.exact("exp(-exp(exp(r)))", 1e9) == 0  # in a moment: mpmath's exp would never end
+    assert formulas.exact("exp(exp(r))", 1e9) != formulas.exact("exp(exp(r))", 1e9)  # not told
+    assert formulas.exact("exp(-abs((1-r)**-1))", 1.0) == 0
+    assert formulas.exact("sqrt(r-2)", 1.0) is None
+    assert formulas.exact("1/r", 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("k", "kind"), [("exp(-r)", formulas.STRICT), ("1-r/sqrt(1+r**2)", formulas.LOST), ("1-r", formulas.REFUSED)]
+)
+def test_refusals_without_need_are_told_apart(k: str, kind: str) -> None:
+    assert formulas._refused("it loses its digits", formulas.Exact(k)) == kind
 
 
 # ---- anisotropic kernels

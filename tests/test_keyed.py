@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import re
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 pytest.importorskip("distributed", reason="the extra distributed is not installed")
 
+import dask
 from distributed import Client
 from distributed.comm import connect, listen
 
@@ -84,6 +90,32 @@ def test_one_place_starts_processes_that_listen() -> None:
     assert found == ["keyed.py"]
 
 
+def test_what_a_cluster_keeps_on_disk_is_its_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Dask puts its folder first where modules are looked for; the usual one may be made by anybody."""
+    folders: list[Path] = []
+
+    class Cluster:
+        scheduler = Mock()
+
+        def __init__(self, **words: Any) -> None:
+            folders.append(Path(dask.config.get("temporary-directory")))
+            if words["n_workers"] == 2:
+                raise RuntimeError("a worker died")
+
+    monkeypatch.setattr(keyed, "LocalCluster", Cluster)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = keyed.local_cluster(1)
+    assert folders[0].parent == tmp_path
+    if os.name == "posix":
+        assert folders[0].stat().st_mode & 0o077 == 0
+    del found
+    gc.collect()
+    with pytest.raises(RuntimeError, match="died"):
+        keyed.local_cluster(2)
+    assert folders[0] != folders[1]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def local() -> Iterator[Any]:
     with workers.cluster(workers.LOCAL, 1):
@@ -93,6 +125,8 @@ def local() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("local")
 def test_no_port_of_a_cluster_runs_code_of_others() -> None:
+    for folder in (Path(one) for one in sys.path if "dask" in one):
+        assert any(one.stat().st_mode & 0o077 == 0 for one in folder.parents)  # where modules are looked for
     here = psutil.Process()
     ports = [link.laddr for one in (here, *here.children(recursive=True)) for link in one.net_connections("tcp")
              if link.status == psutil.CONN_LISTEN]  # fmt: skip

@@ -34,7 +34,7 @@ from nlflow.learning import (
     log_evidence,
     spectral_clustering,
 )
-from nlflow.learning.balance import counts_of, quotas, shifts
+from nlflow.learning.balance import counts_of, factors, quotas, shifts
 
 rng = np.random.default_rng(5)
 SIDE = np.repeat([0, 1], 10)
@@ -299,6 +299,15 @@ def test_shares_that_cannot_be_reached_are_told() -> None:
     assert model.class_shares_ == pytest.approx(np.bincount(model.transduction_[y < 0]) / 82)
     assert abs(model.class_shares_[0] - 0.9) > 1 / 82
     refused(lambda: PoissonClassifier("knn", n_neighbors=12, class_prior=[1, 1], balance="mass").fit(X, Y), "balance:")
+
+
+def test_shares_end_where_scores_underflow() -> None:
+    """Far from all labels nothing of them is left; these samples have no part in what is weighed."""
+    scores = np.zeros((40, 2))
+    scores[:30] = np.random.default_rng(0).random((30, 2))
+    found = factors(scores, np.array([10, 30]))
+    assert np.bincount((scores * found)[:30].argmax(axis=1), minlength=2).tolist() == [8, 22]
+    assert factors(scores[30:], np.array([5, 5])).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 6])

@@ -114,6 +114,9 @@ def test_pictures_of_a_folder_that_are_links(tmp_path: Path, secret: Path, monke
     assert not Path("out/b.tif").exists()
     run("denoise", "download/b.tif", "named.tif", "--sigma", "0", "-q")
     np.testing.assert_array_equal(tifffile.imread("named.tif"), SECRET)
+    Path("download/a.tif").unlink()
+    result = run("denoise", "download", "none", "--sigma", "5", code=1)
+    assert "1 link(s) to files elsewhere are left out; name them as IN" in result.stderr
 
 
 def test_lists_of_weights_name_files_of_their_folder(tmp_path: Path) -> None:

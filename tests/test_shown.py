@@ -43,6 +43,11 @@ def test_paths_are_no_options() -> None:
     assert quoted("-x") == "-x"
 
 
+def test_half_a_pair_is_quoted_too() -> None:
+    """Names inside files and of uploads may hold one, names of files not."""
+    assert quoted("a\ud800") == r"$'a\xed\xa0\x80'"
+
+
 def test_what_nobody_sees_is_shown() -> None:
     assert visible("a\x1b[31m\u202e\x9b\n") == r"a\x1b[31m\u202e\x9b\n"
     assert visible("a\n\tb", keep="\n\t") == "a\n\tb"

@@ -104,7 +104,11 @@ def quoted(word: object) -> str:
 
 
 def _bytes_of(letter: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+    try:
+        found = os.fsencode(letter)
+    except UnicodeEncodeError:  # half of a pair, which names inside files may hold, and no name of a file
+        found = letter.encode("utf-8", "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in found)
 
 
 def command(*words: object) -> str:

@@ -2,8 +2,8 @@
 
 Each is given as text and as a function of NumPy. What mpmath makes of the same text in 40 digits is what is right: of
 log k from 0 to 1e9 widths, and of averages by every method. A refusal is right where the formula is negative, infinite
-or no number somewhere, is not 1 at 0, or loses its digits in floats. Nothing may end in an error that is not by name,
-take more than two seconds, or give another value.
+or no number somewhere, is not 1 at 0, or loses its digits in floats; where NumPy alone keeps them it is told apart, as
+too strict. Nothing may end in an error that is not by name, take more than two seconds, or give another value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +25,28 @@ import mpmath
 import numpy as np
 
 from nlflow import Formula, Grid, Points, affinity
+from nlflow.backends.threads import blas_limited, one_loop_thread, one_torch_thread
 from nlflow.errors import NlflowError
 from nlflow.io.atomic import make_folder
+from nlflow.kernels.expressions import SQUARED
+from nlflow.kernels.forms import called
 from nlflow.studies.cases import Case
 from validation.robustness.contract import Row, campaign_table, run_trials
 
 RIGHT: Final = "right"
 REFUSED: Final = "refused: no kernel"
-LOST: Final = "refused: loses its digits, or is too long"
+LOST: Final = "refused: loses its digits in floats"
+STRICT: Final = "refused: NumPy alone has it right"
+_GOOD: Final = (RIGHT, REFUSED, LOST, STRICT)
 _SLOW: Final = 2.0  # seconds of the processor, without the time that code takes to be compiled
 _CLOSE: Final = 1e-7  # of log k beside 1, and of averages
 _DISTANCES: Final = [0.0, *(float(np.float32(r)) for r in np.geomspace(1e-9, 1e9, 25)), 0.3, 0.7, 1.3, 1.9, 2.6, 3.7]
-_NODES: Final = np.random.default_rng(0).random(14) * 3
-_COMPILED: Final = 25  # one formula in so many is compiled, which takes a second
+_NODES: Final = np.float64(np.float32(np.random.default_rng(0).random(10) * 3))
+_SIGNAL: Final = np.cos(3 * _NODES)
+_LINE: Final = np.cos(np.arange(10.0))
+_NOTHING: Final = -690.0  # log k, beside which no weight counts
+_COMPILED: Final = 100  # one formula in so many is compiled, which takes a second
+_FARTHEST: Final = mpmath.mpf(10) ** 3000  # exponents beyond which mpmath's exp takes memory and time without end
 
 _NUMPY: Final[dict[str, Any]] = {
     name: getattr(np, name) for name in ("sqrt", "square", "exp", "log", "log1p", "abs", "minimum", "maximum", "where")
@@ -55,10 +64,23 @@ def _real(function: Callable[..., Any]) -> Callable[..., Any]:
     return of
 
 
+class _Exponential:
+    """exp of mpmath, infinite or 0 for exponents that are too large for it, which `cut` tells."""
+
+    cut = False
+
+    def __call__(self, x: Any) -> Any:
+        if abs(x) <= _FARTHEST:
+            return mpmath.exp(x)
+        self.cut = True
+        return mpmath.inf if x > 0 else mpmath.mpf(0)
+
+
+_exponential: Final = _Exponential()
 _DIGITS: Final[dict[str, Any]] = {
     name: _real(function)
     for name, function in {
-        "sqrt": mpmath.sqrt, "square": lambda x: x * x, "exp": mpmath.exp, "log": mpmath.log, "log1p": mpmath.log1p,
+        "sqrt": mpmath.sqrt, "square": lambda x: x * x, "exp": _exponential, "log": mpmath.log, "log1p": mpmath.log1p,
         "abs": abs, "minimum": min, "maximum": max,
     }.items()
 } | {"where": lambda c, a, b: a if c else b}  # fmt: skip
@@ -110,82 +132,131 @@ def _code(text: str) -> Any:
     return compile(text, "formula", "eval")
 
 
+def of_numpy(text: str) -> Callable[[Any], Any]:
+    """Return a formula as a function of NumPy."""
+    function: Callable[[Any], Any] = eval(f"lambda r: {text}", dict(_NUMPY))  # of this module's own words
+    return function
+
+
+def in_floats(text: str, r: Sequence[float]) -> Any:
+    """Return what NumPy makes of a formula."""
+    with np.errstate(all="ignore"):
+        return np.asarray(of_numpy(text)(np.array(r)), np.float64) * np.ones(len(r))
+
+
 def exact(text: str, r: float) -> Any:
-    """Return what Python makes of a formula in 40 digits; None where it has no value."""
+    """Return what Python makes of a formula in 40 digits; None where it has no value, NaN where mpmath does not tell.
+
+    Where mpmath divides by 0, or takes the root of a branch that is not chosen, NumPy says what comes of it.
+    """
+    _exponential.cut = False
     with mpmath.workdps(40):
         try:
-            found = eval(_code(text), {"__builtins__": {}}, {**_DIGITS, "r": mpmath.mpf(r)})
-            found = mpmath.mpf(found)
+            found = mpmath.mpf(eval(_code(text), {"__builtins__": {}}, {**_DIGITS, "r": mpmath.mpf(r)}))
         except (ArithmeticError, ValueError, TypeError):
-            return None
-        return found if mpmath.isfinite(found) else None
+            found = mpmath.mpf(float(in_floats(text, [r])[0]))
+        if mpmath.isfinite(found):
+            return found
+        return mpmath.nan if _exponential.cut else None
+
+
+def _is_weight(k: Any) -> bool:
+    """Whether an exact value is one that a kernel can have, as far as it is known."""
+    return k is not None and not k < 0
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Values and averages of a formula in 40 digits, which all its kernels are compared with."""
+
+    text: str
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """At all distances that are compared."""
+        return [exact(self.text, r) for r in _DISTANCES]
+
+    @cached_property
+    def sound(self) -> bool:
+        """Whether it is >= 0 at these, and at many more; first where NumPy doubts it, which takes less time."""
+        more = np.float64(np.float32([*np.geomspace(1e-12, 1e12, 300), *np.linspace(0, 16, 900)]))
+        more = more[np.argsort(in_floats(self.text, more) >= 0, kind="stable")]
+        return all(map(_is_weight, self.values)) and all(_is_weight(exact(self.text, float(r))) for r in more)
+
+    @cached_property
+    def averages(self) -> tuple[Any, Any]:
+        """Of a signal on `_NODES`, and of one on `_LINE`."""
+        distances, places = np.unique(np.abs(_NODES[:, None] - _NODES), return_inverse=True)
+        k = np.array([float(exact(self.text, r) or 0) for r in distances])[places].reshape(len(_NODES), -1)
+        steps = np.array([float(exact(self.text, 0.25 * i) or 0) for i in range(10)])
+        on_grid = steps[np.abs(np.subtract.outer(np.arange(10), np.arange(10)))]
+        return k @ _SIGNAL / k.sum(axis=1), on_grid @ _LINE / on_grid.sum(axis=1)
+
+    def wrong(self, logs: Any) -> str:
+        """Return what is wrong of log k at `_DISTANCES`; nothing where all are right."""
+        for r, log, k in zip(_DISTANCES, logs, self.values, strict=True):
+            if not _is_weight(k):
+                return f"WRONG: a value of {math.exp(min(log, 700))} at {r}, where there is none"
+            if mpmath.isnan(k):
+                continue
+            with mpmath.workdps(40):  # mpmath.log of more digits than it works with can be wrong beside powers of two
+                wanted = float(mpmath.log(k)) if k > 0 else -math.inf
+            if not (max(log, wanted) <= _NOTHING or abs(log - wanted) <= _CLOSE * (1 + abs(wanted))):
+                return f"WRONG: log k = {log} at {r}, not {wanted}"
+        return ""
 
 
 def judged(text: str, compiled: bool) -> tuple[str, str]:
-    """Return how a formula ends, and what was wrong of it."""
-    right = [exact(text, r) for r in _DISTANCES]
-    sound = all(k is not None and k >= 0 for k in right)
-    function = eval(f"lambda r: {text}", dict(_NUMPY))  # of this module's own words
-    ended = []
+    """Return how a formula ends, and what was wrong of it, or refused without need."""
+    right, function, ended, known = Exact(text), of_numpy(text), [], ""
     for k in (text, function):
-        begun = time.process_time()
+        begun = taken = time.process_time()
         try:
+            if known and str(called(function, SQUARED**0.5, "k", "") * 1) == known:
+                continue  # the same expression is the same kernel, which need not be seen twice
             kernel = Formula(k)
-            ended.append(_values(kernel, right) or _averages(kernel, text, compiled and k is text))
+            logs = kernel.log_profile(np.array(_DISTANCES) ** 2)
+            taken = time.process_time()
+            ended.append(right.wrong(logs) or _averages(kernel, right, compiled))
+            known = str(kernel._written)
         except NlflowError as error:
-            told = str(error)
-            own = any(words in told for words in ("loses its digits", "more than", "too small"))
-            ended.append(LOST if own else REFUSED if not sound or not _dense(text) else f"WRONGLY REFUSED: {told}")
+            taken = time.process_time()
+            ended.append(_refused(str(error), right))
         except Exception as error:
             ended.append(f"FOREIGN {type(error).__name__}: {error}")
-        if not compiled and time.process_time() - begun > _SLOW:
-            ended.append(f"SLOW: {time.process_time() - begun:.1f} s")
-    bad = [one for one in ended if one not in (RIGHT, REFUSED, LOST)]
-    return (bad[0].split(":")[0].split(" of ")[0], f"{text}: {bad[0]}") if bad else (ended[0], "")
+        if taken - begun > _SLOW:
+            ended.append(f"SLOW: {taken - begun:.1f} s")
+    bad = [one for one in ended if one not in _GOOD]
+    if bad:
+        return bad[0].split(":")[0].split(" of ")[0], f"{text}: {bad[0]}"
+    return ended[0], text if ended[0] == STRICT else ""
 
 
-def _dense(text: str) -> bool:
-    """Whether a formula has values >= 0 at many more distances."""
-    found = [exact(text, float(np.float32(r))) for r in (*np.geomspace(1e-12, 1e12, 300), *np.linspace(0, 16, 900))]
-    return all(k is not None and k >= 0 for k in found)
+def _refused(told: str, right: Exact) -> str:
+    """Return which kind of refusal it is: what NumPy makes of the formula in float64 says whether it was needed."""
+    if not right.sound:
+        return REFUSED
+    if not any(words in told for words in ("loses its digits", "no number in floats", "more than", "too small")):
+        return f"WRONGLY REFUSED: {told}"
+    with np.errstate(all="ignore"):
+        return LOST if right.wrong(np.log(in_floats(right.text, _DISTANCES))) else STRICT
 
 
-def _values(kernel: Formula, right: list[Any]) -> str:
-    logs = kernel.log_profile(np.array(_DISTANCES) ** 2)
-    for r, log, k in zip(_DISTANCES, logs, right, strict=True):
-        if k is None or k < 0:
-            return f"WRONG: a value of {math.exp(min(log, 700))} at {r}, where there is none"
-        with mpmath.workdps(40):  # mpmath.log of more digits than it works with can be wrong beside powers of two
-            wanted = float(mpmath.log(k)) if k > 0 else -math.inf
-        if max(log, wanted) > -690 and not abs(log - wanted) <= _CLOSE * (1 + abs(wanted)):
-            return f"WRONG: log k = {log} at {r}, not {wanted}"
-    return ""
-
-
-def _averages(kernel: Formula, text: str, compiled: bool) -> str:
+def _averages(kernel: Formula, right: Exact, compiled: bool) -> str:
     """Return whether averages of all methods are right."""
     import torch
 
-    nodes = np.float64(np.float32(_NODES))
-    u = np.cos(3 * nodes)
-    distances = np.abs(nodes[:, None] - nodes)
-    k = np.array([[float(exact(text, r) or 0) for r in row] for row in distances])
-    right = k @ u / k.sum(axis=1)
-    line = Grid(10, spacing=0.25, boundary="isolated")
-    steps = np.array([float(exact(text, 0.25 * i) or 0) for i in range(10)])
-    on_grid = steps[np.abs(np.subtract.outer(np.arange(10), np.arange(10)))]
-    v = np.cos(np.arange(10.0))
+    nodes, line = Points(_NODES), Grid(10, spacing=0.25, boundary="isolated")
+    on_nodes, on_line = right.averages
+    tensors = torch.tensor(_NODES[:, None]), torch.tensor(_SIGNAL)
     calls: dict[str, tuple[Callable[[], Any], Any]] = {
-        "dense": (lambda: affinity(kernel, Points(nodes), method="dense").average(u), right),
-        "tensors": (
-            lambda: affinity(kernel, Points(nodes), torch.tensor(nodes[:, None])).average(torch.tensor(u)),
-            right,
-        ),
-        "stencil": (lambda: affinity(kernel, line, method="stencil").average(v), on_grid @ v / on_grid.sum(axis=1)),
-        "grid": (lambda: affinity(kernel, line).average(v), on_grid @ v / on_grid.sum(axis=1)),
+        "dense": (lambda: affinity(kernel, nodes, method="dense").average(_SIGNAL), on_nodes),
+        "tensors": (lambda: affinity(kernel, nodes, tensors[0]).average(tensors[1]), on_nodes),
+        "stencil": (lambda: affinity(kernel, line, method="stencil").average(_LINE), on_line),
+        "grid": (lambda: affinity(kernel, line).average(_LINE), on_line),
     }
     if compiled and kernel_code(kernel):
-        calls["pairwise"] = lambda: affinity(kernel, Points(nodes), method="pairwise").average(u), right
+        calls["pairwise"] = lambda: affinity(kernel, nodes, method="pairwise").average(_SIGNAL), on_nodes
     for name, (call, wanted) in calls.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nodes see no other
@@ -211,16 +282,19 @@ class Formulas:
 
     def __call__(self) -> Row:
         """Try them."""
-        begun, chance = time.perf_counter(), random.Random(self.seed)
+        begun, spent, chance = time.perf_counter(), time.process_time(), random.Random(self.seed)
         ends: Counter[str] = Counter()
         failed: list[str] = []
+        strict: list[str] = []
         judged("exp(-r)", compiled=True)  # loads what all need
-        for number in range(self.count):
-            end, what = judged(formula(chance), number % _COMPILED == 0)
-            ends[end] += 1
-            failed += [what] if what else []
-        wrong = sum(ends.values()) - sum(ends[good] for good in (RIGHT, REFUSED, LOST))
-        details = {"failed": failed[:20]}
+        with one_loop_thread(), blas_limited(), one_torch_thread():  # which are as fast for sums so short
+            for number in range(self.count):
+                end, what = judged(formula(chance), number % _COMPILED == 0)
+                ends[end] += 1
+                (strict if end == STRICT else failed).extend([what] if what else [])
+        wrong = sum(ends.values()) - sum(ends[good] for good in _GOOD)
+        taken = f"{time.process_time() - spent:.0f}"
+        details = {"failed": failed[:20], "strict": strict[:20], "processor seconds": taken}
         return Row("random formulas", self.count, dict(ends), 0, wrong, time.perf_counter() - begun, details)
 
 

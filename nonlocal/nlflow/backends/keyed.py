@@ -4,7 +4,8 @@ The scheduler and the workers of Dask listen on ports of this machine, and whoev
 owner: every other user of the machine does. So a connection begins with a key that only the processes of the cluster
 have. Both ends show that they know it (HMAC-SHA256 of fresh numbers of both, as RFC 2104 has it) before a byte of a
 message is read, and neither sends it. The key travels to workers through the pipe that starts them. Servers of web
-pages, which Dask starts beside, are closed.
+pages, which Dask starts beside, are closed. What it keeps on disk lies in a folder of this user alone: Dask imports
+modules from there, and its usual folder may be made by anybody.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import asyncio
 import hmac
 import logging
 import secrets
+import shutil
+import tempfile
+import weakref
 from typing import Any
 
+import dask
 from distributed import LocalCluster, Nanny, Worker
 from distributed.comm import registry
 from distributed.comm.core import FatalCommClosedError
@@ -101,9 +106,16 @@ def local_cluster(count: int | None) -> Any:
     """Return a cluster of so many processes of this machine, of all cores by default, which others cannot use."""
     # Any free port: with None Dask warns where its usual port is taken. A heartbeat that meets a scheduler which is
     # closing is logged with a stack trace; what fails in a call is raised.
-    found = LocalCluster(
-        n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", worker_class=_Keeper,
-        protocol=f"{_SCHEME}://", silence_logs=logging.CRITICAL,
-    )  # fmt: skip
+    folder = tempfile.mkdtemp(prefix="nlflow-", dir=dask.config.get("temporary-directory", None))
+    try:
+        with dask.config.set({"temporary-directory": folder}):
+            found = LocalCluster(
+                n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", worker_class=_Keeper,
+                protocol=f"{_SCHEME}://", silence_logs=logging.CRITICAL,
+            )  # fmt: skip
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
     found.scheduler.http_server.stop()
     return found

@@ -203,11 +203,13 @@ def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, 
         entries = list(map(Path, glob.glob(str(source)))) if pattern else list(source.iterdir())  # noqa: PTH207
         if target is not None:
             entries = [path for entry in entries for path in _inside(entry, target, notes)]
+        told = ""
         if not pattern:
             out = {path for path in entries if path.is_file() and leads_out(path, source)}
             entries = [path for path in entries if path not in out]
             if out:
-                notes.append(f"{source}: {len(out)} link(s) to files elsewhere are left out; name them as IN")
+                told = f"{len(out)} link(s) to files elsewhere are left out; name them as IN"
+                notes.append(f"{source}: {told}")
         files = sorted(path for path in entries
                        if (path.is_file() or known(path) == "zarr") and not path.name.startswith("."))  # fmt: skip
         fitting = [path for path in files if known(path)]
@@ -215,7 +217,7 @@ def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, 
             got = f"{source}, {'which matches' if pattern else 'a folder with'} {len(files) or 'no'} file(s)"
             expected = f"one that ends in {READABLE}"
             deeper = target is None and any(path.is_dir() for path in entries)
-            remedy = "give --recursive for folders inside folders" if deeper else "check the name"
+            remedy = "give --recursive for folders inside folders" if deeper else told or "check the name"
             raise FileFormatError(f"IN: got {got}, expected at least {expected}; {remedy}")
         if len(fitting) < len(files):
             notes.append(f"{source}: {len(files) - len(fitting)} file(s) of other formats are left out")

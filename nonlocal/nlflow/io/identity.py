@@ -44,7 +44,9 @@ def _describe(value: Any, above: tuple[int, ...]) -> Any:
         return {"above": above[::-1].index(id(value))}
     inside = (*above, id(value))
     if isinstance(value, np.generic):
-        return value.item()
+        plain = value.item()
+        # Of types that Python lacks, such as longdouble, it is what it was.
+        return {"repr": repr(plain)} if isinstance(plain, np.generic) else _describe(plain, inside)
     if is_tensor(value) and hasattr(value, "detach"):
         value = to_numpy(value)
     if isinstance(value, np.ndarray):

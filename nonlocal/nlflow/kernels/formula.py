@@ -122,7 +122,7 @@ class Formula(RadialKernel):
         places = to_numpy(wrong)
         distances, where = np.unique(to_numpy(scaled)[places].astype(np.float64), return_inverse=True)
         if len(distances) > _MOST or getattr(log, "requires_grad", False):
-            raise self._undefined(distances[0], math.nan)
+            raise self._undefined(distances[0], None)
         filled = np.where(places, 0.0, to_numpy(log))
         filled[places] = self._exactly(distances)[where]
         return constant_like(filled, log)
@@ -137,13 +137,15 @@ class Formula(RadialKernel):
         for i in np.flatnonzero(np.isnan(logs)):
             k = found[i]
             if k is not None or instead is None or math.isnan(instead[i]):
-                raise self._undefined(scaled[i], math.nan if k is None else float(k))
+                raise self._undefined(scaled[i], None if k is None else float(k))
             logs[i] = instead[i]
         return logs
 
-    def _undefined(self, scaled: float, k: float) -> InputError:
-        what = "infinite" if k == math.inf else "negative, or no number,"
+    def _undefined(self, scaled: float, k: float | None) -> InputError:
+        """Return the refusal for a value k, or for one that nobody told: None."""
+        what = "no number in floats" if k is None else "infinite" if k == math.inf else "negative, or no number,"
         remedy = "; bound it near 0, as TruncatedPower does" if k == math.inf and scaled == 0 else ""
+        remedy = "; write it so that no part of it overflows" if k is None else remedy
         distance = math.sqrt(scaled) * self.width
         return InputError(
             f"kernel: {shortened(repr(self))} is {what} at the distance {distance:.4g}, expected a finite number >= 0"

@@ -11,6 +11,7 @@ from typing import Any, Final
 from nlflow.kernels.expressions import Expression, Number
 
 _EXACT: Final = Context(prec=50, Emax=10**17, Emin=-(10**17), traps=[])
+_ROUNDED: Final = Context(prec=25, Emax=10**17, Emin=-(10**17), traps=[])  # for what becomes a float
 _ONE: Final = Decimal(1)
 _SMALL: Final = Decimal("1e-16")  # where the next term of the series of log(1 + x) is below 1e-32 of it
 
@@ -36,7 +37,7 @@ def logarithm(k: Decimal | None) -> float:
     """Return log k as a float; NaN for what is negative, infinite, no number or not told."""
     if k is None or not k.is_finite() or k < 0:
         return math.nan
-    return float(_EXACT.ln(k))
+    return float(_ROUNDED.ln(k))
 
 
 def _found(a: Expression, squared: Sequence[float]) -> list[Any]:

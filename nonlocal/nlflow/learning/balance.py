@@ -82,13 +82,12 @@ def _newton(s: Floats, b: Floats, aims: Floats, temperature: float) -> tuple[Flo
     step = -np.linalg.solve(curvature + floor * np.eye(len(b)), slope)
     step -= step.mean()
     step *= min(1.0, 20 * temperature / float(np.abs(step).max()))
-    while True:
+    while np.abs(step).max() >= 1e-3 * _COLDEST * temperature:
         trial = b + step
         if _smoothed(s, trial, aims, temperature)[0] <= value + 1e-4 * float(slope @ step):
             return trial, False
         step = step / 4
-        if np.abs(step).max() < 1e-3 * _COLDEST * temperature:
-            return b, True
+    return b, True
 
 
 def _smoothed(s: Floats, b: Floats, aims: Floats, temperature: float) -> tuple[float, Floats]:
@@ -101,7 +100,11 @@ def _smoothed(s: Floats, b: Floats, aims: Floats, temperature: float) -> tuple[f
 
 
 def factors(scores: Floats, wanted: NDArray[np.intp]) -> Floats:
-    """Return factors with which `wanted` rows have each class as their largest score; as `shifts` of logarithms."""
+    """Return factors with which `wanted` rows have each class as their largest score; as `shifts` of logarithms.
+
+    Rows of zeros, where scores underflow far from all labels, stay as they are: the others are to have the shares.
+    """
+    scores = scores[(scores > 0).any(axis=1)]
     with np.errstate(divide="ignore"):
-        found = shifts(np.log(np.maximum(scores, 0)), wanted)
+        found = shifts(np.log(np.maximum(scores, 0)), quotas(wanted.astype(np.float64), len(scores)))
     return np.exp(np.clip(found, -_BEYOND, _BEYOND))
