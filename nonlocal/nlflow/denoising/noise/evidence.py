@@ -122,7 +122,8 @@ def _quiet_parts(
     def blocks(values: Array) -> Array:
         return sliding_window_view(values, (SIDE, SIDE))[::step, ::step].reshape(-1, SIDE * SIDE)
 
-    own, whole = blocks(plane), ~blocks(clipped).any(axis=1)
+    own = blocks(plane)
+    whole: NDArray[np.bool_] = np.asarray(~blocks(clipped).any(axis=1))
     if missing is not None:
         there = ~blocks(missing).any(axis=1)
         own, whole = own[there], whole[there]
