@@ -26,7 +26,7 @@ from nlflow.denoising.noise import (
 )
 from nlflow.denoising.noise.base import Reduction
 from nlflow.errors import InputError
-from nlflow.testing import check_noise
+from nlflow.testing import ContractError, check_noise
 
 IMAGE = 100 + 20 * np.sin(np.add.outer(np.arange(40), np.arange(36)) / 9)
 SIGNAL = 100 + 20 * np.sin(np.arange(600) / 9)
@@ -92,7 +92,7 @@ def test_an_own_model_with_an_array_compares_by_its_numbers() -> None:
     [("in place", "sample"), ("seed", "sample"), ("words", "describe"), ("samples", "reduce"), ("shape", "reduce")],
 )
 def test_what_breaks_the_contract_is_named(fault: str, named: str) -> None:
-    with pytest.raises(InputError, match=rf"^Own\.{named}: got"):
+    with pytest.raises(ContractError, match=rf"^noise Own: {named}: got"):
         check_noise(Own(np.arange(3.0), fault), IMAGE.copy())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from nlflow.denoising.noise.base import Noise, Reduction
 from nlflow.denoising.noise.files import noise_of
-from nlflow.errors import InputError
+from nlflow.testing.contract import Contract
 
 
 def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) -> None:
@@ -28,8 +28,8 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
 
     Raises
     ------
-    InputError
-        Naming what does not hold.
+    ContractError
+        An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
 
     Examples
     --------
@@ -38,49 +38,55 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
     >>> from nlflow.testing import check_noise
     >>> check_noise(Stripes(3.0), np.full((32, 32), 100.0))
     """
-    name = type(noise).__name__
-    _check_identity(noise, name)
+    contract = Contract("noise", noise, Noise)
+    _check_identity(noise, contract)
     values = np.asarray(clean, np.float64)
     before = values.copy()
     first, second = (noise.sample(values, rng=7, channel_axis=channel_axis) for _ in range(2))
-    _hold(np.array_equal(values, before), f"{name}.sample", "a change of the clean samples", "a new array")
-    _hold(np.shape(first) == values.shape and np.isfinite(first).all(), f"{name}.sample",
-          f"shape {np.shape(first)}", f"finite samples of shape {values.shape}")  # fmt: skip
-    _hold(np.array_equal(first, second), f"{name}.sample", "two pictures from one seed", "the same twice")
+    contract.holds(np.array_equal(values, before), "sample", "a change of the clean samples", "a new array")
+    contract.holds(
+        np.shape(first) == values.shape and bool(np.isfinite(first).all()), "sample", f"shape {np.shape(first)}",
+        f"finite samples of shape {values.shape}",
+    )  # fmt: skip
+    contract.holds(np.array_equal(first, second), "sample", "two pictures from one seed", "the same twice")
     samples = first[..., None] if channel_axis is None else np.moveaxis(first, channel_axis, -1)
     given = np.ascontiguousarray(samples)
     kept = given.copy()
     found = noise.completed(given).reduce(given)
-    _hold(np.array_equal(given, kept), f"{name}.reduce", "a change of the samples", "new ones")
-    _check_reduction(found, given, name)
+    contract.holds(np.array_equal(given, kept), "reduce", "a change of the samples", "new ones")
+    _check_reduction(found, given, contract)
 
 
-def _check_identity(noise: Noise, name: str) -> None:
+def _check_identity(noise: Noise, contract: Contract) -> None:
     """Check the comparison, the dictionary and the words of a model."""
     words: dict[str, Any] = {one.name: getattr(noise, one.name) for one in fields(noise)}  # type: ignore[arg-type]
     again = type(noise)(**words)
-    _hold(again == noise and hash(again) == hash(noise), name, "a model unlike one of the same numbers",
-          "equal ones with one hash")  # fmt: skip
-    _hold(noise != object(), name, "a model that equals any object", "models of the same class alone")
-    _hold(noise_of(noise.as_dict()) == noise, f"{name}.as_dict", "another model when read again", "the same")
-    _hold(bool(noise.describe().strip()), f"{name}.describe", "nothing", "a few words for people")
+    contract.holds(
+        again == noise and hash(again) == hash(noise), "equality", "a model unlike one of the same numbers",
+        "equal ones with one hash",
+    )  # fmt: skip
+    contract.holds(noise != object(), "equality", "a model that equals any object", "models of the same class alone")
+    contract.holds(noise_of(noise.as_dict()) == noise, "as_dict", "another model when read again", "the same")
+    contract.holds(bool(noise.describe().strip()), "describe", "nothing", "a few words for people")
 
 
-def _check_reduction(found: Reduction, samples: Any, name: str) -> None:
+def _check_reduction(found: Reduction, samples: Any, contract: Contract) -> None:
     """Check that what is left has the shape of the samples, and a way back to their units."""
-    place = f"{name}.reduce"
     known = slice(None) if found.missing is None else ~found.missing
-    _hold(found.samples.shape == samples.shape and np.isfinite(found.samples[known]).all(), place,
-          f"samples of shape {found.samples.shape}", f"finite ones of shape {samples.shape}")  # fmt: skip
-    _hold(found.missing is None or found.missing.shape == samples.shape[:-1], place, "missing samples of another shape",
-          f"booleans of shape {samples.shape[:-1]}")  # fmt: skip
-    _hold(found.rest is None or isinstance(found.rest, Noise), place, f"a rest of {type(found.rest).__name__}",
-          "a model of the noise that is left, or None")  # fmt: skip
+    contract.holds(
+        found.samples.shape == samples.shape and bool(np.isfinite(found.samples[known]).all()), "reduce",
+        f"samples of shape {found.samples.shape}", f"finite ones of shape {samples.shape}",
+    )  # fmt: skip
+    contract.holds(
+        found.missing is None or found.missing.shape == samples.shape[:-1], "reduce",
+        "missing samples of another shape", f"booleans of shape {samples.shape[:-1]}",
+    )  # fmt: skip
+    contract.holds(
+        found.rest is None or isinstance(found.rest, Noise), "reduce", f"a rest of {type(found.rest).__name__}",
+        "a model of the noise that is left, or None",
+    )  # fmt: skip
     restored = np.asarray(found.back(found.samples))
-    _hold(restored.shape == samples.shape and np.isfinite(restored[known]).all(), place,
-          f"a way back to shape {restored.shape}", f"finite samples of shape {samples.shape}")  # fmt: skip
-
-
-def _hold(kept: Any, place: str, got: str, expected: str) -> None:
-    if not kept:
-        raise InputError(f"{place}: got {got}, expected {expected}; see nlflow.denoising.noise.Noise")
+    contract.holds(
+        restored.shape == samples.shape and bool(np.isfinite(restored[known]).all()), "reduce",
+        f"a way back to shape {restored.shape}", f"finite samples of shape {samples.shape}",
+    )  # fmt: skip
