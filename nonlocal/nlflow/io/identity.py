@@ -88,7 +88,7 @@ def _code(code: types.CodeType) -> list[Any]:
 
 
 def _describe_object(value: Any, inside: tuple[int, ...]) -> dict[str, Any]:
-    kind = type(value)
+    kind: Any = type(value)
     result: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}"}
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.compare]
