@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import GradientFlow, NlflowWarning, NumericalError, denoise
+from nlflow import NlflowWarning, NumericalError, denoise
 from nlflow.denoising import Trail, pixelwise, progress
 from nlflow.denoising.presets import PRESETS
 from nlflow.denoising.progress import within
+from nlflow.flows.linear import LinearFlow
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, SMALL
 
@@ -207,8 +208,8 @@ def test_a_course_costs_one_average_beyond_the_steps(
     noisy: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = []
-    average = GradientFlow.average
-    monkeypatch.setattr(GradientFlow, "average", lambda flow, u: (counts.append(1), average(flow, u))[1])
+    averaged = LinearFlow._averaged  # `average` makes another flow where it is replaced
+    monkeypatch.setattr(LinearFlow, "_averaged", lambda flow, u: (counts.append(1), averaged(flow, u))[1])
     plain = denoise(noisy, 10, quality="fast", steps=6, fidelity=0.4)
     assert len(counts) == 6
     counts.clear()

@@ -11,6 +11,7 @@ import pytest
 
 import nlflow as nl
 from nlflow.denoising.noise import Noise
+from nlflow.denoising.patches import CompiledFilter, PlainFilter
 from nlflow.errors import FileFormatError
 from nlflow.flows.checkpoints import fingerprint
 from nlflow.flows.flow import Flow
@@ -114,3 +115,14 @@ def test_labels_of_kernels_have_all_digits() -> None:
 def test_single_values_of_any_type_have_all_their_bits(value: Any, other: Any) -> None:
     assert described({"x": value}) == described({"x": value.copy()})
     assert described({"x": value}) != described({"x": other})
+
+
+def test_objects_without_fields_are_told_by_their_class_and_not_by_their_place() -> None:
+    class Other(CompiledFilter):
+        def find(self, *given: Any) -> Any:
+            return super().find(*given)
+
+    kept = [CompiledFilter(), CompiledFilter()]  # both alive: one place cannot be used twice
+    assert described(kept[0]) == described(kept[1])
+    assert described(kept[0]) != described(PlainFilter())
+    assert described(kept[0]) != described(Other())

@@ -122,5 +122,7 @@ def test_figure_of_recordings() -> None:
     np.testing.assert_allclose(np.asarray(model.get_ydata()), 0.04)
     together = noise_figure(wave[:, :1], each[:1], channel_axis=-1, title="x")
     assert together.get_suptitle() == f"x\n{each[0]}"
+    hidden = noise_figure(wave[:, :1], each[:1], channel_axis=-1, title="x\u202e\n")
+    assert hidden.get_suptitle() == f"x\\u202e\\n\n{each[0]}"
     with pytest.raises(InputError, match="expected an image or a signal"):
         noise_figure(np.zeros((2, 3, 4)), each, channel_axis=None)

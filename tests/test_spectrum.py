@@ -244,3 +244,16 @@ def test_a_million_nodes_cost_one_transform() -> None:
     symbol = np.exp(-2 * (np.pi * width / n) ** 2)  # of the slowest mode, by Poisson's formula
     assert relaxation_rate(flow) == pytest.approx(1 - symbol, rel=1e-5)
     assert flow.applications == 0
+
+
+def test_an_own_operator_between_many_nodes_that_moves_nothing_has_no_limit() -> None:
+    class Still(nl.GradientFlow):
+        def linear(self, v: Any) -> Any:
+            return 0 * v
+
+        def velocity(self, u: Any) -> Any:
+            return 0 * u
+
+    still = Still(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(500))))
+    assert euler_limit(still) == math.inf
+    assert largest_eigenvalue(still) == 0

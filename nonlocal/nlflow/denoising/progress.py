@@ -166,17 +166,9 @@ class RememberingFlow(GradientFlow):
         super().__init__(*given, **words)
         self._last: list[tuple[Array, Array]] = []  # one place for the flow at all times
 
-    @property
-    def plainly_linear(self) -> bool:
-        """True: an average that is remembered is that of P, whose limits and transforms are known."""
-        return True
-
-    plain = plainly_linear
-
-    def average(self, u: Array) -> Array:
-        """Return Pu, computed once for an array that is asked for again."""
+    def _averaged(self, u: Array) -> Array:
         if not self._last or self._last[0][0] is not u:
-            self._last[:] = [(u, super().average(u))]
+            self._last[:] = [(u, super()._averaged(u))]
         return self._last[0][1]
 
 

@@ -104,12 +104,15 @@ def extreme(
 
     operator = LinearOperator((n, n), matvec=lambda v: matvec(np.ravel(v)), dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(n)
+    moved = matvec(start)
+    if not np.any(moved):
+        return np.zeros(k)  # nothing moves; the iterations need something that does
     solve: Any = eigsh if symmetric else eigs
     try:
         values, vectors = solve(operator, k=k, which=which, v0=start, **options)
     except ArpackError as error:
         raise NumericalError(f"affinity: {k} eigenvalues of {n} were not found by iteration ({error})") from error
-    size = max(float(np.abs(values).max()), float(np.linalg.norm(matvec(start)) / np.linalg.norm(start)))
+    size = max(float(np.abs(values).max()), float(np.linalg.norm(moved) / np.linalg.norm(start)))
     allowed = max(10 * options.get("tol", 0.0), rounding) * size
     for value, vector in zip(values, vectors.T, strict=True):
         moved = matvec(np.ascontiguousarray(vector.real)) + 1j * matvec(np.ascontiguousarray(vector.imag))
@@ -183,15 +186,10 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
         value = float(np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))[-1])
     else:
         product = _product(flow, _root_measure(flow, n), diffusion=diffusion)
-        if not np.any(product(np.random.default_rng(0).standard_normal(n))):
-            value = 0.0  # nothing moves; Lanczos iteration needs something that does
-        else:
-            try:
-                value = float(extreme(product, n, "LA", symmetric=True, tol=1e-6, rounding=_rounding(flow))[0]) * (
-                    1 + 1e-6
-                )
-            except NumericalError:  # the measure spans more decades than the iteration bears
-                value = bound
+        try:
+            value = float(extreme(product, n, "LA", symmetric=True, tol=1e-6, rounding=_rounding(flow))[0]) * (1 + 1e-6)
+        except NumericalError:  # the measure spans more decades than the iteration bears
+            value = bound
     # Where the measure underflows the similarity that makes the operator symmetric is lost; the bound still holds.
     return max(value, 0.0) if value <= bound * (1 + 1e-5) else bound
 

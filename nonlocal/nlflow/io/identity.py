@@ -88,7 +88,7 @@ def _code(code: types.CodeType) -> list[Any]:
 
 
 def _describe_object(value: Any, inside: tuple[int, ...]) -> dict[str, Any]:
-    kind = type(value)
+    kind: Any = type(value)
     result: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}"}
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.compare]
@@ -97,7 +97,7 @@ def _describe_object(value: Any, inside: tuple[int, ...]) -> dict[str, Any]:
         names = sorted(set(getattr(value, "__dict__", ())) - kept)
     if names:
         result["fields"] = {name: _describe(getattr(value, name), inside) for name in names}
-    else:
+    elif kind.__repr__ is not object.__repr__:  # which says where an object lies, not what it is
         result["repr"] = repr(value)
     own = [c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN]
     methods = [_describe(m, inside) for c in own for m in vars(c).values() if isinstance(m, types.FunctionType)]

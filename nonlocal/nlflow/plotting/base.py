@@ -36,7 +36,7 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
     figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(visible(title), fontsize=13, parse_math=False)  # a file name may hold dollar signs
+        figure.suptitle(visible(title, keep="\n"), fontsize=13, parse_math=False)  # a file name may hold dollar signs
     return figure
 
 

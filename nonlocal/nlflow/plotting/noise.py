@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, spectra
-from nlflow.errors import InputError
+from nlflow.errors import InputError, visible
 from nlflow.plotting.base import PALETTE, Array, draw_line, finish, new_figure, show_decades
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _image_figure(values: Array, found: NoiseEstimate, title: str | None) -> Fig
 
 def _heading(title: str | None, verdict: str) -> str:
     shown = "\n".join(wrap(verdict, _WIDTH))
-    return f"{title}\n{shown}" if title else shown
+    return f"{visible(title)}\n{shown}" if title else shown
 
 
 def _picture(axis: Axes, values: Array) -> None:

@@ -181,8 +181,8 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
     rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, _light(intensity))
-    verdict = _of_flat_parts(scaled, planes, intensity, missing) if rules.doubtful else None
-    return borne_out(in_units(rules.estimate() if verdict is None else verdict, span), white, samples, missing)
+    verdict = _of_flat_parts(scaled, planes, intensity, missing, span) if rules.doubtful else None
+    return verdict or borne_out(in_units(rules.estimate(), span), white, samples, missing)
 
 
 def _light(intensity: Array) -> float:
@@ -213,9 +213,11 @@ def _of_small(samples: Array, missing: NDArray[np.bool_] | None, white: Gaussian
 
 
 def _of_flat_parts(
-    scaled: Array, planes: Array, intensity: Array, missing: NDArray[np.bool_] | None
+    scaled: Array, planes: Array, intensity: Array, missing: NDArray[np.bool_] | None, span: float
 ) -> NoiseEstimate | None:
     """Return the verdict on the flat parts of samples (H, W, C); None where they do not tell noise from structure.
+
+    In the units of the samples, which were divided by `span`.
 
     What is white there is noise, unless it is as weak as the grain of clean photographs: no structure is as strong at
     the highest frequencies. What compression cut off looks like smooth texture. So most of the flat parts must agree
@@ -230,13 +232,15 @@ def _of_flat_parts(
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return None
     outside = parts.at(0, intensity.shape)
-    white = GaussianNoise(_white(scaled, outside if missing is None else outside | missing))
+    unseen = outside if missing is None else outside | missing
+    white = GaussianNoise(_white(scaled, unseen))
     rules = Rules(white, found, scaled.shape[-1] == 3, _light(intensity))
     white_there = rules.kind == "white" and rules.seen
     cut_there = rules.colour and rules.kind in ("cut", "trusted") and parts.agreed > _MAJORITY
     if not (white_there or cut_there):
         return None
-    verdict = rules.estimate()
+    # The other parts may be without noise, and bear nothing out.
+    verdict = borne_out(in_units(rules.estimate(), span), white.scaled(span), span * scaled, unseen)
     share = 1 - float(outside.mean())
     reasons = (*verdict.reasons, f"measured in flat parts, {share:.0%} of the picture; elsewhere is structure")
     return replace(verdict, reasons=reasons, whole=False)
