@@ -183,6 +183,15 @@ def test_what_is_slow_is_at_rest_in_short_runs_alone() -> None:
     assert stopped == [True, False]
 
 
+def test_nodes_of_a_small_measure_that_move_are_not_at_rest() -> None:
+    """A node of the degree 1e-30 beside others that stand still: it comes to them in a time unit."""
+    k = np.ones((4, 4))
+    k[3, :] = k[:, 3] = 1e-30
+    flow = nl.GradientFlow(nl.J(nl.from_matrix(k, nl.Points(np.arange(4.0)))), "degree")
+    solution = nl.solve(flow, np.array([1.0, 1.0, 1.0, 0.0]), t=50, trackers=[nl.SteadyState(every=10)])
+    assert solution.final[3] == pytest.approx(1.0, abs=1e-3)
+
+
 def test_discrepancy_stops_at_the_first_step_that_leaves_the_noise() -> None:
     p = problem("degree", channels=2)
     residuals: list[float] = []

@@ -81,8 +81,7 @@ class PairSums:
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
             width = kernel.scale
-            # By a power of two, which is exact: squares stay in range whatever the units.
-            self._unit = 2.0 ** -math.frexp(width)[1]
+            self._unit = kernel.unit
             k = kernel.weight(self._unit)
             (self._form, self._numbers), self._rate = structure(k), rate(k)
             self._steepness = kernel.steepness
@@ -398,7 +397,7 @@ def not_compiled(kernel: Kernel) -> str | None:
     if not isinstance(kernel, RadialKernel):
         return _no_sums(kernel)
     try:
-        kernel.weight()
+        kernel.weight(kernel.unit)
     except InputError as error:
         return str(error)
     return None

@@ -161,13 +161,18 @@ class RadialKernel(Kernel):
         """Distance at which k has fallen to exp(-1/2) k(0)."""
         return self.support(math.exp(-0.5))
 
+    @property
+    def unit(self) -> float:
+        """The power of two by which sums multiply distances, exactly: squares are in range whatever the units."""
+        return 2.0 ** min(-math.frexp(self.scale)[1], 1000)  # subnormal widths: 2^1073 has no float
+
     @cached_property
     def steepness(self) -> float:
         """The steepest slope of log k, over the `scale`, where k counts beside 1; infinite where k jumps."""
         end, scale = self.support(_COUNTS), self.scale
         if math.isinf(end):
             return math.inf
-        radii = np.union1d(np.linspace(0, end, 257), np.geomspace(1e-3 * scale, end, 257))
+        radii = np.union1d(np.linspace(0, end, 257), np.geomspace(max(1e-3 * scale, math.ulp(0.0)), end, 257))
         radii = np.append(radii, end * (1 + 1e-9))
         with np.errstate(all="ignore"):
             logs = np.maximum(self.log_profile(radii**2), 2 * math.log(_COUNTS))
