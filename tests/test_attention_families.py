@@ -470,7 +470,10 @@ def test_sinks_of_rows_are_in_the_matrices() -> None:
     given = inputs_of(model)
     with torch.no_grad():
         theirs = model(**given, output_attentions=True).attentions
-    for layer, expected in zip(probe(model, given, keep_matrices=True), theirs, strict=True):
+    # At the boundary of a block the layer's input goes into the states of blocks, and not into what the layer returns.
+    with pytest.warns(NlflowWarning, match=r"1 layer\(s\), first layers\.0\.self_attn .* not seen to be its input"):
+        trace = probe(model, given, keep_matrices=True)
+    for layer, expected in zip(trace, theirs, strict=True):
         torch.testing.assert_close(layer.matrices, expected, rtol=0, atol=1e-6)
         assert float(expected.sum(-1).std()) > 1e-3
 

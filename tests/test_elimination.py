@@ -170,3 +170,22 @@ def test_all_pairs_have_no_factor() -> None:
     pairs_of = affinity(Gaussian(width=1.0), Points(np.linspace(0, 1, 5)), method="dense")
     with pytest.raises(InputError, match="it needs a symmetric graph of edges"):
         J(pairs_of).minimizer(constraint=Constraint([0], [1.0]), preconditioner="direct")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_loops_hide_no_digits_of_light_edges(given: bool) -> None:
+    """A path of equal edges, each 1e-10 of its node's loop: what is harmonic on it is a straight line."""
+    count, light = 20, 1e-10
+    order = np.random.default_rng(0).permutation(count)  # of the nodes along the path
+    if given:
+        path = np.eye(count) + light * (np.eye(count, k=1) + np.eye(count, k=-1))
+        p = affinity_from_graph(path[np.ix_(order, order)])
+    else:
+        width = 1 / np.sqrt(-2 * np.log(light))
+        p = affinity(Gaussian(width), Points(order[:, None] * 1.0), method="sparse", rtol=1e-13)
+    ends = np.flatnonzero((order == 0) | (order == count - 1))
+    found = J(p).minimizer(constraint=Constraint(ends, order[ends] / (count - 1.0)), preconditioner="direct")
+    assert found.success, found.message
+    np.testing.assert_allclose(found.u, order / (count - 1.0), rtol=0, atol=1e-13)
+    one = p.average(np.cos(order))  # which has the loops still
+    np.testing.assert_allclose(one, np.cos(order), rtol=0, atol=4 * light)

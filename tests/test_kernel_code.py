@@ -239,7 +239,7 @@ def test_a_function_is_told_by_what_it_does() -> None:
         ("__import__('os').system('true')", "not known"),
         ("(lambda: 1)()", "not known"),
         ("exp(-r", "no expression"),
-        ("+".join(["r"] * 20_000), "no expression"),
+        ("+".join(["r"] * 20_000), "got 39999 characters, expected at most 10000"),
         ("exp(-9**9**9*r)", "overflows"),
         ("exp(-r, r)", "has 2 arguments"),
         ("exp(-r, base=2)", "not known"),
@@ -385,7 +385,7 @@ def test_compiled_formulas_are_those_of_the_matrix(text: str) -> None:
     [
         ("exp(-r) + 0*((((((2**64)**64)**64)**64)**64)**64)", "overflows"),
         ("exp(-r)*(0*" + "square(" * 40 + "3" + ")" * 40 + "+1)", "overflows"),
-        ("exp(-r)*1" + "0" * 400, "expected 1"),
+        ("exp(-r)*1" + "0" * 400, "a number that overflows"),
         ("exp(-r)*(1e308*1e308)", "expected 1"),
         ("exp(1000)*exp(-r)", "expected 1"),
         ("exp(-r)+exp(1e308)", "overflows"),

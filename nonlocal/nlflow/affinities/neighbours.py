@@ -71,6 +71,7 @@ class NeighbourAffinity(SparseAffinity):
         frame = Frame(points)
         places = frame.place(points)
         self._order = along_axes(places)
+        self._places = places_in(self._order)
         points, weights = points[self._order], weights[self._order]
         nodes = _Nodes(points, frame, places[self._order])
         radius, cut = kernel.support(0.0), 0.0
@@ -87,11 +88,13 @@ class NeighbourAffinity(SparseAffinity):
         self._weights = relative_weights(domain.weights.reshape(-1), _LIGHTEST)[0]
         self.radius = radius
         self.positive_semidefinite = kernel.is_definite(features.shape[1])
-        degrees = self._sums / weights
-        self._places = places_in(self._order)
-        self._sums, self._alone = self._sums[self._places], self._alone[self._places]
+        degrees = self._sums[self._order] / weights
         self.error_estimate = 2 * cut * float(weights.sum()) / float(degrees.min())
         warn_isolated(degrees, weights * (1 + 1e-12), kernel)
+
+    def _take(self, edges: Sparse) -> None:
+        super()._take(edges)
+        self._sums, self._alone = self._sums[self._places], self._alone[self._places]
 
     def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
         return super()._product(flat[self._order])[self._places]

@@ -119,6 +119,25 @@ class SparseAffinity(Affinity):
         result._take(type(self._graph)(self._graph + self._graph.T))
         return result
 
+    def without_loops(self) -> SparseAffinity:
+        """Return the graph without self-loops, where some node's outweighs its other edges; else this one.
+
+        Loops cancel from D - W, and so from the minimizers of J, but hide the digits of lighter edges in averages. It
+        is kept.
+        """
+        loops = self._graph.diagonal()
+        if not np.any(2 * loops > np.asarray(self._graph.sum(axis=1)).ravel()):
+            return self
+        if "without loops" not in self.kept:
+            edges = self._graph.copy()
+            edges.data[np.repeat(np.arange(len(loops)), np.diff(edges.indptr)) == edges.indices] = 0
+            edges.eliminate_zeros()
+            result = copy.copy(self)
+            result._take(edges)
+            self.kept["without loops"] = result
+        found: SparseAffinity = self.kept["without loops"]
+        return found
+
     def _edge_bound(self) -> int:
         return int(self._graph.nnz)
 

@@ -17,7 +17,6 @@ from typer.core import TyperCommand
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
 from nlflow.commands.effects import refuse_idle
-from nlflow.errors import visible
 from nlflow.io.terminal import close_stdout, echo, ensure_stderr, mendable, nobody_reads, tell_of_compiling
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # whatever is wrong with a command line; typer has no name for it
@@ -97,6 +96,8 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _Usage as error:  # a shell puts names of files in the place of patterns
+            from nlflow.errors import visible
+
             error.message = visible(error.message.removeprefix("Value error, "))  # a word of pydantic
             raise
 
