@@ -254,7 +254,10 @@ def test_an_overflow_is_found_on_a_device() -> None:
     _, p = both("laplace", "equal", "float64")
     flow = nl.GradientFlow(nl.J(p), metric="degree")
     unstable = unchecked(nl.ExplicitEuler(100.0))
-    solution = nl.solve(flow, torch.from_numpy(SIGNAL), t=1e6, integrator=unstable)
+    rising = nl.solve(flow, torch.from_numpy(SIGNAL), t=1e6, integrator=unstable)
+    assert rising.status is nl.Status.DIVERGED
+    assert "the energy rose" in rising.message
+    solution = nl.solve(flow, torch.from_numpy(SIGNAL), t=1e6, integrator=unstable, energies=False)
     assert not solution.success
     assert "overflowed" in solution.message
     assert solution.stats["steps"] < 300
