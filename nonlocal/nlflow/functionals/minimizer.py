@@ -204,9 +204,15 @@ def minimize_source(
     inner = _inner(measure, axes, NodeFidelity(0.0))
 
     shares = []
-    for part in parts:
+    for number, part in enumerate(parts):
         weight = over_channels(part, source) * measure
-        shares.append((over_channels(part, source), weight / xp.sum(weight)))
+        mass = xp.sum(weight)
+        if not scalar(mass) > 0:
+            raise NumericalError(
+                f"degree: those of part {number} of the graph underflow beside the others; use a wider kernel, or "
+                "leave that part out"
+            )
+        shares.append((over_channels(part, source), weight / mass))
 
     def centred(v: Array) -> Array:
         for part, share in shares:
