@@ -97,7 +97,8 @@ def _describe_object(value: Any, inside: tuple[int, ...]) -> dict[str, Any]:
         names = sorted(set(getattr(value, "__dict__", ())) - kept)
     if names:
         result["fields"] = {name: _describe(getattr(value, name), inside) for name in names}
-    elif kind.__repr__ is not object.__repr__:  # which says where an object lies, not what it is
+    elif kind.__repr__ is not object.__repr__ or not hasattr(value, "__dict__"):
+        # The repr of `object` says where one lies in memory: of what hides its state nothing else is known.
         result["repr"] = repr(value)
     own = [c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN]
     methods = [_describe(m, inside) for c in own for m in vars(c).values() if isinstance(m, types.FunctionType)]
