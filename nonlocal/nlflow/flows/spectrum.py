@@ -343,7 +343,7 @@ def euler_limit(flow: LinearFlow) -> float:
 
     For non-symmetric flows of more than 400 nodes the eigenvalue that sets the limit need not be among the largest, so
     steps are tried by bisection until the largest modulus of I - dt A (Arnoldi iteration) is 1. Where that iteration
-    does not converge the limit is `Flow.safe_step`. Of an operator that a subclass overrides all eigenvalues are taken,
+    does not converge the limit is `Flow.safe_step`. All eigenvalues are taken of an operator that a subclass overrides,
     and beyond 400 nodes those of largest modulus.
     """
     if not flow.plainly_linear:

@@ -6,7 +6,7 @@ of a large fidelity hides no other. Two numbers tell how well x solves a system:
 
 - the residual, of its rows over D, relative to the right-hand side. Since |D^-1 b| <= 2 max |x|, it bounds the backward
   error of every row;
-- the error. What is the inverse of such a matrix has no negative entry, so |x - x*| <= v max_i r_i / (A v)_i for each
+- the error. The inverse of such a matrix has no negative entry, so |x - x*| <= v max_i r_i / (A v)_i for each
   v > 0 with A v > 0, r_i being what is left of row i and what rounding can hide there. v = 1 costs nothing and is
   enough where walkers are stopped everywhere; otherwise v is a rough solution of A v = D 1.
 """

@@ -48,7 +48,7 @@ class Passages(Spectral):
             graphs by iteration (in the symmetric form of a reversible chain; for others by GMRES with incomplete
             factors, then by elimination) until the error is proved to be at most 1e-10; for symmetric k whose moves are
             not listed by averages, to 1e-6 (1e-3 in float32). Errors are relative, for entries below 1e-3 of the
-            largest to that. What does not reach it goes by state reduction, O(N^3) time, as all moves of a matrix do.
+            largest to that. Others go by state reduction, O(N^3) time, as all moves of a matrix do.
 
         Raises
         ------

@@ -25,7 +25,7 @@ from nlflow.denoising.noise.windows import at_ends, limits_of
 from nlflow.domains.samples import range_of
 
 # Chosen on PolyU photographs, and on pages, screens and drawings with and without noise.
-APART: Final = 2.0  # ratio of two estimates of the same noise from which on they disagree
+DISAGREE: Final = 2.0  # ratio of two estimates of the same noise from which on they disagree
 _QUIETEST: Final = (0.02, 0.2)  # shares of the blocks, the quietest first, that are looked at; below, some are clipped
 _LEAST: Final = 0.1  # of the blocks touch no sample that was clipped; of fewer, all are looked at
 _FLAT: Final = 0.05  # the share at which the picture is compared with noise
@@ -70,12 +70,12 @@ def borne_out(
     clipped = _clipped(samples, missing)
     quiet, moments = _quiet_parts(_luminance(samples), missing, clipped)
     gaussian = abs(moments[0]) < _SKEWED and _BELL[0] < moments[1] < _BELL[1]
-    if strength <= APART * level:
+    if strength <= DISAGREE * level:
         return found if gaussian else replace(found, confidence="low", reasons=(_UNLIKE, *found.reasons))
     clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
     noise = model.sample(clean, rng=0, channel_axis=-1) - clean
     least = min(quiet, _quiet_of_phases(_luminance(samples), missing, clipped))
-    if gaussian and APART * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
+    if gaussian and DISAGREE * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
         return found
     return smaller(found, strength, white, level)
 

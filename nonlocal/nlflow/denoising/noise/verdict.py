@@ -14,7 +14,7 @@ from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.blocks import OF_FLAT, SHARE, SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
-from nlflow.denoising.noise.evidence import APART, borne_out, of_two_values, smaller, two_valued
+from nlflow.denoising.noise.evidence import DISAGREE, borne_out, of_two_values, smaller, two_valued
 from nlflow.denoising.noise.flat import FlatParts, checked_part, flat_parts, noise_of_part
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hot import find_hot_pixels
@@ -268,7 +268,7 @@ def _of_signal(samples: Array, missing: NDArray[np.bool_] | None, white: Gaussia
     reason = f"{sure:.0%} of the power at {size} frequencies is distributed as noise"
     verdict = NoiseEstimate(model, "high" if sure > 0.8 else "medium", (reason,))
     strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
-    if sure <= 0.8 and strength > APART * level:
+    if sure <= 0.8 and strength > DISAGREE * level:
         return smaller(verdict, strength, white, level)
     return verdict
 
