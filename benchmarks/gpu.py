@@ -3,8 +3,8 @@
 Steps of the J-flow of attention beside fused attention alone (with FlashAttention-3 and -4 where torch can take them),
 attention by a matrix, and KeOps where it is installed; peak memory; the J-flow and the equilibrium of E of up to 2^20
 nodes; rounding of float32; the loops of the CPU on two of its threads; and the denoiser (`benchmarks.tensors`).
-``gpu.json`` is written after each row, so that a run that is cut short keeps what it has measured. No row is begun that
-would not end in time, as far as rows before it tell.
+``gpu.json``, and ``gpu.md`` for people, are written after each row, so that a run that is cut short keeps what it has
+measured. No row is begun that would not end in time, as far as rows before it tell.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ import numpy as np
 import torch
 
 from benchmarks import tensors
-from benchmarks.harness import keep, machine
+from benchmarks.harness import keep, listed, machine
 from nlflow import E, ExpDotProduct, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
+from nlflow.errors import format_bytes
+from nlflow.io.records import markdown
 
-REPEATS, LONG = 5, 10.0
+REPEATS, LONG = 5, 4.0
 """Timed runs after one that warms up; one that takes longer than this many seconds is its own measurement."""
 
 WIDTHS = (8, 64, 128)
+PEERS = ("nlflow", "sdpa", "sdpa-fa3", "sdpa-fa4", "matrix", "keops")
 CPU_THREADS = 2
 TIME, FIDELITY = 8.0, 1.0
 SAMPLED = 64  # rows that are computed in float64, to know the error of a step
@@ -55,11 +58,13 @@ class Log:
         if row:
             print("  ".join(f"{key}={_shown(value)}" for key, value in row.items()), flush=True)
         if self._out is not None:
-            keep(self._out, "gpu", {"about": self.about, "finished": finished, "rows": self.rows})
+            content = {"about": self.about, "finished": finished, "rows": self.rows}
+            keep(self._out, "gpu", content, page(self.about, self.rows, finished))
 
     def run(self, what: str, n: int, work: Callable[[], dict[str, Any]], share: float = 1.0, **labels: Any) -> None:
         """Do the work of one row, unless fewer nodes took so long that it would not end in time; O(n^2) is assumed."""
-        key = (what, *labels.values())
+        # A shape says how many nodes there are, as n does.
+        key = (what, *(value for name, value in labels.items() if name != "shape"))
         before, seconds, repeats = self._known.get(key, (n, 0.0, 1))
         expected = seconds * (n / before) ** 2
         expected *= 1 if repeats == 1 or expected > LONG else 1 + REPEATS
@@ -69,8 +74,10 @@ class Log:
             return
         try:
             row |= {"status": "measured", **work()}
-        except (RuntimeError, MemoryError, ValueError, ArithmeticError) as error:  # one row; the others still count
+        except Exception as error:  # one row, of whatever package; the others still count
             row["status"] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # for other packages, which take memory of their own
         if "seconds" in row:
             self._known[key] = (n, row["seconds"], row["repeats"])
         self.add(**row)
@@ -78,6 +85,48 @@ class Log:
 
 def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+HEADINGS = {
+    "step": "Steps: softmax(k kᵀ / √d) v of n nodes, d columns each",
+    "energy": "Rounding: relative errors of J against sums in float64",
+    "radial step": "Kernels of distances",
+    "loops of the CPU": "Compiled loops of the CPU",
+    "denoise": "The denoiser",
+    "J-flow": "The J-flow of attention, four columns",
+    "equilibrium": "The equilibrium of E, four columns",
+}
+
+
+def page(about: dict[str, Any], rows: list[dict[str, Any]], finished: bool) -> str:
+    """Return the rows as Markdown, a table for each kind of them; what is not measured says why in the last column."""
+    parts = ["# Flows on tensors", *([] if finished else ["The run was cut short: rows are missing."])]
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        title = HEADINGS.get(row["what"], row["what"])
+        title += ", elsewhere" if row["status"].startswith("published") else ""
+        without = ("what", "n") if "shape" in row else ("what",)
+        kinds.setdefault(title, []).append({k: v for k, v in row.items() if k not in without and v is not None})
+    for title, own in kinds.items():
+        heads = [head for head in dict.fromkeys(key for row in own for key in row) if head != "status"]
+        lines = [
+            [*(_cell(head, row[head]) if head in row else "" for head in heads),
+             "" if row["status"] == "measured" else str(row["status"]).replace("|", "/")]
+            for row in own
+        ]  # fmt: skip
+        names = [head.removesuffix("_bytes").replace("_", " ") for head in heads]
+        parts += [f"## {title}", markdown((*names, ""), lines)]
+    return "\n\n".join([*parts, f"Machine and versions:\n\n{listed(about)}"]) + "\n"
+
+
+def _cell(head: str, value: Any) -> str:
+    if isinstance(value, list):
+        return f"{_shown(value[0])} to {_shown(value[-1])}"
+    if head.endswith("_bytes"):
+        return format_bytes(value)
+    if head == "n" and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else _shown(value)
 
 
 def hardware(device: str) -> dict[str, Any]:
@@ -357,31 +406,44 @@ def rounding(log: Log, device: str, n: int) -> None:
         log.run("energy", n, work, 0.3, kernel=type(kernel).__name__)
 
 
+SECTIONS = ("steps", "rounding", "radial", "loops", "denoise", "flows", "largest")
+
+
+def section(name: str, log: Log, device: str, quick: bool) -> None:
+    small = [2**power for power in ((10, 12) if quick else (10, 12, 14, 16, 18))]
+    if name == "steps":
+        steps(log, device, small, WIDTHS[:1] if quick else WIDTHS, PEERS)
+    elif name == "rounding":
+        rounding(log, device, 2**11 if quick else 2**14)
+    elif name == "radial":
+        radial_steps(log, device, 2**12 if quick else 2**16)
+    elif name == "loops":
+        loops(log, [n for n in small if n <= 2**16])
+    elif name == "denoise":
+        tensors.throughput(log, device, quick, measure)
+    elif name == "flows":
+        flows(log, device, 2**10 if quick else 2**17)
+    else:  # of the largest first what no other row stands for
+        flows(log, device, 2**12 if quick else 2**20)
+        if not quick:
+            steps(log, device, [2**20], (64, 8, 128), PEERS[:2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for gpu.json")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda; with --quick cpu where there is no GPU")
     parser.add_argument("--quick", action="store_true", help="up to 2^12 nodes: a minute on two cores")
     parser.add_argument("--minutes", type=float, default=7.5, help="begin no row that would end later [7.5]")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections, in this order")
     chosen = parser.parse_args()
     if chosen.device is None:
         chosen.device = "cpu" if chosen.quick and not torch.cuda.is_available() else "cuda"
     if chosen.device == "cuda" and not torch.cuda.is_available():
         parser.error(f"--device: got cuda, and torch {torch.__version__} finds none; use --device cpu")
-    log, device = Log(chosen.out, chosen.device, 60 * chosen.minutes), chosen.device
-    powers = (10, 12) if chosen.quick else (10, 12, 14, 16, 18)
-    small = [2**power for power in powers]
-    peers = ("nlflow", "sdpa", "sdpa-fa3", "sdpa-fa4", "matrix", "keops")
-    steps(log, device, small, WIDTHS[:1] if chosen.quick else WIDTHS, peers)
-    rounding(log, device, 2**11 if chosen.quick else 2**14)
-    radial_steps(log, device, 2**12 if chosen.quick else 2**16)
-    loops(log, [n for n in small if n <= 2**16])
-    tensors.throughput(log, device, chosen.quick, measure)
-    flows(log, device, 2**10 if chosen.quick else 2**17)
-    # The largest last, and of them first what no other row stands for.
-    flows(log, device, 2**12 if chosen.quick else 2**20)
-    if not chosen.quick:
-        steps(log, device, [2**20], (64, 8, 128), peers[:2])
+    log = Log(chosen.out, chosen.device, 60 * chosen.minutes)
+    for name in chosen.only:
+        section(name, log, chosen.device, chosen.quick)
     log.add(finished=True)
     wrong = [r for r in log.rows if r["status"].startswith("failed") or r.get("conserved") is False]
     print(f"{len(log.rows)} rows, {len(wrong)} failed or not conserved, {log.left:.0f} s left", file=sys.stderr)

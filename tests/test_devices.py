@@ -346,6 +346,16 @@ def test_benchmark_keeps_every_row_and_leaves_out_what_would_take_too_long(
     rows = load_record(tmp_path / "gpu.json", KIND)["rows"]
     assert [row["status"].split(":")[0] for row in rows] == ["measured", "left out", "not supported", "failed"]
     assert "left out: about 16 s" in capsys.readouterr().out
+    log.run("denoise", 500, lambda: {"seconds": 2.0, "repeats": 1, "psnr": 30.0}, kind="image", shape="500x500")
+    log.run("denoise", 5000, lambda: pytest.fail("begun"), 0.3, kind="image", shape="5000x5000")
+    log.add(what="denoise", peer="other", status="published, not measured here")
+    text = (tmp_path / "gpu.md").read_text()
+    assert "The run was cut short" in text
+    assert "| d | n | seconds | repeats |  |\n|---|---|---|---|---|\n| 8 | 2^10 | 1 | 5 |  |\n" in text
+    assert "| image | 500x500 | 2 | 1 | 30 |  |\n| image | 5000x5000 |  |  |  | left out: about 200 s" in text
+    assert "## The denoiser, elsewhere" in text
+    log.add(finished=True)
+    assert "cut short" not in (tmp_path / "gpu.md").read_text()
 
 
 def test_benchmark_holds_steps_and_energies_against_sums_in_double_precision() -> None:
