@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,30 @@ def test_everything_is_what_the_dense_matrix_gives(name: str, method: str, devic
         there = host(value) if isinstance(value, torch.Tensor) else value
         size = np.abs(expected[what]).max()
         np.testing.assert_allclose(there, expected[what], rtol=0, atol=2e-9 * max(size, 1.0), err_msg=what)
+
+
+def test_flash_attention_is_not_asked_for_more_columns_than_it_takes() -> None:
+    from nlflow.backends.torch.attention import _operator
+
+    def operator(width: int, dtype: Any, biased: bool = False) -> str:
+        like = types.SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 1, 4, width))
+        return str(_operator(like, biased)).removeprefix("_scaled_dot_product_").removesuffix("_attention")
+
+    half, single = torch.bfloat16, torch.float32
+    assert [operator(width, half) for width in (8, 256, 264)] == ["flash", "flash", "efficient"]
+    assert [operator(8, half, biased=True), operator(264, single)] == ["efficient", "efficient"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["bfloat16", None])
+def test_wide_features(precision: str | None, device: str) -> None:
+    x, u = np.random.default_rng(6).normal(size=(2, N, 300)).astype("float32")
+    domain = nl.Points(np.arange(float(N)))
+    expected = nl.affinity(nl.ExpDotProduct(), domain, x.astype("float64"), method="dense").average(u.astype("float64"))
+    tensors = [torch.from_numpy(a).to(device) for a in (x, u)]
+    p = nl.affinity(nl.ExpDotProduct(), domain, tensors[0], method="tiled", precision=precision)
+    atol = 1e-5 if precision is None else 0.1
+    np.testing.assert_allclose(host(p.average(tensors[1])), expected, rtol=0, atol=atol)
 
 
 def test_an_evolving_kernel_on_tensors() -> None:

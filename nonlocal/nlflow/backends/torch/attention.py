@@ -19,6 +19,7 @@ _ALIGNED = 8  # columns; kernels on GPUs want a multiple
 
 _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _FLASH = "_scaled_dot_product_flash_attention"
+_FLASH_WIDEST = 256  # columns that it takes at most
 _EFFICIENT = "_scaled_dot_product_efficient_attention"
 
 
@@ -31,7 +32,7 @@ def _operator(like: Tensor, biased: bool = False) -> str | None:
     kind, half = like.device.type, like.dtype in (torch.float16, torch.bfloat16)
     if kind == "cpu":
         name = _FOR_CPU
-    elif kind == "cuda" and half and not biased:
+    elif kind == "cuda" and half and not biased and like.shape[-1] <= _FLASH_WIDEST:
         name = _FLASH
     elif kind == "cuda" and (half or like.dtype == torch.float32):
         name = _EFFICIENT
