@@ -72,7 +72,8 @@ def interleaved(tasks: dict[str, Callable[[], Any]], repeats: int = REPEATS, war
 def machine() -> dict[str, Any]:
     """Describe where the figures were taken."""
     versions = {}
-    for name in ("nlflow", "numpy", "scipy", "numba", "torch", "finufft", "pykeops", "pygsp", "scikit-image"):
+    packages = "nlflow numpy scipy numba torch finufft pykeops bm3d-cupy pygsp scikit-image"
+    for name in packages.split():
         with suppress(importlib.metadata.PackageNotFoundError):  # not every benchmark needs every peer
             versions[name] = importlib.metadata.version(name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
