@@ -47,6 +47,40 @@ def both(name: str, weights: str, dtype: str, device: str = "cpu") -> tuple[nl.A
     return reference, nl.affinity(kernel, domain, x, queries=q if asymmetric else None, method="tiled")
 
 
+def test_rows_begin_where_kernels_of_gpus_load() -> None:
+    """A piece of a wider tensor begins anywhere, and kernels end with "misaligned address"."""
+    from nlflow.backends.torch import attention
+
+    wide, flat = torch.randn(1, 1, 5, 181), torch.randn(1 + 5 * 128)
+    for view in (wide[..., :128], flat[1:].reshape(1, 1, 5, 128), wide[..., :128].contiguous()):
+        aligned = attention._aligned(view)
+        assert torch.equal(aligned, view)
+        assert aligned.stride()[-2] == 128
+        assert aligned.storage_offset() % 4 == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("precision", "near"), [(None, 1e-5), ("bfloat16", 0.05)])
+def test_an_odd_number_of_channels(precision: str | None, near: float, device: str) -> None:
+    x, u = torch.from_numpy(FEATURES).float().to(device), torch.randn(N, 181).to(device)
+    p = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), x, method="tiled", precision=precision)
+    expected = torch.softmax(x.double() @ x.double().T / 2, 1) @ u.double()
+    np.testing.assert_allclose(host(p.average(u).double()), host(expected), rtol=0, atol=near)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_items_than_one_launch_takes(dtype: torch.dtype) -> None:
+    from nlflow.backends.torch import attention
+
+    q, k, v = torch.randn(3, 70_000, 2, 8, device="cuda", dtype=dtype)
+    whole = attention.attend(q, k, v, attention.Form())
+    parts = torch.cat(
+        [attention.attend(*(x[at : at + 7000] for x in (q, k, v)), attention.Form()) for at in range(0, 70_000, 7000)]
+    )
+    assert torch.equal(whole, parts)
+
+
 def host(tensor: Any) -> Any:
     return tensor.cpu().numpy()
 

@@ -110,6 +110,11 @@ def to_numpy(array: Array) -> NDArray[Any]:
     return array if is_numpy(array) else np.asarray(array.detach().cpu().numpy())
 
 
+def on_host(given: Any) -> NDArray[Any]:
+    """Return what a user gave as a NumPy array on the host: a tensor of any device, an array or a sequence."""
+    return to_numpy(given) if is_tensor(given) else np.asarray(given)
+
+
 def check_untracked(name: str, tracked: bool, instead: str) -> None:
     """Raise `InputError` where derivatives would be recorded that nobody can use; `tracked` is a tensor's wish."""
     if tracked and sys.modules["torch"].is_grad_enabled():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import on_host
 from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, Rician, spectra
 from nlflow.denoising.noise.base import Reduction
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
@@ -197,7 +198,7 @@ def shape_of(name: str, value: Any) -> tuple[int, ...]:
 def place(name: str, value: Any, shape: tuple[int, ...], channel_axis: int | None) -> NDArray[np.bool_]:
     """Return a mask as a bool array of the spatial shape; a sample counts where any channel does."""
     shape_of(name, value)
-    mask, spatial = np.asarray(value), spatial_shape(shape, channel_axis)
+    mask, spatial = on_host(value), spatial_shape(shape, channel_axis)
     if mask.dtype.kind != "b":
         raise InputError(f"{name}: got values of type {mask.dtype}, expected booleans; compare first, e.g. mask > 0")
     if mask.shape == spatial:

@@ -30,6 +30,7 @@ _EPS, _EPS_SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).
 _ROUNDS, _GAIN = 12, 0.5  # of refinement, and by how much each has to lessen the residual
 _SUFFICES = 1e-9  # of a residual, for one round
 _ITERATIONS = 200
+_FEW = 24  # states of which passages are found one by one, as fast as by halves
 
 Solver = Callable[[Floats], Floats]
 
@@ -70,9 +71,9 @@ def passage_times(rates: Floats, spent: Floats) -> Floats:
     removed ones follow from where walks come in. Nothing is subtracted. O(N^3) time, half of it in the first step.
     """
     n = len(rates)
+    if n <= _FEW:
+        return _finite(_passages_of_few(rates, spent))
     times = np.zeros((n, n))
-    if n == 1:
-        return times
     low, high = slice(0, n // 2), slice(n // 2, n)
     for kept, out in ((low, high), (high, low)):
         ends = rates[out, kept]
@@ -83,6 +84,27 @@ def passage_times(rates: Floats, spent: Floats) -> Floats:
         times[kept, kept] = passage_times(reduced, spent[kept] + rates[kept, out] @ before)
         times[out, kept] = entered @ times[kept, kept] + before[:, None]
     return _finite(times)
+
+
+def _passages_of_few(rates: Floats, spent: Floats) -> Floats:
+    """Return `passage_times` by one state reduction for each state that is reached, all side by side: O(N^4) time."""
+    n = len(rates)
+    apart = ~np.eye(n, dtype=np.bool_)
+    # Of each target a chain of its own, which ends there. The target itself ends at once.
+    moves = np.where(apart[:, :, None] & apart[:, None, :], rates, 0.0)
+    killed, b = np.where(apart, rates.T, 1.0), np.where(apart, spent, 0.0)
+    left, times = np.empty((n, n)), np.zeros((n, n))
+    for k in range(n - 1, -1, -1):
+        left[:, k] = killed[:, k] + moves[:, k, :k].sum(axis=1)
+        if left[:, k].min() < SMALLEST:
+            raise NumericalError(f"affinity: the probabilities of leaving state {k} underflow")
+        shares = moves[:, :k, k] / left[:, k, None]
+        killed[:, :k] += shares * killed[:, k, None]
+        b[:, :k] += shares * b[:, k, None]
+        moves[:, :k, :k] += shares[:, :, None] * moves[:, k, None, :k]
+    for k in range(n):
+        times[:, k] = (b[:, k] + np.sum(moves[:, k, :k] * times[:, :k], axis=1)) / left[:, k]
+    return times.T
 
 
 class Killed:

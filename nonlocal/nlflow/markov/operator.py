@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, to_numpy, underflowing
+from nlflow._array import Array, Floats, on_host, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import MASS, check_affinity
 from nlflow.affinities.graph import Sparse
@@ -125,7 +125,7 @@ class Transitions:
 
     def _start_law(self, start: Any) -> Floats:
         shape = self.affinity.domain.shape
-        array = np.asarray(start)
+        array = on_host(start)
         if array.shape == () and array.dtype.kind in "iu":
             node = check_integer("start", int(array), minimum=0)
             if node >= self.states:

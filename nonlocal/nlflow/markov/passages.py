@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy, underflowing
+from nlflow._array import Floats, on_host, to_numpy, underflowing
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
@@ -244,7 +244,7 @@ class Passages(Spectral):
 
     def _nodes(self, name: str, given: Any) -> NDArray[np.bool_]:
         """Return a mask (N,) of nodes."""
-        array = np.asarray(given)
+        array = on_host(given)
         array = array if array.size else array.astype(np.intp)  # an empty list
         shape, inside = self.affinity.domain.shape, np.zeros(self.states, np.bool_)
         if array.dtype == bool:

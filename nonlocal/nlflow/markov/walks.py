@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats
+from nlflow._array import Floats, on_host
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError, check_floats, check_integer, check_memory
 
@@ -156,7 +156,7 @@ def starting_states(
     """Return one state for each walker: a node number for all, one for each, or drawn from a law."""
     count = check_integer("walkers", walkers, minimum=1)
     check_memory(f"a start for each of {count} walkers", 16 * count, "use fewer, in several calls", memory_limit)
-    array = np.asarray(start)
+    array = on_host(start)
     if array.dtype.kind in "iu":
         if array.shape not in ((), (count,)):
             raise InputError(f"start: got shape {array.shape}, expected one node number or {count}, one a walker")

@@ -15,6 +15,8 @@ from torch import Tensor
 WIDEST = 128
 """Columns of values that are taken at a time: kernels slow down, or end, beyond 256."""
 _ALIGNED = 8  # columns; kernels on GPUs want a multiple
+_LOADED = 16  # bytes that kernels on GPUs load at a time, from addresses that are multiples of it
+_ITEMS = 2**16 - 1  # of a batch that CUDA takes in one launch
 
 
 _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
@@ -61,6 +63,14 @@ class Form:
 
 def fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     """Return averages (B, 1, M, E) and the log-sum-exp (B, 1, M) of one fused kernel; all of the same width E."""
+    if q.device.type != "cuda" or len(q) <= _ITEMS:
+        return _fused(q, k, v, form)
+    pieces = [_fused(*piece, form) for piece in zip(*(x.split(_ITEMS) for x in (q, k, v)), strict=True)]
+    averages, logarithms = zip(*pieces, strict=True)
+    return torch.cat(averages), torch.cat(logarithms)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     bias = form.bias
     name = _operator(q, bias is not None)
     operator: Any = getattr(torch.ops.aten, str(name))
@@ -77,7 +87,15 @@ def fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 def widened(x: Tensor, width: int) -> Tensor:
     """Return x (..., N, d) as (B, 1, N, width), with zeros added: they leave all dot products as they are."""
     flat = x.reshape(-1, 1, *x.shape[-2:])
-    return torch.nn.functional.pad(flat, (0, width - x.shape[-1])) if x.shape[-1] < width else flat
+    if x.shape[-1] < width:
+        return torch.nn.functional.pad(flat, (0, width - x.shape[-1]))
+    return _aligned(flat) if flat.device.type == "cuda" else flat
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return a tensor whose rows begin where kernels load: a part of a wider one begins anywhere."""
+    x = x.contiguous()
+    return x if x.storage_offset() * x.element_size() % _LOADED == 0 else x.clone()
 
 
 def width_for(q: Tensor, channels: int) -> int:
