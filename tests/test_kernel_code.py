@@ -6,6 +6,7 @@ import inspect
 import math
 import random
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from scipy.special import gamma, kv
 
 import nlflow as nl
 from nlflow.affinities.pair_sums import PairSums
-from nlflow.kernels import NAMED, Kernel, RadialKernel
+from nlflow.kernels import NAMED, Kernel, RadialKernel, written
 from nlflow.kernels.expressions import SQUARED, as_expression, structure, value
 from nlflow.kernels.forms import logarithm, rate, weight
 from nlflow.kernels.rewriting import simplified
@@ -466,6 +467,28 @@ def test_values_that_formulas_are_compared_with() -> None:
 )
 def test_refusals_without_need_are_told_apart(k: str, kind: str) -> None:
     assert formulas._refused("it loses its digits", formulas.Exact(k)) == kind
+
+
+def test_a_formula_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = nl.Formula("exp(-r**1.25)", 0.5)
+    monkeypatch.setattr(written, "values", None)
+    assert nl.Formula("exp( -r**1.25 )", 0.25, definite=True)._log is first._log
+    assert nl.Formula(lambda r: np.exp(-(r**1.25)))._log is first._log
+    with pytest.raises(TypeError):
+        nl.Formula("exp(-r**1.26)")
+
+
+def test_powers_by_roots_are_those_by_logarithms() -> None:
+    points = [0.0, 1e-300, 0.3, 2.0, 1e300]
+    for power in (1.5, 0.75, -0.25, -1.5):
+        by_roots = written.values(SQUARED**power, points)
+        context = written._EXACT.copy()
+        by_logarithms = [context.power(Decimal(s), Decimal(power)) for s in points]
+        for a, b in zip(by_roots, by_logarithms, strict=True):
+            assert a == b or abs(a - b) < Decimal("1e-45") * b
+    nothing, none = written.values((-SQUARED) ** 1.5, [0.0, 1.0])
+    assert str(nothing) == "0"  # not -0, whose inverse is -infinity
+    assert none is not None and none.is_nan()
 
 
 # ---- anisotropic kernels

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ _CONSTANTS: Final = 40  # numbers beside which it is compared
 _AGREES: Final = 1e-8  # of log k, beside 1: more digits are lost
 _VANISHING: Final = -690.0  # log k, beside which no weight counts
 _MOST: Final = 4096  # distances at which floats fail and digits are taken
+_REMEMBERED: Final = 512  # formulas
 
 
 @underflowing
@@ -56,7 +58,7 @@ class Formula(RadialKernel):
     Notes
     -----
     The formula is made simpler only where that is proved for all r >= 0 from the signs of its parts. What comes of it
-    is compared, when the kernel is made, with the formula as it is written, in 50 digits, from 0 to 1e12 widths and
+    is compared, when a formula is first met, with the formula as it is written, in 50 digits, from 0 to 1e12 widths and
     beside all its numbers; compiled sums once more before their first use, as are values where floats fail.
 
     Examples
@@ -88,10 +90,15 @@ class Formula(RadialKernel):
         else:
             raise InputError(f"k: got {type(self.k).__name__}, expected text or a function of r")
         found = found * 1  # a condition becomes a number
-        self._set("_written", found)
-        self._set("_log", logarithm(simplified(found)))
-        self._compare()
-        self.check_unit()
+        known = _known(_nodes(found))
+        if not known:
+            self._set("_written", found)
+            self._set("_log", logarithm(simplified(found)))
+            self._compare()
+            self.check_unit()
+            known.extend((self._written, self._log))
+        self._set("_written", known[0])
+        self._set("_log", known[1])
 
     def __repr__(self) -> str:
         """Return the formula as text; of a function what it does, not where it lies, so that runs can be resumed."""
@@ -178,3 +185,25 @@ def _numbers(a: Expression) -> set[Number]:
     """Return the numbers of an expression."""
     own: set[Number] = {a.value} if a.is_number else set()
     return own.union(*(_numbers(term) for term in a.terms))
+
+
+@lru_cache(_REMEMBERED)
+def _known(nodes: tuple[Any, ...]) -> list[Expression]:
+    """Return what is kept of a formula: as it is written, and log k; nothing until these have been compared."""
+    return []
+
+
+def _nodes(a: Expression) -> tuple[Any, ...]:
+    """Return an expression as numbered nodes: the same for those that are written alike, part for part."""
+    places: dict[Expression, int] = {}
+    nodes: list[tuple[Any, ...]] = []
+
+    def place(a: Expression) -> int:
+        if a not in places:
+            node = (a.operation, a.value, *map(place, a.terms))
+            places[a] = len(nodes)
+            nodes.append(node)
+        return places[a]
+
+    place(a)
+    return tuple(nodes)
