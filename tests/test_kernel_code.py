@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import warnings
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -430,6 +431,21 @@ def test_what_overflows_is_not_called_negative() -> None:
     assert kernel.log_profile(np.array([1e20]))[0] == pytest.approx(np.log(2), rel=1e-12)  # with more digits
     with pytest.raises(nl.InputError, match=r"no number in floats at the distance 1e\+18.*no part of it overflows"):
         kernel.log_profile(np.array([1e36]))
+
+
+@pytest.mark.parametrize("width", [1.0, 1e-160, 1e-310])
+def test_squares_that_overflow_have_a_limit_or_are_told(width: float) -> None:
+    squared = np.array([0.0, 1.0, 1e300, math.inf])
+    far = dict(zip((1.0, 1e-160, 1e-310), ([-0.36651292, -339.543096], [-math.inf] * 2, [-math.inf] * 2), strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        falls = nl.Formula("where(r>0, log1p(r)/r, 1)", width).log_profile(squared)
+        np.testing.assert_allclose(falls, [0, *far[width], -math.inf], rtol=1e-8)
+        levels = nl.Formula("1/(1+r/(1+r))", width).log_profile(squared[1:])
+        np.testing.assert_allclose(levels, [-math.log(1.5 if width == 1 else 2), *[-math.log(2)] * 2], rtol=1e-12)
+        with pytest.raises(nl.InputError, match="not told at distances over the width whose squares overflow"):
+            nl.Formula("(1+r)**3", width).log_profile(squared)
+    assert nl.TruncatedPower(2.5, 1e-160, 1.0).log_profile(np.zeros(1)) == 0
 
 
 def test_rewriting_needs_proofs() -> None:

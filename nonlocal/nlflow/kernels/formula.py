@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
@@ -26,6 +27,8 @@ _BESIDE: Final = (1 - 1e-3, 1 + 1e-3)  # numbers of the formula, where it may ha
 _CONSTANTS: Final = 40  # numbers beside which it is compared
 _AGREES: Final = 1e-8  # of log k, beside 1: more digits are lost
 _VANISHING: Final = -690.0  # log k, beside which no weight counts
+_BEYOND: Final = tuple(Decimal(10) ** digits for digits in (309, 400, 1000, 10_000))  # squared distances
+_NOTHING: Final = -69.0  # log k: 1e-30
 _MOST: Final = 4096  # distances at which floats fail and digits are taken
 _REMEMBERED: Final = 512  # formulas
 
@@ -109,14 +112,16 @@ class Formula(RadialKernel):
     def log_profile(self, squared: Array) -> Array:
         """Return log k as a function of the squared distance.
 
-        Where floats give no number, the formula is computed as it is written, with more digits.
+        Where floats give no number, the formula is computed as it is written, with more digits; of a squared distance
+        over the width that no float holds, the limit is taken where k has one.
 
         Raises
         ------
         InputError
             Where k is negative, infinite or no number.
         """
-        scaled = squared / self.width / self.width
+        with np.errstate(over="ignore", invalid="ignore"):  # far beyond narrow widths
+            scaled = squared / self.width / self.width
         log = value(self._log, scaled)
         return log if isinstance(log, Expression) else self._defined(log, scaled)
 
@@ -130,9 +135,23 @@ class Formula(RadialKernel):
         distances, where = np.unique(to_numpy(scaled)[places].astype(np.float64), return_inverse=True)
         if len(distances) > _MOST or getattr(log, "requires_grad", False):
             raise self._undefined(distances[0], None)
+        finite = np.isfinite(distances)
+        logs = np.append(self._exactly(distances[finite]), [self._limit() for _ in distances[~finite]])
         filled = np.where(places, 0.0, to_numpy(log))
-        filled[places] = self._exactly(distances)[where]
+        filled[places] = logs[where]
         return constant_like(filled, log)
+
+    def _limit(self) -> float:
+        """Return log k beyond all floats, or raise `InputError` where more digits do not tell what it becomes."""
+        logs = [written.logarithm(k) for k in written.values(self._written, _BEYOND)]
+        if max(logs) <= _NOTHING:  # beside k(0), which is 1
+            return -math.inf
+        if max(logs) - min(logs) <= _AGREES * (1 + abs(logs[0])):
+            return logs[0]
+        raise InputError(
+            f"kernel: {shortened(repr(self))} is not told at distances over the width whose squares overflow, expected "
+            "less than 1e154; use a wider one, or bring nodes nearer"
+        )
 
     def _exactly(self, scaled: Floats, instead: Floats | None = None) -> Floats:
         """Return log k as it is written, or raise `InputError` where it has no value.

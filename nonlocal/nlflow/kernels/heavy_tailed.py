@@ -113,7 +113,8 @@ class TruncatedPower(RadialKernel):
         log = xp.log(xp.where(over > 1, over, xp.ones_like(over))) * (-0.5 * self.power)
         if self.horizon == math.inf:
             return log
-        inside = over <= (self.horizon / self.core * (1 + 1e-12)) ** 2
+        farthest = self.horizon / self.core * (1 + 1e-12)
+        inside = over <= farthest * farthest  # infinite for the least cores, where powers of floats are refused
         return xp.where(inside, log, xp.full_like(log, -math.inf))
 
     def support(self, rtol: float) -> float:

@@ -16,7 +16,7 @@ _ONE: Final = Decimal(1)
 _SMALL: Final = Decimal("1e-16")  # where the next term of the series of log(1 + x) is below 1e-32 of it
 
 
-def values(a: Expression, squared: Sequence[float]) -> list[Decimal | None]:
+def values(a: Expression, squared: Sequence[float | Decimal]) -> list[Decimal | None]:
     """Return an expression's values at squared distances; NaN where it has none, None where digits do not tell.
 
     Cost: some ten microseconds for each operation and distance.
@@ -40,7 +40,7 @@ def logarithm(k: Decimal | None) -> float:
     return float(_ROUNDED.ln(k))
 
 
-def _found(a: Expression, squared: Sequence[float]) -> list[Any]:
+def _found(a: Expression, squared: Sequence[float | Decimal]) -> list[Any]:
     known: dict[Expression, list[Any]] = {}
     start = [Decimal(s) for s in squared]
 
