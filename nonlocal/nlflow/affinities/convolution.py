@@ -11,11 +11,14 @@ from scipy import fft
 
 from nlflow._array import Floats
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.table import kernel_table, table_symbol, wrap
+from nlflow.affinities.table import fits, kernel_table, table_symbol, wrap
 from nlflow.backends.threads import cores
 from nlflow.domains import Grid
-from nlflow.errors import check_memory
+from nlflow.errors import InputError, check_memory, shortened
 from nlflow.kernels import PositionKernel
+
+# Rounding of transforms over a degree, in roundings of the signal: what is more loses digits.
+_LOST = {"float32": 2.0, "float64": 1e4}
 
 
 class ConvolutionAffinity(Affinity):
@@ -35,11 +38,15 @@ class ConvolutionAffinity(Affinity):
 
     Raises
     ------
+    InputError
+        For a kernel that grows so fast that transforms lose the sums of some nodes.
     MemoryLimitError
         When the transforms would pass the limit.
     """
 
     method = "convolution"
+
+    _narrow = True  # whether float32 holds its sums
 
     def __init__(
         self, kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
@@ -61,6 +68,13 @@ class ConvolutionAffinity(Affinity):
             )
             self._symbol = fft.rfftn(wrap(table, self._lengths), workers=cores()).real.copy()
             self._degrees = self._convolve(np.ones(grid.shape))
+            lost = float(np.linalg.norm(table)) / max(float(self._degrees.min()), np.finfo(float).tiny)
+            if not lost <= _LOST["float64"]:
+                raise InputError(
+                    f"kernel: {shortened(repr(kernel))} has weights of {float(table.max()):.4g} far from nodes whose "
+                    "own sum is small, which transforms would lose in rounding; use method='stencil', or 'dense'"
+                )
+            self._narrow = lost <= _LOST["float32"] and fits(np.float32, self._degrees)
         else:
             self._lengths = grid.shape
             symbol = table_symbol(table, grid)
@@ -90,6 +104,8 @@ class ConvolutionAffinity(Affinity):
         return np.ascontiguousarray(back[tuple(slice(n) for n in self._grid.shape)])
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        if not self._narrow and u.dtype == np.float32:
+            return self._average(u.astype(np.float64)).astype(u.dtype)
         result = self._convolve(u)
         if self._grid.boundary == "isolated":
             degrees = self._degrees.astype(u.dtype, copy=False)
@@ -99,6 +115,8 @@ class ConvolutionAffinity(Affinity):
     def _push(self, law: NDArray[Any]) -> NDArray[Any]:
         if self._grid.boundary != "isolated":
             return self._convolve(law)  # all degrees are alike
+        if not self._narrow and law.dtype == np.float32:
+            return self._push(law.astype(np.float64)).astype(law.dtype)
         degrees = self._degrees.astype(law.dtype, copy=False)
         return self._convolve(law / degrees.reshape(degrees.shape + (1,) * (law.ndim - degrees.ndim)))
 

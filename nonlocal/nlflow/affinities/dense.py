@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from nlflow._array import Array, Floats, constant_like, is_numpy, namespace
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.logits import check_rows, log_transitions, properties
-from nlflow.affinities.table import kernel_table
+from nlflow.affinities.table import log_table
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, check_array, check_memory
@@ -193,10 +194,17 @@ class DenseAffinity(Affinity):
         memory_limit: float | None = None,
     ) -> DenseAffinity:
         """Sum a position kernel over the images of a grid's boundary, node by node."""
-        table = kernel_table(kernel, grid, window, memory_limit)
-        margin = tuple(s // 2 for s in table.shape)
+        logs = log_table(kernel, grid, window, memory_limit)
+        margin = tuple(s // 2 for s in logs.shape)
+
+        def table(node: tuple[int, ...], seen: NDArray[np.bool_]) -> tuple[Floats, float]:
+            # Over the largest that the node sees, whatever else the table has.
+            highest = max(float(logs[seen].max()), -sys.float_info.max)
+            with np.errstate(over="ignore", under="ignore"):
+                return np.where(seen, np.exp(logs - highest), 0.0), highest
+
         result = cls(
-            grid, kernel, _images(grid, margin, lambda node: table), np.empty(0, dtype), symmetric=True,
+            grid, kernel, _images(grid, margin, table), np.empty(0, dtype), symmetric=True,
             positive_semidefinite=kernel.is_definite(grid.ndim) and window is None, memory_limit=memory_limit,
         )  # fmt: skip
         result.dtype = None  # positions are no features: signals may have either precision
@@ -227,14 +235,14 @@ class DenseAffinity(Affinity):
         if kernel.spatial_width is not None:
             spatial = np.exp(-(offsets**2).sum(axis=0) / 2 / kernel.spatial_width / kernel.spatial_width)
 
-        def table(node: tuple[int, ...]) -> Floats:
+        def table(node: tuple[int, ...], seen: NDArray[np.bool_]) -> tuple[Floats, float]:
             # `patches` has lost `reach` on each side, so node i of the grid sits at i + radii + reach.
             if kernel.tokens == "pixel":
-                return spatial * pair_weights(tuple(i + p for i, p in zip(node, reach, strict=True)))
+                return spatial * pair_weights(tuple(i + p for i, p in zip(node, reach, strict=True))), 0.0
             total = np.zeros(window)
             for shift in np.ndindex(*box):
                 total += pair_weights(tuple(i + s for i, s in zip(node, shift, strict=True)))
-            return spatial * total / np.prod(box)
+            return spatial * total / np.prod(box), 0.0
 
         return cls(
             grid, kernel, _images(grid, radii, table), image, symmetric=True, positive_semidefinite=False,
@@ -326,8 +334,13 @@ def _check_dense(domain: Domain, kernel: Kernel | None, itemsize: int, kept_byte
     return block
 
 
-def _images(grid: Grid, margin: tuple[int, ...], table: Callable[[tuple[int, ...]], Floats]) -> LogBlock:
-    """Rows of log k from weights over a window, added up over the images that the window holds of each node."""
+def _images(
+    grid: Grid, margin: tuple[int, ...], table: Callable[[tuple[int, ...], NDArray[np.bool_]], tuple[Floats, float]]
+) -> LogBlock:
+    """Rows of log k from weights over a window, added up over the images that the window holds of each node.
+
+    `table` gives the weights around a node, of which some places are nodes, over the exponential of a number.
+    """
     numbers = grid.pad(np.arange(1, grid.size + 1).reshape(grid.shape), margin)  # 0 stands for 'outside'
 
     def block(start: int, stop: int) -> Floats:
@@ -335,9 +348,10 @@ def _images(grid: Grid, margin: tuple[int, ...], table: Callable[[tuple[int, ...
         for row in range(start, stop):
             node = tuple(int(i) for i in np.unravel_index(row, grid.shape))
             window = numbers[tuple(slice(i, i + 2 * m + 1) for i, m in zip(node, margin, strict=True))]
-            sums = np.bincount(window.ravel(), weights=table(node).ravel(), minlength=grid.size + 1)
-            rows[row - start] = sums[1:]
-        with np.errstate(divide="ignore"):  # log 0 = -inf is meant
-            return np.log(rows)
+            weights, log_unit = table(node, window > 0)
+            sums = np.bincount(window.ravel(), weights=weights.ravel(), minlength=grid.size + 1)
+            with np.errstate(divide="ignore"):  # log 0 = -inf is meant
+                rows[row - start] = np.log(sums[1:]) + log_unit
+        return rows
 
     return block

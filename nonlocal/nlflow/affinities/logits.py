@@ -9,6 +9,8 @@ from nlflow.domains.mask import Mask
 from nlflow.errors import InputError
 from nlflow.kernels import Kernel
 
+_LARGEST = 1e290
+
 
 def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
     """Return whether k_ij is symmetric and positive semidefinite; it may be where queries and keys are one array."""
@@ -33,6 +35,16 @@ def check_rows(highest: Array, start: int = 0) -> None:
     else:
         what = "has logits that overflow; scale the features or the kernel"
     raise InputError(f"affinity: row {start + row} {what}")
+
+
+def check_sums(totals: Floats) -> None:
+    """Raise `InputError` where sums of weights k_ij are 0, or have no room for a signal beside them in float64."""
+    wrong = np.flatnonzero(~((totals > 0) & (totals < _LARGEST)))
+    if len(wrong):
+        raise InputError(
+            f"affinity: row {wrong[0]} has weights whose sum is {totals[wrong[0]]:.4g}, expected one > 0 and < "
+            f"{_LARGEST:g}; use method='dense', whose rows are relative to their largest weight, or scale the features"
+        )
 
 
 def log_transitions(logits: Array, weights: Floats) -> Floats:

@@ -22,6 +22,7 @@ from nlflow.errors import (
     check_memory,
     checked_call,
     install_command,
+    shortened,
 )
 from nlflow.kernels import RadialKernel
 
@@ -317,6 +318,11 @@ def _weigh(graph: Sparse, x: Any, unit: float, kernel: RadialKernel, scales: Flo
                 "the unit of points and kernel"
             )
         graph.data = np.asarray(np.exp(kernel.log_profile(true) + math.log(kernel.amplitude)))
+    if not np.isfinite(graph.data).all():
+        raise InputError(
+            f"kernel: {shortened(repr(kernel))} overflows between neighbours, expected finite weights; use a kernel "
+            "that does not grow so fast, or a smaller amplitude"
+        )
     lost = int(np.count_nonzero(graph.data == 0))
     if lost:
         warnings.warn(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
+from nlflow.affinities.logits import check_sums
 from nlflow.affinities.pair_sums import WIDEST, relative_weights, warn_isolated
 from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in
 from nlflow.affinities.sparse import SparseAffinity
@@ -89,6 +90,7 @@ class NeighbourAffinity(SparseAffinity):
         self.radius = radius
         self.positive_semidefinite = kernel.is_definite(features.shape[1])
         degrees = self._sums[self._order] / weights
+        check_sums(degrees)
         self.error_estimate = 2 * cut * float(weights.sum()) / float(degrees.min())
         warn_isolated(degrees, weights * (1 + 1e-12), kernel)
 
@@ -133,7 +135,7 @@ def _graph(kernel: RadialKernel, nodes: _Nodes, weights: Floats, radius: float, 
     for start in range(0, len(counts), step):
         rows = slice(start, start + step)
         some = slice(indptr[start], indptr[min(start + step, len(counts))])
-        with np.errstate(under="ignore"):
+        with np.errstate(under="ignore", over="ignore"):  # sums are looked at
             values[some] = np.exp(kernel.log_profile(values[some]))
             if not uniform:
                 values[some] *= np.repeat(weights[rows], counts[rows]) * weights[indices[some]]

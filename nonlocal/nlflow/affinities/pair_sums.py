@@ -28,6 +28,7 @@ _LOG2E = 1 / math.log(2)
 _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
 _WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
 _SAME = {"float32": 3e-3, "float64": 1e-6}  # of a compiled weight: its roundings, times the steepness of its parts
+_RISING = math.log(1e20)  # log k, from which float32 has little room for sums of weights
 _NEAR = 0.5  # of k(0): nodes with at least this much of it give a lower bound of the degree
 _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay in range
 
@@ -120,8 +121,20 @@ class PairSums:
         # Differences of numbers that are float32 already are exact to a rounding of the difference.
         exact = isinstance(self._kernel, RadialKernel) and self._y.dtype == np.float32
         rounding = 0.0 if exact else self._steepness * self._size * float(np.finfo(np.float32).eps) / 2
-        suffices = rounding <= _ROUNDING[name] and self._size <= _FARTHEST[name]
+        suffices = not self._rises and rounding <= _ROUNDING[name] and self._size <= _FARTHEST[name]
         return name if suffices and self._wrong_code(name) is None else "float64"
+
+    @cached_property
+    def _rises(self) -> bool:
+        """Whether there are weights far above that of a node itself, as a kernel has that grows with the distance."""
+        kernel = self._kernel
+        if not isinstance(kernel, RadialKernel) or not kernel.grows:
+            return False
+        with np.errstate(all="ignore"):
+            highs = np.maximum(self._x.max(axis=0), self._y.max(axis=0)).astype(np.float64)
+            sides = highs - np.minimum(self._x.min(axis=0), self._y.min(axis=0))
+            radii = float(np.linalg.norm(sides)) / self._unit * np.geomspace(1e-9, 1, 181)
+            return bool(np.max(kernel.log_profile(radii**2)) > _RISING)
 
     def _wrong_code(self, name: str) -> float | None:
         """Return a distance at which the compiled weights are not those of the kernel; None where they are."""

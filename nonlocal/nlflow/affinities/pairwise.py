@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, power_of_two
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.logits import log_transitions, properties
+from nlflow.affinities.logits import check_sums, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.affinities.regions import BLOCK
@@ -87,6 +87,7 @@ class PairwiseAffinity(Affinity):
         """Keep the degrees, which come with the sums of any signal."""
         if precision in self._degrees:
             return
+        check_sums(totals)
         if not self._degrees:
             rounding = float(np.finfo(precision).eps)
             warn_isolated(totals, self._weights / self._weights.max() * (1 + rounding), self.kernel)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, kept_bytes
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
-from nlflow.affinities.table import kernel_table, table_symbol
+from nlflow.affinities.logits import check_rows
+from nlflow.affinities.table import fits, kernel_table, table_symbol
 from nlflow.domains import Grid
 from nlflow.errors import check_memory
 from nlflow.kernels import Patch, PositionKernel
@@ -255,6 +256,19 @@ class TableStencil(_Stencil):
         self._table = np.ascontiguousarray(table.reshape(*self._rows[1].shape, -1))
         self._tables: dict[Any, NDArray[Any]] = {}
         self._degrees = self._weighted_sums(np.ones(grid.shape))
+        with np.errstate(divide="ignore"):
+            check_rows(np.log(self._degrees).ravel())
+        self._narrow = fits(np.float32, self._degrees)
+
+    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        if self._narrow:
+            return super()._average(u)
+        return super()._average(u.astype(np.float64)).astype(u.dtype)
+
+    def _push(self, law: NDArray[Any]) -> NDArray[Any]:
+        if self._narrow:
+            return super()._push(law)
+        return super()._push(law.astype(np.float64)).astype(law.dtype)
 
     def known_spectrum(self) -> Floats | None:
         """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""

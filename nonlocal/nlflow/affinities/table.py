@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 from scipy import fft
@@ -11,12 +12,13 @@ from scipy import fft
 from nlflow._array import Floats
 from nlflow.backends.threads import cores
 from nlflow.domains import Grid
-from nlflow.errors import NlflowWarning, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_memory, shortened
 from nlflow.kernels import PositionKernel
 
 # Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
 # when summed over a million nodes.
 CUT = 1e-25
+_LARGEST = {"float32": 1e12, "float64": 1e150}  # sums of weights, which have room for signals beside them
 
 
 def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
@@ -52,6 +54,37 @@ def kernel_table(
 
     Raises
     ------
+    InputError
+        When their sum is too large for sums with signals, or 0.
+    MemoryLimitError
+        As `log_table`.
+    """
+    logs = log_table(kernel, grid, window, memory_limit)
+    with np.errstate(over="ignore", under="ignore"):  # far tails: k -> 0 is right
+        table = np.asarray(np.exp(logs))
+        total = float(table.sum())
+    if not 0 < total < _LARGEST["float64"]:
+        raise InputError(
+            f"kernel: the weights of {shortened(repr(kernel))} on this grid have the sum {total:.4g} (log k is up to "
+            f"{float(logs.max()):.4g}), expected one > 0 and < {_LARGEST['float64']:g}; use method='dense', whose rows "
+            "are relative to their largest weight, a window, or a kernel that does not grow so fast"
+        )
+    return table
+
+
+def fits(dtype: Any, degrees: Floats) -> bool:
+    """Whether sums with these degrees stay in range in a precision, for signals of any usual size."""
+    largest = _LARGEST[np.dtype(dtype).name]
+    return bool(1 / largest < degrees.min() and degrees.max() < largest)
+
+
+def log_table(
+    kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
+) -> Floats:
+    """Return log k at all offsets of the box from `table_radius`, without the amplitude, shape (2 R + 1, ...).
+
+    Raises
+    ------
     MemoryLimitError
         When the kernel is so wide against the spacing that the table would pass the limit.
     """
@@ -65,8 +98,8 @@ def kernel_table(
     )
     lines = [np.arange(-r, r + 1) * h for r, h in zip(radii, grid.spacing, strict=True)]
     squared = kernel.squared(np.meshgrid(*lines, indexing="ij", sparse=True))
-    with np.errstate(over="ignore", under="ignore"):  # far tails: log k -> -inf and k -> 0 are right
-        return np.asarray(np.exp(kernel.compared.log_profile(squared)))
+    with np.errstate(over="ignore", under="ignore"):  # far tails: log k -> -inf is right
+        return np.asarray(kernel.compared.log_profile(squared))
 
 
 def table_symbol(table: Floats, grid: Grid) -> Floats:

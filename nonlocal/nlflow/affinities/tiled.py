@@ -100,6 +100,9 @@ class TiledAffinity(Affinity):
             )
         self._log_degrees: Array | None = None
         self._wide_degrees: Array | None = None
+        if isinstance(kernel, RadialKernel) and kernel.grows:
+            xp, logs = namespace(keys), namespace(keys).reshape(self._log_degree(), (-1,))
+            check_rows(xp.where(logs == -math.inf, xp.zeros_like(logs), logs))  # a mask may leave a node none
         if sight is not None and sight.mask.rule is not None and not sight.reversed and _compact(kernel):
             check_rows(namespace(keys).reshape(self._log_degree(), (-1,)))  # what a rule lets see may be out of reach
 

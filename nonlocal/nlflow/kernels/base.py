@@ -161,6 +161,14 @@ class RadialKernel(Kernel):
         """Distance at which k has fallen to exp(-1/2) k(0)."""
         return self.support(math.exp(-0.5))
 
+    @cached_property
+    def grows(self) -> bool:
+        """Whether k is more than k(0) somewhere, as it is sampled: logits may then overflow far out."""
+        radii = np.append(0.0, (self.scale if 0 < self.scale < math.inf else 1.0) * _RADII)
+        with np.errstate(all="ignore"):
+            logs = np.asarray(self.log_profile(radii**2))
+        return bool(np.max(logs) > logs[0] + 1)
+
     @property
     def unit(self) -> float:
         """The power of two by which sums multiply distances, exactly: squares are in range whatever the units."""
