@@ -530,6 +530,34 @@ def test_rewriting_needs_proofs() -> None:
     assert logarithm(simplified(b * np.exp(a))).operation == "add"
 
 
+@pytest.mark.parametrize(
+    ("text", "log"),
+    [
+        ("1-r/(1+r)", lambda r: -np.log1p(r)),
+        ("(2-2*r/(1+r))**3/8", lambda r: -3 * np.log1p(r)),
+        ("1-r**2/(1+r**2)", lambda r: -np.log1p(r**2)),
+        ("sqrt(1+r**2)-r", lambda r: -np.arcsinh(r)),
+        ("1-r/sqrt(1+r**2)", lambda r: -np.arcsinh(r) - 0.5 * np.log1p(r**2)),
+        ("1-(1-exp(-r**2))", lambda r: -(r**2)),
+        ("exp(-r)*(1+r-r)", lambda r: -r),
+    ],
+    ids=named,
+)
+def test_differences_that_cancel_far_out_have_another_form(text: str, log: Any) -> None:
+    r = np.array([0, 1e-9, 0.3, 1.0, 40.0, 1e9, 1e18])
+    found = nl.Formula(text).log_profile(r**2)
+    assert np.all(np.abs(found - log(r)) <= 1e-13 * (1 + np.abs(log(r))))
+
+
+def test_differences_are_kept_where_nothing_is_proved() -> None:
+    r = SQUARED**0.5
+    a, b = (r - 1) ** 0.5, 1 / (r - 1)
+    for one in (1 - a / (1 + a), 1 - b / (1 + b), r - (r + 1) / (r - 1), 1 - r / r, r - (1 + r**2) ** 0.3):
+        assert simplified(one).operation == "add"
+    with pytest.raises(nl.InputError, match="loses its digits in floats"):
+        nl.Formula("1-(r/(1+r))**2")  # weights far out are all that graphs without loops have
+
+
 def test_random_formulas_are_those_of_python() -> None:
     """A few; ``python -m validation.robustness.formulas`` has 2000."""
     chance = random.Random(3)

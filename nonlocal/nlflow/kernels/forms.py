@@ -164,6 +164,8 @@ def _parsed(tree: ast.AST, text: str, names: dict[str, Expression]) -> Expressio
 
     if isinstance(tree, ast.Constant) and type(tree.value) in (int, float):
         return as_expression(tree.value)
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub) and isinstance(tree.operand, ast.Constant):
+        return number(-inner(tree.operand).value)
     if isinstance(tree, ast.Name) and tree.id in names:
         return names[tree.id]
     if isinstance(tree, ast.BinOp) and type(tree.op) in _BINARY:

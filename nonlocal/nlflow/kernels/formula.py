@@ -64,6 +64,10 @@ class Formula(RadialKernel):
     is compared, when a formula is first met, with the formula as it is written, in 50 digits, from 0 to 1e12 widths and
     beside all its numbers; compiled sums once more before their first use, as are values where floats fail.
 
+    They have to agree to 1e-8 of log k (beside 1) wherever k is at least e^-690, not only beside k(0): where all
+    neighbours are far, as in graphs without loops, small weights are all there are. A difference that loses its digits
+    far out is refused, therefore, unless it is one of those that have another form: a - b/c and of roots.
+
     Examples
     --------
     >>> import numpy as np

@@ -56,7 +56,96 @@ def add(a: Expression, b: Expression) -> Expression:
         return a
     if b.is_number and a.operation == "add" and a.terms[1].is_number:
         return add(a.terms[0], add(a.terms[1], b))
+    if b.is_number and isinstance(b.value, Fraction):
+        factor, rest = _scaled(a)
+        if rest.operation == "add" and rest.terms[1].is_number and factor * rest.terms[1].value == -b.value:
+            return multiply(rest.terms[0], number(factor))  # 1 - (1 - x)
+    for one, other in ((a, b), (b, a)):
+        found = _uncancelled(one, other)
+        if found is not None:
+            return found
     return Expression("add", (a, b))
+
+
+def _uncancelled(a: Expression, b: Expression) -> Expression | None:
+    """Return a + b, of which b is negative, in a form whose parts do not cancel; None where there is none.
+
+    a - n/d is (a d - n)/d where d is proved to be > 0 and finite, and a difference of roots is that of their squares
+    over their sum, where both are proved to be >= 0 and their sum to be > 0. Both only where what is left is a number:
+    1 - r/(1 + r) is 1/(1 + r), and sqrt(1 + r^2) - r is 1/(sqrt(1 + r^2) + r).
+    """
+    factor, rest = _scaled(b)
+    if factor >= 0 or not (a.finite and rest.finite):
+        return None
+    below = [power(f, Fraction(-1)) for f in _factors(rest) if _divides(f)]
+    if not below:
+        left = _difference(a, rest, factor)
+        return _of_roots(a, rest, factor) if left is None else number(left)
+    divisor, above = _product(below), _product([f for f in _factors(rest) if not _divides(f)])
+    if not (a.is_number and divisor.positive and divisor.finite):
+        return None
+    whole = multiply(divisor, a)
+    left = _difference(whole, above, factor)
+    found = number(left) if left is not None else _of_roots(whole, above, factor)
+    return None if found is None else multiply(found, power(divisor, Fraction(-1)))
+
+
+def _of_roots(a: Expression, b: Expression, factor: Fraction) -> Expression | None:
+    """Return a + factor b, factor < 0, as the difference of squares over the sum where that is proved."""
+    if not any(_scaled(x)[1].operation == "power" and _scaled(x)[1].value == Fraction(1, 2) for x in (a, b)):
+        return None
+    total = Expression("add", (a, multiply(b, number(-factor))))
+    if not (a.nonnegative and b.nonnegative and total.positive):
+        return None
+    left = _difference(power(a, Fraction(2)), power(b, Fraction(2)), -factor * factor)
+    return None if left is None else multiply(power(total, Fraction(-1)), number(left))
+
+
+def _divides(a: Expression) -> bool:
+    return a.operation == "power" and a.value < 0
+
+
+def _factors(a: Expression) -> list[Expression]:
+    return [f for term in a.terms for f in _factors(term)] if a.operation == "multiply" else [a]
+
+
+def _product(factors: list[Expression]) -> Expression:
+    result = _ONE
+    for factor in factors:
+        result = multiply(result, factor)
+    return result
+
+
+def _scaled(a: Expression) -> tuple[Fraction, Expression]:
+    """Return a finite factor and what it multiplies."""
+    if a.operation == "multiply" and a.terms[1].is_number and isinstance(a.terms[1].value, Fraction):
+        return a.terms[1].value, a.terms[0]
+    return Fraction(1), a
+
+
+def _difference(a: Expression, b: Expression, factor: Fraction) -> Fraction | None:
+    """Return a + factor b where all their parts but numbers cancel; None elsewhere, and where nothing is left."""
+    parts: dict[Any, Fraction] = {}
+    for term, times in ((a, Fraction(1)), (b, factor)):
+        for part, count in _parts(term, times):
+            parts[part] = parts.get(part, Fraction(0)) + count
+    left = parts.pop(None, Fraction(0))
+    return None if left == 0 or any(parts.values()) else left
+
+
+def _parts(a: Expression, times: Fraction) -> list[tuple[Any, Fraction]]:
+    """Return what an expression is a sum of, and how often each; None stands for 1."""
+    if a.operation == "add":
+        return [part for term in a.terms for part in _parts(term, times)]
+    if a.is_number and isinstance(a.value, Fraction):
+        return [(None, times * a.value)]
+    factor, rest = _scaled(a)
+    return [(_key(a), times)] if rest is a else _parts(rest, times * factor)
+
+
+def _key(a: Expression) -> tuple[Any, ...]:
+    """Return what expressions that are written alike have in common."""
+    return (a.operation, a.value, *map(_key, a.terms))
 
 
 def multiply(a: Expression, b: Expression) -> Expression:
