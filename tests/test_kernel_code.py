@@ -590,7 +590,7 @@ def test_a_formula_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
         nl.Formula("exp(-r**1.26)")
 
 
-def test_powers_by_roots_are_those_by_logarithms() -> None:
+def test_powers_and_logarithms_in_digits_take_short_ways() -> None:
     points = [0.0, 1e-300, 0.3, 2.0, 1e300]
     for power in (1.5, 0.75, -0.25, -1.5):
         by_roots = written.values(SQUARED**power, points)
@@ -598,6 +598,9 @@ def test_powers_by_roots_are_those_by_logarithms() -> None:
         by_logarithms = [context.power(Decimal(s), Decimal(power)) for s in points]
         for a, b in zip(by_roots, by_logarithms, strict=True):
             assert a == b or abs(a - b) < Decimal("1e-45") * b
+    for text in ("1e-30", "0.4", "0.99999999999999999999", "1", "1.7", "1e200", "1e-100000", "0"):
+        k = Decimal(text)
+        assert written.logarithm(k) == pytest.approx(float(written._ROUNDED.ln(k)), rel=1e-15, abs=0)
     nothing, none = written.values((-SQUARED) ** 1.5, [0.0, 1.0])
     assert str(nothing) == "0"  # not -0, whose inverse is -infinity
     assert str(none) == "NaN"

@@ -13,6 +13,8 @@ from nlflow.kernels.expressions import Expression, Number
 _EXACT: Final = Context(prec=50, Emax=10**17, Emin=-(10**17), traps=[])
 _ROUNDED: Final = Context(prec=25, Emax=10**17, Emin=-(10**17), traps=[])  # for what becomes a float
 _ONE: Final = Decimal(1)
+_NEAR_ONE: Final = (Decimal("0.5"), Decimal(2))
+_FLOATS: Final = (Decimal("1e-300"), Decimal("1e300"))
 _SMALL: Final = Decimal("1e-16")  # where the next term of the series of log(1 + x) is below 1e-32 of it
 
 
@@ -37,7 +39,10 @@ def logarithm(k: Decimal | None) -> float:
     """Return log k as a float; NaN for what is negative, infinite, no number or not told."""
     if k is None or not k.is_finite() or k < 0:
         return math.nan
-    return float(_ROUNDED.ln(k))
+    # That of a float is rounded as much, in a twentieth of the time.
+    if _NEAR_ONE[0] < k < _NEAR_ONE[1]:
+        return math.log1p(float(_EXACT.subtract(k, _ONE)))
+    return math.log(float(k)) if _FLOATS[0] < k < _FLOATS[1] else float(_ROUNDED.ln(k))
 
 
 def _found(a: Expression, squared: Sequence[float | Decimal]) -> list[Any]:
