@@ -65,7 +65,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     """Return averages (B, 1, M, E) and the log-sum-exp (B, 1, M) of one fused kernel; all of the same width E."""
     if q.device.type != "cuda" or len(q) <= _ITEMS:
         return _fused(q, k, v, form)
-    pieces = [_fused(*piece, form) for piece in zip(*(x.split(_ITEMS) for x in (q, k, v)), strict=True)]
+    parts = zip(torch.split(q, _ITEMS), torch.split(k, _ITEMS), torch.split(v, _ITEMS), strict=True)
+    pieces = [_fused(*part, form) for part in parts]
     averages, logarithms = zip(*pieces, strict=True)
     return torch.cat(averages), torch.cat(logarithms)
 
