@@ -8,6 +8,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
+# Bytecode is kept, whatever the shell says: tests start hundreds of processes, and each would compile anew all that it
+# imports, torch among it.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Stamps: the file is there when the step is done.
 MADE  := $(VENV)/.made-in
 CORE  := $(VENV)/.core-installed

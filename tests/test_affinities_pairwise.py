@@ -381,6 +381,7 @@ def test_one_node(method: str) -> None:
     assert p.degree == pytest.approx([2.0])
 
 
+@pytest.mark.slow
 def test_memory_grows_with_nodes_not_with_pairs() -> None:
     x, domain, _ = nodes(20_000, 2)
     affinity(Gaussian(0.5), domain, x, method="pairwise").pairs(x[:, :1], np.arange(3))  # compiled

@@ -114,6 +114,7 @@ def test_search_larger_than_the_grid(boundary: Any, storage: str) -> None:
     check_affinity(result, patch_matrix(kernel, domain, values))
 
 
+@pytest.mark.slow
 @given(
     shape=st.one_of(
         st.tuples(st.integers(3, 12)), st.tuples(st.integers(3, 6), st.integers(3, 6)), st.just((1, 7)), st.just((7, 1))

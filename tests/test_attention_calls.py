@@ -375,6 +375,7 @@ def test_more_tokens_than_positions_are_told() -> None:
         probe(model, {"inputs_embeds": torch.ones(1, most + 1, model.config.hidden_size)})
 
 
+@pytest.mark.slow
 def test_models_without_a_table_of_positions_take_any_length() -> None:
     model = build("llama", "sdpa")
     longer = model.config.max_position_embeddings + 1

@@ -41,6 +41,7 @@ def pair(kernel: str, window: int | None, count: int = COUNT) -> tuple[Head, Hea
     return Head(q, k, v, 0.4, None, kernel, Mask(causal=True, window=window)), Head(q, k, v, 0.4, bias, kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "window", "kept"), pairs(KERNELS, [None, 5], ["a matrix", "no matrix"]))
 @pytest.mark.sampled(2)
 def test_a_rule_is_the_matrix_of_what_is_seen(

@@ -71,6 +71,7 @@ def test_a_block_without_mlp_is_its_own_layer_step() -> None:
         assert one.explained < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
 def test_shares_are_those_of_the_flow_written_out(norm: Any) -> None:
     """The flow of the first block by SciPy's integrator, in plain NumPy, and its update by angles."""
@@ -119,6 +120,7 @@ def test_shares_are_those_of_the_flow_written_out(norm: Any) -> None:
     assert one.distance[0] > one.distance[1] > one.distance[2] > 0
 
 
+@pytest.mark.slow
 def test_an_mlp_is_what_is_not_explained() -> None:
     shares = [discretize_blocks(stack(mlp=m)[0], stack()[1], adapter=ADAPTER)[0].layer for m in (0.0, 0.5, 2.0)]
     assert shares[0] > shares[1] > shares[2]
@@ -151,6 +153,7 @@ def test_in_models_of_transformers(name: str) -> None:
         assert padded[0].layer == pytest.approx(short[0].layer, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared() -> None:
     model, x = stack()
     unknown, _ = stack()

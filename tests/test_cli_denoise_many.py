@@ -258,6 +258,7 @@ def tree_of(folder: str) -> list[str]:
 TREE = ["a.tif", "b.png", "c.PNG", "deeper/d.png", "deeper/last/b.png", "deeper/link.png", "deeper/x.png"]
 
 
+@pytest.mark.slow
 def test_a_tree(tree: Path, denoiser: Denoiser) -> None:
     result = run("denoise", "in", "out", "--recursive", "--compare", "figures")
     assert tree_of("out") == TREE

@@ -67,6 +67,7 @@ def test_json_holds_the_model(folder: Path) -> None:
     assert report["version"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["in.png", pytest.param("colour.png", marks=pytest.mark.slow), "one.csv"])
 @pytest.mark.sampled(1)
 def test_figure_and_model_are_written(folder: Path, name: str) -> None:
@@ -81,6 +82,7 @@ def test_figure_and_model_are_written(folder: Path, name: str) -> None:
     assert json.loads(json.dumps(load_noise("model.json").as_dict())) == model
 
 
+@pytest.mark.slow
 def test_a_line_for_each_column(folder: Path) -> None:
     told = dict(rows(run("noise", "table.csv", "--figure", "noise.svg").stdout))
     assert set(told) == {"input", "noise of a", "noise of b", "figure"}
@@ -185,6 +187,7 @@ def test_a_model_of_one_picture_denoises_another(folder: Path) -> None:
     assert report["denoise"]["sigma"] == pytest.approx(18.0)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_printed(folder: Path) -> None:
     table = dict(rows(run("denoise", "in.png", "out.png", "--quality", "fast").stdout))
     found = estimate_noise(noisy())

@@ -156,6 +156,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_nobody_reads_stdout(tmp_path: Path, unbuffered: str) -> None:
     path = tmp_path / "in.bmp"
@@ -174,6 +175,7 @@ def test_nobody_reads_stdout(tmp_path: Path, unbuffered: str) -> None:
     assert "rror" not in stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="terminals are opened as POSIX has them")
 @pytest.mark.parametrize(
     ("arguments", "end", "message"),

@@ -57,6 +57,7 @@ main()
     assert [path.name for path in tmp_path.iterdir()] == ["in.png"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals can be sent to a process on POSIX only")
 @pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
 @pytest.mark.sampled(1)
@@ -123,6 +124,7 @@ main()
     assert [path.name for path in out.iterdir() if path.name != ".nlflow"] == ["a.png"]
 
 
+@pytest.mark.slow
 def test_errors_of_a_process_have_no_traceback(tmp_path: Path) -> None:
     result = process(
         "from nlflow.commands.main import main; main()", "denoise", str(tmp_path / "no.png"), str(tmp_path / "o.png")
@@ -168,6 +170,7 @@ def test_bars_on_any_terminal(screen: Callable[[int, int], Callable[[], str]], s
     assert "balanced:   0%|" in read()
 
 
+@pytest.mark.slow
 def test_compiling_is_told_once_and_loading_is_not(
     screen: Callable[[int, int], Callable[[], str]], tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_json(folder: Path) -> None:
     assert len(report["rows"]) == 12
 
 
+@pytest.mark.slow
 def test_folder_is_written_and_read_again(folder: Path) -> None:
     first = run(*SMALL, "--out", "results", "--quiet")
     assert first.stdout == ""
@@ -76,6 +77,7 @@ def test_folder_is_written_and_read_again(folder: Path) -> None:
     assert (folder / "results" / "table.csv").read_bytes() == table
 
 
+@pytest.mark.slow
 def test_tokens_from_files(folder: Path) -> None:
     report = json.loads(
         run("time-order", "--queries", "q.npy", "--keys", "k.npy", "--values", "v.npy", "--json").stdout
@@ -110,7 +112,7 @@ def test_tokens_from_files(folder: Path) -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_every_kind(folder: Path, arguments: list[str]) -> None:
     out = run(*arguments, "--out", "results").stdout
     assert " as expected" in out

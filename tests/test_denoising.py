@@ -158,6 +158,7 @@ def test_nothing_done_is_reported_as_such(image: Floats):
         assert info.stopped_by.startswith("returned unchanged: there is no noise to remove")
 
 
+@pytest.mark.slow
 def test_groups_are_reported(image: Floats):
     for quality in ON_GROUPS:
         parameters = denoise(image, SIGMA, quality=quality, return_info=True)[1].parameters

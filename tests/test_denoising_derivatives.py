@@ -189,6 +189,7 @@ def test_the_jacobian_is_that_of_differences_of_the_plain_objects(map_: Any) -> 
         np.testing.assert_allclose(map_.jvp(torch.from_numpy(direction)).numpy(), difference, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_products_are_those_of_one_matrix(map_: Any) -> None:
     directions, cotangents = drawn(4, *SHAPE), drawn(4, *SHAPE)
     along = torch.stack([map_.jvp(one).flatten() for one in directions], 1)

@@ -139,6 +139,7 @@ def test_a_preset_gives_means_the_groups_for_half_the_noise() -> None:
     assert all(g.means is None for g in preset.groupings(0.6, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "least"), [("photograph", 0.03), ("weave", 1.0), ("sand", -0.06)])
 def test_best_is_not_below_balanced(kind: str, least: float) -> None:
     """What repeats gains most. Fine texture that is alike nowhere is lost by many steps: the price is bounded here."""

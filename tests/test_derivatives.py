@@ -73,6 +73,7 @@ WHOLE, WHOLE_FLOW = ("queries", "degree", "dense"), ("queries", "attention", "de
 INTEGRATORS = [nl.ExplicitEuler(0.1), nl.SemiImplicit(0.5), nl.NeutrenoStep()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("integrator", "evolving", "method"), pairs(INTEGRATORS, [False, True], ["dense", "tiled"]), ids=repr
 )
@@ -97,6 +98,7 @@ def test_steps_are_those_of_solve() -> None:
     )
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_root_of_the_steps() -> None:
     kept: list[int] = []
     (u,) = tensors(np.random.default_rng(1).normal(size=(400, 3)))

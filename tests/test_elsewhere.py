@@ -27,6 +27,7 @@ def done(folder: Path, *options: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what is taken away is that of Linux")
 @pytest.mark.parametrize("options", [["--one"], pytest.param([], marks=pytest.mark.slow)])
 def test_without_posix_the_same_comes_out(tmp_path, options):

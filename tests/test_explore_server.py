@@ -86,6 +86,7 @@ async def leave(connection: Any) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_own_pages_connect_and_others_do_not(address: str) -> None:
     own = address.rstrip("/")
     port = urlsplit(address).port
@@ -236,6 +237,7 @@ def test_bodies_have_a_limit(address: str) -> None:
     assert get(address, "/")[0] == 200
 
 
+@pytest.mark.slow
 def test_the_page_names_no_other_server(address: str) -> None:
     status, content = get(address, "/")
     assert status == 200
@@ -564,6 +566,7 @@ def test_a_choice_keeps_what_is_chosen_where_it_can() -> None:
     assert moves == ["0", "1", "0"]
 
 
+@pytest.mark.slow
 def test_what_has_not_changed_is_not_sent(desk: Desk) -> None:
     tab, changes = DenoiseTab(desk, example()), []
     for knob in tab.knobs.values():
@@ -680,6 +683,7 @@ def test_other_addresses_are_warned_of() -> None:
         assert "whoever reaches this address" in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_names_as_browsers_write_them() -> None:
     from nlflow.explorer.gate import hosts_of
 

@@ -131,6 +131,7 @@ def test_far_slices_do_not_change_the_one_that_is_shown(tmp_path: Path) -> None:
     np.testing.assert_allclose(part[around], whole[at], atol=16 * 255 * float(np.finfo(np.float32).eps))
 
 
+@pytest.mark.slow
 def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     real = denoising_view.compute
@@ -189,6 +190,7 @@ def test_a_coarse_answer_is_of_the_picture_that_is_shown(axes: str, tmp_path: Pa
     assert denoising_view.coarse(DenoiseSettings(), source, 2, None) is None
 
 
+@pytest.mark.slow
 def test_an_image_after_a_stack(tmp_path: Path) -> None:
     tab = tab_of(sources.open_source(stored(tmp_path / "a.tif", "TCYX", (6, 2, 20, 22))))
     assert tab.slice.shown["label"] == "frame"
@@ -217,6 +219,7 @@ def test_commands_keep_both_parts_of_an_extension(tmp_path: Path) -> None:
         assert words[3] == f"{stem}-denoised{dot}{rest}"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # of so few samples
 @pytest.mark.parametrize("form", ["npy", "npz", "mat", "h5"])
 def test_arrays_are_opened_as_the_command_opens_them(

@@ -155,6 +155,7 @@ def test_noise_is_examined_once_for_a_picture(monkeypatch: pytest.MonkeyPatch) -
     assert len(seen) == 3
 
 
+@pytest.mark.slow
 def test_noise_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     counts = np.random.default_rng(0).poisson(20 + 15 * np.sin(np.arange(48) / 5)[:, None] * np.ones(40))
@@ -360,6 +361,7 @@ def test_a_part_is_saved_with_its_part_of_the_rest(tmp_path: Path) -> None:
 # ---- the tab "Flow"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -770,6 +772,7 @@ def worker() -> Any:
     one.close()
 
 
+@pytest.mark.slow
 def test_the_newest_job_of_a_key_wins(worker: Worker) -> None:
     gate, began, done = threading.Event(), threading.Event(), []
 
@@ -888,6 +891,7 @@ def test_a_closed_worker_ends() -> None:
 # ---- what is loaded
 
 
+@pytest.mark.slow
 def test_views_load_no_panel() -> None:
     program = (
         "import sys; "

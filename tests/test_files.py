@@ -265,6 +265,7 @@ def test_not_a_number_is_left_to_the_denoiser(tmp_path: Path) -> None:
         np.testing.assert_array_equal(files.read(tmp_path / name).data, values)
 
 
+@pytest.mark.slow
 def test_import_is_cheap() -> None:
     code = "import sys, nlflow.io.files; print([m for m in ('PIL', 'tifffile', 'scipy', 'numba') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

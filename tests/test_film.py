@@ -54,6 +54,7 @@ def test_a_gif_has_a_picture_for_each_look(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir() if not entry.name.endswith(".lock")] == ["run.gif"]
 
 
+@pytest.mark.slow
 def test_an_mp4_holds_the_same_pictures(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is optional")
     flow, u = flow_on(PLANE)
@@ -109,6 +110,7 @@ def test_each_kind_of_signal_has_a_picture_that_changes(domain: Any, channels: A
     assert np.array_equal(scene.pixels(u, 0.0), one)
 
 
+@pytest.mark.slow
 def test_slices_are_the_middle_ones() -> None:
     domain, u = nl.Grid((4, 6, 2)), np.zeros((4, 6, 2))
     scene = Scene(domain, u, limits=(0, 1))
@@ -129,6 +131,7 @@ def interrupt_after(looks: int) -> nl.Callback:
     return nl.Callback(end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [{"every": 2}, {"interval": 0.6}], ids=["steps", "times"])
 @pytest.mark.sampled(1)
 def test_a_resumed_film_is_that_of_a_whole_run(when: dict[str, Any], tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def test_operator_against_a_plain_double_sum(shape: tuple[int, ...], s: float) -
 # ---- solving
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [0.25, 0.75, 0.9])
 @pytest.mark.sampled(1)
 def test_iterations_hardly_grow(s: float) -> None:

@@ -56,6 +56,7 @@ def test_tempered_solution_converges(s: float) -> None:
     assert error(coarse, fine[4::9]) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [0.25, 0.75])
 @pytest.mark.sampled(1)
 def test_short_horizon_beside_a_slanted_edge(s: float) -> None:
@@ -92,6 +93,7 @@ def test_other_right_hand_sides_on_the_interval(s: float, degree: int) -> None:
     assert math.log(errors[0] / errors[1], 4) == pytest.approx(1 + s, abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", ORDERS)
 @pytest.mark.sampled(1)
 def test_other_right_hand_side_on_the_disc(s: float) -> None:
@@ -118,6 +120,7 @@ def test_smooth_solution_has_the_order_of_the_weights(s: float) -> None:
     assert math.log2(errors[0] / errors[1]) == pytest.approx(4 - 2 * s, abs=0.1)
 
 
+@pytest.mark.slow
 def test_box_and_rotated_box_agree() -> None:
     """Edges along the axes and slanted ones: the same square, turned by 30 degrees on a finer grid."""
     s, n = 0.6, 48

@@ -320,6 +320,7 @@ class Killed(BaseException):
     """What stands for the end of a process."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.sampled(1)
 def test_wherever_it_is_cut_the_file_holds_whole_frames(form: str, tmp_path: Path, monkeypatch: Any) -> None:
@@ -539,6 +540,7 @@ def test_what_vtk_has_not_is_refused(tmp_path: Path) -> None:
         nl.Solution.load(tmp_path / "run.npz").to_vtk(tmp_path / "b.pvd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["h5", *(pytest.param(form, marks=pytest.mark.slow) for form in ("zarr", "pvd"))])
 def test_memory_does_not_grow_with_the_run(form: str, tmp_path: Path) -> None:
     """40 more frames of 80 kB take less than three of them (the list of a .pvd has 80 bytes a frame)."""

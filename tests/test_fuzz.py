@@ -35,7 +35,7 @@ from validation.robustness.fuzz.watch import READ, REFUSED, BrokenPropertyError,
 
 ROOT = Path(__file__).resolve().parents[1]
 #: How many mutated inputs each reader gets here; `make robustness` gives it half an hour.
-ROUNDS = {"command": 15, "model": 60, "study": 60, "state": 120, "archive": 200, "pictures": 200}
+ROUNDS = {"command": 15, "model": 60, "study": 30, "state": 60, "archive": 100, "pictures": 100}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_mutated_inputs_are_read_or_refused_by_name(name: str, guard: Guard, mon
         assert READ in outcomes
         rng = random.Random(11)
         words = [word.encode() for word in target.words]
-        for _ in range(ROUNDS.get(name, 400)):
+        for _ in range(ROUNDS.get(name, 200)):
             data = engine.mutated(target, rng.choice(contents), words, rng)
             outcomes.append(judge(reader, data, guard))
     assert set(outcomes) == {READ, REFUSED}
@@ -102,6 +102,7 @@ _SIZES = (
 _DTYPES = st.sampled_from(["<f8", ">i4", "|u1", "|O", "<U3", "|S0", "|V0", "<c16", "<M8[s]", "?", "", "|V1000000000"])
 
 
+@pytest.mark.slow
 @given(
     descr=_DTYPES | st.text(max_size=6) | st.lists(st.tuples(st.text(max_size=2), _DTYPES), max_size=3),
     shape=st.lists(_SIZES, max_size=4).map(tuple) | st.lists(_SIZES, max_size=2),
@@ -301,6 +302,7 @@ def test_a_run_without_atheris_counts_and_keeps(tmp_path: Path) -> None:
     assert row.fault == "hostile input: NPY arrays and tokens"
 
 
+@pytest.mark.slow
 def test_a_reader_that_fails_hangs_or_dies_is_told(tmp_path: Path) -> None:
     # The engine as it is, with a reader in the place of that of kernels.
     broken = """
@@ -329,6 +331,7 @@ engine.main()
         assert b"\n" in content[8 : 8 + int.from_bytes(content[:8], "little")]
 
 
+@pytest.mark.slow
 def test_command_lists_its_readers() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "validation.robustness.fuzz", "--list"],

@@ -48,8 +48,9 @@ def test_what_a_user_adds_is_short(page: Path) -> None:
     assert not {name for name in used if name.startswith("_") and not name.startswith("__")}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.stem)
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in GUIDES)], ids=lambda page: page.stem
+)
 def test_page_runs_and_checks_itself(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(page)
@@ -62,6 +63,7 @@ def test_page_runs_and_checks_itself(page: Path, tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_page_about_keeping_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its program runs unchanged, and leaves the files that it names and no others."""
     for package in ("xarray", "zarr", "h5py", "h5netcdf"):

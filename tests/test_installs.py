@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from nlflow.errors import InputError
 from validation.robustness import installs
 from validation.robustness.lacking import OPTIONAL, lacked
@@ -48,6 +50,7 @@ def test_what_is_lacked_is_named_through_causes() -> None:
     assert lacked(ValueError()) is None
 
 
+@pytest.mark.slow
 def test_only_what_needs_an_extra_is_skipped(tmp_path: Path) -> None:
     assert "torch" in OPTIONAL
     for name, text in {

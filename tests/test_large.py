@@ -228,6 +228,7 @@ def test_loops_of_many_threads_at_once(layer: str, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(result, denoise(GREY, 20.0, quality="fast", steps=1))
 
 
+@pytest.mark.slow
 def test_noise_is_white_and_as_strong_as_asked_for():
     lazy = da.from_array(GREY, chunks=(70, 80))
     expected = denoise(GREY, noise="white", strength=1.5, quality="fast", steps=1, preserve_range=True)
@@ -525,6 +526,7 @@ class _Hostile:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local")
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

@@ -186,6 +186,7 @@ def read(path: Path) -> Any:
     return np.asarray(array[:])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local")
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

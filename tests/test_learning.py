@@ -420,6 +420,7 @@ def test_bad_input(moons):
     assert signs.classes_.tolist() == [-1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("affinity", ["rbf", "knn"])
 def test_dask_arrays_are_loaded_to_learn_and_met_by_chunks(moons, monkeypatch, affinity):
     dask = pytest.importorskip("dask.array", reason="Dask is an extra")

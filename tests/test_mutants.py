@@ -91,6 +91,7 @@ def test_the_draw() -> None:
         assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant.name
 
 
+@pytest.mark.slow
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--only", "nlflow/functionals/"]) == 0
     found = capsys.readouterr().out
@@ -128,6 +129,7 @@ def _mutant(root: Path, operator: str, function: str = "half", file: str = "nonl
     return next(mutant for mutant in found if (mutant.function, mutant.operator) == (function, operator))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
 def test_mutants_are_killed_by_tests_that_pass_without_them(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

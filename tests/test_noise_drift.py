@@ -19,6 +19,7 @@ def removed(values, scale, missing=None):
 
 
 # The longest scale goes by means of neighbours. Each scale and each ratio occurs in a case that is not slow.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "ratio"),
     [

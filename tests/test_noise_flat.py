@@ -36,6 +36,7 @@ def shaded(shape: tuple[int, int] = (160, 180)) -> Floats:
 # ---- parts that are found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [8, 15])
 @pytest.mark.sampled(1)
 def test_a_montage_has_the_noise_of_its_noisy_parts(sigma: float) -> None:
@@ -64,6 +65,7 @@ def meadow() -> tuple[Any, Floats]:
     return first, ((second - np.mean(others, axis=0)) * np.sqrt(8 / 9))[WALL]
 
 
+@pytest.mark.slow
 def test_a_photograph_has_the_noise_of_its_wall() -> None:
     # Grass is at all intensities but one, and its quietest blocks are no noise.
     first, wall = meadow()

@@ -92,6 +92,7 @@ def test_the_transform_grows(coils):
     assert law(np.array([1e8]))[0] == pytest.approx(1e8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coils", [1.0, 8.0])
 def test_means_are_integrals_over_the_density(coils):
     law = chi.stabilizer(coils)

@@ -67,6 +67,7 @@ def test_long_recordings_tell_more(kind):
     assert sure > (0.5 if kind == "pink" else 0.9)  # a steep rise may be structure
 
 
+@pytest.mark.slow
 def test_the_mean_is_the_variance():
     for kind in ("low", "blue"):
         noise = coloured(POWERS[kind], 2**16, np.random.default_rng(1))

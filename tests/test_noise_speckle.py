@@ -123,6 +123,7 @@ def test_looks_are_found(name, units, looks):
     assert found(z).looks == pytest.approx(looks, rel=0.15)
 
 
+@pytest.mark.slow
 def test_looks_of_signals_and_of_colours_are_found():
     signal = 50 * np.exp(np.sin(np.arange(6000) / 300))
     assert found(Speckle(4.0).sample(signal, rng=0)).looks == pytest.approx(4, rel=0.3)
@@ -134,6 +135,7 @@ def test_looks_of_signals_and_of_colours_are_found():
     assert find_speckle(z, gone).looks == pytest.approx(4, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ("camera", "page") else pytest.mark.slow) for name in CLEAN]
 )

@@ -102,6 +102,7 @@ def test_gain_and_read_noise_are_found_from_the_stack(gain, read, offset):
     assert estimate_sigma(stable) == pytest.approx(1, rel=0.08)
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_repeated_draws():
     light = CLEAN[:24, :24, :24]
     found = [photon_transfer(np.random.default_rng(seed).poisson(light), offset=0.0) for seed in range(24)]
@@ -153,6 +154,7 @@ def test_channels_masks_and_offsets_that_do_not_fit_are_refused():
 # ---- hot pixels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.sampled(1)
 def test_hot_pixels_are_found_and_missing_afterwards(fixed, tmp_path):
@@ -231,6 +233,7 @@ def test_impulses_in_three_axes():
     assert missing[np.abs(z - CLEAN) < 8].mean() < 0.01
 
 
+@pytest.mark.slow
 def test_speckle_in_three_axes():
     for looks in (1.0, 4.0):
         z = Speckle(looks).sample(CLEAN, rng=0)
@@ -267,6 +270,7 @@ def test_gaussian_noise_in_three_axes():
 # ---- found out
 
 
+@pytest.mark.slow
 def test_the_verdict_on_volumes():
     rng = np.random.default_rng(0)
     white = estimate_noise(CLEAN + 12 * WHITE)

@@ -135,6 +135,7 @@ def test_texture_that_looks_like_noise_from_afar_alone_is_none(name: str) -> Non
     assert estimate_noise(getattr(data, name)()).model.sigma < 4
 
 
+@pytest.mark.slow
 def test_jpeg_of_a_clean_picture_is_no_camera() -> None:
     written = io.BytesIO()
     Image.fromarray(data.astronaut()[:256, :256]).save(written, "JPEG", quality=90)
@@ -142,6 +143,7 @@ def test_jpeg_of_a_clean_picture_is_no_camera() -> None:
     assert np.sqrt(np.mean(np.square(found.model.sigma))) < 1.6
 
 
+@pytest.mark.slow
 def test_compression_that_leaves_colours_nothing_leaves_the_noise_of_the_luminance() -> None:
     rng, written = np.random.default_rng(0), io.BytesIO()
     tint = gaussian_filter(rng.standard_normal((256, 256, 3)), (4, 4, 0))
@@ -154,6 +156,7 @@ def test_compression_that_leaves_colours_nothing_leaves_the_noise_of_the_luminan
 # ---- shapes, units and holes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [2, 4, 5])
 @pytest.mark.sampled(1)
 def test_any_number_of_channels(channels: int) -> None:

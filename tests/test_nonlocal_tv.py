@@ -265,6 +265,7 @@ def picture() -> Any:
     return clean
 
 
+@pytest.mark.slow
 def test_edges_are_kept_better_than_by_the_quadratic_functional() -> None:
     clean, sigma = picture(), 0.15
     noisy = clean + sigma * normal((48, 48))
@@ -323,6 +324,7 @@ def test_scale_shift_and_types() -> None:
     assert np.std(estimated - 200 * picture() - 20) < 5
 
 
+@pytest.mark.slow
 def test_colours_share_their_graph_and_signals_are_denoised() -> None:
     clean = np.stack([picture(), 1 - picture(), 0.3 * picture()], axis=0)
     noisy = clean + 0.15 * normal(clean.shape)

@@ -242,6 +242,7 @@ def test_covariance(dtype: Any) -> None:
     assert not one.covariance(image).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_a_step_is_the_filter_of_the_group(dtype: Any) -> None:
     """Pu + C (C + sigma^2 I)^-1 (f - Pu), u being the noisy tokens or the running estimate's; it lowers E."""

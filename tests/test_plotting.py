@@ -69,6 +69,7 @@ def test_constant_data_and_no_noise(shape: tuple[int, ...], form: str, start: by
     assert render(comparison_figure(noisy, noisy, channel_axis=axis, sigma=0), form).startswith(start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "channels", "rows"), [(100, None, 2), (100, 2, 4), (100, 5, 6), (5000, None, 3), (50000, 2, 6)]
 )
@@ -121,6 +122,7 @@ def test_a_title_beyond_the_font() -> None:
     assert render(comparison_figure(np.zeros(9), np.zeros(9), channel_axis=None, sigma=1, title="雑音.csv"), "png")
 
 
+@pytest.mark.slow
 def test_no_pyplot() -> None:
     code = (
         "import sys, numpy as np, nlflow.plotting as p; assert 'matplotlib' not in sys.modules;"
@@ -133,6 +135,7 @@ def test_no_pyplot() -> None:
 # --- what was missing, what was kept ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "axis"), [((20, 30), None), ((20, 30, 3), 2), ((3, 20, 30), 0), ((20, 30, 2), -1)])
 @pytest.mark.sampled(2)
 def test_missing_pixels_are_seen(shape: tuple[int, ...], axis: int | None) -> None:
@@ -183,6 +186,7 @@ def test_residuals_are_in_units_of_sigma() -> None:
             assert place == pytest.approx(0.25 * float(text.removesuffix("σ")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, 3000, 60000])
 @pytest.mark.sampled(1)
 def test_missing_samples_are_shaded(size: int) -> None:
@@ -205,6 +209,7 @@ def test_missing_samples_are_shaded(size: int) -> None:
     assert render(figure, "png")
 
 
+@pytest.mark.slow
 def test_nothing_but_missing() -> None:
     for shape in ((9, 8), (9,), (5000,)):
         noisy = np.full(shape, np.nan)

@@ -81,6 +81,7 @@ def labels(axis: object) -> list[str]:
     return axis.get_legend_handles_labels()[1]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_figure_of_a_picture() -> None:
     noisy = GaussianNoise(9.0).sample(RAMP, rng=0)
     found = estimate_noise(noisy)
@@ -96,6 +97,7 @@ def test_figure_of_a_picture() -> None:
     assert render(figure, "png").startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [(1, 1), (30, 40, 5), *(pytest.param(s, marks=pytest.mark.slow) for s in ((5, 7), (40, 3), (200, 30, 3)))]
 )

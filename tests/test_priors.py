@@ -298,6 +298,7 @@ def loop(method: str, **options: Any) -> Reconstruction:
     return reconstruct(DATA, FORWARD, SIGMA, method=method, **(given | options))
 
 
+@pytest.mark.slow
 @pytest.mark.numerical
 @pytest.mark.parametrize("method", ["hqs", "admm", "red", "forward-backward"])
 def test_fixed_points_with_a_frozen_filter_minimize_their_energies(method: str) -> None:

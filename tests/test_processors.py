@@ -63,6 +63,7 @@ def test_signals_of_the_figures() -> None:
     assert all(np.isrealobj(demonstration(name)) for name in SIGNALS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", [pytest.param(s, id=s.name, marks=[pytest.mark.slow] * (s is not SHORT[0])) for s in SHORT]
 )

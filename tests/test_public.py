@@ -44,6 +44,7 @@ def test_version() -> None:
     assert loaded & {"numpy", "numba", "torch", "typer"} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "heavy"),
     [
@@ -129,6 +130,7 @@ print(float(np.ptp(position.average(np.ones(40)))))
     assert rest < 1e-14
 
 
+@pytest.mark.slow
 def test_same_numbers_in_another_process() -> None:
     """Compiled afresh or loaded from the cache: the same bits, in any number of threads."""
     code = """

@@ -17,6 +17,7 @@ ENTRIES = re.split(r"^@", (ROOT / "paper" / "paper.bib").read_text(encoding="utf
 KEYS = [entry.partition("{")[2].partition(",")[0] for entry in ENTRIES]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["figures", "--out", str(tmp_path)])
     figures.main()

@@ -56,8 +56,9 @@ def test_readme_has_commands_of_each_kind():
     assert len(COMMANDS) > 25
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (not name.startswith("README"))) for name in BLOCKS]
+)
 def test_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     block, names = BLOCKS[name], {}

@@ -49,6 +49,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
     real_noise.main()
 
 
+@pytest.mark.slow
 def test_a_run_measures_writes_and_draws_and_the_next_measures_what_is_left(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,6 +119,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", sharded.MODES)
 @pytest.mark.sampled(1)
 def test_a_group_of_one(mode: str, by_one: dict[str, Any], alone: None) -> None:

@@ -95,6 +95,7 @@ def test_names_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: 
     assert len(stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="names of files hold no control characters there")
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

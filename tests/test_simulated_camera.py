@@ -92,6 +92,7 @@ def test_without_noise_a_smooth_picture_comes_back(name: str) -> None:
     assert np.sqrt(np.mean((file - truth) ** 2)) < 0.9
 
 
+@pytest.mark.slow
 def test_a_pair_repeats_with_its_seed_and_is_worse_with_less_light() -> None:
     picture, errors = smooth(48), []
     for electrons in (30000.0, 3750.0, 235.0):

@@ -281,6 +281,7 @@ solution.save(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT can be sent to a process on POSIX only")
 def test_ctrl_c_returns_what_there_is_and_can_be_resumed(tmp_path: Path) -> None:
     checkpoint, result = tmp_path / "checkpoint", tmp_path / "result"

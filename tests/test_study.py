@@ -113,6 +113,7 @@ def test_the_order_of_a_users_integrator_is_measured() -> None:
         run_study("time-order", nodes=16, integrator=lambda dt: 1)
 
 
+@pytest.mark.slow
 def test_errors_at_rounding_level_are_not_fitted() -> None:
     options: dict[str, Any] = {"nodes": 16, "metric": "degree", "fidelity": 0.0, "integrator": "runge-kutta", "t": 1.0}
     result = run_study("time-order", dt=[0.1, 0.05, 0.002, 0.001], **options)
@@ -126,6 +127,7 @@ def test_errors_at_rounding_level_are_not_fitted() -> None:
     constant.figure()
 
 
+@pytest.mark.slow
 def test_domains_and_signals_of_users() -> None:
     points = Points(np.random.default_rng(1).random((25, 2)), weights=np.linspace(0.5, 1.5, 25))
     common: dict[str, Any] = {"integrator": "euler", "fidelity": 0.5}
@@ -313,6 +315,7 @@ def test_chains_that_do_not_mix() -> None:
 # --- equilibrium -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_diversity_and_rates_of_equilibria() -> None:
     result = run_study("equilibrium", kernel=[Gaussian(0.1), Bump(0.15)], nodes=20, boundary="isolated", channels=2)
     assert [fit for fit in result.fits if fit.passed is False] == []
@@ -446,6 +449,7 @@ def test_wrong_options(kind: str, options: dict[str, Any], message: str) -> None
         run_study(kind, **options)
 
 
+@pytest.mark.slow
 def test_result_files(tmp_path: Path) -> None:
     result = run_study("time-order", nodes=12, integrator="euler", metric="degree", fidelity=[0, 0.25])
     result.save(tmp_path / "deep" / "folder")
@@ -464,6 +468,7 @@ def test_result_files(tmp_path: Path) -> None:
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_report_says_what_is_shared_once() -> None:
     result = run_study("time-order", nodes=12, integrator="euler", metric="degree", fidelity=[0, 0.25])
     lines = result.report().splitlines()

@@ -26,6 +26,7 @@ def test_what_is_no_seed(rng: Any) -> None:
         run_study("monte-carlo", rng=rng, **DRAWS)
 
 
+@pytest.mark.slow
 def test_options_of_the_same_name_are_told_apart() -> None:
     steps = [lambda dt: ExplicitEuler(dt), lambda dt: RungeKutta(dt=dt, adaptive=False)]
     result = run_study("time-order", nodes=16, metric="degree", fidelity=0.5, integrator=steps)
@@ -90,6 +91,7 @@ def test_errors_name_their_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run_study("equilibrium", nodes=12)
 
 
+@pytest.mark.slow
 def test_studies_do_not_share_the_files_of_cases(tmp_path: Path) -> None:
     """Two that begin in one folder at the same time, before either has written what it is."""
     names = []

@@ -78,6 +78,7 @@ def test_a_second_run_reads_and_computes_nothing(complete: Path, monkeypatch: py
     assert again.report() == fresh.report()
 
 
+@pytest.mark.slow
 def test_every_case_has_a_seed_of_its_own(complete: Path) -> None:
     fresh = run_study("time-order", **OPTIONS)
     for number in range(4):
@@ -135,6 +136,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in done} == done
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_what_is_done(tmp_path: Path) -> None:
     calls = []
 
@@ -260,6 +262,7 @@ def test_a_result_names_its_commit() -> None:
     assert len(state["commit"]) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "changed", "binary", "other"])
 @pytest.mark.sampled(2)
 def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
@@ -298,6 +301,7 @@ def craft(folder: Path, kind: str, change: Callable[[list[dict[str, Any]]], Any]
     return fresh.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "column", "wrong"),
     [

@@ -60,6 +60,7 @@ def test_the_error_of_every_column_falls_as_if_it_were_alone() -> None:
         assert 0.85 * level < shown < 1.15 * level
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", ["", "time,volt,pascal,kelvin", "z,volt,pascal,kelvin"])
 def test_a_first_column_that_rises_or_falls_is_kept_whatever_its_name(header: str) -> None:
     for first in (TIME, -TIME, TIME**3):
@@ -89,6 +90,7 @@ def run_on_one_column(*words: str) -> str:
     return fails("denoise", "one.csv", "o1.csv", *words)
 
 
+@pytest.mark.slow
 def test_what_sigma_says() -> None:
     table("in.csv", NOISY)
     plain = report("in.csv", "plain.csv")
@@ -138,6 +140,7 @@ def test_a_table_of_one_column_that_rises_is_denoised_and_says_so() -> None:
     assert "column 1 stays as it is (returned unchanged: there is no noise to remove (sigma=0))" in told
 
 
+@pytest.mark.slow
 def test_files_beside_a_table_fit_it() -> None:
     table("in.csv", NOISY)
     table("clean.csv", CLEAN)
@@ -162,6 +165,7 @@ def test_files_beside_a_table_fit_it() -> None:
     assert (same[:9, 1].all(), same[:9, 0].any()) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_folder_of_tables_goes_on_where_it_ended() -> None:
     Path("in").mkdir()
     for name in ("a", "b"):

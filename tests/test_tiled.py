@@ -248,6 +248,7 @@ def everything(p: nl.Affinity, u: Any, f: Any) -> dict[str, Any]:
 
 
 # Each kernel with one of the methods; with the other it is slow.
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "method"),

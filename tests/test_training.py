@@ -226,6 +226,7 @@ def test_variants_begin_alike(kind: str, data: Path) -> None:
     assert not same(task.model(VARIANTS["softmax"], 5).state_dict(), stock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.kind])
 @pytest.mark.sampled(2)
 def test_other_terms_of_the_literature_are_trained_and_probed(name: str, tmp_path: Path) -> None:
@@ -249,6 +250,7 @@ def test_an_epoch_has_each_item_once(data: Path) -> None:
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
+@pytest.mark.slow
 def test_batches_do_not_depend_on_history(data: Path) -> None:
     for kind in ("cifar10", "text", "scenes"):
         task = make(kind, data, batch=4)
@@ -324,6 +326,7 @@ def test_learning_rate_rises_and_falls(data: Path) -> None:
 # ---- trainings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -353,6 +356,7 @@ def test_resumed_trainings_have_the_same_bits(kind: str, name: str, data: Path, 
     assert other["epochs"][-1]["loss"] != whole["epochs"][-1]["loss"]
 
 
+@pytest.mark.slow
 def test_a_record_tells_each_epoch(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make("cifar10", data, batch=4, epochs=2)
     plain, losses = task.loss, []
@@ -435,6 +439,7 @@ def test_sigterm_keeps_what_there_is(
     assert train_text.main([*call, "--resume"]) == 0
 
 
+@pytest.mark.slow
 def test_a_training_that_diverges_is_said_to(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make("text", data, steps=50)
     plain = task.loss
@@ -469,6 +474,7 @@ def test_trainings_do_not_overwrite_each_other(data: Path, tmp_path: Path) -> No
         train(make("text", data, steps=3), "softmax", 0, tmp_path, resume=True, progress=False)
 
 
+@pytest.mark.slow
 def test_a_training_begins_with_trained_weights(data: Path, tmp_path: Path) -> None:
     """Softmax goes on as a copy of the trained model; with the term the same weights give another first loss."""
     begun = tmp_path / "begun"
@@ -500,6 +506,7 @@ def test_a_training_begins_with_trained_weights(data: Path, tmp_path: Path) -> N
         train(task, "softmax", 1, tmp_path / "other", start=Start(begun / "featscale-seed1"), progress=False)
 
 
+@pytest.mark.slow
 def test_the_command_begins_with_trained_weights(data: Path, tmp_path: Path) -> None:
     """A third of the steps, by default, from the weights of each seed."""
     words = ["--data", str(data), "--size", "tiny", "--variants", "softmax", "--seeds", "0", "--quiet"]
@@ -581,6 +588,7 @@ def test_exported_models_are_the_trained_ones(name: str, data: Path, tmp_path: P
     assert (about["attach"] is None) == (name == "softmax")
 
 
+@pytest.mark.slow
 def test_models_of_characters_are_exported_with_their_tokenizer(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -686,6 +694,7 @@ def test_bad_arguments(arguments: list[str], words: str, tmp_path: Path, capsys:
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CHECKPOINTS.is_dir(), reason="the trained pair is not part of this distribution")
 def test_the_trained_pair() -> None:
     folders = {name: CHECKPOINTS / f"cifar10-{name}" for name in ("softmax", "neutreno")}

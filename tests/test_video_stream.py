@@ -84,6 +84,7 @@ def least(found: stream.Survey, core: int) -> float:
     return stream.bytes_for(found.frame, shape) + stream._COPIES * 4 * math.prod(shape) * len(found.frame.scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["colours", "grey", "counts", "single", "deep"])
 @pytest.mark.parametrize("core", [1, 7])
 @pytest.mark.sampled(2)
@@ -159,6 +160,7 @@ def test_what_is_refused() -> None:
         surveyed(iter(clip), noise=nl.GaussianNoise(3.0))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     film(Path("in.mp4"), scene(100), sound=True)

@@ -103,6 +103,7 @@ def test_the_compiled_step_is_the_readable_one(stage: Stage, channels: int, vary
         np.testing.assert_allclose(fast, plain, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_step_that_follows_motion_is_the_readable_one() -> None:
     clip = noisy(moving())
     lattice = follow(Lattice.of(clip.shape, Grouping((2, 4, 4), 12, (2, 3, 3), (1, 4, 4)), run=4), clip)
@@ -164,6 +165,7 @@ def test_motion_helps() -> None:
 # ---- parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["volume", "map", "clip"])
 @pytest.mark.sampled(1)
 def test_parts_have_the_bits_of_the_whole(kind: str) -> None:

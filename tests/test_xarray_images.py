@@ -113,6 +113,7 @@ def test_distances_come_from_coordinates_when_asked() -> None:
     assert not np.array_equal(volume.nlflow.denoise(1.0, **FAST), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32", "uint8"])
 def test_chunks_have_the_bits_of_the_whole(kind: str) -> None:
     pytest.importorskip("dask.array", reason="Dask is optional")
@@ -201,6 +202,7 @@ def test_what_a_flow_cannot_take() -> None:
         picture().chunk().nlflow.flow(kernel, [0, 1])
 
 
+@pytest.mark.slow
 def test_it_is_loaded_by_name_alone() -> None:
     code = "import sys, nlflow, xarray; print(hasattr(xarray.DataArray, 'nlflow'))\n"
     code += "import nlflow.xarray; print(hasattr(xarray.DataArray, 'nlflow'))"
