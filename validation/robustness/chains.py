@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import sys
 import time
 import warnings
@@ -32,6 +33,7 @@ from nlflow.io.atomic import make_folder
 from nlflow.io.records import markdown
 
 DIGITS, EXACT = 60, 1e-10
+_TRIES = 8  # of other matrices with the same eigenvalues
 KINDS = ("symmetric", "reversible", "any", "transient", "classes")
 QUANTITIES = (
     "stationary law", "hitting times", "passage times, all pairs", "passage time, sets", "committor",
@@ -162,7 +164,13 @@ class Exact:
     @cached_property
     def eigenvalues(self) -> Numbers:
         """All of them."""
-        return list(mp.eig(mp.matrix(self.p), left=False, right=False))
+        matrix, rng = mp.matrix(self.p), np.random.default_rng(0)
+        for _ in range(_TRIES):
+            with contextlib.suppress(RuntimeError):  # iterations may turn in a circle, as of permutations
+                return list(mp.eig(matrix, left=False, right=False))
+            turned = mp.eye(self.n) + mp.matrix(np.tril(rng.integers(-2, 3, (self.n, self.n)), -1).tolist())
+            matrix = turned * matrix * mp.inverse(turned)
+        raise RuntimeError("mpmath found no eigenvalues")
 
     @cached_property
     def gap(self) -> Any:
