@@ -620,6 +620,13 @@ def test_a_layer_that_overshoots_is_refused() -> None:
     with pytest.raises(nl.StabilityError, match="makes the NeuTRENO step unstable"):
         nl.solve(Mirrored(DENSE, F, 0.5), F, t=10.0, integrator=nl.NeutrenoStep())
 
+    class Overshooting(nl.GradientFlow):
+        def average(self, u: Any) -> Any:
+            return -2.0 * super().average(u)
+
+    with pytest.raises(nl.StabilityError, match="flow: the longest stable step"):
+        nl.solve(Overshooting(nl.J(DENSE), "degree"), F, t=10.0, integrator=nl.AttentionStep())
+
 
 @pytest.mark.numerical
 def test_energies_that_no_float_holds_do_not_rise() -> None:

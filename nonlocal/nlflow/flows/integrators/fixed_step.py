@@ -197,9 +197,14 @@ class AttentionStep(Integrator):
     unit_steps = True
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: averages never leave the range of the signal."""
+        """Return infinity: averages never leave the range of the signal. An average of one's own has Euler's limit."""
+        linear = as_linear(flow)
+        return math.inf if linear.plainly_linear else euler_limit(linear)
+
+    def unstable(self, flow: Flow, limit: float) -> str:
+        """Return what the average of one's own lacks."""
         del flow
-        return math.inf
+        return f"flow: the longest stable step of its own average is {limit:.6g} < 1; use ExplicitEuler, which has a dt"
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
         """Return Pu - u."""
