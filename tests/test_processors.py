@@ -64,11 +64,9 @@ def test_signals_of_the_figures() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting", [pytest.param(s, id=s.name, marks=[pytest.mark.slow] * (s is not SHORT[0])) for s in SHORT]
-)
+@pytest.mark.parametrize("setting", [pytest.param(s, id=s.name) for s in SHORT])
 def test_the_most_sensitive_tests_pass_under_other_processors(setting: Setting, tmp_path: Path) -> None:
-    """The short form of `make portable`; without vectors in `make test`, whose arithmetic is the farthest from any."""
+    """The short form of `make portable`."""
     if lack := lacking(setting):
         pytest.skip(f"this machine has no {', '.join(lack)}")
     status = portable.main(["--short", "--only", setting.name, "--out", str(tmp_path)])
