@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import nlflow as nl
 from nlflow.flows.integrators.base import StepFailureError
 from nlflow.functionals.accuracy import Rows
-from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functionals.krylov import Solved, error_allowed, verdict
 from validation.robustness import systems
 
@@ -193,6 +194,33 @@ def test_the_bound_bounds(phi: Any) -> None:
         told = rows.judged(Solved(x, 0.0, 1), run, values * F, 0.0, 0.0).error
         error = np.abs(x - exact).max() / np.abs(x).max()
         assert error <= told <= 1e4 * error + 1e-12
+
+
+def test_the_bound_bounds_what_is_weighted() -> None:
+    """The error of w x relative to the largest w x, where the largest weight is far above the least."""
+    rng, weight = np.random.default_rng(7), np.geomspace(1.0, 1e-4, N)
+    matrix = np.eye(N) - LINE.average(np.eye(N)) + 0.5 * np.eye(N)
+    rows = replace(Rows.of(lambda v: matrix @ v, NodeFidelity(np.full(N, 0.5)), F, (0,)), weight=weight)
+    exact = np.linalg.solve(matrix, F)
+    x = exact + 1e-3 * rng.normal(size=N)
+    told = rows.judged(Solved(x, 0.0, 1), None, F, 0.0, 0.0).error
+    assert told >= np.abs(weight * (x - exact)).max() / np.abs(weight * x).max()
+
+
+def test_the_bound_bounds_where_channels_are_mixed() -> None:
+    """A constant error is pulled back by the fidelity alone, so that the bound is sharp."""
+    phi, f = np.tile(0.5 * np.eye(2), (N, 1, 1)), np.random.default_rng(8).normal(size=(N, 2))
+    averages = LINE.average(np.eye(N))
+    rows = Rows.of(lambda v: 1.5 * v - averages @ v, MatrixFidelity(phi), f, (0,))
+    exact = np.linalg.solve(1.5 * np.eye(N) - averages, f)
+    x = exact + 1e-3
+    told = rows.judged(Solved(x, 0.0, 1), None, f, 0.0, math.inf).error
+    assert told >= 0.999 * np.linalg.norm(x - exact, axis=1).max() / np.linalg.norm(x, axis=1).max()
+
+
+def test_nothing_is_solved_by_nothing() -> None:
+    rows = Rows.of(lambda v: v - LINE.average(v), None, F, (0,))
+    assert rows.judged(Solved(0 * F, 0.0, 1), None, 0 * F, 0.0, 0.0).error == 0
 
 
 def test_the_verdict_looks_at_residual_and_error() -> None:

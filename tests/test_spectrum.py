@@ -257,3 +257,31 @@ def test_an_own_operator_between_many_nodes_that_moves_nothing_has_no_limit() ->
     still = Still(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(500))))
     assert euler_limit(still) == math.inf
     assert largest_eigenvalue(still) == 0
+
+
+def test_an_eigenvalue_near_0_is_found_beside_large_ones() -> None:
+    """Its residual is held against the size of the products, which is not its own."""
+    values = np.append(1e-11, np.linspace(0.5, 1.0, 60))
+    found = spectrum.extreme(lambda v: values * v, 61, "SA", symmetric=True, tol=1e-6)
+    assert found[0] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_slow_rate_is_looked_for_again_with_more_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sparse.diags_array([np.ones(1199), np.ones(1199)], offsets=[-1, 1]).tocsr()
+    flow = nl.GradientFlow(nl.J(nl.affinity_from_graph(path)), "degree")
+    exact, asked = 1 - math.cos(math.pi / 1199), []
+    extreme = spectrum.extreme
+
+    def failing(*given: Any, **options: Any) -> Any:
+        asked.append(options["tol"])
+        if options["tol"] > least:
+            raise nl.NumericalError("affinity: none")
+        return extreme(*given, **options)
+
+    monkeypatch.setattr(spectrum, "extreme", failing)
+    least = 1e-10
+    assert relaxation_rate(flow) == pytest.approx(exact, rel=1e-4)
+    assert asked == [1e-8, 1e-14]
+    least = 0.0
+    with pytest.raises(nl.NumericalError, match="slowest rate"):
+        relaxation_rate(flow)
