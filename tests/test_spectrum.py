@@ -285,3 +285,24 @@ def test_a_slow_rate_is_looked_for_again_with_more_digits(monkeypatch: pytest.Mo
     least = 0.0
     with pytest.raises(nl.NumericalError, match="slowest rate"):
         relaxation_rate(flow)
+
+
+def test_the_rate_of_many_nodes_that_turn() -> None:
+    """Beyond the nodes whose eigenvalues are all computed: groups that walk round, and jumps to anywhere."""
+    groups, each, share = 5, 210, 0.8
+    n = groups * each
+    walk = np.kron(np.roll(np.eye(groups), 1, axis=1), np.full((each, each), 1 / each))
+    flow = nl.AttentionFlow(nl.from_matrix(share * walk + (1 - share) / n, nl.Points(np.arange(float(n)), np.ones(n))))
+    assert relaxation_rate(flow) == pytest.approx(1 - share * math.cos(2 * math.pi / groups), rel=1e-7)
+
+
+def test_a_small_eigenvalue_that_turns_sets_the_limit() -> None:
+    matrix = np.diag(np.linspace(1.0, 1.5, 30))
+    matrix[:2, :2] = [[0.01, 0.5], [-0.5, 0.01]]
+
+    class Own(nl.GradientFlow):
+        def linear(self, u: Any) -> Any:
+            return matrix @ u
+
+    flow = Own(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(30.0)))), "degree")
+    assert euler_limit(flow) == pytest.approx(0.02 / (0.01**2 + 0.5**2), rel=1e-9)
