@@ -360,7 +360,8 @@ class SteadyState(Tracker):
                 and _largest(flow.velocity(u)) * (end - t) <= _STILL * _largest(u)
             )
         ):
-            self._speed /= self.rtol  # the same threshold, which a resumed run takes up
+            # The threshold, which a resumed run takes up, is this speed; raised, since a product may be rounded down.
+            self._speed *= (1 + 1e-9) / self.rtol
 
     @property
     def _threshold(self) -> float:

@@ -26,6 +26,7 @@ _KEPT: Final = 0.9  # of the squares, the smaller ones, so that outliers do not 
 _MEAN_OF_KEPT: Final = 0.62302  # of a chi-squared variable with one degree of freedom, of its lower 0.9
 _FIFTH: Final = 0.0642  # the quantile 0.2 of that variable
 _MOST_ENERGY: Final = 30.0  # of a coefficient, in units of its variance
+_SAME: Final = 1e-9  # relative difference of sums of energies: rounding
 _INDEPENDENT: Final = 0.75  # of the coefficients of correlated noise
 # Coefficients are compared in four classes, by the parity of their frequencies.
 _CLASSES: Final = (2 * (np.arange(64) // 8 % 2) + np.arange(64) % 2).astype(int)
@@ -166,8 +167,9 @@ def _measured(squares: Array, variances: Array, used: NDArray[np.bool_], share: 
     for k in range(4):
         own = k == _CLASSES
         others = total - energies[:, own].sum(axis=1)
-        chosen = np.argpartition(others, min(count, len(others) - 1))[:count]
-        lower = max(int(_KEPT * count), 1)
+        # With all that are as large but for rounding, as those at their largest value are: none is preferred.
+        chosen = np.flatnonzero(others <= (1 + _SAME) * np.partition(others, count - 1)[count - 1])
+        lower = max(int(_KEPT * len(chosen)), 1)
         squared = np.partition(squares[np.ix_(chosen, np.flatnonzero(own))], lower - 1, axis=0)[:lower]
         result[own] = squared.mean(axis=0) / _MEAN_OF_KEPT
     return result
