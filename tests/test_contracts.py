@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import types
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -673,6 +674,17 @@ def test_a_source_that_is_no_number_is_named_at_once(integrator: Any) -> None:
     assert found.status is nl.Status.STEP_FAILED
     assert found.message.startswith("source: NaN or infinite at t=0.")
     assert found.stats["rejected"] < 5
+
+
+def test_a_speed_at_rest_is_within_its_own_threshold() -> None:
+    """Whatever the product of the tolerance and of what was divided by it is rounded to."""
+    for speed in np.random.default_rng(0).uniform(1e-16, 1e-15, 300):
+        at_rest: Any = types.SimpleNamespace(
+            speed=lambda u, speed=speed: float(speed), tension=lambda u: 1.0, velocity=lambda u: 0 * u
+        )
+        tracker = nl.SteadyState()
+        tracker.start(at_rest, F, 0.0, 1.0)
+        assert tracker.look(at_rest, F, 0.0)
 
 
 @pytest.mark.numerical

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import gaussian_filter
 
 from nlflow import NlflowWarning, denoise, estimate_noise
-from nlflow.denoising.noise import GaussianNoise
+from nlflow.denoising.noise import GaussianNoise, blocks
 from nlflow.denoising.noise.estimation import channel_levels
 from tests.pictures import Floats
 
@@ -141,3 +141,13 @@ def test_a_star_is_no_reason_to_say_that_nothing_was_removed() -> None:
     sky = np.full((100, 100), 100.0)
     sky[50:53, 50:53] = 8e4
     assert np.std((denoise(sky + 10 * white(sky.shape)) - sky)[:40]) < 3
+
+
+def test_no_block_is_preferred_for_its_place() -> None:
+    """Energies have a largest value: of blocks that reach it none is quieter than the others."""
+    rng = np.random.default_rng(3)
+    squares = rng.uniform(1, 2, (400, 64)) * rng.choice([1.0, 1e3, 1e5], 400)[:, None]
+    variances, used = np.full(64, 1e-4), np.ones(64, bool)
+    expected = blocks._measured(squares, variances, used, 0.1)
+    shuffled = blocks._measured(squares[rng.permutation(400)], variances, used, 0.1)
+    np.testing.assert_allclose(shuffled, expected, rtol=1e-12)
