@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import gaussian_filter
+from skimage import data
 
 from nlflow import NlflowWarning, denoise, estimate_noise
 from nlflow.denoising.noise import GaussianNoise, blocks
@@ -151,3 +152,12 @@ def test_no_block_is_preferred_for_its_place() -> None:
     expected = blocks._measured(squares, variances, used, 0.1)
     shuffled = blocks._measured(squares[rng.permutation(400)], variances, used, 0.1)
     np.testing.assert_allclose(shuffled, expected, rtol=1e-12)
+
+
+def test_counts_are_skewed_and_noise_all_the_same() -> None:
+    """Some ten counts in the quietest parts have a skewness of 1/3."""
+    clean = data.camera()[100:356, 150:406].astype(np.float64)
+    found = estimate_noise(4.0 * np.random.default_rng(1).poisson(clean / 4))
+    assert found.confidence == "high"
+    assert found.model.relative(np.array([40.0, 200.0])) @ [-1, 1] > 0.3
+    assert found.model.strength(clean[..., None]) == pytest.approx(np.sqrt(4 * clean.mean()), rel=0.15)

@@ -69,7 +69,7 @@ def borne_out(
         return found
     clipped = _clipped(samples, missing)
     quiet, moments = _quiet_parts(_luminance(samples), missing, clipped)
-    gaussian = abs(moments[0]) < _SKEWED and _BELL[0] < moments[1] < _BELL[1]
+    gaussian = abs(moments[0]) < _SKEWED + _shot_skewness(model, quiet) and _BELL[0] < moments[1] < _BELL[1]
     if strength <= DISAGREE * level:
         return found if gaussian else replace(found, confidence="low", reasons=(_UNLIKE, *found.reasons))
     clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
@@ -78,6 +78,19 @@ def borne_out(
     if gaussian and DISAGREE * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
         return found
     return smaller(found, strength, white, level)
+
+
+def _shot_skewness(model: GaussianNoise, quiet: float) -> float:
+    """Return the skewness of counts in parts of a standard deviation: the gain over it; 0 where counts are too few.
+
+    Of some six counts and more, which are nearly Gaussian.
+    """
+    if model.intensities is None or not quiet > 0:
+        return 0.0
+    places = np.asarray(model.intensities[[0, -1]], np.float64)
+    variances = np.square(model.relative(places) * root_mean_square(np.atleast_1d(model.sigma)))
+    skewness = float((variances[1] - variances[0]) / (places[1] - places[0])) / quiet
+    return skewness if 0 < skewness < _SKEWED else 0.0
 
 
 def smaller(found: NoiseEstimate, strength: float, white: GaussianNoise, level: float) -> NoiseEstimate:
