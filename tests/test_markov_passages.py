@@ -9,10 +9,20 @@ import scipy.linalg
 import scipy.sparse
 import scipy.spatial
 
-from nlflow import Gaussian, InputError, MarkovChain, NumericalError, Points, affinity, affinity_from_graph, from_matrix
+from nlflow import (
+    Gaussian,
+    InputError,
+    MarkovChain,
+    MemoryLimitError,
+    NumericalError,
+    Points,
+    affinity,
+    affinity_from_graph,
+    from_matrix,
+)
 from nlflow import neighbour_graph as neighbours
 from nlflow.flows import spectrum
-from nlflow.markov import absorbing, equilibrated, operator, passages, spectral
+from nlflow.markov import absorbing, balance, equilibrated, operator, passages, spectral
 
 
 def chain_of(k, **options):
@@ -407,3 +417,18 @@ def test_eigenvalues_have_the_residuals_that_they_are_asked_for():
         spectrum.extreme(lambda v: matrix @ v + 5 * np.roll(v, 1), 30, "LA", symmetric=True)
     with pytest.raises(NumericalError, match="not found by iteration"):
         spectrum.extreme(lambda v: matrix @ v, 30, "LA", symmetric=True, maxiter=1, ncv=3)
+
+
+def test_each_class_has_its_share_of_a_balanced_law():
+    k = scipy.linalg.block_diag(blocks(4, 2, seed=3), blocks(6, 2, seed=4))
+    found = balance.balance(scipy.sparse.csr_array(k / k.sum(axis=1, keepdims=True)))
+    law = np.exp(found.logs)
+    assert found.misfit < 1e-12
+    assert [law[:4].sum(), law[4:].sum()] == pytest.approx([0.4, 0.6], rel=1e-13)
+    np.testing.assert_allclose(law[4:] * k[4:].sum(), 0.6 * k[4:].sum(axis=1), rtol=1e-12)
+
+
+def test_passages_between_all_states_are_refused_before_they_are_allocated():
+    chain = chain_of(blocks(100, 2), memory_limit=2e5)
+    with pytest.raises(MemoryLimitError, match="passage times of 100 states"):
+        chain.mean_first_passage_times()
