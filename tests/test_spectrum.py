@@ -306,3 +306,15 @@ def test_a_small_eigenvalue_that_turns_sets_the_limit() -> None:
 
     flow = Own(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(30.0)))), "degree")
     assert euler_limit(flow) == pytest.approx(0.02 / (0.01**2 + 0.5**2), rel=1e-9)
+
+
+@pytest.mark.parametrize(("beside", "told"), [(0.0, True), (1e-4, False)])
+def test_limits_are_told_where_what_is_beside_the_operator_is_constant(beside: float, told: bool) -> None:
+    class Own(nl.GradientFlow):
+        def linear(self, u: Any) -> Any:
+            return 1.5 * super().linear(u)
+
+        def velocity(self, u: Any) -> Any:
+            return 0.3 - self.linear(u) + beside * u**2
+
+    assert spectrum.is_told(Own(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(30.0)))), "degree")) == told
