@@ -63,6 +63,11 @@ class Expression:
                 raise InputError(f"kernel: its formula has more than {most} {what}; write it shorter")
             object.__setattr__(self, name, count)
 
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What expressions that are written alike, part for part, have in common."""
+        return (self.operation, self.value, *(term.key for term in self.terms))
+
     def __array_namespace__(self, api_version: str | None = None) -> Any:
         """Return the functions that formulas may use."""
         return FUNCTIONS

@@ -97,7 +97,7 @@ class Formula(RadialKernel):
         else:
             raise InputError(f"k: got {type(self.k).__name__}, expected text or a function of r")
         found = found * 1  # a condition becomes a number
-        known = _known(_nodes(found))
+        known = _known(found.key)
         if not known:
             self._set("_written", found)
             self._set("_log", logarithm(simplified(found)))
@@ -211,22 +211,6 @@ def _numbers(a: Expression) -> set[Number]:
 
 
 @lru_cache(_REMEMBERED)
-def _known(nodes: tuple[Any, ...]) -> list[Expression]:
+def _known(key: tuple[Any, ...]) -> list[Expression]:
     """Return what is kept of a formula: as it is written, and log k; nothing until these have been compared."""
     return []
-
-
-def _nodes(a: Expression) -> tuple[Any, ...]:
-    """Return an expression as numbered nodes: the same for those that are written alike, part for part."""
-    places: dict[Expression, int] = {}
-    nodes: list[tuple[Any, ...]] = []
-
-    def place(a: Expression) -> int:
-        if a not in places:
-            node = (a.operation, a.value, *map(place, a.terms))
-            places[a] = len(nodes)
-            nodes.append(node)
-        return places[a]
-
-    place(a)
-    return tuple(nodes)

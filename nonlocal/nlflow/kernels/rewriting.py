@@ -140,12 +140,7 @@ def _parts(a: Expression, times: Fraction) -> list[tuple[Any, Fraction]]:
     if a.is_number and isinstance(a.value, Fraction):
         return [(None, times * a.value)]
     factor, rest = _scaled(a)
-    return [(_key(a), times)] if rest is a else _parts(rest, times * factor)
-
-
-def _key(a: Expression) -> tuple[Any, ...]:
-    """Return what expressions that are written alike have in common."""
-    return (a.operation, a.value, *map(_key, a.terms))
+    return [(a.key, times)] if rest is a else _parts(rest, times * factor)
 
 
 def multiply(a: Expression, b: Expression) -> Expression:
