@@ -90,6 +90,7 @@ $(MADE):
 	@echo '== setting up $(VENV) (once)'
 	@clear=; if [ -f $@ ] || ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then clear=--clear; fi; \
 	'$(PYTHON)' -m venv $$clear $(VENV)
+	@$(PIP) 'pip>=25'  # older ones take half a minute more to resolve
 	@printf '%s\n' '$(CURDIR)' > $@
 
 $(CORE): $(INPUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import random
@@ -35,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("sampled") and item not in drawn:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage from what was imported and collected: it looks through all of it many times."""
+    gc.collect()
+    gc.freeze()
 
 
 def _drawn(items: list[pytest.Item]) -> set[pytest.Item]:

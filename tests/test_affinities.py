@@ -56,6 +56,7 @@ TURNS = list(itertools.product(KERNELS, DTYPES))
 
 # How images are met depends on the grid, the boundary and the method together, so that these three meet as triples;
 # kernels and dtypes take turns, so that all pairs occur.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grid", "boundary", "method", "kernel", "dtype"),
     [(*way, *TURNS[i % len(TURNS)]) for i, way in enumerate(itertools.product(GRIDS, BOUNDARIES, METHODS))],
@@ -190,6 +191,7 @@ def test_choice_of_method(boundary: Any) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["stencil", "convolution"])
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_rows_longer_than_one_tile(boundary: Any, method: str) -> None:
@@ -330,6 +332,7 @@ def test_degree_agrees_with_its_logarithm() -> None:
     assert "20 nodes" in repr(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [128, 129, 1000, 1024])
 def test_single_precision_averages_of_many_nodes_keep_their_digits(nodes):
     _, keys, values, _ = np.random.default_rng(3).standard_normal((4, nodes, 64)).astype(np.float32)

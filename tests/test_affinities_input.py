@@ -318,6 +318,7 @@ def test_the_limit_holds_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> No
     assert from_matrix(np.triu(np.ones((6, 6))), POINTS, memory_limit=limit).symmetrized().symmetric
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["features", "matrix", "stencil", "recomputed"])
 def test_building_takes_no_more_than_was_asked_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that are held against the limit are those that building takes, not only those that are kept."""

@@ -94,6 +94,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rtol", [1e-1, 1e-3, 1e-6, 1e-9])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sampled(8)
@@ -344,6 +345,7 @@ def test_seeds() -> None:
     assert bits[0] != bits[2] == bits[3]
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_rank_and_not_with_pairs() -> None:
     n = 12_000
     x, domain = normal(3, n=n), Points(np.arange(float(n)))

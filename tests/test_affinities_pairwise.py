@@ -87,6 +87,7 @@ def nodes(n: int, d: int, dtype: str = "float64", seed: int = 0) -> tuple[Floats
 
 
 # A loop is compiled for each dimension up to a few and for two widths of channels; all of them meet each kernel.
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "name", "dtype"), pairs([1, 2, 3, 4, 5, 8, 16, 17, 40], list(KERNELS), list(ROUNDING)))
 @pytest.mark.sampled(11)
 def test_averages_and_degrees(d: int, name: str, dtype: str) -> None:
@@ -103,6 +104,7 @@ def test_averages_and_degrees(d: int, name: str, dtype: str) -> None:
         np.testing.assert_allclose(p.log_degree, log_degree, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "name", "dtype"),
     pairs(
@@ -122,6 +124,7 @@ def test_sizes_at_the_edges_of_tiles_and_blocks(size: tuple[int, int], name: str
     np.testing.assert_allclose(p.average(u), average, rtol=0, atol=4 * ROUNDING[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.003, 0.05, 1.0, 1e6])
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "top hat"])
 @pytest.mark.sampled(3)
@@ -300,6 +303,7 @@ def test_constants_stay_and_ranges_shrink() -> None:
         assert p.average(u).max() <= u.max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1e-200, 1e-30, 1e-6, 1e6, 1e30, 1e200])
 def test_units_do_not_matter(unit: float) -> None:
     x, _, _ = nodes(500, 2)
@@ -436,6 +440,7 @@ def test_an_evolving_kernel_is_built_by_the_same_method() -> None:
 # ---- approximations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "m", "rtol"),
     pairs(
@@ -512,6 +517,7 @@ def test_edges_of_scattered_nodes() -> None:
     assert p.edges().nnz < 200**2 / 2
 
 
+@pytest.mark.slow
 def test_what_is_chosen() -> None:
     rng = np.random.default_rng(11)
     few, many = Points(rng.uniform(size=(2048, 2))), Points(rng.uniform(size=(20_000, 2)))

@@ -83,6 +83,7 @@ def test_patch_kernel(image: str, boundary: Any, storage: str, name: str, dtype:
     check_affinity(result, matrix, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("patch_size", "boundary", "tokens"), pairs([1, 3, 5, 7, 9, 11], BOUNDARIES, ["pixel", "patch"])
 )

@@ -78,6 +78,7 @@ def length(x: Any) -> Any:
     return x.double().flatten(1).norm(dim=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_between_and_share_are_of_what_is_added(case: str) -> None:
     make, layers, entry = CASES[case]
@@ -97,6 +98,7 @@ def test_between_and_share_are_of_what_is_added(case: str) -> None:
         assert several.states[number + 1].values["share"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["dinov2", "olmo2", "albert"])
 def test_blocks_move_by_what_is_added(case: str) -> None:
     """The share of a block that one step explains, from the states alone; one row for each call of a block."""

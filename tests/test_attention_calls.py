@@ -71,6 +71,7 @@ def test_the_future_is_not_seen(name: str, base: str, affinity: str) -> None:
     assert (one[:, 5:] - two[:, 5:]).abs().max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "affinity", "base", "cache"),
     pairs(
@@ -166,6 +167,7 @@ def test_one_model_in_several_threads() -> None:
     assert all(torch.equal(result, expected[index]) for index in range(4) for result in results[index])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"learned": True, **EVERYTHING}], ids=["plain", "everything"])
 @pytest.mark.parametrize("name", ["bert", "vit", "gpt2"])
 def test_checkpointing_gives_the_same_derivatives(name: str, options: dict[str, Any]) -> None:

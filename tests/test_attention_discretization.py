@@ -72,6 +72,7 @@ def runge_kutta(one: Head, symmetric: bool, steps: int) -> Array:
     return u[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("symmetric", [False, True], ids=["queries", "keys"])
 def test_evolving_flow(symmetric: bool, causal: bool) -> None:

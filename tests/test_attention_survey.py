@@ -87,6 +87,7 @@ def jackknife(states: Any) -> tuple[float, float]:
     return over(list(range(count))), float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum()))
 
 
+@pytest.mark.slow
 def test_loaders_and_tables(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.utils.data.TensorDataset(torch.arange(60).view(10, 6) % 37 + 1)
     loader = torch.utils.data.DataLoader(data, batch_size=4)

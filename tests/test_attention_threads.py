@@ -41,6 +41,7 @@ def numbers(trace: Any) -> list[Any]:
     return [value for row in rows for value in row.values() if isinstance(value, float)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_a_probe_is_of_its_own_thread(name: str) -> None:
     """While a probe is in the second layer, another thread runs the model, or probes it, on other tokens."""

@@ -49,6 +49,7 @@ def one(array: Any, index: tuple[int, ...]) -> Any:
     return np.broadcast_to(array, (*LEADING, *array.shape[-2:]))[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "shape", "kernel"),
     pairs(list(MASKS), list(SHAPES), [nl.ExpDotProduct(amplitude=3.0), nl.Laplace(1.0)]),
@@ -147,6 +148,7 @@ def test_kernels_of_a_batch_evolve_item_by_item() -> None:
     np.testing.assert_array_equal(scalar.log_degree, nl.affinity(nl.Gaussian(1.0), BATCH, x[..., :1]).log_degree)
 
 
+@pytest.mark.slow
 def test_the_measured_error_is_the_largest_of_the_items() -> None:
     rng = np.random.default_rng(3)
     points = nl.Points(np.zeros(300), weights=rng.uniform(0.5, 2, 300))

@@ -43,6 +43,7 @@ def _loops(real: Any) -> dict[str, tuple[Any, ...]]:
 loop = loader(_loops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.sampled(1)
 def test_a_loop_calls_what_was_compiled_for_its_types(dtype: str) -> None:

@@ -195,6 +195,7 @@ def rounding_of_means(p: Problem, t: float, dtype: Any = float) -> float:
     return moved / (2 * (len(law) + 16) * float(np.finfo(dtype).eps) * float(np.abs(start).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("t", [1.0, 1e3, 1e6])
 @pytest.mark.sampled(2)
@@ -206,6 +207,7 @@ def test_what_is_conserved_is_kept_to_rounding_for_any_time(t: float, metric: st
     assert rounding_of_means(single, t, np.float32) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.sampled(1)
 def test_long_times_reach_the_limit(metric: str) -> None:

@@ -117,6 +117,7 @@ def test_the_help_is_short_and_names_the_whole(command: str) -> None:
     assert options < set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", whole, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_version_and_help() -> None:
     assert run("--version").stdout.startswith("nlflow ")
     story = run("--help").stdout

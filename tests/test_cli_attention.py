@@ -189,6 +189,7 @@ def test_sweep(folder: Path) -> None:
     assert len(WORDS) / 2 < report["stock"] < 2 * len(WORDS)
 
 
+@pytest.mark.slow
 def test_sweeps_that_cannot_be_run(folder: Path) -> None:
     bert = folder / "bert"
     Path("empty").mkdir()
@@ -208,6 +209,7 @@ def test_sweeps_that_cannot_be_run(folder: Path) -> None:
     assert "which has no tokenizer" in fails(folder / "vit", *few)
 
 
+@pytest.mark.slow
 def test_long_texts_are_cut(folder: Path) -> None:
     result = run(folder / "bert", "--text", TEXT * 3, "--json")
     assert "got 29 tokens, more than the 12 positions of the model; the first 12 are used" in result.stderr
@@ -296,6 +298,7 @@ def test_names_that_look_like_folders_are_not_asked_for(folder: Path, monkeypatc
         assert "got no such folder, expected one with config.json" in fails(name, "--text", TEXT)
 
 
+@pytest.mark.slow
 def test_inputs_that_cannot_be_used(folder: Path) -> None:
     bert = folder / "bert"
     values: dict[str, Any] = {
@@ -326,6 +329,7 @@ def test_inputs_that_cannot_be_used(folder: Path) -> None:
     assert "image: got uint16 of shape (4, 4), expected uint8" in fails(folder / "vit", "--image", "deep.png")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_not_there(folder: Path, tmp_path: Path) -> None:
     """The library makes one up, to which every text is unknown words (BERT) or nothing (GPT-2)."""
     config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=9, n_positions=12)
@@ -340,6 +344,7 @@ def test_a_tokenizer_that_is_not_there(folder: Path, tmp_path: Path) -> None:
     assert "knows no word, expected words of its vocabulary" in fails(folder / "bert", "--text", "other words")
 
 
+@pytest.mark.slow
 def test_without_torch(folder: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; from nlflow.commands.main import main; main()"
     command = [sys.executable, "-c", code, "attention", str(folder / "bert"), "--text", "x"]
@@ -389,6 +394,7 @@ def test_loading_refuses_in_words() -> None:
         load_model("weights.pt")
 
 
+@pytest.mark.slow
 def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 

@@ -204,6 +204,7 @@ def test_a_photograph_on_its_side(folder: Path, denoiser: Denoiser, monkeypatch:
     assert Path("fig.png").read_bytes() == b"drawn"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.npy", "a.tif", "a.csv"])
 def test_missing_numbers(folder: Path, denoiser: Denoiser, name: str) -> None:
     values = RNG.standard_normal((12, 2)).astype(np.float32)
@@ -228,6 +229,7 @@ def test_a_whole_file_has_nothing_missing(folder: Path, denoiser: Denoiser) -> N
     assert json.loads(run("denoise", "in.png", "out.png", "--mask", "nan", "--json").stdout)["missing"] == 0
 
 
+@pytest.mark.slow
 def test_json(folder: Path, denoiser: Denoiser) -> None:
     Image.fromarray(IMAGE // 2).save("clean.png")
     denoiser.warning = "the window was shrunk"
@@ -251,6 +253,7 @@ def test_json(folder: Path, denoiser: Denoiser) -> None:
     assert "nonlocal: warning: the window was shrunk" in result.stderr
 
 
+@pytest.mark.slow
 def test_comparison_and_reference(folder: Path, denoiser: Denoiser) -> None:
     result = run("denoise", "in.png", "out.png", "--compare", "fig.PNG", "--reference", "in.png")
     with Image.open("fig.PNG") as figure:
@@ -328,6 +331,7 @@ def test_a_log_gets_a_line_every_half_minute(clock: Clock, capsys: pytest.Captur
     assert capsys.readouterr().err == "nonlocal: b.png: 99 % done\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "faster"),
     [

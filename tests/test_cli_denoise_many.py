@@ -42,6 +42,7 @@ def test_a_folder(folder: Path, denoiser: Denoiser) -> None:
     assert run("denoise", "in", "again", "--quiet").output == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

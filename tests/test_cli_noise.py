@@ -42,6 +42,7 @@ def rows(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), value.strip()) for name, value in pairs]
 
 
+@pytest.mark.slow
 def test_the_verdict_in_words(folder: Path) -> None:
     result = run("noise", "in.png")
     found = estimate_noise(noisy())
@@ -118,6 +119,7 @@ def test_samples_that_are_missing_do_not_count(folder: Path) -> None:
     assert dict(rows(run("noise", "colours.npy", "--mask", "nan").stdout))["missing"] == "108 sample(s)"
 
 
+@pytest.mark.slow
 def test_bad_input_leaves_nothing_behind(folder: Path) -> None:
     (folder / "broken.png").write_bytes(b"no picture")
     np.save("cube.npy", np.zeros((4, 5, 6, 7)))
@@ -224,6 +226,7 @@ def test_wrong_usage(folder: Path, denoiser: Denoiser, options: list[str], messa
     assert listing() == before
 
 
+@pytest.mark.slow
 def test_models_that_do_not_fit_leave_nothing_behind(folder: Path) -> None:
     GaussianNoise([3.0, 4.0, 5.0]).save("three.json")
     (folder / "cut.json").write_text((folder / "three.json").read_text()[:-9])
@@ -241,6 +244,7 @@ def test_models_that_do_not_fit_leave_nothing_behind(folder: Path) -> None:
         assert message in fails("denoise", "in.png", "out.png", "--noise", name)
 
 
+@pytest.mark.slow
 def test_zarr_says_that_noise_is_white(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dask")
     calls = []
@@ -258,6 +262,7 @@ def test_zarr_says_that_noise_is_white(folder: Path, monkeypatch: pytest.MonkeyP
     assert calls[-1] == (3.0, "auto", 2.0)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_flat_part(folder: Path, denoiser: Denoiser) -> None:
     result = run("noise", "colour.png", "--flat", "20:84,10:90", "--save", "model.json")
     told = dict(rows(result.stdout))

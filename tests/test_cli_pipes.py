@@ -56,6 +56,7 @@ def test_a_log_says_stdin(folder: Path, denoiser: Denoiser, monkeypatch: pytest.
     assert piped(content_of("PNG"), "denoise", "-", "-")[1].startswith("nonlocal: note: stdin: 16 x 12 samples with")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "suffix"), [("PNG", ".png"), ("TIFF", ".tif"), ("BMP", ".bmp"), ("GIF", ".png")])
 def test_from_pipe_to_pipe(folder: Path, denoiser: Denoiser, form: str, suffix: str) -> None:
     stdout, stderr = piped(content_of(form), "denoise", "-", "-")

@@ -159,6 +159,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Cal
     os.close(outer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(24, 80), (0, 0)])
 def test_bars_on_any_terminal(screen: Callable[[int, int], Callable[[], str]], size: tuple[int, int]) -> None:
     """A terminal that nobody has told its size has no rows and no columns; a bar is drawn nevertheless."""

@@ -179,6 +179,7 @@ def test_the_figure_gets_the_whole_stack_as_the_file_says_it(
     assert (drawn["title"], drawn["kept"]) == ("stack.tif", None)
 
 
+@pytest.mark.slow
 def test_the_figure_of_times_of_a_scan(folder: Path, denoiser: Denoiser) -> None:
     nibabel = pytest.importorskip("nibabel")
     data = RNG.integers(0, 200, (7, 6, 5, 3)).astype(np.int16)
@@ -210,6 +211,7 @@ def test_many_stacks_and_going_on(folder: Path, denoiser: Denoiser) -> None:
     assert [call[0].shape for call in denoiser.calls[2:]] == [(5, 9, 8)] * 2
 
 
+@pytest.mark.slow
 def test_zarr_stores_count_as_files(folder: Path, denoiser: Denoiser) -> None:
     pytest.importorskip("zarr")
     result = run("denoise", "stack.tif", "out.ome.zarr")
@@ -231,6 +233,7 @@ def test_zarr_stores_count_as_files(folder: Path, denoiser: Denoiser) -> None:
     assert "the same file as IN" in fails("denoise", "many/a.zarr", "many/a.zarr", "--existing", "overwrite")
 
 
+@pytest.mark.slow
 def test_films(folder: Path, denoiser: Denoiser) -> None:
     pytest.importorskip("av")
     np.save("clip.npy", np.repeat(STACK[..., None], 3, axis=-1)[:, :8])
@@ -263,6 +266,7 @@ def test_the_bits_are_those_of_the_library(folder: Path) -> None:
     np.testing.assert_array_equal(np.load("told.npy"), expected)
 
 
+@pytest.mark.slow
 def test_noise_of_stacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nlflow.denoising import noise
 

@@ -42,6 +42,7 @@ def fails(*arguments: str) -> str:
     return str(result.stderr)
 
 
+@pytest.mark.slow
 def test_table_and_fits(folder: Path) -> None:
     result = run(*SMALL)
     dt = [0.1, 0.05, 0.025]
@@ -128,6 +129,7 @@ def test_what_differs_is_said_and_is_no_error(folder: Path) -> None:
     assert out.endswith("0 of 1 as expected; see DIFFERS above\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -454,6 +454,7 @@ class Whole(Conserved):
         return self.diffusion(nl.GradientFlow.driven(self, u))
 
 
+@pytest.mark.slow
 @pytest.mark.numerical
 @pytest.mark.parametrize("cls", [Conserved, Whole])
 @pytest.mark.parametrize("reaction", [None, nl.AllenCahn(2.0, interval=(-1.5, 1.5))], ids=["E", "AllenCahn"])

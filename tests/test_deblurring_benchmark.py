@@ -38,6 +38,7 @@ def test_the_loop_restores() -> None:
     assert seconds > 0
 
 
+@pytest.mark.slow
 def test_settings_that_are_not_measured_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = 1.0
 

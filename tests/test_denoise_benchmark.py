@@ -66,6 +66,7 @@ def test_means_are_held_against_each_other_and_the_better_peer_counts() -> None:
     assert mean(records, "fast", 50.0) is None
 
 
+@pytest.mark.slow
 def test_without_bm3d_there_are_no_verdicts_on_it_and_the_document_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {name: method for name, method in denoisers(GREY).items() if name != BM3D}
     monkeypatch.setattr(report, "denoisers", lambda kind: found)

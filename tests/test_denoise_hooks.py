@@ -44,6 +44,7 @@ def test_shares_of_fast_are_those_of_weights_and_steps(noisy: np.ndarray[Any, An
     assert shares == [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -139,6 +139,7 @@ def test_presets_are_what_they_say() -> None:
     assert presets.noisiness(NOISY[..., None] / SIGMA) == pytest.approx(SIGMA / CLEAN.std(), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quality", "dtype", "ratio"), pairs(QUALITIES, ["f4", "f8"], [60, 3e3, 1e5]))
 @pytest.mark.sampled(2)
 def test_noise_far_below_the_contrast_does_no_harm(quality: str, dtype: str, ratio: float) -> None:

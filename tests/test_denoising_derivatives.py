@@ -62,6 +62,7 @@ STAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["white", "varying", "correlated"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_step_has_both_derivatives(stage: str, noise: str) -> None:
@@ -217,6 +218,7 @@ def test_the_divergence_is_the_trace(map_: Any) -> None:
     assert 0 < trace < len(jacobian)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [{}, {"axes": "BYX"}, {"axes": "YXC"}, {"axes": "X"}, {"axes": "ZYX"}, {"map": True}])
 def test_denoise_of_a_tensor_that_asks_for_a_gradient(double: None, words: dict[str, Any]) -> None:
     axes, sigma = words.get("axes", "YX"), 8.0

@@ -192,6 +192,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("name", STEPS)
@@ -269,6 +270,7 @@ def test_loops_are_compiled_for_what_they_are_called_with(dtype: Any):
 # ---- the path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_path_is_that_of_its_definition(every: int, hidden: bool):

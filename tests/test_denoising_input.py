@@ -102,6 +102,7 @@ def test_one_dimension_less_with_a_channel_axis():
 # ---- sizes
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_the_values_under_a_mask_do_not_matter(image: Floats, hidden: str, way: 
     assert (told.sigma, told.residual, told.risk, told.steps) == (info.sigma, info.residual, info.risk, info.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.sampled(1)
 def test_nor_do_they_with_maps_channels_and_signals(image: Floats, quality: str):

@@ -22,6 +22,7 @@ def levels(shape: tuple[int, ...], low: float = 0.3, high: float = 1.8) -> Float
 # ---- maps
 
 
+@pytest.mark.slow
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("shape", [(56, 56), (700,)])
@@ -289,6 +290,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[list[Floats]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("seed", [0, 1])

@@ -89,6 +89,7 @@ STAGES = {
 CORRELATION = np.array([[0.1, 0.3, 0.1], [0.4, 1.0, 0.4], [0.1, 0.3, 0.1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("noise", ["white", "varying", "correlated"])
@@ -190,6 +191,7 @@ def test_the_device_is_asked_as_often_however_many_chunks_there_are(monkeypatch:
 # ---- the flow
 
 
+@pytest.mark.slow
 def test_solve_runs_tensors_with_trackers_stopping_and_checkpoints(tmp_path: Path) -> None:
     f, g = IMAGE / 8, torch.from_numpy(IMAGE / 8)
     runs = []
@@ -267,6 +269,7 @@ def test_a_tensor_is_denoised_as_an_array(words: dict[str, Any]) -> None:
         assert there == (None if here is None else pytest.approx(here, rel=1e-3, abs=0.01)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["colour", "two", "signal", "volume", "fast volume", "float16"])
 def test_layouts_and_types(kind: str) -> None:
     words: dict[str, Any] = {}
@@ -287,6 +290,7 @@ def test_layouts_and_types(kind: str) -> None:
     assert np.abs(made.numpy() - expected).max() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", ["BYX", "YBX", "BX", "BYXC", "CBYX", "BZYX"])
 def test_a_batch_is_its_items_one_by_one(axes: str) -> None:
     item = {"YX": CLEAN, "X": 40 * steps_and_waves(200), "YXC": np.stack([CLEAN[:24], CLEAN[8:32]], -1),
@@ -304,6 +308,7 @@ def test_a_batch_is_its_items_one_by_one(axes: str) -> None:
         assert float((made.select(batch, number) - expected).abs().max()) < 0.02
 
 
+@pytest.mark.slow
 def test_what_is_said_of_each_item_of_a_batch() -> None:
     images = torch.from_numpy(np.stack([IMAGE, np.full_like(IMAGE, 7.0), IMAGE[::-1]]))
     sigma = torch.full(images.shape, 8.0, dtype=torch.float64)
@@ -335,6 +340,7 @@ def test_arrays_on_another_device() -> None:
                                       denoise(IMAGE, 8.0, quality=quality))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parts_of_an_image_agree_with_the_whole() -> None:
     signal = torch.from_numpy(noisy(4 * waves(400, 24), 1.0))[..., None].float()
     groupings, run = SMALL.groupings(0.3, 2), []
@@ -372,6 +378,7 @@ def test_a_device_out_of_memory_says_what_fits(monkeypatch: pytest.MonkeyPatch) 
         denoise(torch.from_numpy(IMAGE), 8.0)
 
 
+@pytest.mark.slow
 def test_progress_rises_to_one() -> None:
     for words in ({}, {"mask": torch.zeros(IMAGE.shape, dtype=torch.bool)}, {"axes": "BYX"}, {"stopping": "sure"}):
         image = torch.from_numpy(IMAGE)

@@ -132,6 +132,7 @@ def test_the_default_limit_is_that_of_the_package(monkeypatch: pytest.MonkeyPatc
 # ---- memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.sampled(1)
 def test_the_working_memory_of_a_pixel(quality: str):

@@ -38,6 +38,7 @@ def build(name: str, method: str, x: Any, q: Any) -> nl.Affinity:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dense", "tiled"])
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.sampled(2)
@@ -49,6 +50,7 @@ def test_averages_and_degrees(name: str, method: str) -> None:
     assert torch.autograd.gradcheck(function, tensors(X, Q, U))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "measure", "method"), pairs(list(KERNELS), ["l2", "degree"], ["dense", "tiled"]))
 @pytest.mark.sampled(2)
 def test_values_of_functionals(name: str, measure: str, method: str) -> None:
@@ -120,6 +122,7 @@ def test_memory_grows_with_the_root_of_the_steps() -> None:
     assert kept[1] <= 6 * kept[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "measure", "method"), pairs(list(KERNELS), ["l2", "degree"], ["dense", "tiled"]))
 def test_equilibria(name: str, measure: str, method: str) -> None:
     def function(x: Any, q: Any, f: Any, strength: Any) -> Any:
@@ -302,6 +305,7 @@ def test_second_derivatives_are_refused() -> None:
             torch.autograd.grad(u.square().sum(), f, create_graph=True)
 
 
+@pytest.mark.slow
 def test_a_width_and_a_fidelity_are_learnt() -> None:
     # From one clean and noisy pair: a step that noise hides.
     n, rng = 60, np.random.default_rng(3)

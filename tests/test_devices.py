@@ -209,6 +209,7 @@ def test_what_does_not_go_together(kind: str, options: dict[str, Any], message: 
         run_study(kind, **options)
 
 
+@pytest.mark.slow
 def test_a_folder_is_not_continued_on_another_device(tmp_path: Path) -> None:
     options: dict[str, Any] = {"keys": KEYS, "integrator": "euler", "fidelity": 0, "metric": "degree", "out": tmp_path}
     run_study("time-order", **options)
@@ -236,6 +237,7 @@ def test_orders_in_single_precision() -> None:
         assert min(row["error"] for row in high) > 1e-9, "float32 cannot be that close to the reference"
 
 
+@pytest.mark.slow
 def test_what_the_rounding_of_steps_adds_up_to_is_not_fitted() -> None:
     options: dict[str, Any] = {"kernel": "dot", "nodes": 30, "channels": 2, "integrator": "semi-implicit"}
     result = run_study("time-order", dtype="float32", metric="l2", fidelity=0, **options)

@@ -149,6 +149,7 @@ def test_bounds_at_the_ends() -> None:
     assert diversity_bounds(around) == pytest.approx((0.5 / gains.max(), 0.5 / gains.min()), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_causal_attention_keeps_a_diversity_that_its_stationary_law_does_not_see() -> None:
     matrix = np.tril(np.random.default_rng(3).random((8, 8)) + 0.1)
     weights = np.linspace(0.5, 1.5, 8)

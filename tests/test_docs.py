@@ -75,6 +75,7 @@ def test_what_the_reference_lists_is_documented(name: str) -> None:
     assert resolved(name).__doc__
 
 
+@pytest.mark.slow
 def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(encoding="utf-8"), flags=re.S)

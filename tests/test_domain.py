@@ -88,6 +88,7 @@ def test_beyond_the_edge() -> None:
     assert Grid(3, boundary="periodic").pad(u, (1,), isolated="symmetric").tolist() == [3, 1, 2, 3, 1]
 
 
+@pytest.mark.slow
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     margin=st.tuples(st.integers(0, 9), st.integers(0, 9)),

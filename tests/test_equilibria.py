@@ -49,6 +49,7 @@ def chain_flow(name: str, phi: Any, channels: tuple[int, ...] = (), dtype: str =
 
 
 # The system that is solved is another one for each metric, measure and method; the other two take turns.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "measure", "method", "name", "channels"),
     [
@@ -74,6 +75,7 @@ def test_gradient_flows(metric: str, measure: str, method: str, name: str, chann
     assert p.flow.speed(found.u) < 1e-8 * max(1.0, p.radius)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method", "phi"), pairs(list(CASES), METHODS, [1e-3, 1e-1, 1.0, 1e3, "per node", "holes"])
 )

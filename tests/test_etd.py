@@ -26,6 +26,7 @@ def flow(boundary: Any = "periodic", metric: str = "l2", fidelity: Any = 0.7, **
 F = RNG.uniform(-1, 1, (12, 10, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.numerical
 @pytest.mark.parametrize("k", range(5))
 @pytest.mark.sampled(2)

@@ -112,6 +112,7 @@ class Midpoint(FixedStep):
         return u + dt * flow.velocity(u + dt / 2 * flow.velocity(u))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sampled(2)
 def test_errors_stay_within_ten_times_the_tolerance(name: str) -> None:
@@ -300,6 +301,7 @@ def test_items_of_a_batch_are_flows_of_their_own() -> None:
         np.testing.assert_allclose(item, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("integrator", [Midpoint(0.2), nl.SemiImplicit(0.2)], ids=["own", "SemiImplicit"])
 def test_derivatives_are_those_of_the_steps_of_solve(integrator: Integrator, every: int) -> None:
@@ -342,6 +344,7 @@ def reaction(evolving: bool, fidelity: bool = True) -> Reaction:
     return Reaction(functional, "degree", evolving=evolving)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evolving", [False, True])
 @pytest.mark.parametrize("integrator", [None, nl.RungeKutta(1e-9, 1e-12)], ids=["default", "RungeKutta"])
 def test_reactions_are_integrated(integrator: Integrator | None, evolving: bool) -> None:

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 from nlflow.attention import attach, load_model, probe, token_inputs  # noqa: E402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spectra", [True, False])
 @pytest.mark.sampled(1)
 def test_attention_writes_what_is_opened(spectra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,7 @@ _FOREIGN = ["evil.example:{}", "127.0.0.1", "localhost:1", "localhost.:{}", "127
             ""]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", _OWN)
 def test_own_names_are_answered(address: str, host: str) -> None:
     host = host.format(urlsplit(address).port)
@@ -191,7 +192,8 @@ def test_messages_have_a_limit(address: str) -> None:
 
         request = HTTPRequest(f"ws://{parts.netloc}/ws", headers={"Origin": address.rstrip("/")})
         connection = await tornado.websocket_connect(request, subprotocols=["bokeh", token])
-        await asyncio.wait_for(connection.read_message(), 10)
+        for _ in range(3):  # the greeting: header, metadata, content
+            await asyncio.wait_for(connection.read_message(), 10)
         try:
             await connection.write_message("x" * 4_000_000)
             return await asyncio.wait_for(connection.read_message(), 20)
@@ -372,6 +374,7 @@ def test_the_last_result_is_grey_while_another_is_computed(desk: Desk) -> None:
     assert grey == [{True}, {False}, {True}, {True}, {False}]
 
 
+@pytest.mark.slow
 def test_best_shows_a_coarse_picture_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     tab = DenoiseTab(desk, little())
     tab.quality.value = "best"  # which starts
@@ -580,6 +583,7 @@ def test_what_has_not_changed_is_not_sent(desk: Desk) -> None:
     assert changes == []
 
 
+@pytest.mark.slow
 def test_other_tabs_without_a_browser(desk: Desk, tmp_path: Path) -> None:
     flow = FlowTab(desk)
     flow.start()
@@ -602,6 +606,7 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(cli.app, ["explore", "--no-browser", *words], prog_name="nonlocal")
 
 
+@pytest.mark.slow
 def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((9, 9)))
     np.save(tmp_path / "b.npy", np.zeros((8, 8)))
@@ -626,6 +631,7 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     assert run("--port", "70000").exit_code == 2
 
 
+@pytest.mark.slow
 def test_without_panel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nlflow.io.terminal.find_spec", lambda name: None)
     result = run("--port", "0")

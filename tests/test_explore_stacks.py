@@ -73,6 +73,7 @@ def seen(tab: DenoiseTab, name: str) -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", SHAPES)
 def test_python_and_command_of_a_stack(axes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,6 +169,7 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "[0:18, 0:20, 0:24]" in tab.code.shown["python"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", SHAPES)
 def test_a_coarse_answer_is_of_the_picture_that_is_shown(axes: str, tmp_path: Path) -> None:
     """It is the flow of pixels on that one picture, with a narrow window and the noise that was found in the stack."""

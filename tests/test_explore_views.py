@@ -66,6 +66,7 @@ def small_sound(path: Path, samples: int = 900) -> Path:
 # ---- the tab "Denoise"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -103,6 +104,7 @@ def test_view_is_a_call_of_denoise() -> None:
     assert shares[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_weights_are_kept_between_moves() -> None:
     source, trail = sources.example(), Trail()
     for fidelity in (0.1, 0.2, 0.3):
@@ -210,6 +212,7 @@ def test_a_long_signal_is_opened_near(tmp_path: Path) -> None:
 OWN = {"patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [{}, {"width": 0.7, **OWN}], ids=["chosen", "own"])
 @pytest.mark.parametrize(
     "name", ["grey.png", "colour.png", "sound.wav", "line.csv", "table.csv", "stack.npy", "channels.npy"]

@@ -167,6 +167,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "method", "dtype"), pairs(CASES, list(APPROXIMATE), [np.float32, np.float64]), ids=identity
 )
@@ -205,6 +206,7 @@ def test_push_is_the_transpose(name: str, method: str) -> None:
         assert np.abs(pushed - expected).max() <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "kernel", "boundary"),
     pairs(
@@ -325,6 +327,7 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-130, 1e-3, 1.0, 1e130])
 def test_fractional_operators_at_any_scale(size: float) -> None:
     """(-Laplace)^s has the unit length^-2s: solutions grow like the power of the scale."""
@@ -348,6 +351,7 @@ def test_fractional_operators_at_any_scale(size: float) -> None:
 # ---- functionals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.name)
 def test_energies_and_gradients(problem: Case) -> None:
     """J, E and their gradients, or the error that says that no float holds them."""

@@ -46,6 +46,7 @@ def limits(problem: Case) -> Any:
 # ---- limits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", [1e-300, 1e-12, 1.0, 1e12])
 @pytest.mark.parametrize("name", ["wide", "tiny units", "subnormal weights", "one node", "duplicates", "compact",
                                   "two clusters", "two tokens", "huge amplitude"])  # fmt: skip
@@ -175,6 +176,7 @@ def test_bounds_of_diversity(name: str, fidelity: float) -> None:
 # ---- flows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["l2", "degree"])
 @pytest.mark.parametrize("name", NAMES)
 def test_times_from_nothing_to_ages(name: str, metric: str) -> None:
@@ -339,6 +341,7 @@ def test_matrices_of_any_size(scale: float) -> None:
 # ---- reactions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.sampled(3)
 def test_reactions_on_extreme_kernels(name: str) -> None:

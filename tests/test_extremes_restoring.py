@@ -102,6 +102,7 @@ def test_counts_of_any_gain(gain: float) -> None:
     np.testing.assert_allclose(found, nl.denoise(counts / gain, noise=nl.Poisson(1.0), quality="fast"), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1e-120, 1.0, 1e120])
 def test_magnitudes_of_any_unit(unit: float) -> None:
     """Far above the noise the transform is z - sigma^2 / 4z; 0 and what is below it come back as 0."""

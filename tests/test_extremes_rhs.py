@@ -66,6 +66,7 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
         nl.solve(single, np.zeros(4, np.float32), t=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("misfit", "p", "size"),
     pairs([None, nl.L1(), nl.Huber(1.0), nl.KullbackLeibler()], [1.0, 1.1, 10.0], [1e-150, 1.0, 1e150]),
@@ -100,6 +101,7 @@ def test_flows_with_misfits_of_any_size(size: float) -> None:
         assert 0 <= found.final.min() <= found.final.max() <= 5 * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-290, 1.0, 1e290])
 @pytest.mark.parametrize("name", ["wide", "tiny units", "one node", "two tokens"])
 @pytest.mark.sampled(3)

@@ -87,6 +87,7 @@ def test_values_have_their_colours() -> None:
     assert np.array_equal(scene.pixels(u, 0.0), drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("domain", "channels", "shape"),
     [

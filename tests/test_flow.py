@@ -233,6 +233,7 @@ def test_symmetric_attention_flow_is_the_gradient_flow_in_the_degree_metric(fide
 # --- dtypes and namespaces -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["stencil", "convolution"])
 @pytest.mark.parametrize("measure", METRICS)
 @pytest.mark.parametrize("metric", METRICS)

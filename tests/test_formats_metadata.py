@@ -47,6 +47,7 @@ def seen(path: Path) -> np.ndarray[Any, Any]:
 # --- orientation -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", range(1, 9))
 def test_orientation_is_neither_applied_nor_lost(tmp_path: Path, turn: int) -> None:
     Image.fromarray(COLOURS).save(tmp_path / "a.png", exif=exif(turn))

@@ -62,6 +62,7 @@ def test_zeta_functions_against_mpmath(power: float) -> None:
     assert epstein(3, power) == pytest.approx(mirror * epstein(3, 3 - power) if power else -1, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ndim", "reach"), [(1, 4000), (2, 150), (3, 40)])
 @pytest.mark.parametrize("tempering", [0.0, 0.3])
 def test_sum_and_second_moment_of_the_weights(ndim: int, reach: int, tempering: float) -> None:
@@ -83,6 +84,7 @@ def test_sum_and_second_moment_of_the_weights(ndim: int, reach: int, tempering: 
         assert moment == pytest.approx(exact, rel=1e-9 if ndim < 3 else 1e-3)  # beyond the box
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 @pytest.mark.parametrize("horizon", [1.01, 1.4, 2.0, 3.3, 9.7])
 def test_weights_within_a_horizon(ndim: int, horizon: float) -> None:
@@ -131,6 +133,7 @@ def test_hats_at_the_horizon_are_integrals() -> None:
         )  # points cut by the edge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", ORDERS)
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_symbol_on_a_torus(s: float, ndim: int) -> None:

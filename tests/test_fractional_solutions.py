@@ -49,6 +49,7 @@ def test_order_of_solutions(s: float) -> None:
         assert math.log(errors[1] / errors[2], 4) == pytest.approx(order, abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [0.25, 0.75])
 def test_tempered_solution_converges(s: float) -> None:
     """To its own on a grid nine times as fine, whose error is at most a tenth."""
@@ -169,6 +170,7 @@ def test_eigenvalues_of_the_interval(s: float) -> None:
     assert np.abs(found - exact)[-1] < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [0.25, 0.75])
 def test_values_given_outside(s: float) -> None:
     """A Gaussian on the line, given outside (-1, 1) by an array, and found inside."""
@@ -207,6 +209,7 @@ def test_local_limit(s: float, nodes: float) -> None:
     assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.1)
 
 
+@pytest.mark.slow
 def test_growing_horizon_and_vanishing_tempering() -> None:
     """The rest of the kernel is C 2 delta^(-2s) / 2s on the line: solutions differ in proportion to it."""
     whole, _ = interval(200, 0.75)

@@ -101,6 +101,7 @@ def test_a_file_holds_what_a_solution_holds(form: str, tmp_path: Path) -> None:
     assert left == {path.name, f".{path.name}.writing.lock", *(["run.vtk"] if form == "pvd" else [])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["h5", "nc", "zarr"])
 @pytest.mark.parametrize(("domain", "channels"), [(PLANE, 2), (CLOUD, None), (nl.Grid((3, 4, 5)), None)])
 @pytest.mark.sampled(2)
@@ -214,6 +215,7 @@ def test_a_resumed_run_goes_on_with_the_file(form: str, when: dict[str, Any], tm
     assert np.array_equal(read(path)[0], before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_stopped_run_shows_its_end_and_goes_on_without_it(form: str, tmp_path: Path) -> None:
     """The end is no turn of the tracker; the checkpoint does not hold it."""
@@ -264,6 +266,7 @@ def test_files_of_others_are_refused_by_name(form: str, tmp_path: Path) -> None:
     assert read(path)[0].tolist() == [0, 0.25, 0.5, 0.75, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_missing_frames_are_named(form: str, tmp_path: Path) -> None:
     needs(form)
@@ -435,6 +438,7 @@ def test_killed_again_and_again(form: str, tmp_path: Path) -> None:
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_full_disk_is_named_and_the_file_stays(form: str, tmp_path: Path, monkeypatch: Any) -> None:
     needs(form)

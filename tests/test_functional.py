@@ -118,6 +118,7 @@ class Plain:
         return (gradient / (self.node_measure(metric) / self.w)[:, None]).reshape(u.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [(), (1,), (3,)])
 @pytest.mark.parametrize("name", CASES)
 def test_dirichlet_energy(name: str, channels: tuple[int, ...]) -> None:
@@ -136,6 +137,7 @@ def test_dirichlet_energy(name: str, channels: tuple[int, ...]) -> None:
     assert j.fidelity_in("l2") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "measure", "per_node", "channels"), pairs(list(CASES), METRICS, [False, True], [(), (1,), (3,)])
 )
@@ -189,6 +191,7 @@ def test_nearly_constant_signals_in_float32(name: str) -> None:
     assert math.isclose(J(k).value((2000 + s).astype(np.float32)), exact, rel_tol=2e-3)
 
 
+@pytest.mark.slow
 def test_large_image_in_float32() -> None:
     """Sums over a million nodes with a channel axis last keep the digits that float32 has."""
     u = np.random.default_rng(0).random((1000, 1000, 3)).astype(np.float32)

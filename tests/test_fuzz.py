@@ -35,7 +35,7 @@ from validation.robustness.fuzz.watch import READ, REFUSED, BrokenPropertyError,
 
 ROOT = Path(__file__).resolve().parents[1]
 #: How many mutated inputs each reader gets here; `make robustness` gives it half an hour.
-ROUNDS = {"command": 15, "model": 60, "study": 30, "state": 60, "archive": 100, "pictures": 100}
+ROUNDS = {"command": 15, "model": 40, "study": 20, "state": 40, "archive": 60, "pictures": 60}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_mutated_inputs_are_read_or_refused_by_name(name: str, guard: Guard, mon
         assert READ in outcomes
         rng = random.Random(11)
         words = [word.encode() for word in target.words]
-        for _ in range(ROUNDS.get(name, 200)):
+        for _ in range(ROUNDS.get(name, 100)):
             data = engine.mutated(target, rng.choice(contents), words, rng)
             outcomes.append(judge(reader, data, guard))
     assert set(outcomes) == {READ, REFUSED}
@@ -83,6 +83,7 @@ def test_files_cut_anywhere_are_refused_or_read(name: str, guard: Guard) -> None
 # --- with Hypothesis -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60) | st.from_regex(r"(gaussian|laplace|tophat|dot|Gaussian )(:[a-z]*=[-+0-9.e_naif ]*,?)*"))
 @example("gaussian:width=1_0")
 @example("gaussian:width=٣")
@@ -125,6 +126,7 @@ def test_headers_of_arrays(descr: Any, shape: Any, order: Any, content: bytes) -
 _CELLS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(_CELLS, min_size=n, max_size=n), min_size=1, max_size=6)))
 @settings(max_examples=100)
 def test_tables_come_back_to_the_last_bit(rows: list[list[float]]) -> None:

@@ -73,6 +73,7 @@ def test_sections_have_headers() -> None:
         assert not blank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_text(example: Path) -> None:
     """A title, a paragraph, and links to parts of the package that exist."""

@@ -77,6 +77,7 @@ INTEGRATORS: dict[str, tuple[Any, float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "metric", "fidelity", "integrator", "dtype", "channels"),
     pairs(KINDS, ["l2", "degree"], [None, 0.4], list(INTEGRATORS), [np.float64, np.float32], [(), (2,)]),
@@ -168,6 +169,7 @@ def test_chains_are_those_of_the_matrix(kind: str, laziness: float) -> None:
     assert np.abs(law - here.law(3, 4)).max() <= 5 * np.sqrt(0.25 / 20_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("laziness", [0.0, 0.5])
 def test_walks_of_many_states_follow_edges(laziness: float) -> None:
     n, walkers = 20_000, 40_000
@@ -199,6 +201,7 @@ def test_transient_states_and_states_that_are_never_left() -> None:
         chain.stopped_walk(0, 0.5 * np.eye(5)[0], 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [1, 3])
 @pytest.mark.sampled(1)
 def test_large_directed_chains_are_matrix_free(period: int) -> None:

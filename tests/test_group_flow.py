@@ -254,6 +254,7 @@ def test_trackers_hear_of_long_steps() -> None:
     assert 1.0 in {share for _, share in shares}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("options", ["plain", "missing", "channels", "turns"])
 @pytest.mark.sampled(3)

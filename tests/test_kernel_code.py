@@ -60,6 +60,7 @@ def test_compiled_sums_are_those_of_the_matrix(kernel: Any, d: int, dtype: str) 
     assert np.all(np.abs(sums * np.exp(peaks)[:, None] - matrix @ v.astype(np.float64)) <= allowed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS, ids=named)
 def test_all_methods_agree_among_scattered_nodes(kernel: Any) -> None:
     x = np.random.default_rng(1).random((120, 2))
@@ -407,6 +408,7 @@ def near(x: Any, y: Any) -> bool:
     return bool(np.allclose(x, y, rtol=0, atol=1e-13))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "function"),
     [
@@ -558,6 +560,7 @@ def test_differences_are_kept_where_nothing_is_proved() -> None:
         nl.Formula("1-(r/(1+r))**2")  # weights far out are all that graphs without loops have
 
 
+@pytest.mark.slow
 def test_random_formulas_are_those_of_python() -> None:
     """A few; ``python -m validation.robustness.formulas`` has 2000."""
     chance = random.Random(3)

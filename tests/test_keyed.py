@@ -39,10 +39,15 @@ async def heard(address: str) -> tuple[list[str], Any]:
         port = listener.contact_address.rpartition(":")[2]
         try:
             comm = await connect(f"{address}://127.0.0.1:{port}", timeout=2)
+        except (OSError, ValueError) as error:
+            return messages, error
+        try:
             await comm.write("question")
             return messages, await comm.read()
         except (OSError, ValueError) as error:
             return messages, error
+        finally:
+            await comm.close()
 
 
 def test_who_has_the_key_is_answered() -> None:
@@ -90,6 +95,7 @@ def test_one_place_starts_processes_that_listen() -> None:
     assert found == ["keyed.py"]
 
 
+@pytest.mark.slow
 def test_what_a_cluster_keeps_on_disk_is_its_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Dask puts its folder first where modules are looked for; the usual one may be made by anybody."""
     folders: list[Path] = []

@@ -119,6 +119,7 @@ def test_blocks_have_the_bits_of_the_whole(case: str, quality: str):
     assert math.isnan(info.residual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [(37, 41), ((31, 60, 59), (137,)), ((20, 130), (100, 37))])
 def test_any_blocks_will_do(chunks: Any):
     result = denoise_array(da.from_array(BYTES, chunks=chunks), 20.0, quality="fast", steps=1)
@@ -133,6 +134,7 @@ def test_blocks_smaller_than_the_halo_are_joined():
     np.testing.assert_array_equal(result.compute(), in_memory(BYTES, 20.0, quality="fast", steps=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -178,6 +180,7 @@ def test_nothing_is_denoised_before_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert 0 < len(calls) <= 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(150, 137), (3000,), (1, 700), (10, 9)])
 @pytest.mark.parametrize("kind", ["plain", "clipped", "filled in"])
 def test_the_estimate_of_the_noise_is_that_of_the_whole(kind: str, shape: tuple[int, ...]):
@@ -219,6 +222,7 @@ def test_weights_have_the_same_bits_stored_or_not_and_in_parts(patch_size: int, 
         np.testing.assert_array_equal(found[around:-around, around:-around], stored[41:60, 33:50])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["default", "workqueue"])
 def test_loops_of_many_threads_at_once(layer: str, monkeypatch: pytest.MonkeyPatch):
     """With Numba's own pool, which must not be entered twice, blocks wait for each other; see test_threads."""
@@ -413,6 +417,7 @@ def test_files_of_every_kind(form: str, tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local")
 def test_an_ended_run_goes_on(tmp_path: Path):
     source, target = write(tmp_path / "in.zarr", BYTES, 50), tmp_path / "out.zarr"

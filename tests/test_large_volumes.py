@@ -205,6 +205,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "axes: got 'YX'" in told
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local")
 @pytest.mark.parametrize("imagej", [False, True])
 def test_pages_of_a_tiff_file(imagej: bool, tmp_path: Path) -> None:

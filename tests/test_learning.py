@@ -201,6 +201,7 @@ def test_other_points_by_one_average(moons):
     assert np.abs(near.predict_proba(new) - k @ near.label_distributions_ / k.sum(axis=1)[:, None]).max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("affinity", ["rbf", "knn"])
 @pytest.mark.parametrize("tensors", [False, True])
 def test_points_that_see_nothing_are_told_of(moons, affinity, tensors):
@@ -307,6 +308,7 @@ def test_components_without_a_label_get_no_class(kind):
         assert kind("knn", n_neighbors=2).fit(X, numbers).transduction_[3:].tolist() == [-1, -1, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -489,6 +491,7 @@ def one_message(model, X, y):
     return told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [*(kind() for kind in CLASSIFIERS), HarmonicClassifier(fidelity=10.0), *(kind() for kind in REGRESSORS)],

@@ -272,6 +272,7 @@ def test_weights_that_are_not_symmetric_are_none() -> None:
 # --- shares of classes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [LabelSpreading, HarmonicClassifier, PoissonClassifier])
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_as_many_samples_as_were_asked_for_have_each_class(kind: Any, classes: int) -> None:

@@ -44,6 +44,7 @@ def test_contract_of_scikit_learn():
         check_estimator(DiffusionMap())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("matrix", [True, False])
 def test_diffusion_map_is_the_dense_one(roll, alpha, matrix, monkeypatch):
@@ -80,6 +81,7 @@ def test_diffusion_map_of_neighbours(roll):
         DiffusionMap(affinity=found.affinity_).fit(roll)
 
 
+@pytest.mark.slow
 def test_clusters_are_those_of_scikit_learn():
     X, _ = make_moons(300, noise=0.06, random_state=1)
     graph = neighbour_graph(X, 8, graphs.SELF_TUNING, local=True)
@@ -130,6 +132,7 @@ def test_bad_questions(labelled, count, message):
 # ---- choices
 
 
+@pytest.mark.slow
 def test_a_curve_of_widths_and_fidelities():
     X, y = make_moons(150, noise=0.1, random_state=0)
     few = np.full(len(y), -1)

@@ -37,6 +37,7 @@ LAZY = pytest.mark.parametrize("laziness", [0.0, 0.3])
 # --- the operator ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @ALL
 @BOTH
 @LAZY

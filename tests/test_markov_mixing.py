@@ -21,6 +21,7 @@ def variation(p: Floats, q: Floats) -> float:
     return float(np.abs(p - q).sum()) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.sampled(3)
 def test_total_variation_and_mixing_time(name: str) -> None:

@@ -83,6 +83,7 @@ def test_walkers_that_never_come():
         chain.committor(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_many_states(symmetric, monkeypatch):
     monkeypatch.setattr(passages, "DENSE_STATES", 50)
@@ -197,6 +198,7 @@ def crispest_of_all(x):
     return best, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "eps"), [(3, 1e-3), (3, 1e-1), (4, 1e-2)])
 def test_no_memberships_are_crisper(m, eps):
     found = chain_of(blocks(24, m, eps)).metastable_sets(m)
@@ -216,6 +218,7 @@ def test_two_sets_lie_along_the_second_mode():
     assert np.abs(found.memberships - expected).max() < 1e-13
 
 
+@pytest.mark.slow
 def test_memberships_of_chains_without_sets():
     for seed in range(3):  # of the next, some have crisper vertices far from the corners
         k = np.random.default_rng(seed).random((20, 20)) ** 4
@@ -348,6 +351,7 @@ def test_many_states_of_a_directed_graph_are_iterated(monkeypatch):
 # ---- the gap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("laziness", [0.0, 0.5])
 @pytest.mark.parametrize("n", [40, 3000])
 def test_the_gap_of_a_path(n, laziness):
@@ -382,6 +386,7 @@ def test_gaps_between_blocks(weak):
     assert turning.spectral_gap == pytest.approx(1.5 * c, rel=1e-4 if weak > 1e-9 else 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense", [False, True])
 def test_moves_of_a_reversible_chain_go_by_its_symmetric_form(dense, monkeypatch):
     for module in (spectral, passages, equilibrated):

@@ -379,6 +379,7 @@ def test_five_thousand_states() -> None:
         split.limit(np.ones((65, 65)))
 
 
+@pytest.mark.slow
 def test_float32_loses_no_probability_in_many_moves() -> None:
     """Rows of a float32 matrix sum to 1 up to 6e-8 each; over thousands of moves that would add up."""
     n, steps = 60, 2000
@@ -390,6 +391,7 @@ def test_float32_loses_no_probability_in_many_moves() -> None:
     np.testing.assert_allclose(single.total_variation(steps, 0), double.total_variation(steps, 0), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_law_of_an_affinity_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 

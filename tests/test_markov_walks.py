@@ -221,6 +221,7 @@ def test_tables_are_exact_to_their_last_bit() -> None:
                 assert np.all(np.abs(shares - rows[state])[small] <= 2.0**-31)
 
 
+@pytest.mark.slow
 def test_moves_do_not_know_each_other() -> None:
     """Pairs of successive moves of one walker, and of the same move of neighbouring walkers, by chi-square tests."""
     n = 6

@@ -96,6 +96,7 @@ def affinity(name: str, weights: str, mask: Mask, dtype: str | None, method: str
     return nl.affinity(kernel, domain, x, queries=q if asymmetric else None, mask=mask, method=method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.sampled(14)
@@ -212,6 +213,7 @@ def test_a_mask_of_no_node_is_told() -> None:
     assert torch.equal(p.push(u), u)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", ["queries", "gaussian", "laplace"])
 @pytest.mark.sampled(7)

@@ -60,6 +60,7 @@ def solved(k: Any, domain: Any, f: Any, fidelity: Any, measure: str) -> Any:
     return u.reshape(f.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fidelity", "measure", "channels"),
     pairs(list(CASES), ["weak", "strong", "per node", "with holes", "one node"], METRICS, [(), (1,), (12,)]),

@@ -173,6 +173,7 @@ def test_total_variation_with_absolute_values_is_a_linear_program() -> None:
     assert found.value <= least * (1 + 2e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.2, 2.0, 5.0, 10.0])
 @pytest.mark.parametrize("size", [1e-60, 1.0, 1e60])
 @pytest.mark.sampled(3)
@@ -247,6 +248,7 @@ def test_orders_of_flows(name: str, p: float, make: Any, numbers: Any) -> None:
     assert np.polyfit(np.log(numbers), np.log(errors), 1)[0] == pytest.approx(-1.0, abs=0.1)
 
 
+@pytest.mark.slow
 def test_absolute_values_hold_a_signal_that_has_come_to_rest() -> None:
     """Two nodes with f = 0: u' = -2 k u - lambda until u is 0, which takes log(1 + 2 k u_0 / lambda) / (2 k)."""
     pair = nl.from_matrix(np.ones((2, 2)), nl.Points([0.0, 1.0], weights=[1.0, 1.0]))  # u' = -4 u - 1

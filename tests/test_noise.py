@@ -31,6 +31,7 @@ def picture(side=128):
 # ---- the number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "seeds", "bias", "spread"),
     [
@@ -48,6 +49,7 @@ def test_white_noise_alone(shape, seeds, bias, spread):
     assert np.std(values) < spread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [10, 25, 50])
 @pytest.mark.parametrize("name", sorted(PHOTOGRAPHS))
 @pytest.mark.sampled(3)
@@ -66,6 +68,7 @@ def test_texture_counts_for_less_than_with_wavelets():
     assert estimate_sigma(noisy) == pytest.approx(5, rel=0.05)
 
 
+@pytest.mark.slow
 def test_more_windows_are_used_where_there_is_no_structure():
     # From the first 1 % of the windows alone the standard deviation would be 3 %.
     values = [estimate_sigma(white((200, 200), 1, seed)) for seed in range(12)]
@@ -77,6 +80,7 @@ def signals():
     return {name: pywt.data.demo_signal(name, 1024) for name in names} | {"ecg": pywt.data.ecg().astype(float)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(signals()))
 def test_1d_signals_are_not_worse_than_with_wavelets(name):
     signal = signals()[name]
@@ -199,6 +203,7 @@ def test_nine_equal_samples_in_a_row_were_filled_in(length, left_out):
     assert (estimate_sigmas(line[:, None]) == told).all() == left_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [25, 50])
 @pytest.mark.sampled(1)
 def test_clipped_samples_do_not_count(sigma):
@@ -234,6 +239,7 @@ def test_limits_without_any_window():
     assert estimate_sigmas(values[..., None], missing) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "tolerance"), [(0.01, 0.04), (0.1, 0.08), (0.3, 0.08), (0.7, 0.12)])
 def test_missing_samples_do_not_matter(share, tolerance):
     image = PHOTOGRAPHS["camera"]()[:256, :256].astype(float)
@@ -255,6 +261,7 @@ def test_a_missing_block_changes_nothing_elsewhere():
     assert estimate_sigmas(noisy[0][:, None], missing[0]) == pytest.approx(estimate_sigma(noisy[0, :60]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "window"), [((1, 600_000), (1, 16)), ((1100, 1500), (8, 8))])
 def test_large_input_is_thinned_out_evenly(shape, window, monkeypatch):
     values = white(shape)

@@ -29,6 +29,7 @@ def white(shape: tuple[int, ...], seed: int = 0) -> Floats:
     return np.random.default_rng(seed).normal(size=shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [3, 7])
 def test_letters_are_no_noise(sigma: float) -> None:
     clean = page()
@@ -37,6 +38,7 @@ def test_letters_are_no_noise(sigma: float) -> None:
     assert found.model.sigma == pytest.approx(sigma, rel=0.1)
 
 
+@pytest.mark.slow
 def test_less_than_was_measured_is_taken_out_with_a_warning() -> None:
     noisy = page() + 3 * white((192, 192))
     with pytest.warns(NlflowWarning, match="no flat part shows that much"):
@@ -54,6 +56,7 @@ def test_correlated_noise_that_flat_parts_show_stays_correlated() -> None:
     assert found.model.strength(clean[..., None]) == pytest.approx(10, rel=0.25)
 
 
+@pytest.mark.slow
 def test_correlated_noise_that_is_clipped_in_dark_parts_stays_correlated() -> None:
     clean = np.add.outer(np.linspace(0, 20, 192), np.where(np.arange(192) > 120, 120.0, 5.0))
     noise = gaussian_filter(white(clean.shape), 1, mode="wrap")
@@ -102,6 +105,7 @@ def test_levels_are_one_where_channels_are_alike() -> None:
     assert channel_levels(np.array([0.0, 5.0])).tolist() == [0.0, 5.0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")  # of the wave, which is alike along an axis
 @pytest.mark.parametrize("shape", [(2000,), (128, 128), (12, 24, 24)])
 @pytest.mark.parametrize("noise", ["auto", "white"])
@@ -113,6 +117,7 @@ def test_each_channel_has_its_own_noise(shape: tuple[int, ...], noise: str) -> N
     assert np.std(result[..., 1] - clean) < 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quality", ["fast", "balanced"])
 def test_an_opaque_alpha_channel_is_passed_through(quality: str) -> None:
     noisy = 100 + 20 * white((64, 64, 3)) + 50 * (np.arange(64) > 30)[:, None]
@@ -154,6 +159,7 @@ def test_no_block_is_preferred_for_its_place() -> None:
     np.testing.assert_allclose(shuffled, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_counts_are_skewed_and_noise_all_the_same() -> None:
     """Some ten counts in the quietest parts have a skewness of 1/3."""
     clean = data.camera()[100:356, 150:406].astype(np.float64)

@@ -138,6 +138,7 @@ def test_correlated_noise_of_a_part_has_its_correlation() -> None:
     assert found.model.sigma == pytest.approx(7, rel=0.12)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_compressed_photograph() -> None:
     first, wall = meadow()
     found = estimate_noise(first, channel_axis=-1, flat=WALL)
@@ -240,6 +241,7 @@ def test_a_small_picture_with_white_noise_is_not_doubted() -> None:
 # ---- one sigma with one meaning
 
 
+@pytest.mark.slow
 def test_sigma_is_that_of_the_noise_whatever_the_quality() -> None:
     rng = np.random.default_rng(0)
     model = GaussianNoise.from_kernel(np.ones((3, 3)), 5.0)

@@ -53,6 +53,7 @@ def test_a_known_hum_is_subtracted_to_rounding():
     assert found.back(clean) is clean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frequencies", [[0.0613], [1 / 6, 2 / 6], [0.1, 0.2, 0.3001]])
 def test_an_unknown_hum_in_white_noise_is_fitted_as_well_as_least_squares_can(frequencies):
     rng = np.random.default_rng(0)
@@ -163,6 +164,7 @@ def test_the_mains_on_the_recording_of_a_heart_are_found():
     assert find_hum(heart()) is None  # nothing is left of it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["heart", "Blocks", "Bumps", "Piece-Regular"])
 @pytest.mark.parametrize("strength", [0.05, 0.1])
 @pytest.mark.sampled(2)
@@ -252,6 +254,7 @@ def test_tones_that_are_the_signal_are_kept(name):
         assert find_hum(values + level * np.std(values) * rng.normal(size=len(T))) is None
 
 
+@pytest.mark.slow
 def test_nothing_is_found_on_clean_and_on_noisy_signals():
     clean = demo_signals() | {"heart": heart(), "nino": pywt.data.nino()[1]}
     for name, values in clean.items():

@@ -92,6 +92,7 @@ def test_no_density_finds_nothing():
 # ---- found without being told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("density", [0.02, 0.2, 0.5])
 @pytest.mark.parametrize("name", ["camera", "coins", "brick", "grass"])
 def test_density_and_values_are_found(name, density):
@@ -125,6 +126,7 @@ def test_impulses_of_signals_and_of_colours_are_found():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
 @pytest.mark.parametrize("sigma", [0, 20, 200])
 def test_clean_pictures_and_clipped_noise_have_none(name, sigma):

@@ -66,6 +66,7 @@ def test_samples_are_magnitudes_of_complex_noise(coils):
 # ---- the transform and its inverse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("coils", "least", "most"), [(1.0, 0.957, 1.032), (2.0, 0.975, 1.019), (8.0, 0.991, 1.008), (64.0, 0.998, 1.002)]
 )
@@ -172,6 +173,7 @@ def test_missing_samples_do_not_matter():
 # ---- the strength
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coils", [1.0, 4.0])
 @pytest.mark.parametrize("sigma", [3.0, 10.0, 20.0])
 @pytest.mark.sampled(2)
@@ -195,6 +197,7 @@ def test_the_strength_of_pictures_is_found():
     np.testing.assert_allclose(result, denoise(z, noise=Rician(info.sigma), quality="fast"), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_volumes_with_a_background_are_known_by_it():
     clean, rng = ball(), np.random.default_rng(0)
     white = rng.standard_normal(clean.shape)

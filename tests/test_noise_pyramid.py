@@ -124,6 +124,7 @@ def test_coarser_takes_the_lower_half() -> None:
     np.testing.assert_allclose(spectra.coarser(line[None, None])[0, 0], expected / 2)
 
 
+@pytest.mark.slow
 def test_what_remains_is_what_the_finer_image_holds_after_the_coarse_one() -> None:
     """Pure noise, of which the coarse flow leaves a tenth of the power: what is left by frequency."""
     model, size, repeats = GaussianNoise.from_kernel(BLUR), 128, 60

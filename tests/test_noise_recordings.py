@@ -56,6 +56,7 @@ def test_the_spectrum_is_found_on_signals(kind, name, decibel):
     assert abs(np.mean(wrong)) < most / 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_recordings_tell_more(kind):
     found = spectrum_of_signal(coloured(POWERS[kind], 2**16, np.random.default_rng(0)))
@@ -86,6 +87,7 @@ def test_white_noise_is_none():
             assert spectrum_of_signal(clean + level * rng.normal(size=SIZE)) is None, (name, decibel)
 
 
+@pytest.mark.slow
 def test_clean_signals_have_almost_no_noise():
     # Riemann's function is a sum of waves of all frequencies, and looks like noise of the spectrum 1 / f².
     for name, values in (demo_signals() | {"heart": heart()}).items():

@@ -52,6 +52,7 @@ def test_the_noise_is_additive_nearly_gaussian_and_of_the_stable_sigma(looks):
     assert abs(skew(stable, axis=None)) < (0.3 if looks < 1 else 0.1) < abs(skew(np.log(flat(1.0)), axis=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", LOOKS)
 @pytest.mark.parametrize("level", [1e-3, 50.0, 1e5])
 def test_the_way_back_is_unbiased(looks, level):
@@ -114,6 +115,7 @@ def test_it_denoises_better_than_the_logarithm():
 # ---- found without being told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [1.0, 4.0, 16.0])
 @pytest.mark.parametrize("units", [1 / 255, 257.0])
 @pytest.mark.parametrize("name", ["camera", "coins"])

@@ -43,6 +43,7 @@ RAMP = np.maximum(np.indices(CLEAN.shape)[2] / 20 - 0.8, 0)
 # ---- white noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [4.0, 12.0, 40.0])
 def test_the_strength_of_white_noise_in_volumes(sigma):
     z = CLEAN + sigma * WHITE
@@ -81,6 +82,7 @@ def test_colours_are_not_taken_for_volumes():
 # ---- photon transfer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gain", "read", "offset"), [(1.0, 0.0, 0.0), (0.25, 2.0, 100.0), (3.0, 9.0, -20.0)])
 def test_gain_and_read_noise_are_found_from_the_stack(gain, read, offset):
     z = Poisson(gain, read, offset).sample(gain * CLEAN + offset, rng=0)
@@ -189,6 +191,7 @@ def test_hot_pixels_of_pictures_and_signals_and_those_beside_missing_samples():
     assert np.flatnonzero(HotPixels(0.01, fixed=False).reduce(signal[:, None]).missing).tolist() == [77]
 
 
+@pytest.mark.slow
 def test_other_noise_has_no_hot_pixels():
     rng = np.random.default_rng(0)
     for z in (
@@ -287,6 +290,7 @@ def test_the_verdict_on_volumes():
     assert isinstance(examine(Speckle(4.0).sample(CLEAN, rng=0)[..., None]).model, Speckle)
 
 
+@pytest.mark.slow
 def test_noise_that_is_not_white_in_a_volume_is_told():
     grain = gaussian_filter(WHITE, (0, 0.7, 0.7), mode="wrap")
     found = estimate_noise(CLEAN + 12 * grain / grain.std())
@@ -306,6 +310,7 @@ def test_channels_with_noise_of_their_own():
     assert np.ndim(alike) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(8, 8, 8), (2, 40, 40), (1, 40, 40), (40, 2, 2), (3, 20, 30)])
 def test_small_and_thin_volumes_have_a_verdict(shape):
     rng = np.random.default_rng(0)

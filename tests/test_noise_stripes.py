@@ -23,6 +23,7 @@ def reduced(noise, image):
 # ---- the model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.sampled(2)
@@ -108,6 +109,7 @@ def test_whether_channels_have_the_same_offsets_is_found():
         assert find_stripes(z).shared == shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("white", [0, 10, 40])
 @pytest.mark.parametrize("name", CLEAN)
 @pytest.mark.sampled(5)

@@ -42,6 +42,7 @@ def profile(powers: Floats) -> Floats:
 # ---- kinds of noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [5, 20])
 def test_white_noise_is_white(sigma: float) -> None:
     found = estimate_noise(grey() + coloured(0, sigma))
@@ -49,6 +50,7 @@ def test_white_noise_is_white(sigma: float) -> None:
     assert found.model.sigma == pytest.approx(sigma, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.8, 1.5])
 def test_correlated_noise_has_its_spectrum(width: float) -> None:
     found = estimate_noise(grey() + coloured(width, 15))
@@ -121,6 +123,7 @@ def test_texture_under_weak_noise_of_a_camera_does_not_count_as_noise() -> None:
 # ---- what is clean
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["astronaut", "chelsea", "coins", "page"])
 @pytest.mark.sampled(2)
 def test_what_is_clean_stays(name: str) -> None:
@@ -129,6 +132,7 @@ def test_what_is_clean_stays(name: str) -> None:
     assert np.sqrt(np.mean(np.square(found.model.sigma))) < 1.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grass", "gravel"])
 @pytest.mark.sampled(1)
 def test_texture_that_looks_like_noise_from_afar_alone_is_none(name: str) -> None:
@@ -179,6 +183,7 @@ def test_units_scale_the_model(unit: float) -> None:
     assert scaled.confidence == plain.confidence
 
 
+@pytest.mark.slow
 def test_missing_samples_tell_nothing() -> None:
     noisy = grey() + coloured(1, 12)
     hidden = np.random.default_rng(2).random(noisy.shape) < 0.002

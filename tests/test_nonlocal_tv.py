@@ -297,6 +297,7 @@ def test_edges_are_kept_better_than_by_the_quadratic_functional() -> None:
     assert jump(result) > 0.45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", [0.85, 1.0])
 def test_the_residual_is_what_was_asked_for(residual: float) -> None:
     noisy = (200 * picture() + 20 * normal((48, 48))).astype(np.float32)

@@ -170,6 +170,7 @@ def test_nodes_without_edges_stay() -> None:
 # ---- value and gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isotropic", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_value_is_the_double_sum(name: str, isotropic: bool) -> None:
@@ -197,6 +198,7 @@ def test_two_is_the_quadratic_functional(name: str, isotropic: bool) -> None:
     assert math.isclose(found.value, E(k, f, 0.3).value(linear.u), rel_tol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "p", "isotropic"), pairs(list(CASES), [1.1, 1.5, 1.9], [False, True]))
 def test_gradient_is_the_derivative(name: str, p: float, isotropic: bool) -> None:
     """Along random directions, by central differences of the double sum in the inner product of w."""
@@ -228,6 +230,7 @@ def test_gradient_where_neighbours_are_equal(isotropic: bool) -> None:
 # ---- the minimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "p", "isotropic"), pairs(["queries", "patches", "table"], [1.2, 1.5, 1.8], [False, True])
 )
@@ -249,6 +252,7 @@ def test_minimizer_has_no_gradient(name: str, p: float, isotropic: bool) -> None
     assert distance <= 2 * bound + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isotropic", [False, True])
 @pytest.mark.parametrize("p", [1.1, 1.5, 2])
 def test_lagged_diffusivity_never_raises_the_energy(p: float, isotropic: bool) -> None:
@@ -267,6 +271,7 @@ def test_lagged_diffusivity_never_raises_the_energy(p: float, isotropic: bool) -
     assert course[-1].gap < 1e-3 * course[0].gap or p == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isotropic", [False, True])
 @pytest.mark.parametrize("p", [1, 1.3, 1.7])
 def test_missing_data_is_filled_in_and_certified(p: float, isotropic: bool) -> None:
@@ -316,6 +321,7 @@ def test_single_precision(p: float) -> None:
     assert Jp(k, 1.5).gradient(f).dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isotropic", [False, True])
 def test_p_next_to_one(isotropic: bool) -> None:
     """The linear problems are hard there, and the tolerance is met all the same; the limit is total variation."""

@@ -50,6 +50,7 @@ def cloud() -> Any:
     return affinity(Gaussian(width=0.3), POINTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isotropic", [False, True])
 @pytest.mark.parametrize("dt", [1e-3, 0.1, 100.0])
 @pytest.mark.parametrize("p", [1, 1.3, 1.7, 2])
@@ -87,6 +88,7 @@ def test_two_is_implicit_euler_of_the_linear_flow() -> None:
     assert 1.8 < errors[0] / errors[1] < 2.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isotropic", [False, True])
 def test_first_order_against_runge_kutta(isotropic: bool) -> None:
     f, u = normal((9, 2), 4), normal((9, 2), 5)
@@ -103,6 +105,7 @@ def test_first_order_against_runge_kutta(isotropic: bool) -> None:
         assert 1.6 < coarse / fine < 2.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1, 1.5])
 @pytest.mark.sampled(1)
 def test_two_nodes_meet_in_finite_time(p: float) -> None:
@@ -119,6 +122,7 @@ def test_two_nodes_meet_in_finite_time(p: float) -> None:
     np.testing.assert_allclose(solution.u.sum(axis=1), 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_edges_stay_where_the_linear_flow_blurs_them() -> None:
     grid = Grid(60)
     clean = np.where(np.arange(60) < 30, 0.0, 1.0)

@@ -87,6 +87,7 @@ def blocks(draw: st.DrawFn) -> nl.Affinity:
     return BlockAffinity(*shape, draw(weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("invariant", "fidelity"),
     [

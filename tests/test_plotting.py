@@ -20,6 +20,7 @@ def panels(figure: Figure) -> list[Any]:
     return [axis for axis in figure.axes if axis.get_title() or axis.get_title(loc="left") or axis.lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "axis"), [((20, 30), None), ((20, 30, 3), 2), ((3, 20, 30), 0), ((20, 30, 2), -1)])
 @pytest.mark.parametrize("with_clean", [False, True])
 @pytest.mark.sampled(2)
@@ -52,6 +53,7 @@ def test_colours_share_the_range_of_the_noisy_image() -> None:
     assert second[4, 4] == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "form", "start"),
     [

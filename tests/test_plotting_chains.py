@@ -15,6 +15,7 @@ REAL = np.array([0.3, 1.0, -0.9, 0.8, 0.1])
 TURNING = np.array([1.0, 0.6 * np.exp(0.7j), 0.6 * np.exp(-0.7j), 0.2])
 
 
+@pytest.mark.slow
 def test_a_reversible_chain() -> None:
     k = np.arange(120)
     decay = 0.7 * 0.9**k + 0.3 * 0.2**k
@@ -67,6 +68,7 @@ def test_one_way_and_no_decay() -> None:
     assert [line.get_linestyle() for line in middle.lines].count("--") == 1
 
 
+@pytest.mark.slow
 def test_complex_eigenvalues_lie_in_the_plane() -> None:
     figure = chain_figure({"pi": PI}, TURNING)
     axis = figure.axes[1]
@@ -102,6 +104,7 @@ def test_several_distances() -> None:
     assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color() == lines[3].get_color()
 
 
+@pytest.mark.slow
 def test_a_chain_that_forgets_at_once() -> None:
     figure = chain_figure({"pi": PI}, np.array([1.0, 0, 0]), decay=np.array([0.7, 0.0, 0.0]))
     assert len(figure.axes[2].lines) == 1
@@ -130,6 +133,7 @@ def test_wrong_chains(changed: dict[str, object], message: str) -> None:
         chain_figure(**arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_phase_diagram() -> None:
     mu_min, fidelity = RNG.uniform(-0.5, 0.5, 200), RNG.uniform(0, 2, 200)
     growth = np.maximum(np.abs(1 - fidelity), np.abs(mu_min - fidelity))

@@ -20,6 +20,7 @@ FADING = np.exp(-T)[:, None] * START
 KEPT = (0.5 + 0.5 * np.exp(-T))[:, None] * START
 
 
+@pytest.mark.slow
 def test_pictures_share_one_scale_and_stand_above_their_profiles() -> None:
     figure = spacetime_figure({"J-flow": (T, FADING), "E-flow": (T, KEPT)}, x=X, title="both")
     left, right, under_left, under_right, bar = figure.axes
@@ -147,6 +148,7 @@ def test_rounding_is_not_drawn() -> None:
     np.testing.assert_allclose(np.diff(np.log(axis.lines[1].get_ydata())).sum(), -9 * np.ptp(axis.lines[1].get_xdata()))
 
 
+@pytest.mark.slow
 def test_constant_courses_stay_flat_to_the_eye() -> None:
     t = np.linspace(0, 9, 10)
     noise = 2 * (1 + 1e-14 * RNG.standard_normal(10))

@@ -41,6 +41,7 @@ def test_slices_through_the_middle_in_three_directions() -> None:
     assert render(figure, "png").startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_any_order_of_axes_shows_the_same() -> None:
     data = RNG.normal(size=(6, 10, 16, 3))
     first, second = (
@@ -129,6 +130,7 @@ def test_missing_and_kept_samples_are_marked() -> None:
     np.testing.assert_array_equal(shown(rows(without, 3)[0][2]), shown(panels[0][3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "axes"), [((1, 1, 1), "ZYX"), ((2, 1, 30), "TYX"), ((300, 4, 5), "ZYX")])
 def test_odd_shapes_and_no_noise(shape: tuple[int, ...], axes: str) -> None:
     figure = stack_figure(np.zeros(shape), np.zeros(shape), axes=axes, sigma=0)

@@ -115,6 +115,7 @@ def test_both_measures_and_units(name: str, measure: str) -> None:
     np.testing.assert_allclose(found.u, solved(k, f, 0.01), rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [(), (1,), (3,)])
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("build", [patches, table])
@@ -194,6 +195,7 @@ def test_transform_with_fidelities_that_vary() -> None:
     np.testing.assert_allclose(found.u, solved(k, f, phi), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["uniform", "holes"])
 @pytest.mark.parametrize("build", [patches, table])
 @pytest.mark.sampled(2)

@@ -85,6 +85,7 @@ def built(method: str, kernel: Any, queries: Any, keys: Any, weights: Any) -> An
     return nl.affinity(kernel, domain, keys, queries=queries, method=method, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:affinity. \d+ of \d+ nodes see no other node")
 @pytest.mark.parametrize("method", METHODS)
 def test_laws_are_those_of_a_double_sum(method: str) -> None:

@@ -68,6 +68,7 @@ def kept(n: int, seed: int, size: float) -> tuple[float, float, tuple[float, ...
         return float(spread), float(values[0]), bounds
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:a NeuTRENO layer with lambda~")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", SIZES)

@@ -114,6 +114,7 @@ def test_tolerances_are_met(name: str) -> None:
     assert found.stats["applications"] == 6 * steps + 1
 
 
+@pytest.mark.slow
 @pytest.mark.numerical
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
@@ -135,6 +136,7 @@ def test_logistic_growth(kind: str, dtype: str) -> None:
         assert np.abs(np.asarray(final) - exact).max() < 20 * tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["l2", "degree"])
 def test_allen_cahn_descends_and_keeps_its_range(metric: str) -> None:
     flow = nl.GradientFlow(nl.J(WEIGHTS), metric, reaction=nl.AllenCahn(4.0))

@@ -82,6 +82,7 @@ def test_a_run_measures_writes_and_draws_and_the_next_measures_what_is_left(
     assert len(runs) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cameras", "simulated", "coloured", "speckle", "white", "clean"])
 @pytest.mark.sampled(2)
 def test_every_section_has_scenes_whose_noise_is_what_they_say(data: Path, name: str) -> None:

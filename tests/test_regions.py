@@ -47,6 +47,7 @@ def test_blocks_of_a_flat_are_compact_however_it_lies(d):
     assert PairSums(Gaussian(1.0), noise, noise, np.ones(6000)).share_seen() == 1  # nothing is gained there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: type(k).__name__)
 @pytest.mark.parametrize("d", [2, 15, 40])
@@ -90,6 +91,7 @@ def test_a_tolerance_keeps_p_self_adjoint():
     assert p.push(law).sum() == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 15, 40])
 def test_sums_at_other_points_and_at_some_rows(d):
     rng = np.random.default_rng(3)

@@ -46,6 +46,7 @@ def test_symmetric_flows(metric: str, fidelity: Any, iterated: bool) -> None:
     assert p.flow.applications == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [None, 0.4, "per node"])
 @pytest.mark.parametrize("name", CASES)
 def test_attention_flows(name: str, phi: Any, iterated: bool) -> None:

@@ -164,6 +164,7 @@ def test_what_a_shard_says_of_itself(alone: None) -> None:
     assert float(u.abs().max()) == float(u.abs().amax())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sharded_run.EVERYTHING)
 def test_averages_are_plain_sums(name: str, by_one: dict[str, Any]) -> None:
     """Those of one process, which the numbers of all others are held against."""

@@ -173,6 +173,7 @@ def test_what_the_statistics_say() -> None:
     assert "error_bound" not in nl.solve(p.flow, p.start, t=1.0, integrator=nl.RungeKutta()).stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"energies": False}, {}, {"trackers": [nl.SteadyState(0.0)]}],

@@ -51,6 +51,7 @@ def test_lanczos_beyond_400_nodes() -> None:
     agrees_with_the_dense_eigenvalues(problem("l2", 0.4, n=401))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("iterate")
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("fidelity", [None, 0.4, np.linspace(0, 2, 60)], ids=["J", "E", "E per node"])
@@ -266,6 +267,7 @@ def test_an_eigenvalue_near_0_is_found_beside_large_ones() -> None:
     assert found[0] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_slow_rate_is_looked_for_again_with_more_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     path = sparse.diags_array([np.ones(1199), np.ones(1199)], offsets=[-1, 1]).tocsr()
     flow = nl.GradientFlow(nl.J(nl.affinity_from_graph(path)), "degree")

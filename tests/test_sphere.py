@@ -45,6 +45,7 @@ def symmetric(width: int, seed: int = 1) -> Any:
     return (matrix + matrix.T) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalization", ["softmax", "none"])
 @pytest.mark.parametrize("beta", [0.5, 4.0, 9.0])
 def test_two_tokens_follow_their_scalar_equation(normalization: str, beta: float) -> None:

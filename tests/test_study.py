@@ -71,6 +71,7 @@ def test_order_in_two_dimensions_of_many_channels_and_kernels() -> None:
     assert [fit.name.split()[0] for fit in result.fits[::2]] == ["laplace:width=0.2", "tophat:radius=0.3"]
 
 
+@pytest.mark.slow
 def test_order_for_attention_against_the_matrix_exponential() -> None:
     q, k, v = tokens()
     result = run_study("time-order", queries=q, keys=k, values=v, fidelity=[0, 0.7])
@@ -153,6 +154,7 @@ def test_order_in_volumes() -> None:
 # --- space-order -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_grids_converge_spectrally_inside_and_with_order_two_at_edges() -> None:
     result = run_study("space-order", kernel=Gaussian(0.08), dimension=[1, 2])
     assert [fit for fit in result.fits if fit.passed is not True and not fit.what.startswith("exponential")] == []
@@ -193,6 +195,7 @@ def test_rounding_level_counts_as_spectral() -> None:
     result.figure()
 
 
+@pytest.mark.slow
 def test_a_signal_of_the_user_that_is_not_smooth_is_found_out() -> None:
     result = run_study(
         "space-order",
@@ -278,6 +281,7 @@ def test_chains_mix_at_the_rate_of_their_second_eigenvalue() -> None:
     result.figure()
 
 
+@pytest.mark.slow
 def test_mixing_of_attention_and_from_a_given_node() -> None:
     q, k, v = tokens(20, seed=2)
     result = run_study("mixing", queries=q, keys=k, values=v)

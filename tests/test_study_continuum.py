@@ -67,6 +67,7 @@ def test_one_dimension(kernel: RadialKernel, boundary: str, x: float) -> None:
     np.testing.assert_allclose(average[0, 0], integral(True) / integral(False), rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", ["periodic", "reflect", "isolated"])
 @pytest.mark.parametrize("point", [(0.1, 0.3), (0.55, 0.07)])
 @pytest.mark.sampled(2)

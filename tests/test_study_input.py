@@ -102,6 +102,7 @@ def test_studies_do_not_share_the_files_of_cases(tmp_path: Path) -> None:
     assert len(set(names)) == 2
 
 
+@pytest.mark.slow
 def test_huge_fidelities() -> None:
     result = run_study("equilibrium", nodes=12, metric="degree", fidelity=[1.0, 1e200, 1e300])
     assert [row["rate_ratio"] for row in result.rows] == pytest.approx([1, 1, 1], rel=1e-3)
@@ -124,6 +125,7 @@ def test_a_wide_interval_about_the_limit_is_no_failure() -> None:
     assert limit.passed is True
 
 
+@pytest.mark.slow
 def test_chains_that_are_too_slow_have_no_late_rate() -> None:
     """After 5000 steps a chain that hardly ever moves shows all of its modes."""
     result = run_study("mixing", nodes=16, boundary="periodic", laziness=0.999)

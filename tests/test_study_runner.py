@@ -346,6 +346,7 @@ def test_numbers_that_nobody_measures_are_refused(tmp_path: Path, kind: str, col
         run_study(kind, out=tmp_path, **_CRAFTED[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

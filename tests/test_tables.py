@@ -187,6 +187,7 @@ def test_the_figure_has_the_noise_of_each_column(monkeypatch: pytest.MonkeyPatch
     assert seen == [[column["sigma"] for column in found["columns"]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_decimal_commas_come_back(mark: str) -> None:
     table("points.csv", NOISY)

@@ -146,6 +146,7 @@ class Watch(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]  # o
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel", [nl.ExpDotProduct(), nl.Gaussian(1.0), nl.Laplace(1.0)], ids=lambda k: type(k).__name__
 )

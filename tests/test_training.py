@@ -211,6 +211,7 @@ def test_mean_iou_is_that_of_sets() -> None:
 # ---- models and batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cifar10", "text", "scenes"])
 def test_variants_begin_alike(kind: str, data: Path) -> None:
     task = make(kind, data, steps=2)
@@ -564,6 +565,7 @@ def test_summaries_pair_seeds() -> None:
 # ---- commands and models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["softmax", "gaussian-neutreno", "neutreno-featscale"])
 def test_exported_models_are_the_trained_ones(name: str, data: Path, tmp_path: Path) -> None:
     arguments = [

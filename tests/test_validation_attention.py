@@ -128,6 +128,7 @@ def segmenter(name: str) -> tuple[Any, Any]:
     return model, pixels(task.test[0][:1]).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gaussian", "gaussian-neutreno"])
 @pytest.mark.parametrize("what", ["nothing", "the norms of keys are left out", "the term draws to the values"])
 @pytest.mark.sampled(2)

@@ -99,6 +99,7 @@ def rms(one: Any, other: Any) -> float:
     return float(np.sqrt(np.mean((one.astype(np.float64) - other) ** 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv", "out.m4v"])
 def test_a_film_keeps_all_but_its_codec(tmp_path: Path, name: str) -> None:
     film(tmp_path / "a.mp4", scene(), sound=True, turned=90, title="a film", artist="nobody")
@@ -375,6 +376,7 @@ SOURCES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pixels", "said", "bits"), SOURCES)
 def test_other_programs_see_the_levels_that_were_in_memory(tmp_path: Path, pixels: str, said: int, bits: int) -> None:
     frames = levels(bits)

@@ -180,6 +180,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "taken to be white, and as strong as in the first 16 frames" in found
 
 
+@pytest.mark.slow
 def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     film(Path("in.mkv"), scene(100))

@@ -107,7 +107,5 @@ def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> floa
     from skimage.metrics import structural_similarity
 
     pair = (clean.astype(np.float64), estimate.astype(np.float64))
-    value = structural_similarity(  # type: ignore[no-untyped-call]  # scikit-image has no types here
-        *pair, win_size=_SSIM_WINDOW, data_range=peak, channel_axis=channel_axis
-    )
+    value = structural_similarity(*pair, win_size=_SSIM_WINDOW, data_range=peak, channel_axis=channel_axis)
     return float(value)

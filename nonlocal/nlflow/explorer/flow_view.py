@@ -44,7 +44,7 @@ def _waves(grid: Grid) -> Floats:
 def _photograph(grid: Grid) -> Floats:
     from skimage import data
 
-    camera: Floats = data.camera()  # type: ignore[no-untyped-call]
+    camera: Floats = data.camera()
     return np.asarray(camera.reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255)
 
 

@@ -80,7 +80,7 @@ def example() -> Source:
     """Return what `EXAMPLE` makes: a photograph of 256 x 256 grey levels with noise of standard deviation 25."""
     from skimage import data
 
-    photograph: Array = data.camera()  # type: ignore[no-untyped-call]
+    photograph: Array = data.camera()
     clean = np.rint(photograph.reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(np.uint8)
     noise = np.random.default_rng(0).normal(0, 25, clean.shape)
     noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)
