@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,17 @@ pytestmark = pytest.mark.numerical
 N = 40
 LARGE = [1e3, 1e6, 1e9, 1e12]
 F = np.random.default_rng(0).normal(size=N)
-LINE = nl.affinity(nl.Gaussian(1.5), nl.Grid(N))
 Q, K = np.random.default_rng(1).normal(size=(2, N, 3))
-ATTENTION = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), K, queries=Q)
+
+
+@cache
+def line() -> Any:
+    return nl.affinity(nl.Gaussian(1.5), nl.Grid(N))
+
+
+@cache
+def attention_weights() -> Any:
+    return nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), K, queries=Q)
 
 
 def fidelity(large: float) -> Any:
@@ -44,16 +53,19 @@ def limit(affinity: Any, phi: Any, held: Any = None) -> Any:
 @pytest.mark.parametrize("large", LARGE)
 def test_a_large_fidelity_hides_no_other_node(large: float) -> None:
     phi = fidelity(large)
-    functional, constraint = nl.E(LINE, F, phi, measure="degree"), nl.Constraint([0, 5], 2.0)
+    functional, constraint = nl.E(line(), F, phi, measure="degree"), nl.Constraint([0, 5], 2.0)
     held = nl.GradientFlow(functional, "degree", constraint=constraint)
-    attention = nl.AttentionFlow(ATTENTION, F, phi, constraint=constraint)
+    attention = nl.AttentionFlow(attention_weights(), F, phi, constraint=constraint)
     for found, expected in (
-        (functional.minimizer(), limit(LINE, phi)),
-        (functional.minimizer(constraint=constraint), limit(LINE, phi, [0, 5])),
-        (nl.equilibrium(held, method="iterative"), limit(LINE, phi, [0, 5])),
-        (nl.equilibrium(held, method="direct"), limit(LINE, phi, [0, 5])),
-        (nl.equilibrium(attention, method="iterative"), limit(ATTENTION, phi, [0, 5])),
-        (nl.equilibrium(nl.AttentionFlow(ATTENTION, F, phi), method="iterative"), limit(ATTENTION, phi)),
+        (functional.minimizer(), limit(line(), phi)),
+        (functional.minimizer(constraint=constraint), limit(line(), phi, [0, 5])),
+        (nl.equilibrium(held, method="iterative"), limit(line(), phi, [0, 5])),
+        (nl.equilibrium(held, method="direct"), limit(line(), phi, [0, 5])),
+        (nl.equilibrium(attention, method="iterative"), limit(attention_weights(), phi, [0, 5])),
+        (
+            nl.equilibrium(nl.AttentionFlow(attention_weights(), F, phi), method="iterative"),
+            limit(attention_weights(), phi),
+        ),
     ):
         assert found.success, found.message
         np.testing.assert_allclose(found.u, expected, rtol=0, atol=1e-8)
@@ -62,9 +74,9 @@ def test_a_large_fidelity_hides_no_other_node(large: float) -> None:
 @pytest.mark.parametrize("large", LARGE)
 @pytest.mark.parametrize("name", ["line", "attention"])
 def test_a_large_fidelity_hides_no_other_node_from_implicit_steps(name: str, large: float) -> None:
-    phi, affinity = fidelity(large), LINE if name == "line" else ATTENTION
-    flow: Any = nl.GradientFlow(nl.E(LINE, F, phi, measure="degree"), "degree")
-    flow = flow if name == "line" else nl.AttentionFlow(ATTENTION, F, phi)
+    phi, affinity = fidelity(large), line() if name == "line" else attention_weights()
+    flow: Any = nl.GradientFlow(nl.E(line(), F, phi, measure="degree"), "degree")
+    flow = flow if name == "line" else nl.AttentionFlow(attention_weights(), F, phi)
     matrix = np.eye(N) - affinity.average(np.eye(N)) + np.diag(phi)
     expected = np.linalg.solve(np.eye(N) + 2 * matrix, F + 1 + 2 * phi * F)
     np.testing.assert_allclose(nl.ConvexSplitting(2.0).step(flow, F + 1, 2.0), expected, rtol=0, atol=1e-8)
@@ -79,11 +91,11 @@ def test_a_large_matrix_hides_no_other_node(large: float) -> None:
     given = roots @ np.swapaxes(roots, 1, 2) + 0.1 * np.eye(2)
     given[10] *= large
     f = rng.normal(size=(N, 2))
-    a = np.kron(np.eye(N) - LINE.average(np.eye(N)), np.eye(2))
+    a = np.kron(np.eye(N) - line().average(np.eye(N)), np.eye(2))
     for i in range(N):
         a[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] += given[i]
     b = np.einsum("ncd,nd->nc", given, f).ravel()
-    functional = nl.E(LINE, f, given, measure="degree")
+    functional = nl.E(line(), f, given, measure="degree")
     found, expected = functional.minimizer(), np.linalg.solve(a, b).reshape(N, 2)
     assert found.success, found.message
     np.testing.assert_allclose(found.u, expected, rtol=0, atol=1e-8)
@@ -107,7 +119,7 @@ def test_derivatives_where_one_fidelity_is_large(name: str, large: float) -> Non
         averages = k.symmetrized().average(torch.eye(N, dtype=torch.float64)).numpy()
     else:
         k = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), torch.tensor(K), queries=torch.tensor(Q))
-        flow, averages = nl.AttentionFlow(k, f, torch.tensor(phi)), ATTENTION.average(np.eye(N))
+        flow, averages = nl.AttentionFlow(k, f, torch.tensor(phi)), attention_weights().average(np.eye(N))
     matrix = np.eye(N) - averages + np.diag(phi)
     u = derivatives.equilibrium(flow)
     np.testing.assert_allclose(u.detach().numpy(), np.linalg.solve(matrix, phi * F), rtol=0, atol=1e-8)
@@ -179,7 +191,7 @@ def test_the_bound_bounds(phi: Any) -> None:
     rng = np.random.default_rng(6)
     values = {"per node": 10.0 ** rng.uniform(-3, 3, N), "holes": 1.0 * (np.arange(N) < 4), "large": fidelity(1e9)}
     values = values[phi] if isinstance(phi, str) else np.full(N, phi)
-    averages = LINE.average(np.eye(N))
+    averages = line().average(np.eye(N))
     matrix = np.eye(N) - averages + np.diag(values)
 
     def operator(v: Any) -> Any:
@@ -199,7 +211,7 @@ def test_the_bound_bounds(phi: Any) -> None:
 def test_the_bound_bounds_what_is_weighted() -> None:
     """The error of w x relative to the largest w x, where the largest weight is far above the least."""
     rng, weight = np.random.default_rng(7), np.geomspace(1.0, 1e-4, N)
-    matrix = np.eye(N) - LINE.average(np.eye(N)) + 0.5 * np.eye(N)
+    matrix = np.eye(N) - line().average(np.eye(N)) + 0.5 * np.eye(N)
     rows = replace(Rows.of(lambda v: matrix @ v, NodeFidelity(np.full(N, 0.5)), F, (0,)), weight=weight)
     exact = np.linalg.solve(matrix, F)
     x = exact + 1e-3 * rng.normal(size=N)
@@ -210,7 +222,7 @@ def test_the_bound_bounds_what_is_weighted() -> None:
 def test_the_bound_bounds_where_channels_are_mixed() -> None:
     """A constant error is pulled back by the fidelity alone, so that the bound is sharp."""
     phi, f = np.tile(0.5 * np.eye(2), (N, 1, 1)), np.random.default_rng(8).normal(size=(N, 2))
-    averages = LINE.average(np.eye(N))
+    averages = line().average(np.eye(N))
     rows = Rows.of(lambda v: 1.5 * v - averages @ v, MatrixFidelity(phi), f, (0,))
     exact = np.linalg.solve(1.5 * np.eye(N) - averages, f)
     x = exact + 1e-3
@@ -219,7 +231,7 @@ def test_the_bound_bounds_where_channels_are_mixed() -> None:
 
 
 def test_nothing_is_solved_by_nothing() -> None:
-    rows = Rows.of(lambda v: v - LINE.average(v), None, F, (0,))
+    rows = Rows.of(lambda v: v - line().average(v), None, F, (0,))
     assert rows.judged(Solved(0 * F, 0.0, 1), None, 0 * F, 0.0, 0.0).error == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -326,26 +327,29 @@ def test_period_is_the_common_divisor_of_the_round_trips(periods: tuple[int, int
 # --- matrix-free, more states than are looked at one by one ----------------------------------------------------------
 
 
+# name: how it is built, classes, period
+SEARCHED: dict[str, tuple[Callable[[], Any], int, int]] = {
+    "five by six": (lambda: MatrixFree((5, 6)), 1, 1),
+    "four by six": (lambda: MatrixFree((4, 6)), 1, 2),
+    "eleven": (lambda: MatrixFree((11,)), 1, 1),
+    "twelve": (lambda: MatrixFree((12,)), 1, 2),
+    "in steps of three": (lambda: MatrixFree((12,), 3), 3, 2),
+    "grid": (lambda: nl.affinity(nl.TopHat(radius=1.0), nl.Grid((4, 6))), 1, 1),
+    "lines": (lambda: nl.affinity(nl.TopHat(radius=0.5), nl.Grid((4, 6), (0.4, 1.0))), 6, 1),
+    "lines, convolved": (
+        lambda: nl.affinity(nl.TopHat(radius=0.5), nl.Grid((4, 6), (0.4, 1.0)), method="convolution"), 6, 1
+    ),
+    "convolution": (lambda: nl.affinity(nl.Gaussian(width=0.2), nl.Grid((4, 6)), method="convolution"), 1, 1),
+    "patches": (lambda: nl.affinity(nl.Patch(0.8, 3, 2), nl.Grid((6, 7)), normal((6, 7), 3, "float32")), 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEARCHED)
 @pytest.mark.parametrize("few", [True, False])
-@pytest.mark.parametrize(
-    ("affinity", "parts", "period"),
-    [
-        (MatrixFree((5, 6)), 1, 1),
-        (MatrixFree((4, 6)), 1, 2),
-        (MatrixFree((11,)), 1, 1),
-        (MatrixFree((12,)), 1, 2),
-        (MatrixFree((12,), 3), 3, 2),
-        (nl.affinity(nl.TopHat(radius=1.0), nl.Grid((4, 6))), 1, 1),
-        (nl.affinity(nl.TopHat(radius=0.5), nl.Grid((4, 6), (0.4, 1.0))), 6, 1),
-        (nl.affinity(nl.TopHat(radius=0.5), nl.Grid((4, 6), (0.4, 1.0)), method="convolution"), 6, 1),
-        (nl.affinity(nl.Gaussian(width=0.2), nl.Grid((4, 6)), method="convolution"), 1, 1),
-        (nl.affinity(nl.Patch(0.8, 3, 2), nl.Grid((6, 7)), normal((6, 7), 3, "float32")), 1, 1),
-    ],
-)
 @pytest.mark.sampled(4)
-def test_the_search_agrees_with_the_graph(
-    affinity: Any, parts: int, period: int, few: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_agrees_with_the_graph(name: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, parts, period = SEARCHED[name]
+    affinity = build()
     if not few:
         monkeypatch.setattr("nlflow.markov.operator._GRAPH_STATES", 10)
         monkeypatch.setattr(MarkovChain, "_moves", None)
