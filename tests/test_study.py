@@ -49,7 +49,8 @@ def failures(result: StudyResult) -> list[str]:
 # --- time-order ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("boundary", [pytest.param("periodic", marks=pytest.mark.slow), "isolated"])
+@pytest.mark.slow  # what `test_orders` holds, as a study
+@pytest.mark.parametrize("boundary", ["periodic", "isolated"])
 def test_integrators_have_their_order(boundary: str) -> None:
     result = run_study("time-order", nodes=24, boundary=boundary)
     assert len(result.fits) == 12
