@@ -95,7 +95,7 @@ $(MADE):
 
 $(CORE): $(INPUT)
 	@echo '== installing nlflow and what it needs (once)'
-	@$(PIP) -e .
+	@$(PIP) -e '.[desk]'
 	@touch $@
 
 # torch comes first and by its exact version: then a build without CUDA is taken where pip is offered one.

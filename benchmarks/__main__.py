@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.harness import Row, machine, table, write
-from nlflow.io.atomic import make_folder
-from nlflow.io.storage import locked
+from nlflow.store.atomic import make_folder
+from nlflow.store.storage import locked
 from nlflow.studies.cases import Case, run_cases
 
 NAMES = (

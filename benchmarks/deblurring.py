@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from benchmarks.denoising.tasks import image, score
 from benchmarks.harness import KIND, Row, keep, listed, machine, table
 from nlflow.denoising.priors import Denoiser, Forward, reconstruct
-from nlflow.io.storage import load_record
+from nlflow.store.storage import load_record
 
 Array = NDArray[Any]
 NAME = "deblurring"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.backends.machine import processor
-from nlflow.io.atomic import make_folder
-from nlflow.io.records import markdown, save_page
-from nlflow.io.storage import save_record
-from nlflow.io.terminal import plain
+from nlflow.store.atomic import make_folder
+from nlflow.store.encoding import plain
+from nlflow.store.records import markdown, save_page
+from nlflow.store.storage import save_record
 
 KIND = "benchmark"
 REPEATS = 7

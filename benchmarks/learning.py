@@ -34,7 +34,7 @@ from benchmarks import learning_pictures
 from benchmarks.equilibrium import peak
 from benchmarks.harness import Row, keep, listed, machine, table
 from nlflow import affinity_from_graph, neighbour_graph
-from nlflow.io.atomic import make_folder
+from nlflow.store.atomic import make_folder
 
 NAME = "learning"
 TRIALS = 100

@@ -28,8 +28,8 @@ from benchmarks.blind.runner import Kept, measure
 from benchmarks.blind.scenes import SECTIONS
 from benchmarks.harness import table
 from nlflow.backends.machine import source_digest
-from nlflow.io.atomic import make_folder
-from nlflow.io.storage import locked
+from nlflow.store.atomic import make_folder
+from nlflow.store.storage import locked
 
 QUALITIES = ("fast", "balanced", "best")
 _PAUSE = 30.0  # seconds at least between two writings of the files

@@ -41,7 +41,7 @@ def make(path: Path, size: int, block: int) -> None:
 
 def denoise(source: str, target: str, options: dict[str, Any]) -> None:
     """Denoise, telling the progress as lines of JSON."""
-    from nlflow.denoising.large import denoise_store
+    from nlflow.desk.large import denoise_store
 
     def tell(done: int, count: int) -> None:
         print(json.dumps({"done": done, "blocks": count}), flush=True)

@@ -31,7 +31,7 @@ from nlflow import denoise
 from nlflow.denoising.noise import Poisson, Rician
 from nlflow.denoising.presets import VOLUMES
 from nlflow.denoising.tiles import bytes_needed
-from nlflow.io.storage import load_record
+from nlflow.store.storage import load_record
 
 Array = NDArray[Any]
 NAME = "volumes"

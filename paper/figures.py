@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.denoising.targets import PUBLISHED
 from nlflow import E, Gaussian, GradientFlow, Grid, J, affinity, diversity_bounds, solve
-from nlflow.io.records import load_record
 from nlflow.plotting import new_figure
+from nlflow.store.records import load_record
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "benchmarks" / "results" / "denoise_quality.json"

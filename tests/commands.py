@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from typer.testing import CliRunner
 
-from nlflow.commands import main as cli
+from nlflow.desk.commands import main as cli
 from nlflow.errors import NlflowWarning
 
 RNG = np.random.default_rng(11)

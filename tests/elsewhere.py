@@ -124,7 +124,7 @@ def jobs(folder: Path, one: bool) -> None:
     import numpy as np
 
     import nlflow as nl
-    from nlflow.commands.main import main
+    from nlflow.desk.commands.main import main
 
     def command(*words: str) -> None:
         sys.argv[:] = ["nonlocal", *words]

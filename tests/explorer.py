@@ -40,7 +40,7 @@ def missing() -> str:
 @contextmanager
 def serving(*words: str, cwd: Path | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run ``nonlocal explore`` on a free port; yields the address of the page, and the process."""
-    command = [sys.executable, "-m", "nlflow.commands.main", "explore", "--no-browser", "--port", "0", *words]
+    command = [sys.executable, "-m", "nlflow.desk.commands.main", "explore", "--no-browser", "--port", "0", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

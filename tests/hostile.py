@@ -166,10 +166,10 @@ def _newcomers() -> dict[str, dict[str, bytes]]:
 def cases(folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is read in each case; the files are written first."""
     from nlflow.attention import load_model
-    from nlflow.io import files
-    from nlflow.io.companions import read_mask
-    from nlflow.io.storage import load_archive
-    from nlflow.io.terminal import read_tokens
+    from nlflow.desk import files
+    from nlflow.desk.companions import read_mask
+    from nlflow.desk.terminal import read_tokens
+    from nlflow.store.storage import load_archive
     from nlflow.studies import run_study
     from validation.training.data import read_pictures
     from validation.training.state import read_tensors

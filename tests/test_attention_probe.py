@@ -31,7 +31,7 @@ from nlflow.attention import (  # noqa: E402
 )
 from nlflow.attention.probing import probe as module_of_probe  # noqa: E402
 from nlflow.attention.probing import recording as module_of_recording  # noqa: E402
-from nlflow.commands.attention import HELP  # noqa: E402
+from nlflow.desk.commands.attention import HELP  # noqa: E402
 
 Array = NDArray[Any]
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 16}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nlflow import FileFormatError, NlflowWarning
-from nlflow.io.records import Records
+from nlflow.store.records import Records
 from nlflow.studies.cases import Case, run_cases
 
 

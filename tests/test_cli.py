@@ -18,9 +18,9 @@ from PIL import Image
 import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
 from nlflow.backends.numba import loading
-from nlflow.commands.effects import _RULES
-from nlflow.commands.main import app
-from nlflow.io import terminal
+from nlflow.desk import terminal
+from nlflow.desk.commands.effects import _RULES
+from nlflow.desk.commands.main import app
 from tests.commands import IMAGE, fails, run
 
 
@@ -38,9 +38,9 @@ def test_demo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((out, progress))
         return "table"
 
-    module = types.ModuleType("nlflow.commands.demonstration")
+    module = types.ModuleType("nlflow.desk.commands.demonstration")
     module.run_demo = run_demo  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "nlflow.commands.demonstration", module)
+    monkeypatch.setitem(sys.modules, "nlflow.desk.commands.demonstration", module)
     assert run("demo").stdout == "table\n"
     run("demo", "--out", "there", "--quiet")
     assert calls == [(Path("demo-output"), False), (Path("there"), False)]
@@ -109,7 +109,7 @@ def test_the_help_is_short_and_names_the_whole(command: str) -> None:
     assert len(short.splitlines()) <= 60  # a screen and a half
     assert len(whole.splitlines()) > len(short.splitlines()) + 20
     assert f"nonlocal {command} --help-all" in short
-    module = importlib.import_module(f"nlflow.commands.{command}")
+    module = importlib.import_module(f"nlflow.desk.commands.{command}")
     parameters = inspect.signature(getattr(module, command)).parameters
     assert set(module.USUAL) <= set(parameters)
     options = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", short, re.MULTILINE))

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, NlflowWarning
-from nlflow.commands import main as cli
+from nlflow.desk.commands import main as cli
 from nlflow.errors import install_command
 
 torch = pytest.importorskip("torch")
@@ -346,7 +346,7 @@ def test_a_tokenizer_that_is_not_there(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_torch(folder: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from nlflow.commands.main import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from nlflow.desk.commands.main import main; main()"
     command = [sys.executable, "-c", code, "attention", str(folder / "bert"), "--text", "x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -20,11 +20,11 @@ import tifffile
 from PIL import Image
 
 import nlflow
-from nlflow.commands import denoise_file, reports
-from nlflow.commands.reports import summary
+from nlflow.desk import files, terminal
+from nlflow.desk.commands import denoise_file, reports
+from nlflow.desk.commands.reports import summary
+from nlflow.desk.terminal import json_text
 from nlflow.errors import InputError
-from nlflow.io import files, terminal
-from nlflow.io.terminal import json_text
 from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, listing, run
 
 Clock = Callable[[float], None]

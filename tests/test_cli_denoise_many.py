@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nlflow.desk import files
 from nlflow.errors import InputError
-from nlflow.io import files
 from tests.commands import IMAGE, OPTIONS, Denoiser, fails, listing, run
 
 

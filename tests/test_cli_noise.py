@@ -253,7 +253,7 @@ def test_zarr_says_that_noise_is_white(folder: Path, monkeypatch: pytest.MonkeyP
         calls.append((sigma, words["noise"], words["strength"]))
         return DenoiseInfo(1.0, sigma is None, "Gaussian", "balanced", "E"), {"blocks": 1, "kept": 0, "bytes": 1}
 
-    monkeypatch.setattr("nlflow.commands.denoise_large.denoise_store", store)
+    monkeypatch.setattr("nlflow.desk.commands.denoise_large.denoise_store", store)
     assert "note: the noise is taken to be white" in run("denoise", "in.tif", "out.zarr").stderr
     for words in (["--sigma", "3"], ["--noise", "white"], ["--quiet"], ["--noise", "poisson"]):
         assert run("denoise", "in.tif", "out.zarr", *words).stderr == ""

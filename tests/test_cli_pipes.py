@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from nlflow.commands import denoise_file
-from nlflow.commands import main as cli
-from nlflow.io import files
+from nlflow.desk import files
+from nlflow.desk.commands import denoise_file
+from nlflow.desk.commands import main as cli
 from tests.commands import IMAGE, Denoiser, listing
 
 
@@ -152,7 +152,7 @@ import sys, types
 import nlflow.denoising
 nlflow.denoising.denoise = lambda image, *args, **words: (
     image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0, "sigma_estimated": True, "noise": "white"}))
-from nlflow.commands.main import main
+from nlflow.desk.commands.main import main
 main()
 """
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from nlflow.backends.numba import loading
 from nlflow.denoising.progress import telling
-from nlflow.io import terminal
+from nlflow.desk import terminal
 
 
 def process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_entry_point_and_start() -> None:
     heavy = "{'numpy', 'numba', 'scipy', 'matplotlib', 'PIL', 'skimage', 'torch', 'rich'}"
     check = f"import atexit, sys; atexit.register(lambda: print(sorted({heavy} & set(sys.modules))));"
-    result = process(check + "from nlflow.commands.main import main; main()", "--help")
+    result = process(check + "from nlflow.desk.commands.main import main; main()", "--help")
     assert result.returncode == 0
     assert result.stdout.startswith("Usage: nonlocal [OPTIONS]")
     assert result.stdout.endswith("[]\n")
@@ -48,7 +48,7 @@ def denoise(image, *args, **options):
     return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0, "sigma_estimated": True, "noise": "white"})
 import nlflow.denoising
 nlflow.denoising.denoise = denoise
-from nlflow.commands.main import main
+from nlflow.desk.commands.main import main
 main()
 """
     result = process(code, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
@@ -73,7 +73,7 @@ def denoise(image, *args, **options):
     return image, types.SimpleNamespace(as_dict=lambda: {{"sigma": 1.0}})
 import nlflow.denoising
 nlflow.denoising.denoise = denoise
-from nlflow.commands.main import main
+from nlflow.desk.commands.main import main
 main()
 """
     result = process(program, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
@@ -114,7 +114,7 @@ def denoise(image, *args, **options):
     return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0, "sigma_estimated": True, "noise": "white"})
 import nlflow.denoising
 nlflow.denoising.denoise = denoise
-from nlflow.commands.main import main
+from nlflow.desk.commands.main import main
 main()
 """
     out = tmp_path / "out"
@@ -127,7 +127,10 @@ main()
 @pytest.mark.slow
 def test_errors_of_a_process_have_no_traceback(tmp_path: Path) -> None:
     result = process(
-        "from nlflow.commands.main import main; main()", "denoise", str(tmp_path / "no.png"), str(tmp_path / "o.png")
+        "from nlflow.desk.commands.main import main; main()",
+        "denoise",
+        str(tmp_path / "no.png"),
+        str(tmp_path / "o.png"),
     )
     assert result.returncode == 1
     assert result.stdout == ""

@@ -11,8 +11,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from nlflow.commands import stacks
-from nlflow.io import files
+from nlflow.desk import files
+from nlflow.desk.commands import stacks
 from tests.commands import RNG, Denoiser, fails, listing, run
 
 STACK = RNG.integers(0, 200, (5, 9, 8), dtype=np.uint8)
@@ -286,8 +286,8 @@ def test_noise_of_stacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_explorer_takes_no_slices_at_several_times(folder: Path) -> None:
+    from nlflow.desk.explorer.sources import open_source
     from nlflow.errors import InputError
-    from nlflow.explorer.sources import open_source
 
     assert open_source("stack.tif").media.axes == "ZYX"
     tifffile.imwrite("times.tif", np.zeros((3, 4, 9, 8), np.uint8), imagej=True, metadata={"axes": "TZYX"})

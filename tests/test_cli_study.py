@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nlflow import run_study
-from nlflow.commands import main as cli
+from nlflow.desk.commands import main as cli
 from nlflow.studies.runner import KINDS
 
 SMALL = ["time-order", "--nodes", "10,12", "--integrator", "euler", "--metric", "degree", "--fidelity", "0,0.5",
@@ -195,7 +195,7 @@ def interrupted(self, options, seed):
         os.kill(os.getpid(), signal.SIGINT)
     return measure(self, options, seed)
 kind.measure = interrupted
-from nlflow.commands.main import main
+from nlflow.desk.commands.main import main
 main()
 """
     command = [sys.executable, "-W", "error", "-c", code, "study", *SMALL, "--out", "results"]
@@ -207,7 +207,7 @@ main()
 
 
 def test_help_names_the_options_of_every_kind() -> None:
-    from nlflow.commands.study import HELP
+    from nlflow.desk.commands.study import HELP
 
     common = {"kernel", "nodes", "dimension", "channels"}
     lines = HELP.split("which all have\n")[1].splitlines()[: len(KINDS)]

@@ -10,10 +10,10 @@ import pytest
 import tifffile
 from PIL import Image
 
-from nlflow.commands.jobs import find_companion
+from nlflow.desk import files
+from nlflow.desk.commands.jobs import find_companion
+from nlflow.desk.companions import read_map, read_mask, read_reference
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import files
-from nlflow.io.companions import read_map, read_mask, read_reference
 
 RNG = np.random.default_rng(4)
 WHERE = RNG.random((5, 8)) < 0.4

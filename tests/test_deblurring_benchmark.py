@@ -12,7 +12,7 @@ from scipy.ndimage import convolve
 
 from benchmarks import deblurring
 from benchmarks.harness import KIND
-from nlflow.io.storage import load_record
+from nlflow.store.storage import load_record
 
 
 @pytest.mark.parametrize("setting", deblurring.SETTINGS)

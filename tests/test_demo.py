@@ -7,7 +7,7 @@ import pytest
 from matplotlib import image
 from scipy.signal import find_peaks
 
-from nlflow.commands.demonstration import _heartbeats, run_demo
+from nlflow.desk.commands.demonstration import _heartbeats, run_demo
 
 
 def test_a_heart_beats():

@@ -32,7 +32,7 @@ from benchmarks.denoising.methods import (
 from benchmarks.denoising.targets import Results, floor_rows, mean, quality_rows, tuned, verdicts, wins
 from benchmarks.denoising.tasks import Cache, Task, add_noise, image, score, signal
 from benchmarks.harness import KIND, Row
-from nlflow.io.storage import load_record
+from nlflow.store.storage import load_record
 
 
 def record(method: str, psnr: float, *, sigma: float = 25.0, image: str = "a", **more: object) -> dict[str, object]:

@@ -498,7 +498,7 @@ def test_flows_and_filters_of_other_kinds_are_refused() -> None:
 def test_the_command_takes_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from nlflow.commands.main import app
+    from nlflow.desk.commands.main import app
 
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", IMAGE)

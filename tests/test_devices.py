@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from nlflow import J, affinity, run_study
 from nlflow.affinities import choice
 from nlflow.backends.devices import CPU, DEVICES, DTYPES, Device, choose_device, found_devices
-from nlflow.commands import main as cli
-from nlflow.commands import study as cli_study
+from nlflow.desk.commands import main as cli
+from nlflow.desk.commands import study as cli_study
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, format_bytes
-from nlflow.io.storage import load_record
 from nlflow.kernels import ExpDotProduct, Gaussian, Laplace, TopHat
+from nlflow.store.storage import load_record
 from nlflow.studies.runner import KINDS
 from nlflow.studies.settings import build
 from tests.problems import torch_on_one_thread

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nlflow.desk.terminal import nobody_reads
 from nlflow.errors import physical_memory
-from nlflow.io.terminal import nobody_reads
 
 PROGRAM = Path(__file__).with_name("elsewhere.py")
 

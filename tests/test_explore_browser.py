@@ -17,7 +17,7 @@ import tifffile
 from PIL import Image
 from skimage import data
 
-from nlflow.explorer import pictures
+from nlflow.desk.explorer import pictures
 from tests.explorer import Page, browsing, missing, serving
 from tests.test_explore_views import executed, layers_report, small_image, small_sound
 
@@ -157,7 +157,7 @@ def test_files_are_opened_and_saved(page: Page, place: Path, monkeypatch: pytest
     words = page.command().split()
     assert words[:3] == ["nonlocal", "denoise", "a.png"]
     done = subprocess.run(
-        [sys.executable, "-m", "nlflow.commands.main", *words[1:]], cwd=place, capture_output=True, text=True
+        [sys.executable, "-m", "nlflow.desk.commands.main", *words[1:]], cwd=place, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     save = page.button("Download result")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nlflow.commands import main as cli
-from nlflow.explorer.layers_view import example, read_layers
+from nlflow.desk.commands import main as cli
+from nlflow.desk.explorer.layers_view import example, read_layers
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")

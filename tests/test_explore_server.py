@@ -24,22 +24,22 @@ import pytest
 from typer.testing import CliRunner
 
 from nlflow import InputError
-from nlflow.commands import main as cli
-from nlflow.explorer import denoising_view, server, uploads
-from nlflow.explorer.sources import Source, example
-from nlflow.io.formats.media import Media
+from nlflow.desk.commands import main as cli
+from nlflow.desk.explorer import denoising_view, server, uploads
+from nlflow.desk.explorer.sources import Source, example
+from nlflow.desk.formats.media import Media
 from tests.explorer import serving
 
 pytest.importorskip("panel")
 tornado = pytest.importorskip("tornado.websocket")
 
-from nlflow.explorer import layout  # noqa: E402
-from nlflow.explorer.denoise_tab import DenoiseTab  # noqa: E402
-from nlflow.explorer.desk import Desk  # noqa: E402
-from nlflow.explorer.flow_tab import FlowTab  # noqa: E402
-from nlflow.explorer.layers_tab import LayersTab  # noqa: E402
-from nlflow.explorer.page import Contents  # noqa: E402
-from nlflow.explorer.worker import Job  # noqa: E402
+from nlflow.desk.explorer import layout  # noqa: E402
+from nlflow.desk.explorer.denoise_tab import DenoiseTab  # noqa: E402
+from nlflow.desk.explorer.desk import Desk  # noqa: E402
+from nlflow.desk.explorer.flow_tab import FlowTab  # noqa: E402
+from nlflow.desk.explorer.layers_tab import LayersTab  # noqa: E402
+from nlflow.desk.explorer.page import Contents  # noqa: E402
+from nlflow.desk.explorer.worker import Job  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_the_page_names_no_other_server(address: str) -> None:
 def desk() -> Iterator[Desk]:
     import skimage.metrics  # noqa: F401  # as the server does: not in two threads at a time
 
-    from nlflow.explorer.worker import Worker
+    from nlflow.desk.explorer.worker import Worker
 
     worker = Worker()
     yield Desk(worker, uploads.Limits(content=10_000), None)
@@ -633,7 +633,7 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_panel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nlflow.io.terminal.find_spec", lambda name: None)
+    monkeypatch.setattr("nlflow.desk.terminal.find_spec", lambda name: None)
     result = run("--port", "0")
     assert result.exit_code == 1
     assert "pip install 'nlflow[explore]'" in result.stderr
@@ -669,7 +669,7 @@ def test_other_addresses_are_warned_of() -> None:
     command = [
         sys.executable,
         "-m",
-        "nlflow.commands.main",
+        "nlflow.desk.commands.main",
         "explore",
         "--no-browser",
         "--port",
@@ -691,7 +691,7 @@ def test_other_addresses_are_warned_of() -> None:
 
 @pytest.mark.slow
 def test_names_as_browsers_write_them() -> None:
-    from nlflow.explorer.gate import hosts_of
+    from nlflow.desk.explorer.gate import hosts_of
 
     assert hosts_of(["0:0:0:0:0:0:0:1", "MyHost", "127.0.0.1"], 80) == {
         "[::1]", "[::1]:80", "myhost", "myhost:80", "127.0.0.1", "127.0.0.1:80",

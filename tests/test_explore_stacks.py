@@ -16,16 +16,16 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from nlflow import InputError, denoise
-from nlflow.commands import main as cli
 from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.quality import psnr
-from nlflow.explorer import denoising_view, pictures, sources, stacks, uploads
-from nlflow.explorer.denoise_tab import DenoiseTab
-from nlflow.explorer.denoising_view import DenoiseSettings
-from nlflow.explorer.desk import Desk
-from nlflow.explorer.drawings import Drawn, Look, Stills
-from nlflow.explorer.worker import Job
-from nlflow.io.files import read
+from nlflow.desk.commands import main as cli
+from nlflow.desk.explorer import denoising_view, pictures, sources, stacks, uploads
+from nlflow.desk.explorer.denoise_tab import DenoiseTab
+from nlflow.desk.explorer.denoising_view import DenoiseSettings
+from nlflow.desk.explorer.desk import Desk
+from nlflow.desk.explorer.drawings import Drawn, Look, Stills
+from nlflow.desk.explorer.worker import Job
+from nlflow.desk.files import read
 
 RNG = np.random.default_rng(7)
 SHAPES = {"ZYX": (12, 20, 24), "TYX": (6, 22, 26), "TCYX": (6, 2, 20, 22)}

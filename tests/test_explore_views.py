@@ -23,16 +23,16 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, MemoryLimitError, denoise
-from nlflow.commands import main as cli
 from nlflow.denoising.noise import GaussianNoise, load_noise
 from nlflow.denoising.progress import Trail
 from nlflow.denoising.quality import psnr, ssim
-from nlflow.explorer import denoising_view, drawings, flow_view, layers_view, pictures, sources, uploads
-from nlflow.explorer.denoising_view import DenoiseSettings
-from nlflow.explorer.flow_view import FlowSettings
-from nlflow.explorer.texts import call, decibels, digits
-from nlflow.explorer.worker import Cancelled, Job, Worker
-from nlflow.io.files import read
+from nlflow.desk.commands import main as cli
+from nlflow.desk.explorer import denoising_view, drawings, flow_view, layers_view, pictures, sources, uploads
+from nlflow.desk.explorer.denoising_view import DenoiseSettings
+from nlflow.desk.explorer.flow_view import FlowSettings
+from nlflow.desk.explorer.texts import call, decibels, digits
+from nlflow.desk.explorer.worker import Cancelled, Job, Worker
+from nlflow.desk.files import read
 from tests import hostile
 
 RNG = np.random.default_rng(5)
@@ -545,7 +545,7 @@ def test_copied_texts_use_names_that_the_manual_lists(tmp_path: Path, monkeypatc
     Path("result.json").write_text(json.dumps(layers_report()))
     texts.append(layers_view.as_python(layers_view.read_layers("result.json"), "cosine"))
     used = set.union(*map(imported, texts))
-    assert {"nlflow.denoise", "nlflow.solve", "nlflow.io.files.read"} <= used
+    assert {"nlflow.denoise", "nlflow.solve", "nlflow.desk.files.read"} <= used
     docs = Path(__file__).parents[1] / "docs"
     listed = {f"nlflow.{line.strip()}" for line in (docs / "reference" / "index.rst").read_text().splitlines()}
     listed |= set(re.findall(r"`(nlflow\.[\w.]+)`", (docs / "explorer.md").read_text()))
@@ -898,7 +898,7 @@ def test_a_closed_worker_ends() -> None:
 def test_views_load_no_panel() -> None:
     program = (
         "import sys; "
-        "from nlflow.explorer import denoising_view, drawings, flow_view, layers_view, uploads, pictures, worker;"
+        "from nlflow.desk.explorer import denoising_view, drawings, flow_view, layers_view, uploads, pictures, worker;"
         "print({'panel', 'bokeh', 'param', 'tornado'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -14,8 +14,8 @@ import tifffile
 from PIL import Image
 from scipy.io import wavfile
 
+from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import files
 
 
 def samples(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -267,6 +267,8 @@ def test_not_a_number_is_left_to_the_denoiser(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_import_is_cheap() -> None:
-    code = "import sys, nlflow.io.files; print([m for m in ('PIL', 'tifffile', 'scipy', 'numba') if m in sys.modules])"
+    code = (
+        "import sys, nlflow.desk.files; print([m for m in ('PIL', 'tifffile', 'scipy', 'numba') if m in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

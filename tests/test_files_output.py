@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import files
 
 
 def samples(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

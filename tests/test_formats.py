@@ -15,8 +15,8 @@ import tifffile
 from PIL import Image
 from scipy.io import wavfile
 
+from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import files
 
 DTYPES = ("u1", "u2", "u4", "i1", "i2", "i4", "f2", "f4", "f8")
 
@@ -388,7 +388,7 @@ def test_content_that_differs_from_the_name(tmp_path: Path) -> None:
 def test_16_bit_colour_png_is_refused_not_reduced(tmp_path: Path, colour: int, channels: int) -> None:
     write_png(tmp_path / "a.png", samples("u2", (5, 7, channels)), colour)
     with Image.open(tmp_path / "a.png") as image:
-        assert np.asarray(image).dtype == np.uint8, "Pillow can read it now: so can nlflow.io.files"
+        assert np.asarray(image).dtype == np.uint8, "Pillow can read it now: so can nlflow.desk.files"
     with pytest.raises(FileFormatError, match=r"a\.png: got a 16-bit PNG.*convert it to 16-bit TIFF"):
         files.read(tmp_path / "a.png")
     write_png(tmp_path / "g.png", samples("u2", (5, 7)), 0)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import scipy.io
 
+from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import files
 from tests.test_files import samples
 
 REAL = np.random.default_rng(2).normal(size=(6, 7))

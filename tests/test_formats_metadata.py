@@ -13,7 +13,7 @@ import tifffile
 from PIL import Image, ImageCms, PngImagePlugin, TiffImagePlugin
 from scipy.io import wavfile
 
-from nlflow.io import files
+from nlflow.desk import files
 
 RNG = np.random.default_rng(3)
 COLOURS = RNG.integers(0, 256, (10, 20, 3), dtype=np.uint8)

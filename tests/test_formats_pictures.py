@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
+from nlflow.desk import files
+from nlflow.desk.formats.content import FOREIGN, HEAD, by_content
 from nlflow.errors import FileFormatError
-from nlflow.io import files
-from nlflow.io.formats.content import FOREIGN, HEAD, by_content
 from tests.test_files import samples
 from validation.robustness.fuzz import files as made
 from validation.robustness.fuzz import seeds

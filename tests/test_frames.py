@@ -22,7 +22,7 @@ import pytest
 
 import nlflow as nl
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.series import base as series_base
+from nlflow.store.series import base as series_base
 from tests.problems import Floats
 
 EULER = nl.ExplicitEuler(0.25)

@@ -22,11 +22,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nlflow import FileFormatError, InputError
+from nlflow.desk import files
+from nlflow.desk.terminal import read_tokens
 from nlflow.errors import NlflowError
-from nlflow.io import files
-from nlflow.io.npy import read_array
-from nlflow.io.storage import load_archive
-from nlflow.io.terminal import read_tokens
+from nlflow.store.npy import read_array
+from nlflow.store.storage import load_archive
 from nlflow.studies.options import kernel_label, parse_kernel
 from tests import hostile
 from validation.robustness.fuzz import campaign, engine, mutate, seeds
@@ -268,7 +268,7 @@ def test_mutations_get_past_the_lengths_of_headers() -> None:
 
 
 def test_mutations_get_past_the_checksum_of_cases() -> None:
-    from nlflow.io.storage import load_record, save_record
+    from nlflow.store.storage import load_record, save_record
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record"

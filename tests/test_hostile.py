@@ -19,11 +19,11 @@ import pytest
 
 import nlflow as nl
 from nlflow import FileFormatError, InputError
+from nlflow.desk import files
+from nlflow.desk.terminal import read_tokens
 from nlflow.errors import MemoryLimitError, NlflowError
-from nlflow.io import files
-from nlflow.io.npy import read_array
-from nlflow.io.storage import load_archive, save_archive
-from nlflow.io.terminal import read_tokens
+from nlflow.store.npy import read_array
+from nlflow.store.storage import load_archive, save_archive
 from tests import hostile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,8 +72,8 @@ def _ways_to_code(source: str) -> list[str]:
 
 # Where the words above are said on purpose: a pickle as an input of the fuzzer, made here, which readers must refuse.
 _KNOWN = {
-    "nonlocal/nlflow/io/series/hdf5.py": ["import h5py"],  # of a file it reads two words, a length and one time
-    "nonlocal/nlflow/io/formats/hdf5.py": ["import h5py"],  # which reads numbers, and no objects are asked for
+    "nonlocal/nlflow/store/series/hdf5.py": ["import h5py"],  # of a file it reads two words, a length and one time
+    "nonlocal/nlflow/desk/formats/hdf5.py": ["import h5py"],  # which reads numbers, and no objects are asked for
     "validation/robustness/formulas.py": ["compile", "eval", "eval"],  # of its own random formulas
     "validation/robustness/fuzz/files.py": ["import h5py"],  # which writes there
     "validation/robustness/fuzz/seeds.py": ["allow_pickle=True"],

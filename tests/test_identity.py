@@ -18,9 +18,9 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.flows.reactions import Reaction
 from nlflow.functionals.misfits import Misfit
-from nlflow.io.identity import described
-from nlflow.io.storage import load_archive, save_archive
 from nlflow.kernels import Kernel
+from nlflow.store.identity import described
+from nlflow.store.storage import load_archive, save_archive
 from nlflow.studies.options import kernel_label, parse_kernel
 from tests.test_tracked_numbers import TABLE
 

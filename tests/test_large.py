@@ -22,11 +22,12 @@ import zarr
 from distributed import Client, LocalCluster
 
 from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
-from nlflow.denoising.large import denoise_array, denoise_store, open_image
-from nlflow.denoising.large import store as storing
+from nlflow.denoising.large import denoise_array
 from nlflow.denoising.large.survey import Blocks, estimated, statistics
 from nlflow.denoising.noise import GaussianNoise, Speckle, estimate_sigma
 from nlflow.denoising.presets import PRESETS
+from nlflow.desk.large import denoise_store, open_image
+from nlflow.desk.large import store as storing
 from nlflow.domains.samples import exact_means, exact_sums, mean_of_sums
 from nlflow.errors import WorkerError
 from tests.commands import fails, run

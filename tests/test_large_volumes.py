@@ -15,13 +15,14 @@ import tifffile
 import zarr
 
 import nlflow as nl
-from nlflow.denoising.large import denoise_array, denoise_store
-from nlflow.denoising.large import store as storing
+from nlflow.denoising.large import denoise_array
 from nlflow.denoising.large.parts import bytes_for
-from nlflow.denoising.large.sources import block_sides
 from nlflow.denoising.large.survey import Blocks, estimated, statistics
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.presets import CLIPS, VOLUMES, GroupPreset
+from nlflow.desk.large import denoise_store
+from nlflow.desk.large import store as storing
+from nlflow.desk.large.sources import block_sides
 from tests.commands import run
 from tests.pictures import Floats
 

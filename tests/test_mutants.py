@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from coverage import CoverageData
 
-from nlflow.io.records import Entry
+from nlflow.store.records import Entry
 from validation.robustness import ROOT
 from validation.robustness.mutants.__main__ import Campaign, main
 from validation.robustness.mutants.operators import SCOPE, Mutant, draw, mutants_of, mutants_under, part_of

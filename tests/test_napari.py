@@ -18,11 +18,11 @@ import pytest
 
 import nlflow as nl
 from nlflow import InputError
-from nlflow.napari import DenoiseWidget, Settings, denoise_layer
-from nlflow.napari.layers import denoised, layer_of, samples_of
+from nlflow.desk.napari import DenoiseWidget, Settings, denoise_layer
+from nlflow.desk.napari.layers import denoised, layer_of, samples_of
 
 ROOT = Path(__file__).parents[1]
-MANIFEST = Path(nl.__file__).parent / "napari" / "napari.yaml"  # what was installed has it
+MANIFEST = Path(nl.__file__).parent / "desk" / "napari" / "napari.yaml"  # what was installed has it
 NEEDS = "napari with a binding of Qt is optional: pip install 'nlflow[napari]' pyqt6"
 RNG = np.random.default_rng(0)
 SMOOTH = 100 + 50 * np.add.outer(np.sin(np.arange(40) / 6), np.arange(36) / 36).astype(np.float32)
@@ -191,7 +191,7 @@ def test_labels_are_refused(kind: str) -> None:
 
 def test_the_manifest_names_what_there_is() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"]["napari.manifest"] == {"nlflow": "nlflow.napari:napari.yaml"}
+    assert project["entry-points"]["napari.manifest"] == {"nlflow": "nlflow.desk.napari:napari.yaml"}
     assert "Framework :: napari" in project["classifiers"]
     text = MANIFEST.read_text(encoding="utf-8")
     assert re.search(r"^name: nlflow$", text, flags=re.M)

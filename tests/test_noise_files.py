@@ -97,7 +97,7 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path, monkeypatch: pyt
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nlflow.io.atomic.os.fsync", full)
+    monkeypatch.setattr("nlflow.store.atomic.os.fsync", full)
     with pytest.raises(FileFormatError, match="No space left"):
         GaussianNoise(5.0).save(path)
     assert same(load_noise(path), Poisson(2.0))

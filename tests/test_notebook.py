@@ -16,7 +16,7 @@ from PIL import Image
 
 import nlflow as nl
 from nlflow import Batch, Formula, Gaussian, Grid, MarkovChain, Points, affinity
-from nlflow.io.notebook import card, picture
+from nlflow.store.notebook import card, picture
 
 U = np.sin(np.arange(40) / 4)
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5")
 
 from nlflow.errors import InputError
-from nlflow.io.storage import load_record, save_record
+from nlflow.store.storage import load_record, save_record
 from validation import paper
 from validation.claims import all_claims
 from validation.training.variants import VARIANTS

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -102,14 +103,16 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert result.failed == 0
 
 
-def test_without_torch() -> None:
-    """The core needs no torch: an image is denoised, a flow integrated, a minimizer found."""
+def test_the_library_alone() -> None:
+    """Without torch and the desk: an image is denoised, a flow integrated, a minimizer found; figures are refused."""
     printed = run(
         """
 import sys
-sys.modules["torch"] = None
+for name in ("torch", "matplotlib", "PIL", "skimage", "tifffile", "typer"):
+    sys.modules[name] = None
 import numpy as np
 import nlflow
+import nlflow.plotting
 
 rng = np.random.default_rng(0)
 f = rng.normal(size=(12, 10))
@@ -122,12 +125,21 @@ attention = nlflow.affinity(nlflow.ExpDotProduct(), nlflow.Points(np.arange(9.0)
 print(float(np.ptp(attention.average(keys))))
 position = nlflow.affinity(nlflow.Gaussian(width=1.0), nlflow.Grid(40, boundary="periodic"))
 print(float(np.ptp(position.average(np.ones(40)))))
+image = rng.normal(size=(40, 40))
+print(nlflow.denoise(image, 1.0, quality="fast").shape, len(k._repr_html_()) > 100)
+try:
+    nlflow.plotting.new_figure()
+except nlflow.InputError as error:
+    print(error)
 """
     )
-    distance, spread, rest = map(float, printed.split())
+    *figures, shape, refused = printed.strip().splitlines()
+    distance, spread, rest = map(float, figures)
     assert distance < 1e-5
     assert 0 < spread < 10
     assert rest < 1e-14
+    assert shape == "(40, 40) True"
+    assert re.match(r"a figure needs Matplotlib, which is not installed; .*nlflow\[plots\]", refused)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_readme_commands_exist(words):
     elif program == "python":
         assert find_spec(rest[0]) is not None
     else:
-        from nlflow.commands.main import app
+        from nlflow.desk.commands.main import app
 
         command = typer.main.get_command(app).commands[name]
         options = {option for parameter in command.params for option in parameter.opts}

@@ -19,7 +19,7 @@ from benchmarks.blind.methods import Method, Outcome, Sample, climbed
 from benchmarks.blind.runner import Figure, Kept, measure
 from benchmarks.blind.scenes import CAMERAS, DRAWN, PACKAGED, SECTIONS, SPECTRA, Scene, coloured_noise, packaged
 from benchmarks.harness import KIND
-from nlflow.io.storage import load_record
+from nlflow.store.storage import load_record
 
 SIDE = 48
 BALANCED, BEST = report.BALANCED, report.BEST

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nlflow import FileFormatError, InputError
-from nlflow.commands.denoise_folder import Ledger
-from nlflow.commands.jobs import Job
-from nlflow.io.encoding import misfit
-from nlflow.io.storage import load_record, save_record
+from nlflow.desk.commands.denoise_folder import Ledger
+from nlflow.desk.commands.jobs import Job
+from nlflow.store.encoding import misfit
+from nlflow.store.storage import load_record, save_record
 
 COLUMNS = {"n": int, "x": float, "y": float | None, "on": bool, "word": str, "list": list | None}
 ENTRY = {"n": 3, "x": 0.5, "y": None, "on": True, "word": "", "list": [1]}
@@ -110,7 +110,7 @@ def test_foreign_records_of_outputs(written: tuple[Path, Job], content: Any) -> 
 def test_foreign_records_of_blocks(tmp_path: Path) -> None:
     pytest.importorskip("dask")
     pytest.importorskip("zarr")
-    from nlflow.denoising.large.store import _KIND, _RECORD, _done_before
+    from nlflow.desk.large.store import _KIND, _RECORD, _done_before
 
     digests = {"0/0": "a", "7/7": "b", "x": "c", "1/1": None, "0/1": 3}
     save_record(tmp_path / _RECORD, _KIND, {"problem": "p", "done": digests})

@@ -20,7 +20,7 @@ from nlflow.flows import solver
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.flows.trackers import Tracker
-from nlflow.io.storage import load_archive
+from nlflow.store.storage import load_archive
 from tests.covering import pairs
 from tests.problems import Floats, problem, torch_on_one_thread, unchecked
 

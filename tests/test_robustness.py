@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nlflow.io.records import Entry
+from nlflow.store.records import Entry
 from nlflow.studies.cases import Case, run_cases
 from validation.robustness.__main__ import main
 from validation.robustness.contract import Row, campaign_table

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nlflow.desk import files
+from nlflow.desk.terminal import echo, print_table, say
 from nlflow.errors import FileFormatError, NlflowWarning, command, quoted, shortened, visible
-from nlflow.io import files
-from nlflow.io.terminal import echo, print_table, say
 from tests.commands import run
 
 SOURCES = Path(files.__file__).parents[1]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tifffile
 
+from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import files
 
 RNG = np.random.default_rng(5)
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import files
 
 nibabel = pytest.importorskip("nibabel")
 zarr = pytest.importorskip("zarr")

@@ -24,9 +24,9 @@ import nlflow as nl
 from nlflow.backends.machine import environment
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowWarning
 from nlflow.flows.flow import Flow
-from nlflow.io.atomic import temporary_name
-from nlflow.io.checkpoints import Checkpoints, previous
-from nlflow.io.storage import (
+from nlflow.store.atomic import temporary_name
+from nlflow.store.checkpoints import Checkpoints, previous
+from nlflow.store.storage import (
     FORMAT,
     load_archive,
     load_record,
@@ -389,7 +389,7 @@ def test_what_this_process_wrote_is_not_read_again(tmp_path: Path, monkeypatch: 
     """Otherwise a checkpoint would cost as much again as it does."""
     states = Checkpoints(tmp_path / "checkpoint", "mine")
     states.save(*state(0))
-    monkeypatch.setattr("nlflow.io.checkpoints.load_archive", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("nlflow.store.checkpoints.load_archive", lambda *_: pytest.fail("read"))
     states.save(*state(1))
     states.check_replaceable("path", fits)
 
@@ -478,7 +478,7 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from nlflow.io.storage import locked
+from nlflow.store.storage import locked
 with locked(sys.argv[1], "OUT"):
     print("locked", flush=True)
     sys.stdin.read()

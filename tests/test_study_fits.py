@@ -16,9 +16,9 @@ import pytest
 from scipy import stats
 
 from nlflow import ExpDotProduct, Gaussian, Grid, InputError, MarkovChain, Points, from_matrix
-from nlflow.io.encoding import decode, encode
-from nlflow.io.identity import describe
 from nlflow.kernels import RadialKernel
+from nlflow.store.encoding import decode, encode
+from nlflow.store.identity import describe
 from nlflow.studies import mixing
 from nlflow.studies.contract import judged
 from nlflow.studies.fits import no_fit, power_fit, regress
@@ -187,8 +187,8 @@ def test_a_function_that_knows_itself_is_described() -> None:
 def test_descriptions_are_the_same_in_every_process() -> None:
     code = """
 import numpy as np, dataclasses
-from nlflow.io.encoding import encode
-from nlflow.io.identity import describe
+from nlflow.store.encoding import encode
+from nlflow.store.identity import describe
 from nlflow import Gaussian, Points
 def start(x, names={"a": 1}):
     return x[:, 0] if str(x.dtype) in {"float64", "float32", "int8", "int16"} else None

@@ -21,10 +21,10 @@ from joblib.externals.loky import get_reusable_executor
 import nlflow
 from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
 from nlflow.backends.machine import environment, folder_digest, git_state, source_digest
+from nlflow.backends.progress import bar
 from nlflow.flows.integrators import ExplicitEuler
-from nlflow.io.encoding import encode
-from nlflow.io.storage import FORMAT, load_record, save_record
-from nlflow.io.terminal import bar
+from nlflow.store.encoding import encode
+from nlflow.store.storage import FORMAT, load_record, save_record
 from nlflow.studies.runner import KINDS
 
 OPTIONS: dict[str, Any] = {
@@ -102,7 +102,7 @@ def test_rows_are_plain_before_they_are_files(monkeypatch: pytest.MonkeyPatch) -
 KILLED = """
 import sys, time
 from nlflow import run_study
-from nlflow.io.encoding import digest, encode
+from nlflow.store.encoding import digest, encode
 
 def start(x):
     time.sleep(0.4)
@@ -241,14 +241,14 @@ def test_another_study_is_refused(complete: Path, change: dict[str, Any], messag
 
 def test_another_version_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {**environment()["versions"], "numpy": "99.0"}
-    monkeypatch.setattr("nlflow.io.records.environment", lambda: {"versions": versions})
+    monkeypatch.setattr("nlflow.store.records.environment", lambda: {"versions": versions})
     with pytest.raises(FileFormatError, match=r'version of numpy is .* there and "99.0" here'):
         run_study("time-order", out=complete, **OPTIONS)
 
 
 def test_another_state_of_the_source_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert source_digest() == folder_digest(Path(nlflow.__file__).parent)  # all of it, not one room
-    monkeypatch.setattr("nlflow.io.records.source_digest", lambda: "0" * 64)
+    monkeypatch.setattr("nlflow.store.records.source_digest", lambda: "0" * 64)
     with pytest.raises(FileFormatError, match=r'source of nlflow is .* there and "0000'):
         run_study("time-order", out=complete, **OPTIONS)
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nlflow import denoise
-from nlflow.io import files
+from nlflow.desk import files
 from tests.commands import fails, run
 
 Array = NDArray[np.float64]

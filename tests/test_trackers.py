@@ -13,7 +13,7 @@ import pytest
 import nlflow as nl
 from nlflow.errors import InputError, NlflowError
 from nlflow.flows.trackers import Progress, Tracker
-from nlflow.io.checkpoints import Checkpoints
+from nlflow.store.checkpoints import Checkpoints
 from tests.problems import Floats, problem
 
 EULER = nl.ExplicitEuler(0.125)

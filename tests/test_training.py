@@ -26,10 +26,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 from nlflow.attention import load_model, load_terms, probe, text_inputs  # noqa: E402
-from nlflow.commands import main as cli  # noqa: E402
+from nlflow.desk.commands import main as cli  # noqa: E402
 from nlflow.errors import FileFormatError, InputError, NlflowWarning  # noqa: E402
-from nlflow.io.checkpoints import previous  # noqa: E402
-from nlflow.io.storage import load_record  # noqa: E402
+from nlflow.store.checkpoints import previous  # noqa: E402
+from nlflow.store.storage import load_record  # noqa: E402
 from validation import train_cifar10, train_scenes, train_text  # noqa: E402
 from validation.training import loop  # noqa: E402
 from validation.training.cifar10 import Cifar10, varied  # noqa: E402

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from nlflow import equilibria
 from nlflow.affinities import Affinity, from_matrix
-from nlflow.commands.main import app
+from nlflow.desk.commands.main import app
 from nlflow.domains import Points
 from nlflow.errors import InputError, NlflowWarning
 from nlflow.flows.integrators import ExplicitEuler, NeutrenoStep

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tifffile
 
+from nlflow.desk import files
+from nlflow.desk.formats.film import VideoReader, VideoWriter
 from nlflow.errors import FileFormatError
-from nlflow.io import files
-from nlflow.io.formats.film import VideoReader, VideoWriter
 
 av = pytest.importorskip("av")
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import volumes
 from benchmarks.harness import KIND
-from nlflow.io.storage import load_record
+from nlflow.store.storage import load_record
 
 
 def test_sections_that_are_not_measured_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from nlflow.commands.main import main
+from nlflow.desk.commands.main import main
 
 sys.argv.insert(1, "validate")
 main()

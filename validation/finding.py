@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from nlflow.backends.machine import folder_digest
-from nlflow.io.encoding import digest, encode, misfit
-from nlflow.io.records import Records, program
-from nlflow.io.terminal import plain
+from nlflow.store.encoding import digest, encode, misfit, plain
+from nlflow.store.records import Records, program
 from validation.harness import Check, Claim, Outcome
 
 KIND = "finding of a claim"

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.errors import InputError
-from nlflow.io.atomic import write_atomic
-from nlflow.io.storage import load_record, save_record
+from nlflow.store.atomic import write_atomic
+from nlflow.store.storage import load_record, save_record
 from validation.claims import all_claims
 from validation.training.cifar10 import Cifar10
 from validation.training.record import RECORD, read_record

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from benchmarks.blind.methods import Sample
 from benchmarks.denoising.methods import eight_bits
-from nlflow.io.atomic import make_folder, write_atomic
+from nlflow.store.atomic import make_folder, write_atomic
 
 SIDE: Final = 256  # of the middle of a picture, which is shown
 _GREY, _TIMES, _HEAD = 128, 4, 14

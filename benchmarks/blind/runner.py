@@ -15,8 +15,8 @@ from benchmarks.blind.methods import Method, psnr
 from benchmarks.blind.scenes import SECTIONS, Scene, sample_of
 from benchmarks.denoising.methods import threads
 from benchmarks.harness import KIND
-from nlflow.io.records import Entry
-from nlflow.io.storage import load_record
+from nlflow.store.records import Entry
+from nlflow.store.storage import load_record
 from nlflow.studies.cases import Case, run_cases
 
 

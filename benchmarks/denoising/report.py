@@ -16,9 +16,9 @@ from benchmarks.denoising.methods import BM3D, GREY, QUALITIES, SIGNAL, TV, WAVE
 from benchmarks.denoising.targets import PUBLISHED, Record, Results, mean, sigmas, tuned, verdicts, wins
 from benchmarks.denoising.tasks import SETS
 from benchmarks.harness import KIND, keep, listed, machine, table
-from nlflow.io.atomic import write_atomic
-from nlflow.io.records import markdown
-from nlflow.io.storage import load_record
+from nlflow.store.atomic import write_atomic
+from nlflow.store.records import markdown
+from nlflow.store.storage import load_record
 
 
 def image_table(records: list[Record]) -> str:

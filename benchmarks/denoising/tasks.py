@@ -19,7 +19,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from tqdm import tqdm
 
 from benchmarks.denoising.methods import BM3D, COLOUR, GREY, SIGNAL, Array, denoisers, eight_bits, threads
-from nlflow.io.atomic import make_folder, write_atomic
+from nlflow.store.atomic import make_folder, write_atomic
 
 SETS = {"Set12": GREY, "BSD68-even": GREY, "Kodak24": COLOUR, "signals": SIGNAL}
 QUICK_SIDE, QUICK_IMAGES = 128, 2

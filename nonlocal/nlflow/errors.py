@@ -183,6 +183,11 @@ def install_command(extra: str) -> str:
     return command(sys.executable or "python", "-m", "pip", "install", f"nlflow[{extra}]")
 
 
+def not_installed(what: str, package: str, extra: str) -> InputError:
+    """Return the exception that says which package something needs, and how it is installed."""
+    return InputError(f"{what} needs {package}, which is not installed; {install_command(extra)}")
+
+
 def checked_call(item: Item) -> Item:
     """Let a function or class say which arguments it has where it is called with another one, or with too many.
 
@@ -458,3 +463,8 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
         raise MemoryLimitError(
             f"{what} needs {format_bytes(needed)} ({needed} bytes), the limit is {format_bytes(allowed)}; {remedy}"
         )
+
+
+def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:
+    """Return the exception that says what `path` holds, what it should hold and what to do."""
+    return FileFormatError(f"{path}: got {got}, expected {expected}; {remedy}")

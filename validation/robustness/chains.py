@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from nlflow import MarkovChain, NlflowError, NlflowWarning, Points, affinity_from_graph, from_matrix
-from nlflow.io.atomic import make_folder
-from nlflow.io.records import markdown
+from nlflow.store.atomic import make_folder
+from nlflow.store.records import markdown
 
 DIGITS, EXACT = 60, 1e-10
 _TRIES = 8  # of other matrices with the same eigenvalues

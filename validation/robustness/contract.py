@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nlflow.io.records import Entry, Table, markdown
+from nlflow.store.records import Entry, Table, markdown
 from nlflow.studies.cases import Case, run_cases
 
 __all__ = ["Row", "campaign_table", "run_trials"]

@@ -27,9 +27,9 @@ import numpy as np
 from nlflow import Formula, Grid, Points, affinity
 from nlflow.backends.threads import blas_limited, one_loop_thread, one_torch_thread
 from nlflow.errors import InputError, NlflowError
-from nlflow.io.atomic import make_folder
 from nlflow.kernels.expressions import SQUARED
 from nlflow.kernels.forms import called
+from nlflow.store.atomic import make_folder
 from nlflow.studies.cases import Case
 from validation.robustness.contract import Row, campaign_table, run_trials
 

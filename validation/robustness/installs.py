@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nlflow.backends.machine import machine_name
-from nlflow.io.atomic import make_folder, write_content
-from nlflow.io.records import markdown
+from nlflow.store.atomic import make_folder, write_content
+from nlflow.store.records import markdown
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")

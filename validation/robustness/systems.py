@@ -36,9 +36,9 @@ from nlflow import (
 )  # fmt: skip
 from nlflow.errors import InputError, NlflowError
 from nlflow.flows.integrators.base import StepFailureError
-from nlflow.io.atomic import make_folder
-from nlflow.io.storage import locked
 from nlflow.markov import MarkovChain
+from nlflow.store.atomic import make_folder
+from nlflow.store.storage import locked
 from nlflow.studies.cases import Case
 from validation.robustness.contract import Row, campaign_table, run_trials
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from nlflow.backends.interrupts import delivered, terminable
+from nlflow.desk.terminal import echo, mendable
 from nlflow.errors import InputError
-from nlflow.io.atomic import make_folder
-from nlflow.io.terminal import echo, mendable
+from nlflow.store.atomic import make_folder
 from nlflow.studies.cases import Case, run_cases
 from validation.training.export import export
 from validation.training.loop import train

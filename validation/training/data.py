@@ -14,7 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from nlflow.errors import FileFormatError, check_memory
-from nlflow.io.storage import load_archive, save_archive
+from nlflow.store.storage import load_archive, save_archive
 
 __all__ = ["Characters", "Pictures", "read_characters", "read_pictures"]
 

@@ -15,7 +15,7 @@ from nlflow.attention import detach
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.loading.models import attach_as_trained, no_bars
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.atomic import make_folder, write_atomic
+from nlflow.store.atomic import make_folder, write_atomic
 from validation.training.state import read_tensors, write_tensors
 from validation.training.task import WEIGHTS, Task
 from validation.training.variants import variant

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from nlflow.errors import FileFormatError
-from nlflow.io.encoding import misfit
-from nlflow.io.storage import load_record, save_record
-from nlflow.io.terminal import plain
+from nlflow.store.encoding import misfit, plain
+from nlflow.store.storage import load_record, save_record
 from validation.training.task import LAYERS
 
 __all__ = ["RECORD", "read_record", "write_record"]

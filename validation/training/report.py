@@ -12,8 +12,8 @@ import numpy as np
 from scipy.stats import t as student
 
 from nlflow.backends.machine import provenance
-from nlflow.io.storage import save_record
-from nlflow.io.terminal import plain
+from nlflow.store.encoding import plain
+from nlflow.store.storage import save_record
 from validation.training.variants import VARIANTS
 
 __all__ = ["SUMMARY", "Difference", "difference", "summarize", "table", "write_summary"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from nlflow.attention.injection.forward import TERMS
 from nlflow.errors import InputError
-from nlflow.io.terminal import plain
+from nlflow.store.encoding import plain
 from validation.training.record import RECORD, read_record
 from validation.training.state import read_tensors
 from validation.training.task import WEIGHTS, Task

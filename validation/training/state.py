@@ -12,8 +12,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from nlflow.errors import FileFormatError, shortened
-from nlflow.io.atomic import write_atomic
-from nlflow.io.checkpoints import Checkpoints, Fits
+from nlflow.store.atomic import write_atomic
+from nlflow.store.checkpoints import Checkpoints, Fits
 
 __all__ = ["finite", "load_state", "read_tensors", "save_state", "states", "write_tensors"]
 

@@ -26,7 +26,7 @@ from nlflow.affinities import shown
 from nlflow.affinities.graph import Sparse, functional_graph
 from nlflow.affinities.structure import Structure
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
-from nlflow.io.notebook import card
+from nlflow.store.notebook import card
 
 MASS = 1e-6
 """How far the mass of a law may be from what it was, relatively, after one move."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from nlflow._array import is_numpy
 from nlflow.errors import NlflowError
-from nlflow.io.notebook import picture
+from nlflow.store.notebook import picture
 
 MOST_NODES = 4096
 """Of more nodes nothing is computed for a picture: one move of a law takes 2^24 terms at most."""

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity
+from nlflow.backends.progress import bar
 from nlflow.denoising.noise import NoiseEstimate
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.verdict import examine
@@ -20,10 +21,9 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.trackers import Tracker
 from nlflow.functionals.energies import J
-from nlflow.io.encoding import digest
-from nlflow.io.identity import described
-from nlflow.io.terminal import bar
 from nlflow.kernels import Kernel
+from nlflow.store.encoding import digest
+from nlflow.store.identity import described
 
 Array = NDArray[Any]
 Tell = Callable[[float], Any]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError
+from nlflow.errors import InputError, not_installed
 
 Array: TypeAlias = NDArray[Any]
 
@@ -104,7 +104,10 @@ def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> floa
     peak = _peak(clean)
     if min(sides) < _SSIM_WINDOW or peak == 0:
         return None
-    from skimage.metrics import structural_similarity
+    try:
+        from skimage.metrics import structural_similarity
+    except ImportError as error:
+        raise not_installed("the structural similarity", "scikit-image", "desk") from error
 
     pair = (clean.astype(np.float64), estimate.astype(np.float64))
     value = structural_similarity(*pair, win_size=_SSIM_WINDOW, data_range=peak, channel_axis=channel_axis)

@@ -1,6 +1,6 @@
 """Checkpoints of an integration: what is written, which problem it belongs to, and how a run goes on from it.
 
-`nlflow.io.checkpoints` writes the files; the tracker `Checkpoint` says when.
+`nlflow.store.checkpoints` writes the files; the tracker `Checkpoint` says when.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.flows.trackers import Checkpoint, Tracker
-from nlflow.io.checkpoints import Checkpoints
-from nlflow.io.identity import described
-from nlflow.io.storage import Arrays, Meta
+from nlflow.store.checkpoints import Checkpoints
+from nlflow.store.identity import described
+from nlflow.store.storage import Arrays, Meta
 
 _ANOTHER = (
     "the checkpoint belongs to another problem (signal, kernel, flow, times, those of trackers, or integrator differ); "

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from nlflow._array import to_numpy
 from nlflow.domains import Batch, Domain, Grid
 from nlflow.errors import InputError, install_command
-from nlflow.io.series import Frame, Layout
-from nlflow.io.series.vtk import VtkSeries
+from nlflow.store.series import Frame, Layout
+from nlflow.store.series.vtk import VtkSeries
 
 _LETTERS = ("x", "y", "z")
 

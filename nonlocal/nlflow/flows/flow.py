@@ -17,7 +17,7 @@ from nlflow._array import Array, namespace, over_channels, power_of_two, same_ki
 from nlflow.affinities import Affinity, shown
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
 from nlflow.functionals.energies import METRICS
-from nlflow.io.notebook import card
+from nlflow.store.notebook import card
 
 
 @underflowing

@@ -15,9 +15,9 @@ from nlflow.errors import FileFormatError, InputError
 from nlflow.flows.dataset import layout_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.trackers import About, Tracker, as_path, check_place
-from nlflow.io.atomic import sweep
-from nlflow.io.series import Frame, Layout, series_of
-from nlflow.io.storage import locked
+from nlflow.store.atomic import sweep
+from nlflow.store.series import Frame, Layout, series_of
+from nlflow.store.storage import locked
 
 
 def check_whole(tracker: Tracker, flow: Flow) -> None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from nlflow._array import Array, to_numpy
 from nlflow.domains import Domain
 from nlflow.flows.dataset import to_dataset, write_series
-from nlflow.io.notebook import card, picture
-from nlflow.io.storage import load_archive, save_archive
+from nlflow.store.notebook import card, picture
+from nlflow.store.storage import load_archive, save_archive
 
 
 class Status(StrEnum):
@@ -121,7 +121,7 @@ class Solution:
         return to_dataset(self, self.domain if domain is None else domain)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the solution to an npz archive, atomically; see `nlflow.io.storage.save_archive`."""
+        """Write the solution to an npz archive, atomically; see `nlflow.store.storage.save_archive`."""
         arrays = {"t": self.t, "u": to_numpy(self.u), "energy": self.energy}
         for name, record in self.records.items():
             arrays.update({f"record/{name}/{key}": value for key, value in record.items()})

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import Array, namespace, root_mean_square, scalar
+from nlflow.backends.progress import bar
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -32,9 +33,8 @@ from nlflow.errors import (
 from nlflow.flows.flow import Flow
 from nlflow.flows.times import Times
 from nlflow.functionals.krylov import default_rtol
-from nlflow.io.checkpoints import Checkpoints, Fits
-from nlflow.io.storage import locked
-from nlflow.io.terminal import bar
+from nlflow.store.checkpoints import Checkpoints, Fits
+from nlflow.store.storage import locked
 
 About = Callable[[], dict[str, Any]]
 
@@ -268,7 +268,7 @@ class Checkpoint(Tracker):
         write : callable
             Gets what to write to.
         fits : callable
-            Tells whether a checkpoint is of the same problem; see `nlflow.io.checkpoints.Checkpoints.load`.
+            Tells whether a checkpoint is of the same problem; see `nlflow.store.checkpoints.Checkpoints.load`.
 
         Raises
         ------

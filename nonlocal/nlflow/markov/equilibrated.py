@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from nlflow._array import Array, Floats, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
 from nlflow.affinities import Affinity, shown
 from nlflow.errors import NumericalError
-from nlflow.io.notebook import card
 from nlflow.kernels import ExpDotProduct
 from nlflow.markov.absorbing import REDUCED_STATES, balanced_law
 from nlflow.markov.balance import ROUNDING, Balance, balance
@@ -26,6 +25,7 @@ from nlflow.markov.stationary import (
     state_reduction,
     within,
 )
+from nlflow.store.notebook import card
 
 # Up to this many states spectra come from the whole matrix, which takes a second or so.
 DENSE_STATES = 1000

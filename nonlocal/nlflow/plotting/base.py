@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, visible
+from nlflow.errors import InputError, not_installed, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,11 @@ REACH = 100.0  # exponent at which a predicted exponential ends: beyond any meas
 
 def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, title: str | None = None) -> Figure:
     """Return an empty figure of this size in inches, with a layout that keeps labels apart, and with a heading."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise not_installed("a figure", "Matplotlib", "plots") from error
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
     FigureCanvasAgg(figure)

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import Array, to_numpy
-from nlflow.errors import FileFormatError, InputError, check_integer, check_number
+from nlflow.errors import FileFormatError, InputError, check_integer, check_number, not_installed
 from nlflow.flows.flow import Flow
 from nlflow.flows.frames import Resumable, check_whole, taken
 from nlflow.flows.trackers import About, Tracker
-from nlflow.io.atomic import make_folder, write_content
-from nlflow.io.series.base import described
-from nlflow.io.video import check_video, comment_of, write_video
 from nlflow.plotting.base import render_pixels
 from nlflow.plotting.scene import Scene, check_limits, kind_of
+from nlflow.plotting.video import check_video, comment_of, write_video
+from nlflow.store.atomic import make_folder, write_content
+from nlflow.store.series.base import described
 
 
 class Film(Resumable):
@@ -294,8 +294,10 @@ def _check_size(size: Any) -> tuple[int, int] | None:
 
 
 def _check_cmap(cmap: Any) -> str:
-    from matplotlib import colormaps
-
+    try:
+        from matplotlib import colormaps
+    except ImportError as error:
+        raise not_installed("a film", "Matplotlib", "plots") from error
     if not isinstance(cmap, str) or cmap not in colormaps:
         raise InputError(f"cmap: got {cmap!r}, expected the name of colours in matplotlib, such as 'viridis'")
     return cmap

@@ -45,7 +45,7 @@ class Done:
 
 
 class Keeper(Protocol):
-    """What findings are kept in, such as `nlflow.io.records.Records` and `Table`."""
+    """What findings are kept in, such as `nlflow.store.records.Records` and `Table`."""
 
     def read(self, name: str) -> Any | None:
         """Return the finding of a case; None if it has to be computed."""

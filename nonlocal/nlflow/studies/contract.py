@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from nlflow.io.encoding import Column
+from nlflow.store.encoding import Column
 from nlflow.studies.fits import Fit
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nlflow.errors import FileFormatError
-from nlflow.io.atomic import make_folder, write_content
-from nlflow.io.terminal import plain
+from nlflow.store.atomic import make_folder, write_content
+from nlflow.store.encoding import plain
 from nlflow.studies.contract import Kind, Row
 from nlflow.studies.fits import Fit
 

@@ -11,6 +11,7 @@ import numpy as np
 from nlflow._array import underflowing
 from nlflow.backends.devices import CPU
 from nlflow.backends.machine import provenance
+from nlflow.backends.progress import bar
 from nlflow.backends.threads import blas_limited, one_loop_thread
 from nlflow.errors import (
     FileFormatError,
@@ -21,13 +22,12 @@ from nlflow.errors import (
     check_choice,
     check_integer,
 )
-from nlflow.io.atomic import make_folder
-from nlflow.io.encoding import decode, digest, encode
-from nlflow.io.identity import describe
-from nlflow.io.records import Records
-from nlflow.io.storage import locked
-from nlflow.io.terminal import bar
 from nlflow.markov.walks import generator_of
+from nlflow.store.atomic import make_folder
+from nlflow.store.encoding import decode, digest, encode
+from nlflow.store.identity import describe
+from nlflow.store.records import Records
+from nlflow.store.storage import locked
 from nlflow.studies.cases import Case, Done, run_cases
 from nlflow.studies.contract import Kind, Options, Row, Setting, in_words
 from nlflow.studies.equilibrium import EquilibriumStudy

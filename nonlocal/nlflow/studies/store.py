@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.errors import FileFormatError, InputError, shortened
-from nlflow.io.atomic import make_folder
-from nlflow.io.encoding import encode, misfit
-from nlflow.io.records import Records, program
-from nlflow.io.storage import load_record, save_record
+from nlflow.store.atomic import make_folder
+from nlflow.store.encoding import encode, misfit
+from nlflow.store.records import Records, program
+from nlflow.store.storage import load_record, save_record
 from nlflow.studies.contract import Kind, Row
 
 _STUDY, _CASE = "study", "case of a study"

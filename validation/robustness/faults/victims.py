@@ -12,13 +12,13 @@ import numpy as np
 
 from nlflow.errors import FileFormatError
 from nlflow.flows.result import Solution
-from nlflow.io.checkpoints import previous
-from nlflow.io.storage import load_archive, load_record
+from nlflow.store.checkpoints import previous
+from nlflow.store.storage import load_archive, load_record
 from validation.robustness.faults import flow
 
 __all__ = ["FLOWS", "Claims", "Flow", "FolderRun", "Study", "Training", "Victim"]
 
-CLI = [sys.executable, "-m", "nlflow.commands.main"]
+CLI = [sys.executable, "-m", "nlflow.desk.commands.main"]
 
 
 class Victim(ABC):

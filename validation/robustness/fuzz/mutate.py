@@ -288,7 +288,7 @@ def _seal_archive(members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     import numpy as np
 
     # The package's own sums: a checksum is no secret, and whoever crafts a file can compute it.
-    from nlflow.io.storage import _array, _digest
+    from nlflow.store.storage import _array, _digest
 
     arrays = {name.removesuffix(".npy"): _array(content) for name, content in members}
     meta = json.loads(arrays.pop("__meta__").tobytes())
@@ -306,7 +306,7 @@ def _seal_cases(members: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
 
 def sealed_case(content: bytes) -> bytes:
     """Return a record with the checksum that its content now has."""
-    from nlflow.io.storage import _record_digest
+    from nlflow.store.storage import _record_digest
 
     found = json.loads(content)
     found["sha256"] = _record_digest(found["kind"], found["content"])

@@ -44,7 +44,7 @@ _MOST = 2000  # bytes of samples that one byte of a file may stand for, beside t
 
 def _check_samples(found: Any, size: int) -> None:
     """Hold what was read against what the file can hold, and what is documented of it."""
-    from nlflow.io.files import EXTENSIONS, STACKS
+    from nlflow.desk.files import EXTENSIONS, STACKS
 
     data = found.data
     require(isinstance(data, np.ndarray) and data.dtype.kind in "biuf" and data.dtype.isnative, f"dtype {data.dtype}")
@@ -66,8 +66,8 @@ def media(suffix: str) -> Callable[[Path], Reader]:
     """Return the maker of a reader of images or signals; what is read is written and read again."""
 
     def make(folder: Path) -> Reader:
+        from nlflow.desk import files
         from nlflow.errors import FileFormatError
-        from nlflow.io import files
 
         source = folder / f"in{suffix}"
 
@@ -106,8 +106,8 @@ def media(suffix: str) -> Callable[[Path], Reader]:
 
 def npy(folder: Path) -> Reader:
     """Return a reader of .npy files: as images and signals, and as tokens."""
+    from nlflow.desk.terminal import read_tokens
     from nlflow.errors import NlflowError
-    from nlflow.io.terminal import read_tokens
 
     plain = media(".npy")(folder)
     path = folder / "tokens.npy"
@@ -128,7 +128,7 @@ def npy(folder: Path) -> Reader:
 
 def companion(folder: Path) -> Reader:
     """Return a reader of masks, maps of noise and references; two bytes say which, and of what format."""
-    from nlflow.io import companions, files
+    from nlflow.desk import companions, files
 
     source = folder / "image.npy"
     np.save(source, np.arange(63.0).reshape(7, 9))
@@ -157,7 +157,7 @@ def companion(folder: Path) -> Reader:
 def archive(folder: Path) -> Reader:
     """Return a reader of archives, and of checkpoints by resuming a flow."""
     import nlflow as nl
-    from nlflow.io.storage import load_archive
+    from nlflow.store.storage import load_archive
     from validation.robustness.fuzz.seeds import small_flow
 
     path = folder / "archive"
@@ -180,7 +180,7 @@ def archive(folder: Path) -> Reader:
 
 def layers(folder: Path) -> Reader:
     """Return the reader of what `nonlocal attention --out` tells of layers."""
-    from nlflow.explorer.layers_view import HEAD_QUANTITIES, QUANTITIES, as_command, as_python, read_layers
+    from nlflow.desk.explorer.layers_view import HEAD_QUANTITIES, QUANTITIES, as_command, as_python, read_layers
 
     path = folder / "result.json"
 

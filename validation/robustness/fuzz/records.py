@@ -23,8 +23,8 @@ _SETTINGS = {"variant": "neutreno", "seed": 0}
 
 def _job(folder: Path) -> Any:
     """Return the ledger of a folder with one output, and its job."""
-    from nlflow.commands.denoise_folder import Ledger
-    from nlflow.commands.jobs import Job
+    from nlflow.desk.commands.denoise_folder import Ledger
+    from nlflow.desk.commands.jobs import Job
 
     source, target = folder / "in.png", folder / "out" / "in.png"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -35,9 +35,9 @@ def _job(folder: Path) -> Any:
 
 def record(folder: Path) -> Callable[[bytes], object]:
     """Return a reader of records, by the kind that is written in them."""
-    from nlflow.denoising.large.store import _RECORD, _done_before
+    from nlflow.desk.large.store import _RECORD, _done_before
     from nlflow.errors import FileFormatError, NlflowWarning
-    from nlflow.io.storage import load_record
+    from nlflow.store.storage import load_record
     from validation.claims import all_claims
     from validation.finding import Finding, findings_in
     from validation.runner import _write
@@ -105,8 +105,8 @@ def record(folder: Path) -> Callable[[bytes], object]:
 
 def records() -> list[bytes]:
     """Return a record of each kind."""
-    from nlflow.denoising.large.store import _KIND
-    from nlflow.io.storage import save_record
+    from nlflow.desk.large.store import _KIND
+    from nlflow.store.storage import save_record
     from validation.claims import all_claims
     from validation.finding import Finding, findings_in
     from validation.harness import Check, Outcome

@@ -266,8 +266,8 @@ def companions() -> list[bytes]:
 
 
 def archives() -> list[bytes]:
-    """Return archives of `nlflow.io.storage`, compressed ones too, and npz files of others."""
-    from nlflow.io.storage import save_archive
+    """Return archives of `nlflow.store.storage`, compressed ones too, and npz files of others."""
+    from nlflow.store.storage import save_archive
 
     found = []
     with tempfile.TemporaryDirectory() as folder:

@@ -42,11 +42,11 @@ class Target:
     longest: int = 8192
 
 
-_FILES = ("nlflow.io.files", "nlflow.errors", "nlflow.io.formats.media")
-_PILLOW = ("nlflow.io.formats.pictures", "PIL.Image", "PIL.ImageFile")
+_FILES = ("nlflow.desk.files", "nlflow.errors", "nlflow.desk.formats.media")
+_PILLOW = ("nlflow.desk.formats.pictures", "PIL.Image", "PIL.ImageFile")
 # Its module is so large that to follow all of it takes minutes.
 _TIFFFILE = "tifffile.tifffile:TiffFile,TiffPages,TiffPage,TiffTag,TiffTags,TiffPageSeries,FileHandle"
-_NUMPY = ("nlflow.io.npy", "numpy.lib._format_impl", "numpy.lib._npyio_impl")
+_NUMPY = ("nlflow.store.npy", "numpy.lib._format_impl", "numpy.lib._npyio_impl")
 _KERNELS = ("gaussian:width=", "laplace:width=", "tophat:radius=", "dot:scale=", "width=", "radius=", "scale=", "inf",
             "nan", "1e-320", "1e308", "-1", "0x10", "1_0", "٣")  # fmt: skip
 _OPTIONS = ("nodes=", "dimension=", "boundary=", "channels=", "fidelity=", "metric=", "integrator=", "dt=", "laziness=",
@@ -74,15 +74,15 @@ TARGETS: dict[str, Target] = {
     ),
     "tiff": Target(
         "TIFF images", readers.media(".tif"), seeds.tiff, "bytes",
-        (*_FILES, *_PILLOW, "nlflow.io.formats.tiff", "nlflow.io.formats.tiff_stacks", "nlflow.io.formats.axes",
+        (*_FILES, *_PILLOW, "nlflow.desk.formats.tiff", "nlflow.desk.formats.tiff_stacks", "nlflow.desk.formats.axes",
          _TIFFFILE),
     ),
     "nifti": Target("NIfTI volumes", readers.media(".nii"), seeds.nifti, "bytes",
-                    (*_FILES, "nlflow.io.formats.nifti", "nlflow.io.formats.axes", "nibabel.nifti1")),
+                    (*_FILES, "nlflow.desk.formats.nifti", "nlflow.desk.formats.axes", "nibabel.nifti1")),
     "video": Target("films", readers.media(".mkv"), seeds.video, "bytes",
-                    (*_FILES, "nlflow.io.formats.film", "nlflow.io.formats.video")),
+                    (*_FILES, "nlflow.desk.formats.film", "nlflow.desk.formats.video")),
     "npy": Target("NPY arrays and tokens", readers.npy, seeds.npy, "npy",
-                  (*_FILES, *_NUMPY, "nlflow.io.formats.tables", "nlflow.io.terminal")),
+                  (*_FILES, *_NUMPY, "nlflow.desk.formats.tables", "nlflow.desk.terminal")),
     **{
         name: Target(f"{name.upper()} pictures", readers.media(f".{name}"), getattr(files, name), "bytes",
                      (*_FILES, *_PILLOW, f"PIL.{plugin}"))
@@ -90,25 +90,25 @@ TARGETS: dict[str, Target] = {
                              ("avif", "AvifImagePlugin"))
     },
     "npz": Target("NPZ archives", readers.media(".npz"), files.npz, "npz",
-                  (*_FILES, *_NUMPY, "nlflow.io.formats.npz", "nlflow.io.formats.containers", "zipfile")),
+                  (*_FILES, *_NUMPY, "nlflow.desk.formats.npz", "nlflow.desk.formats.containers", "zipfile")),
     "mat": Target("MAT files", readers.media(".mat"), files.mat, "bytes",
-                  (*_FILES, "nlflow.io.formats.mat", "nlflow.io.formats.containers")),
+                  (*_FILES, "nlflow.desk.formats.mat", "nlflow.desk.formats.containers")),
     "hdf5": Target("HDF5 files", readers.media(".h5"), files.hdf5, "bytes",
-                   (*_FILES, "nlflow.io.formats.hdf5", "nlflow.io.formats.containers")),
-    "raw": Target("camera raws", readers.media(".dng"), files.raw, "bytes", (*_FILES, "nlflow.io.formats.raw")),
+                   (*_FILES, "nlflow.desk.formats.hdf5", "nlflow.desk.formats.containers")),
+    "raw": Target("camera raws", readers.media(".dng"), files.raw, "bytes", (*_FILES, "nlflow.desk.formats.raw")),
     "wav": Target("WAV signals", readers.media(".wav"), seeds.wav, "bytes",
-                  (*_FILES, "nlflow.io.formats.sound", "scipy.io.wavfile")),
+                  (*_FILES, "nlflow.desk.formats.sound", "scipy.io.wavfile")),
     "csv": Target("CSV tables", readers.media(".csv"), seeds.csv_tables, "bytes",
-                  (*_FILES, "nlflow.io.formats.tables"), ("nan", "inf", "-1e-9", "time (s)", '"', ";", "\t", "\r\n")),
+                  (*_FILES, "nlflow.desk.formats.tables"), ("nan", "inf", "-1e-9", "time (s)", '"', ";", "\t", "\r\n")),
     "companion": Target("masks, noise maps, references", readers.companion, seeds.companions, "companion",
-                        # Not nlflow.io.companions: atheris 3.0 never lets go of what it sees compared, arrays there.
-                        (*_FILES, *_PILLOW, "nlflow.io.formats.tables")),
+                        # Not nlflow.desk.companions: atheris 3.0 never lets go of what it sees compared, arrays there.
+                        (*_FILES, *_PILLOW, "nlflow.desk.formats.tables")),
     "archive": Target("archives and checkpoints", readers.archive, lambda: seeds.checkpoints() + seeds.archives(),
                       "npz",
-                      (*_NUMPY, "nlflow.io.storage", "nlflow.io.encoding", "nlflow.flows.solver", "zipfile"),
+                      (*_NUMPY, "nlflow.store.storage", "nlflow.store.encoding", "nlflow.flows.solver", "zipfile"),
                       (), 16384),
     "study": Target("folders of studies", folders.study, seeds.studies, "study",
-                    ("nlflow.io.storage", "nlflow.io.records", "nlflow.io.encoding", "nlflow.studies.store",
+                    ("nlflow.store.storage", "nlflow.store.records", "nlflow.store.encoding", "nlflow.studies.store",
                      "nlflow.studies.contract", "nlflow.studies.runner", "nlflow.studies.mixing",
                      "nlflow.studies.fits", "nlflow.studies.result"),
                     (), 65536),
@@ -116,23 +116,23 @@ TARGETS: dict[str, Target] = {
                      ("nlflow.studies.options", "nlflow.studies.settings", "nlflow.kernels", "nlflow.errors"),
                      _KERNELS + _OPTIONS, 512),
     "command": Target("command lines", words.command, seeds.commands, "bytes",
-                      ("nlflow.commands.main", "nlflow.commands.denoise", "nlflow.commands.denoise_folder",
-                       "nlflow.commands.study",
-                       "nlflow.commands.attention", "nlflow.commands.jobs",
-                       "nlflow.commands.denoise_file", "nlflow.denoising.inputs", "nlflow.denoising.api",
+                      ("nlflow.desk.commands.main", "nlflow.desk.commands.denoise",
+                       "nlflow.desk.commands.denoise_folder", "nlflow.desk.commands.study",
+                       "nlflow.desk.commands.attention", "nlflow.desk.commands.jobs",
+                       "nlflow.desk.commands.denoise_file", "nlflow.denoising.inputs", "nlflow.denoising.api",
                        "nlflow.studies.options", "nlflow.errors"), _COMMANDS, 1024),
     "model": Target("folders of transformers", folders.model, seeds.models, "model",
                     ("nlflow.attention.loading.models", "nlflow.attention.loading.inputs",
                      "nlflow.attention.injection.attach", "nlflow.attention.injection.adapters"), (), 65536),
     "layers": Target("layers of transformers, for the explorer", readers.layers, seeds.layers, "bytes",
-                     ("nlflow.explorer.layers_view",),
+                     ("nlflow.desk.explorer.layers_view",),
                      ("1e999", "null", "[]", "{}", "true", "-1", '"by_head"', '"rows"', '"J"', "9" * 20), 16384),
     "pictures": Target("zip data sets of trainings", readers.pictures, seeds.pictures, "npz",
                        ("validation.training.data", "zipfile", "PIL.Image", "PIL.ImageFile"), (), 16384),
     "state": Target("states of trainings", readers.state, seeds.states, "state",
                     ("validation.training.state",), (), 16384),
     "record": Target("records that later runs go by", records.record, records.records, "record",
-                     ("nlflow.io.storage", "nlflow.io.records", "nlflow.io.encoding", "nlflow.commands.denoise_folder",
-                      "nlflow.denoising.large.store", "validation.finding", "validation.training.record",
-                      "validation.training.report"), (), 16384),
+                     ("nlflow.store.storage", "nlflow.store.records", "nlflow.store.encoding",
+                      "nlflow.desk.commands.denoise_folder", "nlflow.desk.large.store",
+                      "validation.finding", "validation.training.record", "validation.training.report"), (), 16384),
 }  # fmt: skip

@@ -19,7 +19,7 @@ __all__ = ["command", "kernel"]
 def kernel(folder: Path) -> Reader:
     """Return a reader of kernels and options of studies as text, ``name=value`` on lines after the kernel."""
     del folder
-    from nlflow.commands.study import _listed
+    from nlflow.desk.commands.study import _listed
     from nlflow.errors import NlflowError
     from nlflow.studies.options import kernel_label, parse_kernel, read_options
     from nlflow.studies.runner import KINDS
@@ -62,7 +62,7 @@ def command(folder: Path) -> Reader:
     from typer.testing import CliRunner
 
     from nlflow import denoise
-    from nlflow.commands import main as cli
+    from nlflow.desk.commands import main as cli
     from nlflow.errors import InputError
 
     place = folder / "place"

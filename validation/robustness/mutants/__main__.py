@@ -19,8 +19,8 @@ from queue import SimpleQueue
 
 from tqdm import tqdm
 
-from nlflow.io.atomic import make_folder
-from nlflow.io.storage import locked
+from nlflow.store.atomic import make_folder
+from nlflow.store.storage import locked
 from nlflow.studies.cases import Case, run_cases
 from validation.robustness import ROOT
 from validation.robustness.mutants.operators import Mutant, draw, mutants_under

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nlflow.io.records import Entry, Table, markdown
+from nlflow.store.records import Entry, Table, markdown
 from validation.robustness import ROOT
 from validation.robustness.contract import when_and_where
 from validation.robustness.mutants.operators import SCOPE, part_of

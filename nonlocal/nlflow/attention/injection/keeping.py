@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nlflow.attention.injection.adapters import Adapter
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.terms.neutreno import LayerTerms
-from nlflow.io.atomic import write_content
+from nlflow.store.atomic import write_content
 
 SETTINGS, LEARNED = "attention.json", "terms.safetensors"
 RECORD = "_neutreno_record"  # what detach undoes, and the arguments of attach

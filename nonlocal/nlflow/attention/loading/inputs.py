@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nlflow.attention.injection.adapters import transformers_library
 from nlflow.attention.injection.trial import positions, vocabulary
 from nlflow.attention.loading.stored import hub_silence
-from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, shortened
+from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, not_installed, shortened
 
 
 def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> dict[str, Tensor]:
@@ -123,8 +123,10 @@ def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -
     InputError
         For a model of other inputs, and another kind of array.
     """
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise not_installed("image: a picture", "Pillow", "plots") from error
     config: Any = getattr(model, "config", None)
     size = getattr(config, "image_size", None)
     if size is None or not _takes(model, "pixel_values"):

@@ -14,7 +14,7 @@ from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.injection.keeping import LEARNED, RECORD, SETTINGS, learned_of, write_terms
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.atomic import make_folder
+from nlflow.store.atomic import make_folder
 
 
 def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:

@@ -17,8 +17,8 @@ from nlflow.attention.probing.metrics import mean_cosine
 from nlflow.attention.probing.probe import probe
 from nlflow.attention.probing.recording import Take
 from nlflow.attention.probing.trace import LayerTrace, as_frame
+from nlflow.backends.progress import bar
 from nlflow.errors import InputError
-from nlflow.io.terminal import bar
 
 Floats = NDArray[np.float64]
 _OF_STATE = {"mean_cosine": "cosine", "token_similarity": "t_sim", "hfc_lfc": "hfc_lfc", "rank": "rank"}

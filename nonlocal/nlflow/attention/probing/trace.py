@@ -19,8 +19,8 @@ from nlflow._array import underflowing
 from nlflow.attention.probing.heads import Head, rule_or_bias
 from nlflow.attention.probing.metrics import head_redundancy
 from nlflow.attention.terms.averages import seen
+from nlflow.backends.progress import bar
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
-from nlflow.io.terminal import bar
 
 Floats = NDArray[np.float64]
 _SPECTRAL: dict[str, Any] = {

@@ -15,8 +15,8 @@ from nlflow.attention.injection.adapters import Adapter, Block, blocks
 from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.keeping import RECORD
 from nlflow.attention.sweeping.intervals import paired_differences
+from nlflow.backends.progress import bar
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number, checked_call
-from nlflow.io.terminal import bar
 from nlflow.studies.result import render_rows
 
 Floats = NDArray[np.float64]

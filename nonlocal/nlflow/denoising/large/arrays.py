@@ -31,8 +31,8 @@ from nlflow.denoising.noise import Noise, Poisson
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowWarning, check_floats, check_memory, check_number, install_command
-from nlflow.io.encoding import digest
-from nlflow.io.identity import described
+from nlflow.store.encoding import digest
+from nlflow.store.identity import described
 
 Array = NDArray[Any]
 

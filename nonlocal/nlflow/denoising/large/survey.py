@@ -24,7 +24,7 @@ from nlflow.denoising.noise.estimation import (
 from nlflow.denoising.pixelwise import MOST_STEPS, enough
 from nlflow.domains.samples import as_signal, exact_sums, mean_of_sums
 from nlflow.errors import InputError
-from nlflow.io.encoding import digest, encode
+from nlflow.store.encoding import digest, encode
 
 Array = NDArray[Any]
 # Blocks whose residuals are asked for at a time: enough for many workers, few beside all.

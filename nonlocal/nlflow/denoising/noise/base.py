@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.io.atomic import write_content
-from nlflow.io.encoding import encode
+from nlflow.store.atomic import write_content
+from nlflow.store.encoding import encode
 
 Array = NDArray[Any]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from nlflow.denoising.noise.base import Noise
 from nlflow.errors import FileFormatError, InputError, shortened
-from nlflow.io.encoding import decode
+from nlflow.store.encoding import decode
 
 _MOST_BYTES: Final = 2**24  # a model of three channels takes less than half a megabyte
 _DEEPEST: Final = 4  # models within models: a sum holds parts, which may be sums

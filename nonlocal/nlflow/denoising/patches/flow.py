@@ -26,7 +26,7 @@ from nlflow.denoising.patches.tensors import TensorFilter
 from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
-from nlflow.io.identity import described
+from nlflow.store.identity import described
 
 _MOVING_RUN = 8  # references that move together
 _OF_MEANS = 0.5  # share of the estimates from the groups of means, in the means

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
+from nlflow.backends.progress import bar
 from nlflow.denoising.priors.denoisers import Denoiser, check_denoised
 from nlflow.denoising.priors.methods import METHODS, Method, Problem
 from nlflow.errors import (
@@ -25,7 +26,6 @@ from nlflow.errors import (
 )
 from nlflow.flows.result import Status
 from nlflow.functionals.operators import Forward
-from nlflow.io.terminal import bar
 
 Array = NDArray[Any]
 

@@ -1,0 +1,23 @@
+"""Bars of progress on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def bar(*args: Any, **words: Any) -> Any:
+    """Return a bar of tqdm on stderr, which leaves nothing behind."""
+    from tqdm import tqdm
+
+    return tqdm(*args, leave=False, file=sys.stderr, **_size(), **words)
+
+
+def _size() -> dict[str, int]:
+    """Return the usual size for a terminal that does not know its own: in 0 rows tqdm draws nothing."""
+    try:
+        columns, lines = os.get_terminal_size(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is no terminal
+        return {}
+    return {} if columns and lines else {"ncols": 80, "nrows": 24}

@@ -1,0 +1,261 @@
+"""The command ``nonlocal attention``: what the layers of a trained transformer do to its tokens."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nlflow.desk.commands.sweeping import quiet_library, run_sweep
+from nlflow.desk.terminal import (
+    check_installed,
+    check_out,
+    echo,
+    print_json,
+    read_tokens,
+    say,
+    shows_progress,
+    warnings_kept,
+)
+
+BRIEF = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
+
+MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
+the Hugging Face hub. A row of the table is a layer: cosine is 1 where all tokens are alike.
+
+\b
+Examples:
+  nonlocal attention ./all-MiniLM-L6-v2 --text "Nonlocal means averages what is alike."
+  nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
+  nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
+
+`nonlocal attention --help-all` explains all columns and options. It needs pip install 'nlflow[attention]'.
+"""
+
+USUAL = ("text", "image", "tokens", "neutreno", "sweep", "texts", "out", "as_json", "quiet")
+
+HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
+
+MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
+the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
+--neutreno NUMBER: as loaded, and with the term in every layer but the first, without training; NUMBER is lambda~. The
+averages P v become (P v + lambda~ v0) / (1 + lambda~), the semi-implicit form; with --explicit P v + lambda~ (v0 - v),
+that of the paper, for models that are trained with it. A folder with attention.json, which names the terms that the
+model was trained with, is loaded WITH these terms: the rows and the curve "as it is" have them.
+
+\b
+Columns, a row for the input and for each layer
+  cosine      mean cosine of two tokens after the layer; 1: all alike
+  t_sim       share of the mean token, |mean|^2 N / |X|^2
+  rank        participation ratio of the singular values
+  J           energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads
+  gradient    cosine between the layer's direction and the gradient of J
+  share       part of the layer's step that attention makes (the rest: the MLP)
+  gap         spectral gap of the heads' chains, mean
+  mixing      steps until a walker has forgotten where it began, median of heads
+  stable      up to which lambda~ repeated steps of the explicit form converge, median of heads
+  least       the same, least of heads
+  redundancy  cosine with the attention matrices of the next layer
+
+\b
+Columns of table.csv (--out) and of --json alone
+  hfc_lfc     what differs between tokens over what is common, |X - mean| / |mean|; 0: all alike
+  time_step   the step of the flow that the layer is, 1 / d with the degree d, median of tokens and heads
+  gap_least, gap_most   the spectral gap, least and most of heads
+
+Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
+--no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
+nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning tells when --neutreno
+with --explicit is beyond the stable range.
+
+--sweep measures which term helps the model at its task: strengths, layers and both forms, each against the model as it
+is, on the texts of --texts; a line tells beforehand how much it will compute. Encoders find the passage that follows
+another among all followers (MRR, mean of the tokens as embedding); decoders tell the next token (perplexity). The
+intervals of the gain allow for the number of settings: all of them contain their true gains together with probability
+0.95, so that luck does not choose the winner (bootstrap of the largest |t| over the items). It recommends the largest
+gain whose interval lies above 0 as a whole, or says that none helps. With --out the table and result.json are written
+to the folder.
+
+Needs pip install 'nlflow[attention]'.
+
+\b
+Examples:
+  nonlocal attention ./all-MiniLM-L6-v2 --text "Nonlocal means averages what is alike."
+  nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
+  nonlocal attention facebook/deit-tiny-patch16-224 --image photo.jpg --neutreno 0.6
+  nonlocal attention ./gpt2 --tokens numbers.npy --json
+  nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
+"""
+
+_PRINTED = (
+    "fidelity", "layer", "cosine", "t_sim", "rank", "J", "gradient", "share", "gap", "mixing", "stable", "stable_least",
+    "redundancy",
+)  # fmt: skip
+
+
+def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
+    """Return what the model is called with."""
+    from nlflow.attention import image_inputs, text_inputs, token_inputs
+
+    if text is not None:
+        return text_inputs(model, source, text)
+    if image is not None:
+        from nlflow.desk.files import read
+
+        media = read(image, kind="image")
+        return image_inputs(model, source, media.data)
+    return token_inputs(model, read_tokens("--tokens", tokens))
+
+
+def attention(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or name on the hub.", show_default=False)],
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="A text, for models of language.")] = None,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="An 8-bit image, for models of vision.")] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Token numbers (N), or embeddings (N, D), as .npy.")
+    ] = None,
+    neutreno: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Fidelity of NeuTRENO's term, to compare with.")
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="Class of the attention, or a pattern of names; by default it is found."),
+    ] = None,
+    explicit: Annotated[bool, typer.Option("--explicit", help="The explicit form of --neutreno.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Measure which term helps the model at its task.")] = False,
+    texts: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Text for --sweep: a file, or a folder of *.txt and *.md.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="For --sweep: retrieval, perplexity; auto: by the kind of model.")
+    ] = "auto",
+    strengths: Annotated[str, typer.Option(metavar="NUMBERS", help="For --sweep.")] = "0.2,0.4,0.6",
+    items: Annotated[int, typer.Option(metavar="COUNT", help="For --sweep: most passages or blocks of text.")] = 400,
+    words: Annotated[int, typer.Option(metavar="COUNT", help="For --sweep: words of a passage.")] = 48,
+    spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With what takes O(N^3) time.")] = True,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for table, results and figure.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+) -> None:
+    """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
+    if sweep:
+        if texts is None:
+            raise typer.BadParameter("takes --texts; give them", param_hint="--sweep")
+        check_out(out)
+        check_installed("attention", "torch", "torch")
+        run_sweep(
+            model, texts, metric=metric, strengths=strengths, items=items, words=words, adapter=adapter, out=out,
+            as_json=as_json, quiet=quiet,
+        )  # fmt: skip
+        return
+    if sum(value is not None for value in (text, image, tokens)) != 1:
+        raise typer.BadParameter("give one of --text, --image and --tokens")
+    from nlflow.errors import check_number
+
+    if neutreno is not None:
+        check_number("--neutreno", neutreno, minimum=0)
+    check_out(out)
+    check_installed("attention", "torch", "torch")
+    from nlflow.attention import Adapter, attach, load_model, probe
+    from nlflow.backends.machine import provenance
+    from nlflow.studies.result import render_rows
+
+    progress = shows_progress(quiet)
+    with warnings_kept() as warned, quiet_library():
+        network = load_model(model)
+        inputs = _inputs(network, model, text, image, tokens)
+        known = None if adapter is None else Adapter(adapter)
+        trace = probe(network, inputs, adapter=known)
+        own = _own_fidelity(network)
+        runs = {own: trace.rows(spectra=spectra, progress=progress)}
+        heads = _by_head(own, trace, spectra)
+        if neutreno is not None and neutreno != own:
+            _tell_of_replaced_terms(network)
+            if spectra and explicit:
+                trace.check_fidelity(neutreno)
+            attach(network, fidelity=neutreno, semi_implicit=not explicit, adapter=known)
+            changed = probe(network, inputs, adapter=known)
+            runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
+            heads += _by_head(neutreno, changed, spectra)
+    for text in () if quiet else warned:
+        say("warning", text)
+    rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
+    first = trace[0]
+    report = {
+        "model": model,
+        "kind": trace.model,
+        "layers": len(trace),
+        "heads": first.heads,
+        "tokens": int(first.tokens[0].sum()),
+        "sequences": first.items,
+        "fidelity": neutreno,
+        "form": None if neutreno is None else "explicit" if explicit else "semi-implicit",
+        "rows": rows,
+        "by_head": heads,
+        "warnings": warned,
+        "provenance": provenance(),
+    }
+    if out is not None:
+        _save(out, report, runs, own)
+    if as_json:
+        print_json(report)
+    elif not quiet:
+        sequences = "" if first.items == 1 else f"{first.items} sequences of "
+        echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{report['tokens']} tokens\n")
+        echo(
+            render_rows([{name.removeprefix("stable_"): row[name] for name in _PRINTED if name in row} for row in rows])
+        )
+        if out is not None:
+            echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
+
+
+def _by_head(fidelity: float, trace: Any, spectra: bool) -> list[dict[str, Any]]:
+    """Return the figures of each layer's heads, lists of a number a head: means over the sequences that have one."""
+    import numpy as np
+
+    found = []
+    for number, layer in enumerate(trace):
+        values = {"J": layer.quantities["energy"], "gradient": layer.quantities["gradient_cosine"]}
+        if spectra:  # known by now: the rows have asked for them
+            known = trace.spectra(number)
+            values |= {"gap": known["gap"], "mixing": known["mixing_time"], "stable": known["stable_fidelity"]}
+        row: dict[str, Any] = {"fidelity": fidelity, "layer": layer.name}
+        for name, each in values.items():
+            count = (~np.isnan(each)).sum(axis=0)
+            row[name] = np.where(count > 0, np.nansum(each, axis=0) / np.maximum(count, 1), np.nan).tolist()
+        found.append(row)
+    return found
+
+
+def _tell_of_replaced_terms(network: Any) -> None:
+    """Warn where a comparison changes more than the fidelity."""
+    from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
+    from nlflow.errors import NlflowWarning
+
+    if any(isinstance(terms, LayerTerms) and terms.options != TermOptions() for terms in network.modules()):
+        warnings.warn(
+            "--neutreno: the terms that the model was trained with are more than a fidelity, and are replaced as a "
+            "whole by the plain term with softmax",
+            NlflowWarning,
+            stacklevel=2,
+        )
+
+
+def _own_fidelity(network: Any) -> float:
+    """Return the fidelity of the terms that a model was trained with, the mean of its layers; 0 without terms."""
+    from nlflow.attention import fidelities
+
+    own = list(fidelities(network).values())
+    return sum(own) / len(own) if own else 0.0
+
+
+def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float) -> None:
+    """Write table.csv, result.json and figure.png, each complete or not at all."""
+    from nlflow.plotting import layers_figure
+    from nlflow.studies.result import save_results
+
+    named = {"as it is" if value == own else f"NeuTRENO, λ̃ = {value:g}": rows for value, rows in runs.items()}
+    title = f"{Path(report['model']).name or report['model']}, {report['tokens']} tokens"
+    save_results(out, report["rows"], report, layers_figure(named, fidelity=report["fidelity"], title=title))

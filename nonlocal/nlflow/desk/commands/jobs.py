@@ -1,0 +1,321 @@
+"""Which files a command reads and writes: one job for each input.
+
+Nothing is written here, and read at most to tell pictures from stacks. What cannot work is refused before any work
+begins.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nlflow.desk.files import check_distinct, pictures_in, read_kind
+from nlflow.desk.files import format_of as known
+from nlflow.desk.formats import FORMATS, written_extension
+from nlflow.desk.formats.media import READABLE
+from nlflow.desk.loading import missing
+from nlflow.errors import FileFormatError, InputError
+from nlflow.store.links import leads_out
+
+_SHOWN = 3  # names in a message
+
+
+@dataclass(frozen=True)
+class Job:
+    """One input, what is written for it, and the files that belong to it.
+
+    Attributes
+    ----------
+    source, target : Path
+        Input and output.
+    figure : Path or None
+        The figure that is drawn as well.
+    beside : dict
+        From an option to the file that it names for this input.
+    missing : str
+        Why a file that belongs to the input was not found; empty if all were.
+    """
+
+    source: Path
+    target: Path
+    figure: Path | None
+    beside: dict[str, Path]
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command is to do.
+
+    Attributes
+    ----------
+    jobs : tuple of Job
+        In the order in which they are done.
+    folder : Path or None
+        Where the outputs of several inputs go; None for a single input with an output of its own.
+    notes : tuple of str
+        What is left out, for the user.
+    """
+
+    jobs: tuple[Job, ...]
+    folder: Path | None
+    notes: tuple[str, ...]
+
+
+def plan(
+    sources: Sequence[Path],
+    target: str,
+    *,
+    figure: Path | None = None,
+    beside: Mapping[str, Path | None],
+    existing: str = "refuse",
+    frames: bool = False,
+    recursive: bool = False,
+) -> Plan:
+    """Pair inputs with outputs.
+
+    Parameters
+    ----------
+    sources : sequence of Path
+        Files, folders (their files of known formats, sorted; without those in folders inside unless `recursive`) and
+        patterns such as ``*.png``.
+    target : str
+        A file for one input. For several inputs, and if it is a folder or ends like one: the folder for outputs of the
+        same names.
+    figure : Path, optional
+        The figure, or for several inputs the folder of figures.
+    beside : mapping of str to Path or None
+        From an option to the file, or the folder of files, that belongs to the inputs.
+    existing : {"refuse", "overwrite", "skip", "resume"}
+        What to do about outputs that exist; with "resume" the records of the folder decide.
+    frames : bool
+        Whether a single folder of pictures is one input, whose parts are frames or slices.
+    recursive : bool
+        Whether folders inside folders are gone through as well, and outputs get their places in the same tree.
+
+    Raises
+    ------
+    FileFormatError
+        If nothing is found, or if `target` has to be a folder and is none.
+    InputError
+        If an output is an input or another output, or exists and is to be refused.
+    """
+    for option, path in beside.items():
+        if path is not None and not path.exists():
+            raise FileFormatError(f"{option}: {missing(path)}")
+    if recursive and not any(source.is_dir() and known(source) != "zarr" for source in sources):
+        raise InputError(f"--recursive: got {', '.join(map(str, sources))}, expected a folder; leave it out")
+    if frames and not recursive and len(sources) == 1 and sources[0].is_dir() and holds_pictures(sources[0]):
+        return _plan_frames(sources[0], Path(target), figure, beside, existing)
+    places, several, notes = _expanded(sources, Path(target) if recursive else None)
+    found = list(places)
+    if frames and several and read_kind(found[0]) == "image":
+        raise InputError(
+            f"IN: got {len(found)} pictures with --axes, expected the folder of the frames alone, or stacks; name the "
+            "folder, or leave --axes out"
+        )
+    one = not several and known(Path(target)) == "zarr"  # a folder that counts as a file
+    like_folder = several or ((Path(target).is_dir() or target.endswith(("/", os.sep))) and not one)
+    folder = Path(target) if like_folder else None
+    if folder is None:
+        if existing == "resume":
+            raise InputError(
+                "--existing: got resume with a file as OUT, expected a folder; one file is done or not done"
+            )
+        jobs = [_job(found[0], Path(target), figure, beside)]
+    else:
+        _check_folder("OUT", folder, len(found))
+        if figure is not None:
+            _check_folder("--compare", figure, len(found))
+        jobs = [
+            _job(source, folder / _written(place), None if figure is None else figure / f"{place}.png", beside, place)
+            for source, place in places.items()
+        ]
+        notes += _renamed(jobs)
+    _check_names(jobs, single=folder is None)
+    jobs, more = _without_existing(jobs, existing)
+    return Plan(tuple(jobs), folder, (*notes, *more))
+
+
+def holds_pictures(folder: Path) -> bool:
+    """Return whether the files of a folder are pictures of one page, by the first of them."""
+    found = pictures_in(folder)
+    return bool(found) and read_kind(found[0]) == "image"
+
+
+def _plan_frames(
+    source: Path, target: Path, figure: Path | None, beside: Mapping[str, Path | None], existing: str
+) -> Plan:
+    """Return the plan of a folder whose pictures are one stack; OUT is a file, or a folder for such pictures."""
+    if existing in ("resume", "skip"):
+        raise InputError(f"--existing: got {existing} for a folder of frames, expected refuse or overwrite; they are "
+                         "denoised together")  # fmt: skip
+    job = Job(source, target, figure, {option: path for option, path in beside.items() if path is not None})
+    _check_names([job], single=True)
+    taken = [target] if target.is_file() else []
+    if target.is_dir():
+        taken = [target / path.name for path in pictures_in(source) if (target / path.name).exists()]
+    if figure is not None and figure.is_file():
+        taken.append(figure)
+    if taken and existing == "refuse":
+        raise InputError(f"OUT: got {taken[0]}, already there, expected a new name; choose another, or give --existing "
+                         "overwrite")  # fmt: skip
+    return Plan((job,), None, ())
+
+
+def _written(place: Path) -> Path:
+    """Return where the output of an input goes in the folder of outputs: to its place, in a format that is written."""
+    return place.with_suffix(written_extension(place)) if _read_only(place) else place
+
+
+def _read_only(path: Path) -> bool:
+    return known(path) != "" and FORMATS[known(path)].encode is None
+
+
+def _renamed(jobs: Sequence[Job]) -> list[str]:
+    """Return a note for each format of inputs that is not written."""
+    seen: dict[str, Job] = {}
+    for job in jobs:
+        if _read_only(job.source):
+            seen.setdefault(known(job.source), job)
+    return [f"{FORMATS[form].instead[0]}: outputs of such inputs are called {job.target.name} and so on"
+            for form, job in seen.items()]  # fmt: skip
+
+
+def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, Path], bool, list[str]]:
+    """Return the files meant and the place of each among the outputs, whether there may be several, and notes.
+
+    With a target, which is the folder of outputs, folders inside folders are gone through.
+    """
+    found: dict[Path, Path] = {}
+    notes: list[str] = []
+    several = len(sources) > 1
+    for source in sources:
+        pattern = not os.path.lexists(source) and glob.has_magic(str(source))
+        if not (pattern or source.is_dir()) or known(source) == "zarr":
+            found.setdefault(source, Path(source.name))
+            continue
+        several = True
+        # Path.glob takes no absolute patterns.
+        entries = list(map(Path, glob.glob(str(source)))) if pattern else list(source.iterdir())  # noqa: PTH207
+        if target is not None:
+            entries = [path for entry in entries for path in _inside(entry, target, notes)]
+        told = ""
+        if not pattern:
+            out = {path for path in entries if path.is_file() and leads_out(path, source)}
+            entries = [path for path in entries if path not in out]
+            if out:
+                told = f"{len(out)} link(s) to files elsewhere are left out; name them as IN"
+                notes.append(f"{source}: {told}")
+        files = sorted(path for path in entries
+                       if (path.is_file() or known(path) == "zarr") and not path.name.startswith("."))  # fmt: skip
+        fitting = [path for path in files if known(path)]
+        if not fitting:
+            got = f"{source}, {'which matches' if pattern else 'a folder with'} {len(files) or 'no'} file(s)"
+            expected = f"one that ends in {READABLE}"
+            deeper = target is None and any(path.is_dir() for path in entries)
+            remedy = "give --recursive for folders inside folders" if deeper else told or "check the name"
+            raise FileFormatError(f"IN: got {got}, expected at least {expected}; {remedy}")
+        if len(fitting) < len(files):
+            notes.append(f"{source}: {len(files) - len(fitting)} file(s) of other formats are left out")
+        for path in fitting:
+            found.setdefault(path, Path(path.name) if pattern else path.relative_to(source))
+    return found, several, notes
+
+
+def _inside(entry: Path, target: Path, notes: list[str]) -> list[Path]:
+    """Return the files of an entry of a folder, those of folders inside as well.
+
+    Links to folders are not followed, so there is no end to none; nor is the folder of outputs gone through, so what an
+    earlier run wrote is no input.
+    """
+    if not entry.is_dir() or known(entry) == "zarr":
+        return [entry]
+    if entry.name.startswith(".") or os.path.realpath(entry) == os.path.realpath(target):
+        return []
+    if entry.is_symlink():
+        notes.append(f"{entry}: is a link to a folder, and is left out")
+        return []
+    return [path for inner in sorted(entry.iterdir()) for path in _inside(inner, target, notes)]
+
+
+def _check_folder(option: str, folder: Path, count: int) -> None:
+    """Check that `folder` is one or can become one."""
+    names = (".pdf", ".svg") if option == "--compare" else ()
+    named = known(folder) or folder.suffix.lower() in names
+    got = "a file" if folder.exists() else "the name of a file" if named else ""
+    if got and not folder.is_dir():
+        raise FileFormatError(f"{option}: got {folder}, {got}, expected a folder for {count} input(s); name a folder")
+
+
+def _job(
+    source: Path, target: Path, figure: Path | None, beside: Mapping[str, Path | None], place: Path | None = None
+) -> Job:
+    """Return the job of an input, which has a place in its folder, with the files that belong to it."""
+    paths, missing = {}, ""
+    for option, path in beside.items():
+        try:
+            if path is not None:
+                paths[option] = find_companion(option, path, source, place)
+        except FileFormatError as error:  # raised when this job is done: the other inputs do not suffer from it
+            missing = missing or str(error)
+    return Job(source, target, figure, paths, missing)
+
+
+def find_companion(option: str, path: Path, source: Path, place: Path | None = None) -> Path:
+    """Return the file that belongs to `source`: `path` itself, or the file of the same place in the folder `path`.
+
+    In a folder, the same name with another extension counts if there is only one such file.
+
+    Raises
+    ------
+    FileFormatError
+        If the folder holds none, or several.
+    """
+    if not path.is_dir() or known(path) == "zarr":
+        return path
+    same = path / (place or source.name)
+    if same.is_file():
+        return same
+    alike = sorted(file for file in same.parent.glob("*") if file.stem == source.stem and known(file))
+    if len(alike) == 1:
+        return alike[0]
+    got = f"{len(alike)} files called {source.stem}" if alike else f"no file called {source.name} or {source.stem}"
+    where = f"the folder {same.parent} with {got}"
+    raise FileFormatError(f"{option}: got {where}, expected one for {source}; add or rename it")
+
+
+def _check_names(jobs: list[Job], *, single: bool) -> None:
+    """Refuse outputs that would replace an input, a file that belongs to one, or each other."""
+    sources: dict[str, Path | None] = {"IN" if single else f"the input {job.source}": job.source for job in jobs}
+    targets: dict[str, Path | None] = {}
+    for job in jobs:
+        sources |= {option if single else f"{option} {path}": path for option, path in job.beside.items()}
+        name = "" if single else f" for {job.source}"
+        targets |= {f"OUT{name}": job.target, f"--compare{name}": job.figure}
+    check_distinct(sources, targets)
+
+
+def _there(path: Path) -> bool:
+    """Return whether an output is there: a file, or the folder of a zarr store."""
+    return path.is_file() or (path.is_dir() and known(path) == "zarr")
+
+
+def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[str]]:
+    """Return the jobs to do, and notes, given what to do about outputs that exist."""
+    outputs = [pair for job in jobs for pair in (("OUT", job.target), ("--compare", job.figure))]
+    taken = [(name, path) for name, path in outputs if path is not None and _there(path)]
+    if existing in ("overwrite", "resume") or not taken:
+        return jobs, []
+    if existing == "refuse":
+        names = ", ".join(str(path) for _, path in taken[:_SHOWN])
+        names += f" and {len(taken) - _SHOWN} more" if len(taken) > _SHOWN else ""
+        raise InputError(
+            f"{taken[0][0]}: got {names}, already there, expected new files; choose another name, or give "
+            "--existing overwrite or --existing skip"
+        )
+    todo = [job for job in jobs if not _there(job.target)]
+    return todo, [f"{len(jobs) - len(todo)} of {len(jobs)} output(s) are there already and stay as they are"]

@@ -1,0 +1,203 @@
+"""The command ``nonlocal``: thin commands over the package.
+
+Results go to stdout, everything else to stderr. Heavy imports wait until a command needs them, so that help comes at
+once.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from nlflow.backends.interrupts import delivered, terminable
+from nlflow.desk.commands import attention, demo, denoise, explore, info, noise, study, validate
+from nlflow.desk.commands.effects import refuse_idle
+from nlflow.desk.terminal import close_stdout, echo, ensure_stderr, mendable, nobody_reads, tell_of_compiling
+
+_Usage: Any = typer.BadParameter.__mro__[1]  # whatever is wrong with a command line; typer has no name for it
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_STORY = """Nonlocal gradient flows: remove noise from images and signals by averaging what is alike.
+
+\b
+  nonlocal denoise noisy.png out.png              estimate the noise, remove it
+  nonlocal denoise noisy.png out.png --sigma 20   or tell it, in grey levels
+  nonlocal denoise in.png out.png --compare a.pdf draw before and after
+  nonlocal denoise photos denoised                all images of a folder
+  nonlocal denoise ecg.csv out.csv --json         signals; report for programs
+  nonlocal noise photo.jpg --figure noise.png     which noise a file has
+  nonlocal explore noisy.png                      sliders, on a page in the browser
+  nonlocal demo                                   noise added and removed again
+  nonlocal study time-order                       measured rates beside the theory
+  nonlocal attention FOLDER --text "..."          layers of a trained transformer
+  nonlocal validate --quick                       the theory, claim by claim
+  nonlocal info                                   versions, threads, devices
+
+Images are PNG, JPEG, TIFF, WebP, BMP or NPY files, signals WAV, CSV or NPY; `nonlocal denoise --help-all` names others.
+Outputs appear complete or not at all, and replace others only if asked. Results go to stdout, progress and notes to
+stderr. Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 141 nobody reads stdout. Demonstration and
+validation run on the CPU; denoise and studies of tokens take --device.
+"""
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help=_STORY,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in the texts are meant as such
+)
+
+
+def _reported(command: Callable[P, T]) -> Callable[P, T]:
+    """Turn the errors that a user can mend into one line on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        ensure_stderr()
+        with terminable() as terminated:
+            tell_of_compiling(quiet=bool(kwargs.get("quiet")))
+            try:
+                return command(*args, **kwargs)
+            except KeyboardInterrupt:
+                echo(f"nonlocal: {'terminated' if terminated() else 'interrupted'}", err=True)
+                raise typer.Exit(143 if terminated() else 130) from None  # 128 and the signal, as shells have it
+            except typer.Exit as leave:
+                if leave.exit_code == 130 and terminated():
+                    raise typer.Exit(143) from None
+                raise
+            except Exception as error:
+                if nobody_reads(error):
+                    close_stdout()
+                    raise typer.Exit(141) from None  # as of a program that SIGPIPE has ended
+                message = mendable(error)
+                if message is None:
+                    raise
+                echo(f"nonlocal: error: {message}", err=True)
+                raise typer.Exit(1) from None
+
+    return run
+
+
+class _Command(TyperCommand):
+    """A command; one that has a short help shows all of it with ``--help-all``."""
+
+    brief = ""
+    usual: tuple[str, ...] = ()  # options in the short help
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except _Usage as error:  # a shell puts names of files in the place of patterns
+            from nlflow.errors import visible
+
+            error.message = visible(error.message.removeprefix("Value error, "))  # a word of pydantic
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, unless an option that was given would have no effect."""
+        refuse_idle(self.name or "", ctx)
+        return super().invoke(ctx)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; beside the option of the help that of all of it."""
+        params = super().get_params(ctx)
+        option = self.get_help_option(ctx)
+        if not self.brief or option is None:
+            return params
+        more = copy.copy(option)
+        more.name, more.opts, more.callback = "help_all", ["--help-all"], _show_all
+        more.help = "Show all options, with more examples, and exit."
+        return [*params[:-1], more, params[-1]]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help: the short one, if there is one."""
+        if not self.brief:
+            self.format_all(ctx, formatter)
+            return
+        short = copy.copy(self)
+        short.help = self.brief
+        short.params = [one for one in self.params if one.name in self.usual or one.param_type_name == "argument"]
+        short.format_all(ctx, formatter)
+
+    def format_all(self, ctx: Any, formatter: Any) -> None:
+        """Write the help with all options."""
+        super().format_help(ctx, formatter)
+
+
+def _show_all(ctx: Any, _: Any, wanted: bool) -> None:
+    if wanted:
+        formatter = ctx.make_formatter()
+        ctx.command.format_all(ctx, formatter)
+        echo(formatter.getvalue().rstrip("\n"))
+        raise typer.Exit
+
+
+class _FromTo(_Command):
+    """A command with IN and OUT: of one name alone it says that OUT is missing, where the parser misses IN."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.message or error.param is None or error.param.name != "sources":
+                raise
+            name = self.make_parser(ctx).parse_args(args=given)[0].get("target")
+            if not isinstance(name, str):
+                raise
+            told = f"got {name!r} alone, expected where to write too; add a name after it"
+            raise typer.BadParameter(told, ctx, param_hint="OUT") from None
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from nlflow.backends.machine import version
+
+        echo(f"nlflow {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _command, _short in (
+    (denoise, "Remove noise from images, signals, volumes and video."),
+    (noise, "Find out which noise a file has."),
+    (demo, None),
+    (study, "Measure rates of convergence beside the theory."),
+    (attention, "See what the layers of a transformer do."),
+    (explore, "Try denoising, flows and layers on a page."),
+    (validate, "Run the statements of the theory."),
+    (info, None),
+):
+    _name = _command.__name__.rpartition(".")[2]
+    _base = _FromTo if _command is denoise else _Command
+    _short_help = {name: getattr(_command, name.upper()) for name in ("brief", "usual") if hasattr(_command, "BRIEF")}
+    _class = type(_base.__name__, (_base,), _short_help)
+    app.command(_name, cls=_class, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
+
+
+def main() -> None:
+    """Run the command ``nonlocal``."""
+    ensure_stderr()
+    with delivered():
+        app(prog_name="nonlocal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""``-`` in the place of a file: stdin as an input, stdout as an output.
+
+What comes from stdin lies in a temporary folder while it is denoised, and so does what goes to stdout: that is written
+when it is complete. Messages say stdin and stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nlflow.desk.commands.wording import PIPE
+from nlflow.desk.files import EXTENSIONS, STACKS
+from nlflow.desk.formats import FORMATS, written_extension
+from nlflow.desk.formats.content import HEAD, by_content, foreign
+from nlflow.desk.formats.media import READABLE, extension
+from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowError, format_bytes, memory_limit
+
+_BLOCK = 2**20
+_KNOWN = EXTENSIONS | STACKS
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where a command reads and writes.
+
+    Attributes
+    ----------
+    sources : list of Path
+        Inputs; a file of the temporary folder in the place of stdin.
+    target : str
+        The output; a file of the temporary folder in the place of stdout.
+    piped : bool
+        Whether stdout gets the file, and nothing else.
+    names : dict
+        From what stands in messages to what users are told.
+    """
+
+    sources: list[Path]
+    target: str
+    piped: bool
+    names: dict[str, str]
+
+    def told(self, value: Any) -> Any:
+        """Return a text, or texts in lists and dictionaries, about stdin and stdout in the place of temporary files."""
+        if isinstance(value, dict):
+            return {key: self.told(entry) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.told(entry) for entry in value]
+        for name, word in self.names.items() if isinstance(value, str) else ():
+            value = value.replace(name, word)
+        return value
+
+    def deliver(self) -> None:
+        """Write the output, which is complete, to stdout if that is meant; `BrokenPipeError` if nobody reads it."""
+        if not self.piped:
+            return
+        stream = sys.stdout.buffer
+        with Path(self.target).open("rb") as file:
+            while block := memoryview(file.read(_BLOCK)):
+                while block:  # a stdout without buffer (PYTHONUNBUFFERED) may take less than it is given
+                    block = block[stream.write(block) or 0 :]
+        stream.flush()
+
+
+@contextmanager
+def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iterator[Ends]:
+    """Put files in the place of stdin and stdout, as long as the context lasts; see `Ends.deliver`.
+
+    Parameters
+    ----------
+    sources : list of Path
+        The inputs; ``-`` alone for stdin.
+    target : str
+        The output; ``-`` for stdout.
+    form : str, optional
+        The format on stdout, as an extension without its dot; that of the input by default.
+
+    Raises
+    ------
+    InputError
+        If stdin or stdout is a terminal, or if the format of stdout is unknown.
+    FileFormatError
+        If stdin is empty or of an unknown format.
+    MemoryLimitError
+        If stdin brings more than the memory limit.
+    """
+    if PIPE not in (str(sources[0]), target):
+        yield Ends(sources, target, False, {})
+        return
+    piped = target == PIPE
+    if piped and sys.stdout.isatty():
+        raise InputError(
+            "OUT: got -, but stdout is a terminal, expected a file or a pipe; add > out.png, or name a file"
+        )
+    with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
+        source, names = sources[0], {}
+        if str(source) == PIPE:
+            source = _received(Path(folder))
+            names[str(source)] = "stdin"
+        if piped:
+            out = Path(folder) / f"stdout{_extension(source, names, form)}"
+            target = str(out)
+            names |= {str(out): "stdout", out.name: "stdout"}
+        found = Ends([source], target, piped, names)
+        try:
+            yield found
+        except NlflowError as error:
+            raise type(error)(found.told(str(error))) from error
+
+
+def _extension(source: Path, names: dict[str, str], form: str | None) -> str:
+    """Return the extension of what goes to stdout: the one that is asked for, or that of the input."""
+    if form is not None:
+        found = f".{form.lower().lstrip('.')}"
+        if found not in _KNOWN or FORMATS[_KNOWN[found]].encode is None or FORMATS[_KNOWN[found]].folder:
+            listed = ", ".join(
+                name[1:] for name, one in _KNOWN.items() if FORMATS[one].encode and not FORMATS[one].folder
+            )
+            raise InputError(f"--format: got {form!r}, expected one of {listed}; correct it")
+        return found
+    content = ""
+    if source.is_file():
+        with source.open("rb") as stream:
+            content = by_content(stream.read(HEAD))
+    named = extension(source)
+    found = content if content in _KNOWN and _KNOWN[content] != _KNOWN.get(named) else named
+    if not found or FORMATS[_KNOWN[found]].folder:
+        what = names.get(str(source), str(source))
+        raise InputError(f"OUT: got - for {what}, expected a format that fits a stream; say which: --format png")
+    return written_extension(Path(f"x{found}"))
+
+
+def _received(folder: Path) -> Path:
+    """Return the file with what stdin brings; its name ends as its content says."""
+    if sys.stdin.isatty():
+        raise InputError(
+            "IN: got -, but stdin is a terminal, expected a pipe or a file; name a file, or add < noisy.png"
+        )
+    stream = sys.stdin.buffer
+    head = stream.read(HEAD)
+    if not head:
+        raise FileFormatError(
+            "stdin: got nothing, expected a file; look whether the command before the pipe has failed"
+        )
+    found = by_content(head)
+    if found not in _KNOWN:
+        got, way = foreign(Path("FILE"), found)
+        got = got or "content of an unknown format"
+        raise FileFormatError(
+            f"stdin: got {got}, expected one of {READABLE}; {way or 'convert it first, or name a file as IN'}"
+        )
+    path, limit, count = folder / f"stdin{found}", memory_limit(), len(head)
+    with path.open("wb") as file:
+        file.write(head)
+        while block := stream.read(_BLOCK):
+            count += len(block)
+            if count > limit:
+                raise MemoryLimitError(
+                    f"stdin: got more than {format_bytes(limit)}, expected less; save it, and name the file"
+                )
+            file.write(block)
+    return path

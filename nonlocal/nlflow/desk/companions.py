@@ -1,0 +1,95 @@
+"""Files that belong to an input of the command line: its mask, the noise of its pixels, its reference.
+
+A picture is matched with a picture as both are seen, so a mask that was drawn upright fits a photograph that is stored
+on its side; arrays and tables are matched as they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from nlflow.desk.files import Array, Media, as_stored, load, upright
+from nlflow.desk.formats.media import ARRAYS, PICTURES
+from nlflow.errors import FileFormatError, InputError
+
+
+def _matched(media: Media, found: Media, data: Array) -> Array:
+    """Return the samples of a picture that belongs to `media`, turned as that one is stored."""
+    if found.kind != "image" or found.format in ARRAYS or media.format in ARRAYS:
+        return data
+    return as_stored(upright(data, found.orientation), media.orientation)
+
+
+def _opened(path: Path, media: Media, shapes: Collection[tuple[int, ...]]) -> Media:
+    """Read a file that belongs to `media`, in one of these shapes if it can be.
+
+    The first column of a table may be monotone in one file and not in the other, by noise or by chance.
+    """
+    found = load(path)
+    if found.axes and found.data.shape not in shapes:  # axes of one sample are those of the input only
+        found = replace(found, data=found.data.squeeze())
+    if found.format == media.format == "csv" and found.data.shape not in shapes:
+        with suppress(FileFormatError):
+            other = load(path, first_column="keep" if found.time is None else "denoise")
+            if other.data.shape in shapes:
+                found = other
+    if found.format == media.format == "csv" and (found.time is None) == (media.time is None):
+        found = replace(found, notes=())  # of the first column, which are those of the input
+    return found
+
+
+def _misfit(option: str, path: Path, shape: tuple[int, ...], expected: str, media: Media) -> InputError:
+    return InputError(f"{option}: got {path} of shape {shape}, expected {expected} as in {media.path}; crop or redo it")
+
+
+def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
+    """Return where a mask is not 0, in the spatial shape of `media` (or in its full shape), and notes.
+
+    Of a picture with colours, any channel counts; what its alpha channel hides does not.
+    """
+    found = _opened(path, media, (media.spatial_shape, media.data.shape))
+    data, notes = found.data, list(found.notes)
+    if found.data.dtype.kind == "f" and not np.isfinite(data).all():
+        raise InputError(f"{option}: got NaN or infinite values in {path}, expected numbers; write 0 or 1 instead")
+    if data.dtype != np.bool_ and len(levels := np.unique(data)) > 2:
+        notes.append(f"{path}: {len(levels)} different values; all but 0 count as marked")
+    marked = _matched(media, found, data != 0)
+    if found.format in PICTURES and not found.axes and marked.ndim == 3:
+        marked = np.asarray(marked.any(axis=-1))
+    if found.alpha is not None:
+        marked = marked & _matched(media, found, found.alpha != 0)
+    shape = media.spatial_shape
+    if marked.shape not in (shape, media.data.shape):
+        raise _misfit(option, path, marked.shape, str(shape), media)
+    if option == "--keep" and marked.shape != shape and not media.separate:
+        marked = np.asarray(marked.any(axis=media.channel_axis))
+    return np.ascontiguousarray(marked), notes
+
+
+def read_map(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
+    """Return one number for each node of `media`, or for each cell of a table, and notes."""
+    shape = media.spatial_shape
+    shapes = (shape, media.data.shape) if media.separate else (shape,)
+    found = _opened(path, media, shapes)
+    values = _matched(media, found, found.data)
+    if values.shape not in shapes:
+        node = {"image": "pixel", "volume": "voxel", "clip": "pixel"}.get(media.kind, "sample")
+        raise _misfit(option, path, values.shape, f"{shape}, one number for each {node}", media)
+    return np.ascontiguousarray(values, dtype=np.float64), list(found.notes)
+
+
+def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
+    """Return the samples of a file of the same shape as `media`, and notes."""
+    found = _opened(path, media, (media.data.shape,))
+    values, notes = _matched(media, found, found.data), list(found.notes)
+    if values.shape != media.data.shape:
+        raise _misfit(option, path, values.shape, str(media.data.shape), media)
+    kinds = values.dtype.kind + media.data.dtype.kind
+    if values.dtype != media.data.dtype and set(kinds) <= {"i", "u"}:
+        notes.append(f"{path}: {values.dtype} samples are compared with {media.data.dtype} ones as they stand")
+    return values, notes

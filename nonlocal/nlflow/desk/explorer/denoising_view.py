@@ -1,0 +1,359 @@
+"""The computation of the tab "Denoise", and the program and the command that do the same."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising import Trail, denoise
+from nlflow.denoising.info import DenoiseInfo
+from nlflow.denoising.inputs import OF_FAST
+from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
+from nlflow.denoising.quality import psnr, snr, ssim
+from nlflow.desk.explorer import stacks
+from nlflow.desk.explorer.sources import EXAMPLE, PREVIEW_PIXELS, Crop, Source, slices
+from nlflow.desk.explorer.texts import call, shell
+from nlflow.desk.formats import written_extension
+from nlflow.desk.formats.media import ARRAYS, Array, Media, extension
+from nlflow.errors import command
+from nlflow.plotting.noise import NoiseCurves, model_curves
+
+
+@dataclass(frozen=True)
+class NoiseFile:
+    """A model of noise and the file it is from; its representation is the Python text that reads it."""
+
+    name: str
+    model: Noise
+
+    def __repr__(self) -> str:
+        return f"load_noise({self.name!r})"
+
+
+_NARROW = 3  # pixels to each side, the window of a coarse answer
+
+_MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
+
+
+@dataclass(frozen=True)
+class DenoiseSettings:
+    """Settings of the tab, as `nlflow.denoise` takes them; None means: chosen from the noise.
+
+    Attributes
+    ----------
+    sigma : float or None
+        Standard deviation of white noise, in the units of the file; found out with its kind where not given.
+    strength : float or None
+        How many times the noise that was found counts.
+    quality : {'fast', 'balanced', 'best'}
+    noise : {'auto', 'white', 'poisson', 'rician'} or NoiseFile
+        Which noise it is.
+    width : float or None
+        Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
+    patch_size, search_radius : int or None
+        Nodes.
+    fidelity : float or None
+        The number lambda~.
+    steps : int or None
+        The flow's time: steps have length 1.
+    crop : Crop or None
+        The part that is denoised; None for all.
+    """
+
+    sigma: float | None = None
+    strength: float | None = None
+    quality: str = "fast"
+    noise: str | NoiseFile = "auto"
+    width: float | None = None
+    patch_size: int | None = None
+    search_radius: int | None = None
+    fidelity: float | None = None
+    steps: int | None = None
+    crop: Crop | None = None
+
+    def words(self, *, stacked: bool = False) -> dict[str, Any]:
+        """Return the arguments for `nlflow.denoise` that are set; those of pixels belong to ``fast`` without stacks."""
+        skipped = {"crop"} if self.quality == "fast" and not stacked else {"crop", *OF_FAST}
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
+        return {
+            name: value for name, value in given.items() if value is not None and (name, value) != ("noise", "auto")
+        }
+
+
+@dataclass(frozen=True)
+class DenoiseResult:
+    """A result.
+
+    Attributes
+    ----------
+    settings : DenoiseSettings
+    noisy, result : array
+        In the units of the file; of the part that was computed.
+    clean : array or None
+    info : DenoiseInfo
+    course : dict of str to array
+        See `nlflow.denoising.Trail`.
+    figures : dict of str to float or None
+        ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
+        (signals) where there is a reference; of a table the means over its columns; of a stack ``psnr_*`` alone,
+        over all that was denoised.
+    notes : tuple of str
+        Warnings.
+    noise : NoiseCurves or None
+        Of the noise that was found out; of a table that of its first column, of a stack over the intensities of the
+        picture in the middle.
+    coarse : bool
+        Whether it is what `coarse` returns.
+    """
+
+    settings: DenoiseSettings
+    noisy: Array
+    result: Array
+    clean: Array | None
+    info: DenoiseInfo
+    course: dict[str, NDArray[np.float64]]
+    figures: dict[str, float | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    noise: NoiseCurves | None = None
+    coarse: bool = False
+
+    @property
+    def residual(self) -> Array:
+        """Input minus result."""
+        return np.asarray(self.noisy.astype(np.float64) - self.result)
+
+
+def compute(
+    settings: DenoiseSettings,
+    source: Source,
+    *,
+    trail: Trail | None = None,
+    progress: Callable[[float], Any] | None = None,
+    seen: Callable[[DenoiseResult], Any] = lambda result: None,
+) -> DenoiseResult:
+    """Denoise a source.
+
+    Parameters
+    ----------
+    settings : DenoiseSettings
+    source : Source
+    trail : Trail, optional
+        Keeps weights from one call to the next; without it nothing is kept.
+    progress : callable, optional
+        Gets the share done and may raise, which ends the call; see `nlflow.denoise`.
+    seen : callable, optional
+        Gets the result before its figures and the curves of its noise are there.
+
+    Raises
+    ------
+    InputError
+        As `nlflow.denoise`.
+    """
+    trail = Trail() if trail is None else trail
+    noisy, clean = source.media.data, source.clean
+    if settings.crop is not None:
+        part = slices(source, settings.crop)
+        noisy, clean = noisy[part], None if clean is None else clean[part]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        trail.tell = progress
+        words = _words(settings, source)
+        if isinstance(settings.noise, NoiseFile):
+            words["noise"] = settings.noise.model
+        result, info = denoise(noisy, **words, progress=trail)
+    notes = tuple(dict.fromkeys(str(one.message) for one in caught))
+    found = DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), notes=notes)
+    seen(found)
+    figures: dict[str, float | None] = {}
+    for measure in _measures(source.media) if clean is not None else ():
+        figures[f"{measure}_input"] = _figure(measure, clean, noisy, source.media)
+        figures[f"{measure}_output"] = _figure(measure, clean, result, source.media)
+    curves = _noise(info, noisy, source.media) if settings.sigma is None else None
+    return replace(found, figures=figures, noise=curves)
+
+
+def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseResult | None) -> DenoiseResult | None:
+    """Return a coarse answer for one picture, in a small part of the time; None where it would not help.
+
+    It is the flow of pixels with a narrow window, whatever the quality, and takes the noise that was found before. That
+    is less than a tenth of the time of ``best`` and of stacks; of ``balanced`` a fifth, of ``fast`` a third, so these
+    have none: their own result would come later by as much.
+
+    Parameters
+    ----------
+    settings : DenoiseSettings
+    source : Source
+    at : int
+        Of a stack, the number of the picture.
+    known : DenoiseResult or None
+        The last result of this source. With another quality it is better than a coarse answer, and with another kind of
+        noise its noise is not the one that is to be found.
+    """
+    media = source.media
+    quick = settings.quality != "best" and not media.stacked
+    if quick or known is None or _differs(settings, known.settings):
+        return None
+    crop = settings.crop or tuple((0, n) for n in source.shape)
+    axis = media.channel_axis
+    if media.stacked:
+        through = stacks.through(media)
+        crop = (*crop[:through], (at, at + 1), *crop[through + 1 :])
+        axis = stacks.plane_channels(media)
+    elif media.kind != "image":
+        return None
+    if math.prod(high - low for low, high in crop) > PREVIEW_PIXELS:
+        return None
+    part = slices(source, crop)
+    noisy, clean = media.data[part], None if source.clean is None else source.clean[part]
+    flat = stacks.plane(noisy, media, 0) if media.stacked else noisy
+    result, info = denoise(flat, **_coarse_words(settings, known, media), channel_axis=axis)
+    result = np.expand_dims(result, stacks.through(media, channels=True)) if media.stacked else result
+    return DenoiseResult(replace(settings, crop=crop), noisy, result, clean, info, {}, coarse=True)
+
+
+def _differs(settings: DenoiseSettings, known: DenoiseSettings) -> bool:
+    """Whether a result does not prepare the next one: it is of another quality, or its noise is another one."""
+    same = (settings.quality, settings.noise) == (known.quality, known.noise)
+    return not same or (settings.sigma is None and known.sigma is not None)
+
+
+def _coarse_words(settings: DenoiseSettings, known: DenoiseResult, media: Media) -> dict[str, Any]:
+    words = settings.words(stacked=media.stacked)
+    window = min(words.get("search_radius", _NARROW), _NARROW)
+    words |= {"quality": "fast", "search_radius": window, "preserve_range": True, "return_info": True}
+    if settings.sigma is None and settings.noise != "poisson":
+        words["noise"] = _model(known.info)
+        words["strength"] = (settings.strength or 1) / (known.settings.strength or 1)  # the model holds the former
+    return words
+
+
+def _model(info: DenoiseInfo) -> Noise:
+    return GaussianNoise(info.sigma) if info.model is None else noise_of(info.model)
+
+
+def _noise(info: DenoiseInfo, noisy: Array, media: Media) -> NoiseCurves:
+    """Return the curves of the noise that a call has found."""
+    axis = media.channel_axis
+    if media.stacked:  # curves are those of a picture
+        middle = noisy.shape[stacks.through(media, channels=True)] // 2
+        noisy, axis = stacks.plane(noisy, media, middle), stacks.plane_channels(media)
+    if info.columns:
+        info, noisy, axis = info.columns[0], np.take(noisy, 0, -1 if axis is None else axis), None
+    return model_curves(_model(info), noisy, channel_axis=axis)
+
+
+def _measures(media: Media) -> tuple[str, ...]:
+    if media.stacked:
+        return ("psnr",)
+    return ("psnr", "ssim") if media.kind == "image" else ("psnr", "snr")
+
+
+def _figure(measure: str, clean: Any, data: Array, media: Media) -> float | None:
+    """Return a measure of samples against their reference; for a table the mean over columns, whose units differ."""
+    of = _MEASURES[measure]
+    if media.separate:
+        return float(np.mean([of(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
+    return of(clean, data, media.channel_axis) if measure == "ssim" else of(clean, data)
+
+
+def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
+    """Return all arguments for `nlflow.denoise`; each column of a table is a signal of its own."""
+    media = source.media
+    layout: dict[str, Any] = {"channel_axis": media.channel_axis} | ({"separate": True} if media.separate else {})
+    layout = stacks.layout(media) if media.stacked else layout
+    return {**settings.words(stacked=media.stacked), **layout, "preserve_range": True, "return_info": True}
+
+
+def as_python(settings: DenoiseSettings, source: Source) -> str:
+    """Return a program that makes ``noisy``, ``result``, ``info``, ``curves`` and, with a reference, ``clean``.
+
+    ``result`` and ``curves`` have the same bits as those of `compute`.
+    """
+    media, compared = source.media, source.clean is not None
+    imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
+    if compared:
+        imports.append(f"from nlflow.denoising.quality import {', '.join(_measures(media))}")
+    if source.built_in:
+        lines = [EXAMPLE, ""]
+    else:
+        lines = [call("media", "read", repr(source.name), _reading(source)), "noisy = media.data"]
+        if compared:
+            imports = ["from pathlib import Path", "", *imports, "from nlflow.desk.companions import read_reference"]
+            lines.append(f'clean, _ = read_reference("clean", Path({source.clean_name!r}), media)')
+        imports.append("from nlflow.desk.files import read")
+    if isinstance(settings.noise, NoiseFile):
+        imports.append("from nlflow.denoising.noise import load_noise")
+    if settings.crop is not None:
+        cuts = (":" if one == slice(None) else f"{one.start}:{one.stop}" for one in slices(source, settings.crop))
+        part = ", ".join(cuts)
+        lines += [f"{name} = {name}[{part}]" for name in (("noisy", "clean") if compared else ("noisy",))]
+    denoised = call("result, info", "denoise", "noisy, progress=trail", _words(settings, source))
+    lines += ["trail = Trail()", denoised, "curves = trail.course"]
+    return "\n".join([*imports, "", *lines, *(_quality_lines(media) if compared else [])]) + "\n"
+
+
+def _reading(source: Source) -> dict[str, Any]:
+    """Return what the reader of a source is to be told, so that it finds the same in the file."""
+    media = source.media
+    layout = (
+        {"kind": media.kind, "channel_axis": media.channel_axis} if media.format in ARRAYS and not media.axes else {}
+    )
+    return {name: value for name, value in layout.items() if value is not None} | source.reading
+
+
+def _quality_lines(media: Media) -> list[str]:
+    """Return lines that print how near input and result come to the reference."""
+    part, indent = ("[:, c]", "    ") if media.separate else ("", "")
+    lines = ["", *(["for c in range(clean.shape[1]):"] if media.separate else [])]
+    for name in _measures(media):
+        axis = f", {media.channel_axis!r}" if name == "ssim" else ""
+        figures = (f"{name}(clean{part}, {data}{part}{axis})" for data in ("noisy", "result"))
+        lines.append(f"{indent}print({', '.join([repr(name), *(['c'] if part else []), *figures])})")
+    return lines
+
+
+def command_note(settings: DenoiseSettings, source: Source) -> str:
+    """Return a remark on the command; empty if the command is ``nonlocal denoise``."""
+    if not source.built_in and settings.crop is None:
+        return ""
+    what = "The example is no file" if source.built_in else "A part of the file is shown"
+    return f"{what}: the command runs the Python text and saves the result as {_array_name(settings, source)}."
+
+
+def _array_name(settings: DenoiseSettings, source: Source) -> str:
+    part = "".join(f"-{low}-{high}" for low, high in settings.crop or ())
+    return f"{'example' if source.built_in else PurePath(source.name).stem}{part}-denoised.npy"
+
+
+def as_command(settings: DenoiseSettings, source: Source) -> str:
+    """Return a command that writes the result to a file: see `command_note`."""
+    if command_note(settings, source):
+        return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
+    path, media = PurePath(source.name), source.media
+    options = {"quality": settings.quality, **settings.words(stacked=media.stacked)}
+    if isinstance(settings.noise, NoiseFile):
+        options["noise"] = settings.noise.name
+    known, written = extension(Path(source.name)), written_extension(Path(source.name))
+    suffix = path.name[len(path.name) - len(known) :]  # .nii.gz is one
+    new = suffix if written in ("", known) else written
+    options |= _reading(source)
+    if "spacing" in options:
+        options["spacing"] = ",".join(map(repr, options["spacing"]))
+    if source.clean is not None:
+        options["reference"] = source.clean_name
+    words: list[object] = [
+        "nonlocal",
+        "denoise",
+        path,
+        path.with_name(f"{path.name.removesuffix(suffix)}-denoised{new}"),
+    ]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return command(*words)

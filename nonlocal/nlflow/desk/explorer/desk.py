@@ -1,0 +1,233 @@
+"""What the tabs of a page share: jobs for the computing thread, their progress, results and errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from panel.io import hold
+
+from nlflow.desk.explorer.layout import column, heading, markup, stale
+from nlflow.desk.explorer.uploads import Limits, shown_name, unpacked
+from nlflow.desk.explorer.widgets import Code, Status, Upload
+from nlflow.desk.explorer.worker import Job, Worker
+from nlflow.desk.terminal import mendable
+
+T = TypeVar("T")
+Answer = Callable[[str], str | None]
+"""Gets words and returns what the status says, or None if a further job was asked for."""
+
+_PAUSE = 0.1  # seconds between two reports of progress
+
+
+@dataclass
+class Desk:
+    """One page.
+
+    Attributes
+    ----------
+    worker : Worker
+        Of all pages.
+    limits : Limits
+        Of uploads.
+    document : bokeh Document
+        Of this page.
+    """
+
+    worker: Worker
+    limits: Limits
+    document: Any
+
+    def later(self, function: Callable[[], Any]) -> None:
+        """Call a function in the page's own thread, with the lock of its document. Any thread may call this."""
+        if self.document is None:
+            function()
+        elif self.document.session_context is not None:  # the page is still there
+            self.document.add_next_tick_callback(function)
+
+    def close(self) -> None:
+        """Cancel all jobs of this page."""
+        self.worker.cancel_all(lambda key: isinstance(key, tuple) and key[0] == id(self))
+
+
+class Report:
+    """What a job calls while it runs.
+
+    Parameters
+    ----------
+    tell : callable
+        Gets the share done, and may raise.
+    glimpse : callable
+        Gets a function without arguments that shows something before the result is there, a picture say. It is called
+        in the page's own thread.
+    """
+
+    def __init__(self, tell: Callable[[float], Any], glimpse: Callable[[Callable[[], Any]], Any]) -> None:
+        self._tell, self.glimpse = tell, glimpse
+
+    def __call__(self, share: float) -> None:
+        """Tell the share done."""
+        self._tell(share)
+
+
+class Tab:
+    """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
+
+    Parameters
+    ----------
+    desk : Desk
+
+    Attributes
+    ----------
+    shown : sequence of columns
+        Where a result is shown: first what can be shown before it is there, a picture. Grey where the next is slow.
+    """
+
+    name: ClassVar[str]
+    panel: Any
+    shown: Sequence[Any] = ()
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.started = self._is_grey = False
+        self._turn = 0  # of answers: each begins the wait anew after which what is shown turns grey
+        self.status = Status(lambda _: self._cancel())
+        self.figures, self.code = markup(), Code()
+
+    def start(self) -> None:
+        """Compute for the first time."""
+        raise NotImplementedError
+
+    def below(self) -> tuple[Any, Any]:
+        """Return what is below the main views: numbers, and the texts to copy."""
+        return column(heading("Numbers"), self.figures), column(heading("The same from a program"), self.code)
+
+    def ask(
+        self,
+        work: Callable[[Report], T],
+        show: Callable[[T], str | None],
+        words: str = "computing …",
+        what: str = "view",
+        failed: Answer = lambda message: message,
+    ) -> None:
+        """Compute something in the computing thread and show it; the older job for the same purpose ends soon.
+
+        Parameters
+        ----------
+        work : callable
+            Runs in the computing thread; gets a `Report`.
+        show : callable
+            Gets the result in the page's own thread. Returns the words for the status, or None if it has asked for a
+            further job.
+        words : str
+            Status while the job waits and runs.
+        what : str
+            The purpose.
+        failed : callable, optional
+            Gets the message of an error that a user can mend, in the page's own thread. Returns what the status says,
+            or None if it has asked for a further job.
+        """
+        told = 0.0
+
+        def tell(share: float) -> None:
+            nonlocal told
+            now = time.monotonic()
+            if now - told > _PAUSE:
+                told = now
+                self._desk.later(partial(self._busy, job, words, share))
+
+        def glimpse(show: Callable[[], Any]) -> None:
+            job.seen = True
+            self._desk.later(partial(self._glimpse, job, show))
+
+        job = Job(
+            lambda tell: work(Report(tell, glimpse)),
+            lambda job: self._desk.later(partial(self._finish, job, show, failed)),
+            tell,
+        )
+        self.status.say(words, "busy")
+        if what == "view":
+            self._grey()
+        if what != "view":
+            self.drop(what)  # nobody wants the older file any more
+        self._desk.worker.submit((id(self._desk), self.name, what), job)
+
+    def open_button(
+        self,
+        name: str,
+        label: str,
+        hint: str,
+        suffixes: tuple[str, ...],
+        read: Callable[[str, bytes, Limits], T],
+        show: Callable[[T], str | None],
+        failed: Answer = lambda message: message,
+        *,
+        replaces: bool = False,
+    ) -> Upload:
+        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`.
+
+        With `replaces` the file takes the place of what is shown, which turns grey.
+        """
+        limits = self._desk.limits
+
+        def take(data: Any) -> None:
+            called = shown_name(str(data["name"]))
+            if replaces:
+                self._grey()
+            self.ask(lambda tell: read(*unpacked(data, limits), limits), show, f"reading {called} …", "file", failed)
+
+        accept = ",".join(suffixes)
+        return Upload(take, name=name, label=label, hint=hint, accept=accept, limit=limits.content)
+
+    def drop(self, *what: str) -> None:
+        """Cancel the jobs of this tab for a purpose, or for all."""
+        mine = id(self._desk), self.name, *what
+        self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[: len(mine)] == mine)
+
+    def _cancel(self) -> None:
+        self.drop()
+        self.status.say("cancelled: what is grey is the last result" if self._is_grey else "cancelled")
+
+    def _grey(self) -> None:
+        """Let what is shown turn grey if nothing newer comes soon."""
+        self._is_grey = True
+        for part in self.shown:
+            stale(part, self._turn)
+
+    def _answered(self, job: Job, parts: Sequence[Any]) -> None:
+        """Show some parts in full again; for a job that is superseded, until the next answer is late."""
+        self._turn += 1
+        for part in parts:
+            stale(part, self._turn if job.superseded else None)
+
+    def _glimpse(self, job: Job, show: Callable[[], Any]) -> None:
+        if not job.cancelled:
+            with hold(self._desk.document):
+                self._answered(job, self.shown[:1])
+                show()
+
+    def _busy(self, job: Job, words: str, share: float) -> None:
+        if not job.cancelled and self.status.shown["kind"] == "busy":
+            self.status.say(words, "busy", share)
+
+    def _finish(self, job: Job, show: Callable[[Any], str | None], failed: Answer) -> None:
+        if job.cancelled:
+            return
+        with hold(self._desk.document):
+            if job.error is None:
+                self._is_grey = job.superseded
+                self._answered(job, self.shown)
+                words = show(job.result)
+                if words is not None and not job.superseded:
+                    self.status.say(words, "done", 1.0)
+                return
+            message = mendable(job.error)
+            if message is None:
+                self.status.say(f"internal error: {type(job.error).__name__}; please report it", "error")
+                raise job.error  # for the log of the server
+            words = None if job.superseded else failed(message)  # the newer job tells of its own
+            if words is not None:
+                self.status.say(words, "error")

@@ -1,0 +1,256 @@
+"""What the tab "Denoise" shows of a result: pictures or lines, a histogram, and words; knows no page.
+
+It is made in the computing thread, since drawing takes time too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nlflow.denoising import DenoiseInfo
+from nlflow.desk.explorer import stacks
+from nlflow.desk.explorer.denoising_view import DenoiseResult
+from nlflow.desk.explorer.pictures import (
+    Scale,
+    data_url,
+    envelope,
+    full_range,
+    grey_scale,
+    histogram,
+    overview,
+    picture,
+    residual_scale,
+    seen_box,
+)
+from nlflow.desk.explorer.sources import Source
+from nlflow.desk.explorer.texts import decibels, digits
+from nlflow.desk.formats.media import Array
+
+_OPENED = 2000  # samples of a signal that are shown at first
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the user has chosen to look at.
+
+    Attributes
+    ----------
+    at : int
+        Of a stack, the number of the picture, from 0.
+    black, white : float or None
+        The values that are drawn so; None where they are fitted to the data.
+    window : tuple of int, or None
+        Of a signal, the first sample that is drawn, and how many; None for some in the middle.
+    """
+
+    at: int = 0
+    black: float | None = None
+    white: float | None = None
+    window: tuple[int, int] | None = None
+
+
+def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[int, int]:
+    """Return a window if it lies in a part of a signal, else one in its middle, near enough to see single samples."""
+    low, high = part
+    if window is not None and low <= window[0] and sum(window) <= high:
+        return window
+    samples = high - low
+    count = samples if samples <= 2 * _OPENED else _OPENED
+    return low + (samples - count) // 2, count
+
+
+@dataclass
+class Stills:
+    """What does not change while settings move: the fitted scale of a source, and pictures of one part of it."""
+
+    fitted: Scale | None = None
+    part: Any = None
+    items: dict[str, dict[str, str]] = field(default_factory=dict)
+    whole: str = ""
+
+
+class Drawn:
+    """A result as the page shows it.
+
+    Parameters
+    ----------
+    result : DenoiseResult
+    source : Source
+    stills : Stills
+        Of this source; what it lacks is drawn.
+    look : Look
+    """
+
+    def __init__(self, result: DenoiseResult, source: Source, stills: Stills, look: Look) -> None:
+        self.result, self.source, self.look = result, source, look
+        self.items: list[dict[str, str]] = []
+        if source.media.kind == "image" or source.media.stacked:
+            self._pictures(stills)
+        else:
+            self._lines()
+
+    def _pictures(self, stills: Stills) -> None:
+        result, media, crop, look = self.result, self.source.media, self.result.settings.crop, self.look
+        if stills.fitted is None:
+            stills.fitted = grey_scale(media.data)
+        self.fitted = stills.fitted
+        black = self.fitted.low if look.black is None else look.black
+        self.scale = scale = Scale(black, max(black, self.fitted.high if look.white is None else look.white))
+        counts = of_counts(result.info)
+        rest = residual_scale(result.info.residual if counts else result.info.sigma)
+        told = f"noisy and result: black is {digits(scale.low)}, white is {digits(scale.high)}"
+        reach = "3 root mean squares" if counts else "3σ"
+        removed = (
+            f"removed: input minus result; grey is 0, black and white are −{reach} and +{reach}, ±{digits(rest.high)}"
+        )
+
+        def draw(name: str, values: Array, used: Scale, caption: str) -> dict[str, str]:
+            content, more = picture(self._plane(values), used, self._channels(), media.orientation)
+            caption = f"{caption}; {more}" if more else caption
+            return {"src": data_url(content), "name": name, "alt": f"{name} picture", "caption": caption}
+
+        part = id(self.source), self._across(crop), look.at, scale
+        if stills.part != part:
+            stills.part = part
+            stills.items = {"noisy": draw("noisy", result.noisy, scale, told)}
+            if result.clean is not None:
+                stills.items["clean"] = draw("clean", result.clean, scale, "the clean reference")
+            stills.whole = self._whole(scale)
+        # Without their addresses, which are sent to the page once.
+        still = {name: {**item, "src": ""} for name, item in stills.items.items()}
+        changing = [draw("result", result.result, scale, told), draw("removed", result.residual, rest, removed)]
+        self.items = [still.pop("noisy"), *changing, *still.values()]
+        self.still = {name: item["src"] for name, item in stills.items.items()}
+        self.whole = stills.whole
+        range_ = full_range(media.data)
+        shown = {"noisy": result.noisy, "result": result.result}
+        self.levels = {name: histogram(self._plane(values), range_) for name, values in shown.items()}
+        ends = (("black", scale.low), ("white", scale.high))
+        self.levels |= {name: (np.full(2, value), np.array([0.0, 1.0])) for name, value in ends}
+
+    def _plane(self, values: Array) -> Array:
+        """Return the picture that is shown: of a stack one of its pictures."""
+        media, crop = self.source.media, self.result.settings.crop
+        if not media.stacked:
+            return values
+        # The values are those of the part; a whole stack has more.
+        axis = stacks.through(media, channels=True)
+        whole = values.shape[axis] == media.data.shape[axis]
+        first = 0 if crop is None or whole else crop[stacks.through(media)][0]
+        return stacks.plane(values, media, self.look.at - first)
+
+    def _across(self, crop: Any) -> Any:
+        """Return which part of one picture a crop is of; None for all of it."""
+        axes = plane_axes(self.source)
+        ends = tuple((0, self.source.shape[axis]) if crop is None else tuple(crop[axis]) for axis in axes)
+        return None if all(end == (0, self.source.shape[axis]) for end, axis in zip(ends, axes, strict=True)) else ends
+
+    def _channels(self) -> int | None:
+        media = self.source.media
+        return stacks.plane_channels(media) if media.stacked else media.channel_axis
+
+    def _whole(self, scale: Scale) -> str:
+        """Return the address of the whole picture, small, where a part is shown; empty where all is shown."""
+        if self.place is None:
+            return ""
+        media = self.source.media
+        return data_url(overview(self._plane(media.data), scale, self._channels(), media.orientation))
+
+    @property
+    def place(self) -> tuple[float, float, float, float] | None:
+        """Top, left, height and width of the part in the picture as it is seen, in shares; None where all is shown."""
+        crop, media = self.result.settings.crop, self.source.media
+        if crop is None:
+            return None
+        axes = plane_axes(self.source)
+        shares = [(crop[axis][0] / self.source.shape[axis], crop[axis][1] / self.source.shape[axis]) for axis in axes]
+        return None if shares == [(0.0, 1.0)] * 2 else seen_box(shares, media.orientation)
+
+    def _lines(self) -> None:
+        result, media = self.result, self.source.media
+        crop = result.settings.crop
+        self.part = (0, self.source.shape[0]) if crop is None else crop[0]
+        self.window = first, count = window_in(self.part, self.look.window)
+        first -= self.part[0]
+        rate = media.sample_rate or 1
+        self.axis = "time in seconds" if media.sample_rate else "sample"
+
+        def line(values: Any) -> Any:
+            one = values if media.channel_axis is None else np.moveaxis(values, media.channel_axis, 0)[0]
+            places, heights = envelope(one[first : first + count])
+            return (places + self.window[0]) / rate, heights
+
+        given = {"noisy": result.noisy, "result": result.result, "clean": result.clean}
+        self.lines = {name: line(values) for name, values in given.items() if values is not None}
+        self.rest = {"removed": line(result.residual)}
+
+
+def plane_axes(source: Source) -> tuple[int, ...]:
+    """Return the numbers of the axes of one picture, along which the part that is shown can be moved."""
+    own = stacks.through(source.media) if source.media.stacked else None
+    return tuple(axis for axis in range(len(source.shape)) if axis != own)
+
+
+# ---- words
+
+
+def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
+    """Return in words, as HTML, which part of a source is shown; empty for all of it."""
+    crop, told = result.settings.crop, ""
+    if source.media.stacked:
+        told = stacks.told(source.media, look.at, crop)
+    elif crop is not None:
+        ranges = " × ".join(f"{low}–{high - 1}" for low, high in crop)
+        size = " × ".join(map(str, source.shape))
+        what = "pixels" if source.media.kind == "image" else "samples"
+        told = f"A part is computed, in full resolution: {what} {ranges} of {size}."
+    return f'<p class="part">{told}</p>' if told else ""
+
+
+def of_counts(info: DenoiseInfo) -> bool:
+    """Whether the noise was that of counts, whose standard deviation follows from them: it has no one sigma."""
+    return (info.model or {}).get("kind") == "poisson"
+
+
+def verdict(info: DenoiseInfo) -> str:
+    """Return the model of the noise in words, and how sure it is."""
+    words = info.noise if info.model is not None else f"{info.noise}, σ {digits(info.sigma)}"
+    return f"{words} (confidence {info.confidence})" if info.confidence else words
+
+
+def _words(value: Any) -> str:
+    """Return a parameter for people: a number, or one for each axis of a stack."""
+    return " × ".join(digits(float(one)) for one in (value if isinstance(value, tuple) else (value,)))
+
+
+def rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
+    """Return the table of numbers."""
+    info, figures = result.info, result.figures
+    each = info.columns or (info,)  # the columns of a table have units of their own
+    levels = ", ".join(digits(one.sigma) for one in each)
+    how = "found" if info.sigma_estimated else "given"
+    found = [("noise σ", "that of counts" if of_counts(info) else f"{levels} {unit} ({how})")]
+    for name, title in (("psnr", "PSNR"), ("snr", "SNR")):
+        if f"{name}_output" in figures:
+            found.append((title, f"{decibels(figures[f'{name}_input'])} → {decibels(figures[f'{name}_output'])}"))
+    if "ssim_output" in figures:
+        before, after = (digits(figures[f"ssim_{name}"], ".4f") for name in ("input", "output"))
+        found.append(("SSIM", f"{before} → {after}"))
+    found.append(("removed, rms", f"{', '.join(digits(one.residual) for one in each)} {unit}"))
+    found.append(("steps", f"{info.steps}; {info.stopped_by}"))
+    found += [(name.replace("_", " "), _words(value)) for name, value in info.parameters.items()]
+    found.append(("functional", info.functional))
+    return found
+
+
+def remarks(source: Source) -> tuple[str, ...]:
+    """Return what is different for a stack."""
+    if not source.media.stacked:
+        return ()
+    return (
+        "The numbers are of all that was denoised, not of the one picture that is shown. A stack is denoised through "
+        "groups of blocks in all qualities, so it has no settings of the flow of pixels.",
+    )

@@ -1,0 +1,158 @@
+"""The tab "Flow"."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from nlflow.desk.explorer import flow_view as view
+from nlflow.desk.explorer.desk import Desk, Tab
+from nlflow.desk.explorer.flow_view import FlowSettings
+from nlflow.desk.explorer.layout import beside, button, choice, column, columns
+from nlflow.desk.explorer.pictures import data_url, grey_scale, picture
+from nlflow.desk.explorer.texts import digits
+from nlflow.desk.explorer.widgets import Knob, Lines, Pictures
+from nlflow.plotting.base import PALETTE
+from nlflow.store.notebook import table
+
+_CHOICES = {
+    "signal": {
+        "steps": "steps, on a line",
+        "waves": "two waves, on a line",
+        "disc": "a disc, in the plane",
+        "photograph": "a photograph, in the plane",
+    },
+    "kernel": {
+        "Gaussian": "Gaussian",
+        "Laplace": "Laplace (exponential)",
+        "TopHat": "top hat",
+        "Matern": "Matérn 3/2",
+        "Wendland": "Wendland (compact)",
+    },
+    "metric": {"degree": "degree: du/dt = Pu − u", "l2": "L²: du/dt = −Lu"},
+    "boundary": {"reflect": "mirrored", "periodic": "periodic", "isolated": "nothing outside"},
+}
+_TO_CONSTANT, _TO_EQUILIBRIUM = "exp(−μ₂ t)", "exp(−(μ₂ + λ) t)"
+_PREDICTED = {"dash": "6 4", "width": 1.5, "color": "#1c2126"}
+_E = {"color": PALETTE[1]}
+_STATES: dict[str, dict[str, Any]] = {
+    "f": {"color": "#8a949e", "width": 1},
+    "J": {"color": PALETTE[0]},
+    "E": _E,
+    "equilibrium of E": {"dash": "2 3", "color": "#4d4d4d"},
+}
+_DEFAULT = FlowSettings()
+
+
+class FlowTab(Tab):
+    """The same noisy signal under J, which makes it constant, and under E, which keeps it."""
+
+    name = "flow"
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self._shown: tuple[FlowSettings, SimpleNamespace] | None = None
+        self.choices = {name: choice(name, name, words, self.start) for name, words in _CHOICES.items()}
+        plain: dict[str, Any] = {"optional": False, "moved": self.start}
+        self.knobs = {
+            "noise": Knob("noise", "noise σ", 0, 1, 0.05, _DEFAULT.noise, unit="of the height", **plain),
+            "width": Knob("width", "kernel width", 0.01, 0.3, 0.005, _DEFAULT.width, unit="of the side", **plain),
+            "fidelity": Knob("fidelity", "fidelity λ", 0.01, 3, 0.01, _DEFAULT.fidelity, **plain),
+            "span": Knob("span", "length of the flow", 1, 30, 1, _DEFAULT.span, unit="times 1/μ₂", **plain),
+        }
+        last = view.MOMENTS - 1
+        self.frame = Knob("frame", "time shown", 0, last, 1, last, unit=f"of {last} moments", optional=False,
+                          moved=self._draw_state)  # fmt: skip
+        self.pictures = Pictures()
+        self.state = Lines("", "place", "", _STATES, height=300)
+        self.energies = Lines("energies", "time", "J and E", {"J along its flow": {}, "E along its flow": {}}, log="xy")
+        rms = "root mean square"
+        self.distances = Lines(
+            "distance to the constant", "time", rms, {"J": {}, "E": {}, _TO_CONSTANT: _PREDICTED}, log="y"
+        )
+        self.remaining = Lines(
+            "distance of E to its equilibrium", "time", rms, {"E": _E, _TO_EQUILIBRIUM: _PREDICTED}, log="y"
+        )
+        undo = button("Undo to defaults", self.undo)
+        controls = [*self.choices.values(), *self.knobs.values(), undo]
+        charts = columns(self.distances, self.remaining, self.energies)
+        self.shown = [column(self.frame, self.state, self.pictures), column(charts, columns(*self.below(), least=360))]
+        self.panel = beside([], [self.status, self.shown[0]], controls, [self.shown[1]])
+
+    def settings(self) -> FlowSettings:
+        """Return what the controls say."""
+        words: dict[str, Any] = {name: one.value for name, one in self.choices.items()}
+        words |= {name: float(knob.value or 0.0) for name, knob in self.knobs.items()}
+        return FlowSettings(**words)
+
+    def start(self) -> None:
+        """Compute what the controls say."""
+        settings = self.settings()
+        self.ask(lambda tell: (settings, view.compute(settings, progress=tell)), self._show)
+
+    def undo(self) -> None:
+        """Take back what the user has set."""
+        for name, one in self.choices.items():
+            one.value = getattr(_DEFAULT, name)
+        for knob in (*self.knobs.values(), self.frame):
+            knob.reset()
+        self.start()
+
+    def _show(self, shown: tuple[FlowSettings, SimpleNamespace]) -> str:
+        self._shown = shown
+        self._draw_state()
+        settings, result = shown
+        t, rate, rate_e = result.t, digits(result.rate), digits(result.rate_e)
+        # The slopes are predicted; the heights are those of the last values above rounding.
+        self.distances.draw({
+            "J": (t, result.distance_j),
+            "E": (t, result.distance_e),
+            _TO_CONSTANT: (t, view.predicted(t, result.distance_j, result.rate)),
+        })  # fmt: skip
+        early = t <= 40 / result.rate_e  # then rounding is all that remains
+        self.remaining.draw({
+            "E": (t[early], result.remaining[early]),
+            _TO_EQUILIBRIUM: (t[early], view.predicted(t, result.remaining, result.rate_e)[early]),
+        })  # fmt: skip
+        energies = {"J along its flow": result.energy_j, "E along its flow": result.energy_e}
+        self.energies.draw({name: (t[1:], values[1:]) for name, values in energies.items()})
+        low, high = result.bounds
+        second = ("second eigenvalue 1 − μ₂ of P", 1 - result.rate)
+        second = second if settings.metric == "degree" else ("μ₂, in the L² metric", result.rate)
+        rows = [
+            ("slowest rate μ₂ of J", f"{rate}: the distance falls as exp(−{rate} t)"),
+            (second[0], digits(second[1], ".6g")),
+            ("rate of E to its equilibrium", f"μ₂ + λ = {rate_e}"),
+            ("distance to the constant, J, at the end", digits(result.distance_j[-1])),
+            ("distance to the constant, E, at the end", digits(result.distance_e[-1])),
+            ("kept in the equilibrium of E", f"{digits(result.kept)} of the distance of f"),
+            ("bounds for every signal", f"{digits(low)} to {digits(high)}"),
+        ]
+        self.figures.object = table(rows)
+        self.code.show(python=view.as_python(settings), command=view.as_command(settings), note=view.COMMAND_NOTE)
+        return f"{len(t)} moments up to t = {digits(t[-1])}"
+
+    def _draw_state(self) -> None:
+        if self._shown is None:
+            return
+        settings, result = self._shown
+        k = min(int(self.frame.value or 0), len(result.t) - 1)
+        flat = len(settings.shape) == 1
+        self.state.visible, self.pictures.visible = flat, not flat
+        time = f"t = {digits(result.t[k])}"
+        states = {"f": result.observed, "J": result.j[k], "E": result.e[k], "equilibrium of E": result.limit}
+        if flat:
+            x = (np.arange(settings.shape[0]) + 0.5) / settings.shape[0]
+            self.state.draw({name: (x, u) for name, u in states.items()}, title=f"the signal at {time}")
+            return
+        scale = grey_scale(result.observed)
+        captions = [f"f; black is {digits(scale.low)}, white is {digits(scale.high)}",
+                    f"J at {time}", f"E at {time}", "equilibrium of E"]  # fmt: skip
+        self.pictures.draw(
+            [
+                {"src": data_url(picture(u, scale)[0]), "name": name, "alt": caption, "caption": caption}
+                for (name, u), caption in zip(states.items(), captions, strict=True)
+            ]
+        )

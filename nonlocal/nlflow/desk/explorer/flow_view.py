@@ -1,0 +1,229 @@
+"""The computation of the tab "Flow": J and E on a line or in the plane. It runs the program that users copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities import affinity
+from nlflow.backends.threads import one_loop_thread
+from nlflow.desk.explorer.texts import shell
+from nlflow.domains import Boundary, Grid
+from nlflow.equilibria import diversity_bounds, equilibrium
+from nlflow.errors import NumericalError, check_choice, check_number
+from nlflow.flows.linear import GradientFlow
+from nlflow.flows.result import Solution
+from nlflow.flows.solver import solve
+from nlflow.flows.spectrum import relaxation_rate
+from nlflow.flows.trackers import Callback
+from nlflow.functionals.energies import METRICS, E, J
+from nlflow.kernels import Gaussian, Laplace, Matern, RadialKernel, TopHat, Wendland
+
+Floats = NDArray[np.float64]
+
+_KERNELS: dict[str, Callable[[float], RadialKernel]] = {
+    kind.__name__: kind for kind in (Gaussian, Laplace, TopHat, Matern, Wendland)
+}
+_BOUNDARIES = ("reflect", "periodic", "isolated")
+
+
+def _disc(grid: Grid) -> Floats:
+    return np.asarray((np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape), dtype=float)
+
+
+def _waves(grid: Grid) -> Floats:
+    x = grid.nodes[:, 0]
+    return np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)
+
+
+def _photograph(grid: Grid) -> Floats:
+    from skimage import data
+
+    camera: Floats = data.camera()
+    return np.asarray(camera.reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255)
+
+
+#: The nodes along the axes of the unit interval or square; ``clean``, about -1 to 1; and the program that makes it.
+_SIGNALS: dict[str, tuple[tuple[int, ...], Callable[[Grid], Floats], str]] = {
+    "steps": (
+        (256,),
+        lambda grid: np.sign(np.sin(4 * np.pi * grid.nodes[:, 0] + 0.3)),
+        "clean = np.sign(np.sin(4 * np.pi * grid.nodes[:, 0] + 0.3))",
+    ),
+    "waves": ((256,), _waves, "x = grid.nodes[:, 0]\nclean = np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)"),
+    "disc": (
+        (32, 32),
+        _disc,
+        "clean = (np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape).astype(float)",
+    ),
+    "photograph": (
+        (32, 32),
+        _photograph,
+        "from skimage import data\n\nclean = data.camera().reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255",
+    ),
+}
+MOMENTS = 41  # that are looked at, the start among them
+COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.npz, a new file."
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """Settings of the tab.
+
+    Attributes
+    ----------
+    signal : {'steps', 'waves', 'disc', 'photograph'}
+        The first two on the unit interval, the others on the unit square.
+    noise : float
+        Standard deviation of the noise that is added; the signal goes from about -1 to 1.
+    kernel : {'Gaussian', 'Laplace', 'TopHat', 'Matern', 'Wendland'}
+    width : float
+        Of the kernel (radius of the top hat and of Wendland's), as a share of the side of the domain.
+    fidelity : float
+        lambda~ in the degree metric, lambda in the L2 metric; > 0.
+    metric : {'degree', 'l2'}
+    boundary : {'reflect', 'periodic', 'isolated'}
+    span : float
+        End of the flow, in relaxation times 1/mu_2 of J.
+    """
+
+    signal: str = "steps"
+    noise: float = 0.2
+    kernel: str = "Gaussian"
+    width: float = 0.03
+    fidelity: float = 0.5
+    metric: str = "degree"
+    boundary: str = "reflect"
+    span: float = 8.0
+
+    def __post_init__(self) -> None:
+        check_choice("signal", self.signal, tuple(_SIGNALS))
+        check_choice("kernel", self.kernel, tuple(_KERNELS))
+        check_choice("metric", self.metric, METRICS)
+        check_choice("boundary", self.boundary, _BOUNDARIES)
+        check_number("noise", self.noise, minimum=0)
+        check_number("width", self.width, minimum=0, strict=True)
+        check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="without it, E is J")
+        check_number("span", self.span, minimum=0, strict=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Nodes along each axis."""
+        return _SIGNALS[self.signal][0]
+
+
+#: The names that the program of `as_python` makes and that a result holds.
+_NAMES = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "distance_e", "remaining", "rate", "rate_e",
+          "limit", "kept", "bounds")  # fmt: skip
+
+
+def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> SimpleNamespace:
+    """Run both flows from the same signal; return what the program of `as_python` makes, under the same names.
+
+    Parameters
+    ----------
+    settings : FlowSettings
+    progress : callable, optional
+        Gets the share done and may raise, which ends the call.
+    """
+    with one_loop_thread():  # starting a second one takes longer than these small problems
+        return _computed(settings, progress)
+
+
+def _computed(settings: FlowSettings, progress: Callable[[float], Any]) -> SimpleNamespace:
+    shape, made, _ = _SIGNALS[settings.signal]
+    grid = Grid(shape, spacing=1 / shape[0], boundary=cast(Boundary, settings.boundary))
+    observed = made(grid) + settings.noise * np.random.default_rng(0).normal(size=grid.shape)
+    weights = affinity(_KERNELS[settings.kernel](settings.width), grid)
+    smoothing = GradientFlow(J(weights), metric=settings.metric)
+    keeping = GradientFlow(E(weights, observed, settings.fidelity, measure=settings.metric), metric=settings.metric)
+    rate = relaxation_rate(smoothing)
+    progress(0.3)
+    end = settings.span / rate if rate > 0 else settings.span
+    t = np.concatenate([[0.0], np.geomspace(end / 1000, end, MOMENTS - 1)])
+
+    def followed(flow: GradientFlow, low: float, high: float) -> Solution:
+        share = Callback(lambda t, u, flow: progress(low + (high - low) * t / end))
+        solution = solve(flow, observed, t_eval=t, trackers=[share])
+        if not solution.success:
+            raise NumericalError(f"flow: {solution.message}")
+        return solution
+
+    j, e = followed(smoothing, 0.3, 0.6), followed(keeping, 0.6, 0.9)
+    limit = equilibrium(keeping).u
+    distance = smoothing.distance_to_constant
+    progress(1.0)
+    return SimpleNamespace(
+        observed=observed, t=t, j=j.u, e=e.u, energy_j=j.energy, energy_e=e.energy,
+        distance_j=np.array([distance(u) for u in j.u]), distance_e=np.array([distance(u) for u in e.u]),
+        remaining=np.array([keeping.norm(u - limit) for u in e.u]), rate=rate, rate_e=rate + settings.fidelity,
+        limit=limit, kept=distance(limit) / distance(observed), bounds=diversity_bounds(keeping),
+    )  # fmt: skip
+
+
+def as_python(settings: FlowSettings) -> str:
+    """Return a program that computes what `compute` does, to the last bit.
+
+    It makes ``observed``, the signal that both flows start from; ``t``, the times (T,); ``j`` and ``e``, the states of
+    the J-flow and the E-flow (T, ...); ``energy_*``, J and E along their flows; ``distance_*`` to the constant;
+    ``remaining``, the distance of the E-flow to its equilibrium ``limit``; ``rate``, mu_2, by which the J-flow forgets;
+    ``rate_e``, mu_2 + fidelity, by which the E-flow comes to its equilibrium; ``kept``, the distance of the equilibrium
+    to the constant over that of the signal; ``bounds``, between which ``kept`` lies for every signal.
+    """
+    (side, *others), _, clean = _SIGNALS[settings.signal]
+    shape = settings.shape if others else side
+    metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)
+    return f"""import numpy as np
+from nlflow import E, {settings.kernel}, GradientFlow, Grid, J, affinity, diversity_bounds, equilibrium, solve
+from nlflow.flows.spectrum import relaxation_rate
+
+grid = Grid({shape!r}, spacing={1 / side!r}, boundary={settings.boundary!r})
+{clean}
+observed = clean + {settings.noise!r} * np.random.default_rng(0).normal(size=grid.shape)
+weights = affinity({settings.kernel}({settings.width!r}), grid)
+smoothing = GradientFlow(J(weights), metric={metric})
+keeping = GradientFlow(E(weights, observed, {fidelity}, measure={metric}), metric={metric})
+
+rate = relaxation_rate(smoothing)  # mu_2: the J-flow goes to a constant as exp(-mu_2 t)
+rate_e = rate + {fidelity}  # the E-flow to its equilibrium
+
+end = {span} / rate if rate > 0 else {span}
+t = np.concatenate([[0.0], np.geomspace(end / 1000, end, {MOMENTS - 1})])
+solution_j, solution_e = solve(smoothing, observed, t_eval=t), solve(keeping, observed, t_eval=t)
+j, e = solution_j.u, solution_e.u
+energy_j, energy_e = solution_j.energy, solution_e.energy
+
+limit = equilibrium(keeping).u
+distance_j = np.array([smoothing.distance_to_constant(u) for u in j])
+distance_e = np.array([smoothing.distance_to_constant(u) for u in e])
+remaining = np.array([keeping.norm(u - limit) for u in e])
+kept = smoothing.distance_to_constant(limit) / smoothing.distance_to_constant(observed)
+bounds = diversity_bounds(keeping)
+
+print("kept", kept, "between", bounds)
+"""
+
+
+def as_command(settings: FlowSettings) -> str:
+    """Return a command that saves what `as_python` makes as ``flow.npz``."""
+    given = ", ".join(f"{name}={name}" for name in _NAMES)
+    return shell(as_python(settings), "flow.npz", f"np.savez(file, {given})")
+
+
+def predicted(t: Floats, values: Floats, rate: float) -> Floats:
+    """Return the exponential of a rate through the last of positive `values` that are above rounding; NaN without any.
+
+    Its slope is what the spectrum says; its height is fitted. Where it would pass the first value it is cut off.
+    """
+    above = np.flatnonzero(values > 1e-10 * values[0])
+    if values[0] <= 0 or not above.size:
+        return np.full_like(t, np.nan)
+    last = int(above[-1])
+    exponent = np.minimum(rate * (t[last] - t), 300.0)
+    line = values[last] * np.exp(exponent)
+    return np.where((line <= 3 * values[0]) & (t <= t[last]), line, np.nan)

@@ -1,0 +1,330 @@
+"""Parts of the page that are its own, with a script in ``components``, where Panel's are not as good.
+
+A part sends messages to Python when the user does something, and draws one dictionary, `Part.shown`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import numpy as np
+import param
+from numpy.typing import NDArray
+from panel.custom import JSComponent
+from panel.io import state
+
+from nlflow.desk.explorer.layout import FOLDER, STYLE
+from nlflow.plotting.base import PALETTE
+
+_SHADES = 64
+
+
+class Part(JSComponent):
+    """A script of ``components`` that draws `shown`; `heard` gets the messages of the browser."""
+
+    _stylesheets: ClassVar[list[str]] = [STYLE]
+    __abstract = True
+    shown = param.Dict(default={})
+
+    def __init__(self, heard: Callable[[Any], Any] = lambda _: None, **shown: Any) -> None:
+        self._heard = heard
+        super().__init__(shown=shown, sizing_mode="stretch_width")
+
+    def show(self, **shown: Any) -> None:
+        """Change some entries of `shown`; nothing is sent if all are as before."""
+        self.shown = {**self.shown, **shown}
+
+    def _handle_msg(self, data: Any) -> None:
+        document = state.curdoc
+        if document is None or document.session_context is None:
+            self._heard(data)
+        else:  # messages come without the lock of the document, which changes need
+            document.add_next_tick_callback(partial(self._heard, data))
+
+
+def _script(*names: str) -> str:
+    """Return the script of a part: files joined into one, since the page loads no further files."""
+    return "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
+
+
+class Knob(Part):
+    """A slider and a field for a number with its unit; if it can be automatic, with a box for that.
+
+    Own, because Panel's slider and check box have no names for screen readers.
+
+    Parameters
+    ----------
+    name, label : str
+        The name in the page's HTML, and the label that users see.
+    low, high, step : float
+    start : float
+        Shown first.
+    unit : str
+    optional : bool
+        Whether the program can choose the number: then there is a box, which is marked at first.
+    whole : bool
+        Whether the number lies on a step; else any number can be written.
+    moved : callable
+        Called without arguments after a move.
+    """
+
+    _esm = _script("knob")
+
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        low: float,
+        high: float,
+        step: float,
+        start: float,
+        *,
+        unit: str = "",
+        optional: bool = True,
+        whole: bool = False,
+        moved: Callable[[], Any],
+    ) -> None:
+        self._start, self._moved = start, moved
+        limits = {"low": low, "high": high, "step": step, "value": start}
+        flags = {"optional": optional, "automatic": optional, "whole": whole, "disabled": False}
+        super().__init__(self._take, name=name, label=label, unit=unit, move=0, **limits, **flags)
+
+    @property
+    def value(self) -> float | None:
+        """The number that the user has set; None if the program chooses it."""
+        return None if self.shown["automatic"] else self.shown["value"]
+
+    def _take(self, data: Any) -> None:
+        low, step = self.shown["low"], self.shown["step"]
+        value = min(max(float(data["value"]), low), self.shown["high"])
+        if self.shown["whole"]:
+            value = low + step * round((value - low) / step)
+        automatic = bool(data["automatic"]) and self.shown["optional"]
+        self.show(value=value, automatic=automatic, move=int(data["move"]))
+        self._moved()
+
+    def show_automatic(self, value: float) -> None:
+        """Show the number that the program has taken, unless the user has set one."""
+        if self.shown["automatic"]:
+            self.show(value=float(value))
+
+    def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
+        """Give it another range, and its first value there."""
+        self._start = start
+        self.show(low=low, high=high, step=step, unit=unit)
+        self.reset()
+
+    def reset(self) -> None:
+        """Undo what the user has set."""
+        self.show(value=self._start, automatic=self.shown["optional"])
+
+
+class TabBar(Part):
+    """The bar of tabs; `heard` gets the number of the one that is chosen.
+
+    Own, because Panel's tabs have no roles for screen readers and the arrow keys do not move between them.
+    """
+
+    _esm = _script("tabs")
+
+
+class Pictures(Part):
+    """Pictures beside each other; two that are compared share a frame with a divider.
+
+    Own, because the divider of Panel's `Swipe` cannot be moved by keyboard, and `Swipe` cannot blink.
+    """
+
+    _esm = _script("pictures")
+    still = param.Dict(default={})
+
+    def __init__(self) -> None:
+        super().__init__(items=[], compare=False, serial=0, source=0, coarse=False)
+
+    def draw(
+        self,
+        items: Sequence[Mapping[str, str]],
+        still: Mapping[str, str] | None = None,
+        source: int = 0,
+        *,
+        coarse: bool = False,
+    ) -> None:
+        """Show pictures.
+
+        Parameters
+        ----------
+        items : sequence of mapping
+            ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath.
+        still : mapping of str to str, optional
+            Addresses by names, for pictures whose own is empty; sent only where they have changed. With it the first
+            two pictures are compared, and the caption of the first is shown.
+        source : int
+            The number of the file; the first pictures of another one are shown whole, later ones where the user looks.
+        coarse : bool
+            Say that better ones follow.
+        """
+        if still is not None and still != self.still:
+            self.still = dict(still)
+        serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
+        plain = [dict(item) for item in items]
+        self.show(items=plain, compare=still is not None, serial=serial, source=source, coarse=coarse)
+
+
+class Overview(Part):
+    """The whole picture, small, with the part that is shown; `heard` gets a place that is clicked, in shares.
+
+    Own, because no part of Panel's gives the place of a click in a picture.
+    """
+
+    _esm = _script("overview")
+
+    def __init__(self, heard: Callable[[Any], Any]) -> None:
+        super().__init__(heard, src="", place=None)
+
+
+class Upload(Part):
+    """A file from the user's disk; `heard` gets what `nlflow.desk.explorer.uploads.unpacked` reads.
+
+    Own, because Panel's `FileInput` sends files of any size, and its `FileDropper` stores any number of bytes.
+    """
+
+    _esm = _script("upload")
+
+
+class Status(Part):
+    """A line on the current job, its progress, and a button to cancel it; `heard` is called when that is pressed.
+
+    Own, because Panel has no text that screen readers announce when it changes.
+    """
+
+    _esm = _script("status")
+
+    def __init__(self, heard: Callable[[Any], Any]) -> None:
+        super().__init__(heard, words="", kind="idle", share=0.0, serial=0)
+
+    def say(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
+        """Show a text.
+
+        Parameters
+        ----------
+        words : str
+        kind : {'idle', 'busy', 'done', 'error'}
+        share : float
+            Of the work that is done.
+        """
+        self.show(words=words, kind=kind, share=share, serial=self.shown["serial"] + 1)
+
+
+class Download(Part):
+    """A button to get a file: `heard` is called when it is pressed, and then calls `save`.
+
+    Own, because the button of Panel's `FileDownload` cannot be pressed by keyboard.
+    """
+
+    _esm = _script("download")
+
+    def save(self, name: str, content: bytes) -> None:
+        """Let the browser save a file."""
+        self._send_msg({"name": name, "content": base64.b64encode(content).decode()})
+
+
+class Code(Part):
+    """The texts ``python`` and ``command``, a ``note`` on the command, and buttons to copy the texts.
+
+    Own, because the copy button of Panel's code blocks has no name and says nothing if the browser refuses.
+    """
+
+    _esm = _script("code")
+
+    def __init__(self) -> None:
+        super().__init__(python="", command="", note="")
+
+
+class Lines(Part):
+    """A panel of lines.
+
+    Own, because Bokeh's charts are pixels of a canvas, in which screen readers find no words.
+
+    Parameters
+    ----------
+    title, xlabel, ylabel : str
+    names : mapping of str to dict
+        The lines that there may be, as the legend calls them, each with its style (``color``, ``width``, ``dash``);
+        colours go by their order.
+    log : {'', 'y', 'xy'}
+        The axes that are logarithmic.
+    height : int
+        Pixels.
+    markers : bool
+        Mark the points.
+    heard : callable, optional
+        Gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel zooms; the
+        places then fill the whole width.
+    """
+
+    _esm = _script("svg", "chart")
+
+    def __init__(
+        self,
+        title: str,
+        xlabel: str,
+        ylabel: str,
+        names: Mapping[str, Mapping[str, Any]],
+        *,
+        log: str = "",
+        height: int = 230,
+        markers: bool = False,
+        heard: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._styles = {
+            name: {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": "none", "markers": markers, **style}
+            for number, (name, style) in enumerate(names.items())
+        }
+        words = {"title": title, "xlabel": xlabel, "ylabel": ylabel, "log": log}
+        super().__init__(heard or (lambda _: None), **words, height=height, lines=[], moves=heard is not None)
+
+    def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
+        """Show lines by their names.
+
+        Parameters
+        ----------
+        lines : mapping of str to (array, array)
+            Places and values; what is not finite is a gap.
+        **words
+            Another ``title``, ``xlabel`` or ``ylabel``.
+        """
+        drawn = [{"name": name, "x": _plain(x), "y": _plain(y), **self._styles[name]} for name, (x, y) in lines.items()]
+        self.show(lines=drawn, **words)
+
+
+class Heatmap(Part):
+    """Numbers by layer and head, in colours that are even to the eye and the same for colour-blind eyes.
+
+    Own for the reason of `Lines`.
+    """
+
+    _esm = _script("svg", "heatmap")
+
+    def __init__(self, xlabel: str, ylabel: str, height: int = 300) -> None:
+        super().__init__(title="", xlabel=xlabel, ylabel=ylabel, height=height, palette=_cividis(), values=[])
+
+    def draw(self, values: NDArray[np.float64], names: Sequence[str], title: str) -> None:
+        """Show values of shape (layers, heads); what is not finite is left out."""
+        finite = values[np.isfinite(values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        scale = {"low": low, "high": high if high > low else low + 1.0}
+        self.show(title=title, values=[_plain(row) for row in values], names=list(names), **scale)
+
+
+def _plain(values: NDArray[Any]) -> list[float | None]:
+    return [value if np.isfinite(value) else None for value in np.asarray(values, dtype=np.float64).tolist()]
+
+
+@cache
+def _cividis() -> list[str]:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["cividis"](k / (_SHADES - 1))) for k in range(_SHADES)]

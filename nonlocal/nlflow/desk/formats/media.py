@@ -1,0 +1,202 @@
+"""What a file holds, the known formats, and how pictures are turned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import FileFormatError, check_memory, file_error, format_bytes
+
+Array: TypeAlias = NDArray[Any]
+Kind: TypeAlias = Literal["image", "signal", "volume", "clip"]
+FirstColumn: TypeAlias = Literal["keep", "denoise"]
+
+#: The known file name extensions and their formats.
+EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
+EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
+EXTENSIONS |= {".bmp": "bmp", ".webp": "webp", ".gif": "gif", ".avif": "avif"}
+EXTENSIONS |= {".npz": "npz", ".mat": "mat", ".h5": "hdf5", ".hdf5": "hdf5"}
+EXTENSIONS |= dict.fromkeys((".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"), "raw")
+#: Those of files that hold nothing but stacks.
+STACKS = {".nii": "nifti", ".nii.gz": "nifti", ".zarr": "zarr"}
+STACKS |= dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), "video")
+
+#: One extension of each format, for messages.
+READABLE = ", ".join(reversed({form: name for name, form in reversed([*EXTENSIONS.items(), *STACKS.items()])}.values()))
+#: Formats of files that hold several arrays, each with a name.
+CONTAINERS = ("npz", "mat", "hdf5")
+#: Formats of arrays, which do not say what their axes are.
+ARRAYS = ("npy", *CONTAINERS)
+#: Formats of single pictures.
+PICTURES = ("png", "jpeg", "tiff", "bmp", "webp", "gif", "avif", "raw")
+
+# Deflate makes at most 1032 bytes of one, for instance in a mask that is almost empty. A header that asks for far more
+# only wants to fill memory. Below the floor it may ask.
+_MOST, _FLOOR = 2000, 2**24
+
+
+@dataclass(frozen=True)
+class Media:
+    """What a file holds.
+
+    Attributes
+    ----------
+    path : Path
+        The file that was read.
+    format : str
+        Its format, a value of `EXTENSIONS`.
+    kind : {"image", "signal", "volume", "clip"}
+        What the samples are; a volume has slices (Z), and may have frames (T) as well; a clip has frames alone.
+    data : numpy.ndarray
+        The samples in the dtype of the file: an image (H, W) or (H, W, C), a signal (N,) or (N, C); in an .npy file
+        the channels may lie on any axis. A stack has the axes that `axes` names.
+    channel_axis : int or None
+        Axis of the channels, counted from 0, or None for one channel without an axis of its own.
+    alpha : numpy.ndarray or None
+        The opacity (H, W) of an image, kept aside and written back unchanged.
+    orientation : int
+        How an image has to be turned to be seen upright, 1 (not at all) to 8, as EXIF and TIFF count; ``data`` are as
+        they are stored.
+    sample_rate : int or None
+        Samples per second of a WAV file.
+    header : tuple of str or None
+        Column names of a CSV file as they stand there, that of the first column included.
+    time : tuple of str or None
+        The cells of a CSV file's first column where it numbers the rows (times, depths, an index), written back
+        unchanged.
+    delimiter : str
+        What separates the columns of a CSV file.
+    decimal : str
+        The decimal point of a CSV file: a comma in many countries.
+    extras : dict
+        What else comes with the samples, written back unchanged where the output's format has a place for it:
+        ``exif``, ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and
+        ``text`` (of a PNG file, by keys) of images; ``resolution`` and ``tags`` of a TIFF file; ``bits`` (of a sample)
+        of a WAV file; ``array`` (its name and its shape in the file) of one of several arrays.
+    notes : tuple of str
+        The conversions made while reading, for the user.
+    axes : str
+        One letter for each axis of the data of a stack, and of an image that was read as one: T (time), Z, Y, X, C
+        (channels); "?" where a file does not say it. Empty for other images and signals.
+    scale : dict
+        Of a stack: from a letter to the distance of two samples along that axis and its unit (empty if unknown).
+    spacing : tuple of float or None
+        What `nlflow.denoise` is told of it: one number for each letter of `axes` but C and, beside Z, T.
+    stored_axes, stored_shape : str, tuple of int
+        Axes and shape in the file, those of one sample included, which `axes` and ``data`` lack.
+    bits : int or None
+        How many bits of an unsigned integer are used, where they are fewer than its type has.
+    """
+
+    path: Path
+    format: str
+    kind: Kind
+    data: Array
+    channel_axis: int | None = None
+    alpha: Array | None = None
+    orientation: int = 1
+    sample_rate: int | None = None
+    header: tuple[str, ...] | None = None
+    time: tuple[str, ...] | None = None
+    delimiter: str = ","
+    decimal: str = "."
+    extras: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    axes: str = ""
+    scale: dict[str, tuple[float, str]] = field(default_factory=dict)
+    spacing: tuple[float, ...] | None = None
+    stored_axes: str = ""
+    stored_shape: tuple[int, ...] = ()
+    bits: int | None = None
+
+    @property
+    def stacked(self) -> bool:
+        """Whether this is a volume or a clip."""
+        return self.kind in ("volume", "clip")
+
+    @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """The shape without the axis of channels."""
+        return tuple(size for axis, size in enumerate(self.data.shape) if axis != self.channel_axis)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of a CSV file that are signals, without a first one that is kept; else empty."""
+        if self.format != "csv":
+            return ()
+        count = 1 if self.data.ndim == 1 else self.data.shape[1]
+        first = int(self.time is not None)
+        if self.header is None:
+            return tuple(f"column {first + number}" for number in range(1, count + 1))
+        return tuple(name or f"column {first + number}" for number, name in enumerate(self.header[first:], 1))
+
+    @property
+    def separate(self) -> bool:
+        """Whether channels are signals that have nothing to do with each other, as the columns of a table."""
+        return self.format == "csv" and self.channel_axis is not None
+
+
+def extension(path: Path) -> str:
+    """Return the known extension of a name (``.nii.gz`` is one), in small letters; empty if it has none."""
+    name = path.name.lower()
+    last = ".nii.gz" if name.endswith(".nii.gz") and name != ".nii.gz" else path.suffix.lower()
+    return last if last in EXTENSIONS or last in STACKS else ""
+
+
+def format_of(path: Path) -> str:
+    """Return the format that a name tells; empty if it tells none."""
+    return (EXTENSIONS | STACKS).get(extension(path), "")
+
+
+def lacking(path: Path, package: str, remedy: str) -> FileFormatError:
+    """Return the exception that says which package a file needs that is not installed, and what to do."""
+    return FileFormatError(f"{path}: needs {package}, which is not installed; {remedy}")
+
+
+def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -> None:
+    """Refuse a file whose header asks for more memory than the limit, or for more than its content can unfold to.
+
+    It is called before the samples are decoded: then neither a damaged header nor a decompression bomb takes memory.
+
+    Parameters
+    ----------
+    path : Path
+    declared : int
+        Bytes of the samples that the header declares.
+    stored : int
+        Bytes of the file.
+    copies : int
+        How many times they are in memory while the file is read.
+
+    Raises
+    ------
+    MemoryLimitError
+        Beyond the memory limit.
+    FileFormatError
+        For more than 2000 times the size of the file and 16 MiB.
+    """
+    check_memory(f"{path}: what its header declares", copies * declared, "crop it, or use a machine with more memory")
+    if declared > _FLOOR + _MOST * stored:
+        got = f"a header that declares {format_bytes(declared)} of samples in a file of {format_bytes(stored)}"
+        raise file_error(path, got, "samples that the file can hold", "it is damaged or made to fill memory")
+
+
+def upright(data: Array, orientation: int) -> Array:
+    """Return a view of an image (H, W, ...), stored in this orientation, as it is to be seen."""
+    data = data.swapaxes(0, 1) if orientation >= 5 else data
+    return _flipped(data, orientation)
+
+
+def as_stored(data: Array, orientation: int) -> Array:
+    """Return a view of an upright image (H, W, ...) as one of this orientation is stored; undoes `upright`."""
+    data = _flipped(data, orientation)
+    return data.swapaxes(0, 1) if orientation >= 5 else data
+
+
+def _flipped(data: Array, orientation: int) -> Array:
+    axes = (0,) * (orientation in (3, 4, 7, 8)) + (1,) * (orientation in (2, 3, 6, 7))
+    return np.flip(data, axes) if axes else data

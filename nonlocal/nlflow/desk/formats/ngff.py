@@ -1,0 +1,193 @@
+"""OME-Zarr: images of a multiscale group (NGFF 0.4 on zarr 2, 0.5 on zarr 3), and single zarr arrays, as folders.
+
+The full resolution is read and written. What the attributes say of the image (channels, their colours, translations)
+is kept. Smaller levels are copies that depend on the samples: they are left out, which a note says.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nlflow.desk.formats.axes import LONG_UNITS, arranged, scale_of
+from nlflow.desk.formats.media import Array, Media, lacking
+from nlflow.errors import check_memory, file_error, install_command
+from nlflow.store.codecs import strange_codecs
+from nlflow.store.links import check_links, links_in
+
+_EXPECTED = "an OME-Zarr image"
+_CHUNK = 2**22  # bytes of a chunk that is written
+
+
+def need_zarr(path: Path) -> Any:
+    """Return zarr, or raise `FileFormatError` where it is not installed."""
+    try:
+        import zarr
+    except ImportError as error:
+        raise lacking(path, "zarr", install_command("zarr")) from error
+    return zarr
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a folder is a zarr store."""
+    return path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup", ".zarray"))
+
+
+def is_group(path: Path) -> bool:
+    """Return whether a folder is a group of zarr arrays, as those of OME-Zarr are."""
+    if (path / "zarr.json").is_file():
+        with suppress(OSError, ValueError):
+            return '"group"' in (path / "zarr.json").read_text(encoding="utf-8")[: 2**20]
+    return (path / ".zgroup").is_file()
+
+
+def decode(path: Path) -> Media:
+    """Read the full resolution of an OME-Zarr image, or a zarr array."""
+    zarr = need_zarr(path)
+    if not is_store(path):
+        raise file_error(path, "a folder without zarr.json, .zgroup or .zarray", _EXPECTED, "name the store itself")
+    check_links(path, links_in(path), _EXPECTED)
+    opened = zarr.open(path, mode="r")
+    if isinstance(opened, zarr.Array):
+        said = [str(name).upper() for name in getattr(opened.metadata, "dimension_names", None) or ()]
+        known = len(said) == opened.ndim and len(set(said)) == len(said)
+        told = "".join(a if a in ("T", "Z", "C", "Y", "X") else "?" for a in said) if known else "?" * opened.ndim
+        return Media(path, "zarr", "volume", _loaded(path, opened), axes=told)
+    group, beside = _image(path, opened)
+    attributes = _plain(group.attrs)
+    own = attributes.get("ome", attributes)
+    version = str(own.get("version", "0.4" if "ome" not in attributes else "0.5"))
+    scales = own.get("multiscales")
+    if not isinstance(scales, list) or not scales:
+        names = ", ".join(sorted(name for name, _ in group.arrays())[:5]) or "none"
+        raise file_error(path, f"a zarr group without multiscales (arrays in it: {names})", _EXPECTED, "name an array")
+    multiscale = scales[0]
+    level = multiscale["datasets"][0]
+    if not isinstance(level["path"], str) or ".." in level["path"].split("/"):
+        raise file_error(path, f"the path {level['path']!r} of its first level", _EXPECTED, "export it again")
+    array = group[level["path"]]
+    axes, units = _axes(path, multiscale, array.ndim)
+    factors = [1.0] * array.ndim
+    for transform in (*level.get("coordinateTransformations", ()), *multiscale.get("coordinateTransformations", ())):
+        if transform.get("type") == "scale":
+            factors = [a * float(b) for a, b in zip(factors, transform["scale"], strict=True)]
+    scale = {}
+    for letter, factor, unit in zip(axes, factors, units, strict=True):
+        value = scale_of(factor, unit)
+        if letter in "TZYX" and value is not None and (unit or factor != 1):
+            scale[letter] = value
+    notes = []
+    if len(multiscale["datasets"]) > 1:
+        beside = [f"the {len(multiscale['datasets']) - 1} smaller level(s) of its pyramid", *beside]
+    if len(scales) > 1:
+        beside.append(f"{len(scales) - 1} other multiscale(s)")
+    if "labels" in group:
+        beside.append("the labels")
+    if beside:
+        notes.append(f"{path}: {' and '.join(beside)} {'are' if len(beside) > 1 else 'is'} left out")
+    own = {"version": version, "attributes": attributes, "axes": axes, "shape": array.shape, "path": level["path"]}
+    extras = {"ngff": {**own, "format": array.metadata.zarr_format, "chunks": array.chunks}}
+    data = _loaded(path, array)
+    return Media(path, "zarr", "volume", data, extras=extras, notes=tuple(notes), axes=axes, scale=scale)
+
+
+def _image(path: Path, group: Any) -> tuple[Any, list[str]]:
+    """Return the group of the image; of several in one store none is taken for the others."""
+    attributes = _plain(group.attrs)
+    own = attributes.get("ome", attributes)
+    if "plate" in own or "well" in own:
+        raise file_error(path, "a plate of many images", _EXPECTED, "name one of the images inside")
+    if "bioformats2raw.layout" not in own or "multiscales" in own:
+        return group, []
+    images = sorted(name for name, _ in group.groups() if name != "OME")
+    if len(images) != 1:
+        raise file_error(
+            path, f"{len(images)} images ({', '.join(images[:5])})", "one", "name one of the folders inside"
+        )
+    return group[images[0]], ["what lies around the image in its store"]
+
+
+def _plain(value: Any) -> Any:
+    """Return attributes as plain dicts and lists."""
+    return copy.deepcopy(value.asdict() if hasattr(value, "asdict") else value)
+
+
+def _axes(path: Path, multiscale: dict[str, Any], count: int) -> tuple[str, list[str]]:
+    """Return letters and units; NGFF before 0.4 has names alone, before 0.3 five axes in one order."""
+    said = multiscale.get("axes", list("tczyx")[-count:] if count == 5 else None)
+    if said is None or len(said) != count:
+        raise file_error(path, f"{0 if said is None else len(said)} axes for {count} dimensions", _EXPECTED, "mend it")
+    letters, units = "", list[str]()
+    for one in said:
+        name, kind = (one, "") if isinstance(one, str) else (str(one.get("name", "")), str(one.get("type", "")))
+        letter = name.upper() if name.upper() in ("T", "Z", "Y", "X", "C") else ""
+        letter = letter or {"time": "T", "channel": "C"}.get(kind, "?")
+        letters += letter
+        units.append("" if isinstance(one, str) else str(one.get("unit", "")))
+    return letters, units
+
+
+def _loaded(path: Path, array: Any) -> Array:
+    """Return the samples of a zarr array, whose codecs do nothing but decode."""
+    strange = strange_codecs(array.metadata.to_dict())
+    if strange:
+        got = f"the codec(s) {', '.join(strange)}"
+        raise file_error(path, got, "those that only turn bytes into numbers (zstd, blosc, gzip)", "write it anew")
+    needed = array.dtype.itemsize * max(math.prod(array.shape), math.prod(array.chunks))
+    check_memory(f"{path}: the array of shape {array.shape}", 2 * needed, "name OUT .zarr, or crop it")
+    data: Array = array[...]
+    return data
+
+
+def check(path: Path, media: Media) -> str:
+    """Raise `FileFormatError` where zarr is not installed; a store holds any stack."""
+    need_zarr(path)
+    return ""
+
+
+def encode(folder: Path, values: Array, media: Media) -> None:
+    """Write a stack as a group of one level into a new folder."""
+    zarr = need_zarr(folder)
+    own = media.extras.get("ngff")
+    if own is not None:
+        values = values.reshape(own["shape"])
+        axes, version, form = own["axes"], own["version"], own["format"]
+        attributes, name = copy.deepcopy(own["attributes"]), own["path"]
+        said = attributes.get("ome", attributes)
+        said["multiscales"] = said["multiscales"][:1]
+        said["multiscales"][0]["datasets"] = said["multiscales"][0]["datasets"][:1]
+    else:
+        axes = "".join(a for a in "TCZYX" if a in media.axes)
+        values, version, form, name = arranged(values, media.axes, axes), "0.5", 3, "0"
+        attributes = {"ome": {"version": version, "multiscales": [_multiscale(media, axes)]}}
+    group = zarr.open_group(folder, mode="w", zarr_format=form)
+    more: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}} if form == 2 else {
+        "dimension_names": [a.lower() for a in axes]}  # fmt: skip
+    chunks = own["chunks"] if own is not None else _chunks(values)
+    array = group.create_array(name, shape=values.shape, chunks=chunks, dtype=values.dtype.str, **more)
+    array[...] = values
+    group.attrs.put(attributes)
+
+
+def _multiscale(media: Media, axes: str) -> dict[str, Any]:
+    """Return the description of one level."""
+    described: list[dict[str, str]] = []
+    for letter in axes:
+        kind = {"T": "time", "C": "channel"}.get(letter, "space")
+        unit = LONG_UNITS.get(media.scale.get(letter, (1.0, ""))[1], "")
+        described.append({"name": letter.lower(), "type": kind} | ({"unit": unit} if unit and letter != "C" else {}))
+    factors = [media.scale.get(letter, (1.0, ""))[0] for letter in axes]
+    level = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": factors}]}
+    return {"name": media.path.name.split(".")[0], "axes": described, "datasets": [level]}
+
+
+def _chunks(values: Array) -> tuple[int, ...]:
+    """Return chunks of whole slices, or of parts of large ones."""
+    sizes = [1] * (values.ndim - 2) + [min(size, 1024) for size in values.shape[-2:]]
+    for place in range(values.ndim - 3, -1, -1):
+        room = _CHUNK // max(1, math.prod(sizes) * values.itemsize)
+        sizes[place] = max(1, min(values.shape[place], room))
+    return tuple(sizes)

@@ -1,0 +1,204 @@
+"""PNG, JPEG, BMP, WebP, GIF and AVIF files, read by Pillow. GIF and AVIF are not written: they would lose."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from nlflow.desk.formats.content import HEAD, by_content
+from nlflow.desk.formats.media import EXTENSIONS, Array, Media, check_declared
+from nlflow.errors import file_error
+
+#: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
+JPEG_EXIF_LIMIT = 65533
+_ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF
+_WITHOUT_GREY = ("gif", "webp", "avif")  # formats that write grey levels as colours
+_XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stands
+
+
+def from_pillow(image: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
+    """Return samples, opacity and notes of a Pillow image."""
+    notes, mode = [], image.mode
+    see_through = "transparency" in image.info
+    if mode in ("P", "PA"):
+        image = image.convert("RGBA" if see_through or mode == "PA" else "RGB")
+        notes.append(f"{path}: palette colours converted to {image.mode}")
+    elif mode == "1":
+        image = image.convert("L")
+        notes.append(f"{path}: 1-bit image converted to 8-bit grey, 0 and 255")
+    elif mode in ("CMYK", "YCbCr", "LAB"):
+        image = image.convert("RGB")
+        notes.append(f"{path}: {mode} colours converted to RGB")
+    elif see_through and mode in ("L", "RGB"):
+        image = image.convert("LA" if mode == "L" else "RGBA")
+        notes.append(f"{path}: transparent colour converted to an alpha channel")
+    if see_through and image.mode[-1] != "A":
+        notes.append(f"{path}: transparent colour dropped")
+    if image.mode not in ("L", "LA", "RGB", "RGBA", "F", "I") and not image.mode.startswith("I;16"):
+        raise file_error(path, f"samples of Pillow mode {mode}", "grey or RGB", "convert it to one of them")
+    data = np.array(image)
+    if image.mode in ("LA", "RGBA"):
+        colours = data[..., 0] if image.mode == "LA" else data[..., :3]
+        return colours.copy(), data[..., -1].copy(), notes
+    return data, None, notes
+
+
+def _pixel_bytes(mode: str) -> int:
+    """Return the bytes of a pixel of a mode of Pillow."""
+    return {"I": 4, "F": 4, "P": 4}.get(mode, 2 if mode.startswith("I;16") else len(mode))
+
+
+def decode(path: Path) -> Media:
+    """Read a picture that Pillow knows; of several frames the first, but of PNG files."""
+    from PIL import Image, UnidentifiedImageError
+
+    with path.open("rb") as stream:
+        head = stream.read(HEAD)
+    form = EXTENSIONS.get(by_content(head)) or EXTENSIONS[path.suffix.lower()]
+    _check_head(path, form, head)
+    kind = form.upper()
+    try:
+        opened = Image.open(path, formats=(kind,))
+    except UnidentifiedImageError as error:
+        raise file_error(path, f"content that is no {kind} image", "an image", "export it again") from error
+    except Image.DecompressionBombError as error:
+        got = f"an image of more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels"
+        raise file_error(path, got, "a smaller one", "crop it, or convert it to TIFF or NPY") from error
+    with opened:
+        # Colours are held in four bytes by Pillow, and copied twice on their way into an array.
+        check_declared(path, math.prod(opened.size) * _pixel_bytes(opened.mode), path.stat().st_size, copies=4)
+        frames, notes = getattr(opened, "n_frames", 1), []
+        if form == "png" and frames > 1:
+            raise file_error(path, f"{frames} frames", "one image", "save the frames one by one and give each")
+        if frames > 1:  # of a JPEG file a photograph with previews or a depth map behind it
+            notes.append(f"{path}: the first of {frames} {'pictures' if form == 'jpeg' else 'frames'} is read")
+        opened.load()
+        data, alpha, more = from_pillow(opened, path)
+        extras, orientation = _extras(opened)
+        if opened.mode == "CMYK" and extras.pop("icc_profile", None):  # it does not describe the RGB conversion
+            more.append(f"{path}: the colour profile, which is one of CMYK colours, is left out")
+        if opened.info.get("photoshop"):
+            more.append(f"{path}: the IPTC block is left out")
+    if form in _WITHOUT_GREY and data.ndim == 3 and bool((data == data[..., :1]).all()):
+        data = data[..., 0].copy()
+        more.append(f"{path}: its three channels are equal, and are read as grey")
+    if data.dtype == np.int32:  # older versions of Pillow hold 16-bit grey in 32 bits
+        data = data.astype(np.uint16)
+    notes += more
+    return Media(path, form, "image", data, alpha=alpha, orientation=orientation, extras=extras, notes=tuple(notes))
+
+
+def _check_head(path: Path, form: str, head: bytes) -> None:
+    """Refuse what Pillow would read with fewer bits than there are, or take memory for at once."""
+    if form == "png" and len(head) > 25 and head[24] == 16 and head[25] != 0:
+        got = "a 16-bit PNG with colour or alpha, of which 8 bits would be read"
+        raise file_error(path, got, "16-bit grey or 8 bits", "convert it to 16-bit TIFF")
+    if form == "avif":
+        from PIL import features
+
+        if not features.check("avif"):
+            got = "an AVIF picture, which needs Pillow 11.3 or newer"
+            raise file_error(path, got, "what is installed", "pip install --upgrade pillow")
+        place = head.find(b"av1C")
+        if place >= 0 and head[place + 6 : place + 7] and head[place + 6] & 0x40:
+            got = "an AVIF picture of more than 8 bits, of which 8 would be read"
+            raise file_error(path, got, "8 bits", f"convert it first: avifdec -d 8 {path} {path.stem}.png")
+    if form == "webp" and head[12:16] == b"VP8X":
+        width, height = (1 + int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
+        check_declared(path, 4 * width * height, path.stat().st_size, copies=4)
+
+
+def _extras(image: Any) -> tuple[dict[str, Any], int]:
+    """Return what comes with the pixels of a Pillow image, and its orientation."""
+    kept = ("dpi", "exif", "icc_profile", "xmp", "comment", "gamma")
+    extras = {key: image.info[key] for key in kept if image.info.get(key)}
+    if getattr(image, "text", None):
+        extras["text"] = dict(image.text)
+        if _XMP in extras["text"]:  # as older versions of Pillow give it
+            extras.setdefault("xmp", str(extras["text"].pop(_XMP)).encode())
+    exif = image.getexif()
+    turn = exif.get(_ORIENTATION, 1)
+    if "exif" not in extras and len(exif):  # in a text of a PNG file, or the orientation alone, from an XMP block
+        extras["exif"] = exif.tobytes()
+    return extras, turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
+
+
+def with_alpha(values: Array, media: Media) -> Array:
+    """Return samples (H, W) or (H, W, C) with the opacity as their last channel, if there is one."""
+    values = values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
+    return values if media.alpha is None else np.dstack([values, media.alpha])
+
+
+def _options(media: Media, *names: str) -> dict[str, Any]:
+    """Return what Pillow is to write beside the pixels: the extras of these names, and the orientation in any case."""
+    from PIL import Image
+
+    options = {name: media.extras[name] for name in names if name in media.extras}
+    if "exif" not in options and media.orientation != 1:
+        exif = Image.Exif()
+        exif[_ORIENTATION] = media.orientation
+        options["exif"] = exif.tobytes()
+    return options
+
+
+def encode_png(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a PNG file."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    chunks = PngInfo()
+    for key, text in media.extras.get("text", {}).items():
+        chunks.add_text(key, text)
+    if "xmp" in media.extras:
+        chunks.add_itxt(_XMP, media.extras["xmp"].decode("utf-8", "replace"))
+    if "gamma" in media.extras:
+        chunks.add(b"gAMA", struct.pack(">I", round(media.extras["gamma"] * 100000)))
+    options = _options(media, "dpi", "exif", "icc_profile")
+    Image.fromarray(with_alpha(values, media)).save(stream, format="PNG", pnginfo=chunks, **options)
+
+
+def encode_jpeg(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a JPEG file."""
+    from PIL import Image
+
+    names = ["dpi", "icc_profile", "xmp", "comment"]
+    if len(media.extras.get("exif", b"")) <= JPEG_EXIF_LIMIT:
+        names.append("exif")
+    # High quality at full colour resolution: compression must not put new noise in the place of the old.
+    image = Image.fromarray(with_alpha(values, media))
+    image.save(stream, format="JPEG", quality=95, subsampling=0, **_options(media, *names))
+
+
+def encode_bmp(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a BMP file."""
+    from PIL import Image
+
+    Image.fromarray(with_alpha(values, media)).save(stream, format="BMP", **_options(media, "dpi"))
+
+
+def encode_webp(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a WebP file, without loss, also where they are transparent."""
+    from PIL import Image
+
+    values = with_alpha(values, media)
+    if values.ndim == 2 or values.shape[-1] == 2:  # the format has no grey
+        values = np.dstack([values[..., 0] if values.ndim == 3 else values] * 3 + [values[..., 1:]] * (values.ndim - 2))
+    options = _options(media, "exif", "icc_profile", "xmp")
+    Image.fromarray(values).save(stream, format="WEBP", lossless=True, exact=True, **options)
+
+
+_WEBP_MOST = 16383  # pixels of a side
+
+
+def check_webp(path: Path, media: Media) -> str:
+    """Return what of a picture no WebP file can hold; empty if all is well."""
+    return f"a side of {max(media.data.shape[:2])} pixels" if max(media.data.shape[:2]) > _WEBP_MOST else ""
+
+
+def notes_webp(path: Path, media: Media) -> list[str]:
+    """Return what becomes of grey levels, which WebP has no place for."""
+    return [] if media.data.ndim == 3 else [f"{path}: grey levels are written as RGB, since WebP has no grey"]

@@ -1,0 +1,195 @@
+"""What commands share: printing, progress, warnings, checks of options, and arrays of tokens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nlflow.backends.progress import bar
+from nlflow.store.encoding import plain
+
+PAUSE = 30  # seconds between lines of progress
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print `text`, what the terminal would obey, or its encoding cannot show, as escapes: names may hold any byte."""
+    import typer
+
+    from nlflow.errors import visible
+
+    text = visible(text, keep="\n\t")
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def say(level: str, text: str) -> None:
+    """Print a note, a warning or an error about what was asked for, on one line of stderr."""
+    from nlflow.errors import visible
+
+    echo(f"nonlocal: {level}: {visible(text)}", err=True)
+
+
+def ensure_stderr() -> None:
+    """Give a process that was started without stderr, as daemons are, one that leads nowhere."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+
+
+def nobody_reads(error: Exception) -> bool:
+    """Whether it says that the reader of stdout has had enough; Windows has no name of its own for that."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return os.name == "nt" and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
+
+
+def close_stdout() -> None:
+    """Send what is still to come on stdout nowhere, since nobody reads it; Python would say so at its end."""
+    try:
+        number = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # it is no file
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def mendable(error: Exception) -> str | None:
+    """Return the message, in one line, of an error that a user can mend, and None of any other."""
+    from nlflow.errors import NlflowError, visible
+
+    if not isinstance(error, NlflowError | OSError | MemoryError):
+        return None
+    return visible(" ".join(str(error).splitlines())) or "out of memory; crop the input or close other programs"
+
+
+def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
+    """Print names and values in two columns."""
+    from nlflow.errors import visible
+
+    shown = [(visible(name), visible(str(value))) for name, value in rows]
+    width = max(len(name) for name, _ in shown)
+    for name, value in shown:
+        echo(f"{name:<{width}}  {value}", err=err)
+
+
+def print_json(report: Mapping[str, Any]) -> None:
+    """Print `report` as one JSON object."""
+    echo(json_text(plain(report)))
+
+
+def json_text(value: Any, margin: str = "") -> str:
+    """Return plain data as indented JSON text, lists of numbers and texts on a line each."""
+    inner = margin + "  "
+    if isinstance(value, dict) and value:
+        rows = [f"{inner}{json.dumps(key)}: {json_text(entry, inner)}" for key, entry in value.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{margin}}}"
+    if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+        return "[\n" + ",\n".join(inner + json_text(entry, inner) for entry in value) + f"\n{margin}]"
+    return json.dumps(value, allow_nan=False)
+
+
+def shows_progress(quiet: bool) -> bool:
+    """Return whether somebody looks at a progress bar on stderr."""
+    return not quiet and sys.stderr.isatty()
+
+
+def progress_bar(quiet: bool, **words: Any) -> Any:
+    """Return a bar on stderr where somebody looks."""
+    return bar(disable=not shows_progress(quiet), **words)
+
+
+class Log:
+    """Progress where stderr is no terminal: what begins, and a line every half minute, with the name of a file."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self._last = time.monotonic()
+        self._begun = False
+
+    def begin(self, text: str) -> None:
+        """Say what is to be done; the first only, of several files."""
+        if not self._begun:
+            say("note", f"{self.name}: {text}")
+        self._begun = True
+
+    def __call__(self, share: float) -> None:
+        """Get the share of the work that is done."""
+        now = time.monotonic()
+        if now - self._last >= PAUSE:
+            self._last = now
+            say(self.name, f"{math.floor(100 * share)} % done")
+
+
+def progress_of(quiet: bool, name: str = "") -> bool | Log:
+    """Return what `nlflow.denoise` takes: a bar where somebody looks, lines in a log, or neither."""
+    return shows_progress(quiet) or (not quiet and Log(name))
+
+
+def tell_of_compiling(quiet: bool) -> None:
+    """Say, where somebody looks, why nothing moves while loops are compiled."""
+    from nlflow.backends.numba import loading
+
+    def say() -> None:
+        from tqdm import tqdm  # writes above the bars that are shown
+
+        tqdm.write("nonlocal: note: compiling loops, once in this installation: about a minute", file=sys.stderr)
+
+    loading.tell = say if shows_progress(quiet) else None
+
+
+@contextmanager
+def warnings_kept() -> Iterator[list[str]]:
+    """Keep the warnings for users. Yields a list that has each text once when the context ends."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield texts
+    texts += dict.fromkeys(str(warning.message) for warning in caught)
+
+
+def check_installed(command: str, module: str, named: str) -> None:
+    """Raise `InputError` where what an optional command needs is not installed."""
+    from nlflow.errors import InputError, install_command
+
+    if find_spec(module) is None:
+        raise InputError(f"{command}: needs {named}, which is not installed; {install_command(command)}")
+
+
+def check_out(out: Path | None) -> None:
+    """Raise `FileFormatError` where ``--out`` names a file."""
+    from nlflow.errors import FileFormatError
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
+
+
+def read_tokens(option: str, path: Path | None) -> Any:
+    """Return the array of an .npy file; pickled objects are refused."""
+    if path is None:
+        return None
+    from nlflow.errors import FileFormatError
+    from nlflow.store.npy import read_array
+
+    try:
+        with path.open("rb") as stream:
+            if stream.read(4) == b"PK\x03\x04":
+                raise FileFormatError(f"{option}: got {path}, an archive of arrays, expected an .npy file with one")
+            stream.seek(0)
+            array = read_array(stream, path.stat().st_size, what=f"{option} {path}")
+    except OSError as error:
+        raise FileFormatError(f"{option}: got {path} ({error.strerror or error}), expected an .npy file") from error
+    except FileFormatError:
+        raise
+    except ValueError as error:
+        raise FileFormatError(
+            f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
+        ) from error
+    return array

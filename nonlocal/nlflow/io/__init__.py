@@ -1,1 +1,0 @@
-"""Files: formats, atomic writing, archives, records and locks."""

@@ -1,0 +1,1 @@
+"""What is kept: atomic writing, archives, checkpoints, records, series of frames, locks."""

@@ -1,0 +1,202 @@
+"""A checkpoint at a path, and the one before it: at any moment one of them is whole."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nlflow.backends.machine import environment
+from nlflow.errors import FileFormatError, InputError, NlflowWarning, shortened
+from nlflow.store.atomic import sync_folder, temporary_name, write_atomic
+from nlflow.store.storage import Arrays, DamagedFileError, Meta, load_archive, save_archive
+
+Fits = Callable[[Arrays, Meta], str | None]
+
+
+def previous(path: str | os.PathLike[str]) -> Path:
+    """Return where the checkpoint before the one at `path` is kept."""
+    return Path(f"{os.fspath(path)}.previous")
+
+
+class Checkpoints:
+    """A checkpoint at a path, and the one before it.
+
+    Writing keeps the earlier checkpoint as ``<path>.previous`` if it is whole. So one whole checkpoint exists at any
+    moment, even if the new one fails. Reading takes the newest checkpoint that is whole and belongs to this problem.
+
+    Parameters
+    ----------
+    path : path
+    kind : str
+        Of the archives.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
+        self.path = Path(path)
+        self.kind = kind
+        self._known: tuple[int, ...] | None = None  # the file that this object wrote or read whole
+
+    @property
+    def places(self) -> tuple[Path, Path]:
+        """The newest, and the one before."""
+        return self.path, previous(self.path)
+
+    def __bool__(self) -> bool:
+        """Whether there is a file to go on from, be it whole or not."""
+        return any(place.is_file() for place in self.places)
+
+    def save(self, arrays: Arrays, meta: Meta) -> None:
+        """Write a checkpoint; see `save_archive`."""
+        # One that was damaged meanwhile must not push out the good one before it.
+        if self.path.is_file() and (self._known == _identity(self.path) or self._sound(self.path)):
+            _duplicate(self.path, previous(self.path))
+        save_archive(self.path, arrays, {**meta, "kind": self.kind})
+        self._known = _identity(self.path)
+
+    def load(self, fits: Fits) -> tuple[Arrays, Meta]:
+        """Return the newest checkpoint that is whole, of this version and fits.
+
+        Parameters
+        ----------
+        fits : callable
+            Gets arrays and description of a whole one, and returns None, or why it cannot be gone on from. Called at
+            most once a place.
+
+        Raises
+        ------
+        FileFormatError
+            If there is none, with the reasons.
+
+        Warns
+        -----
+        NlflowWarning
+            When the newest is refused and the one before is taken, and when other versions of libraries wrote it.
+        """
+        reasons: list[str] = []
+        for place in self.places:
+            if reasons and not place.is_file():
+                continue
+            try:
+                arrays, meta = load_archive(place, self.kind)
+            except FileFormatError as error:
+                reasons.append(str(error))
+                continue
+            reason = _other_version(meta) or fits(arrays, meta)
+            if reason is not None:
+                reasons.append(f"{place}: {reason}")
+                continue
+            if reasons:
+                warnings.warn(f"{reasons[0]}. {place}, the one before, is used", NlflowWarning, stacklevel=3)
+            else:
+                self._known = _identity(place)
+            _tell_libraries(place, meta)
+            return arrays, meta
+        raise FileFormatError("; ".join(reasons))
+
+    def check_replaceable(self, name: str, fits: Fits) -> None:
+        """Refuse to replace a file that is not a state of this run.
+
+        Parameters
+        ----------
+        name : str
+            The argument or option, for messages.
+        fits : callable
+            As for `load`.
+
+        Raises
+        ------
+        InputError
+            For a file that is no checkpoint, and for a checkpoint of another problem or version.
+        """
+        if not self.path.is_file() or self._known == _identity(self.path):
+            return
+        try:
+            reason = self._unfit(self.path, fits)
+        except DamagedFileError as error:
+            # What is damaged may be anything, unless the one before it is of this run.
+            reason = None if self._sound(previous(self.path), fits) else str(error)
+        except FileFormatError as error:
+            reason = str(error)
+        if reason is not None:
+            raise InputError(
+                f"{name}: got {self.path}, which would be lost ({shortened(reason)}); expected a new name, or a "
+                "checkpoint of this problem; choose another name, or remove the file"
+            )
+
+    def remove(self) -> None:
+        """Remove both, once there is a result in their place."""
+        for place in self.places:
+            with suppress(OSError):
+                place.unlink(missing_ok=True)
+
+    def _unfit(self, place: Path, fits: Fits) -> str | None:
+        """Return why a whole file is not to go on from; None if it is."""
+        arrays, meta = load_archive(place, self.kind)
+        return _other_version(meta) or fits(arrays, meta)
+
+    def _sound(self, place: Path, fits: Fits = lambda arrays, meta: None) -> bool:
+        try:
+            return self._unfit(place, fits) is None
+        except FileFormatError:
+            return False
+
+
+def _other_version(meta: Meta) -> str | None:
+    """Return what is wrong with the version that wrote a checkpoint: steps may have been other ones."""
+    found = _versions(meta).get("nlflow")
+    now = environment()["versions"]["nlflow"]
+    if found == now:
+        return None
+    return f"nlflow {found} wrote the checkpoint, and this is {now}; use that version, or start afresh"
+
+
+def _tell_libraries(place: Path, meta: Meta) -> None:
+    found = _versions(meta)
+    others = [f"{name} {found.get(name)}" for name, now in environment()["versions"].items() if found.get(name) != now]
+    if others:
+        warnings.warn(
+            f"{place}: was written with {', '.join(others)}, which is not what runs now; the last digits may differ "
+            "from those of an uninterrupted run",
+            NlflowWarning,
+            stacklevel=4,
+        )
+
+
+def _versions(meta: Meta) -> dict[str, Any]:
+    found = meta.get("versions")
+    return found if isinstance(found, dict) else {}
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return what tells a file from others of its name, without reading it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _duplicate(source: Path, target: Path) -> None:
+    """Give a file a second name, in the place of what has it; the first stays at any moment."""
+    spare = temporary_name(source)
+    try:
+        try:
+            os.link(source, spare)
+        except OSError:  # a file system without second names
+            content = source.read_bytes()
+            write_atomic(target, lambda file: file.write(content))
+        else:
+            spare.replace(target)
+            spare.unlink(missing_ok=True)  # a file that has the target's name already keeps this one as well
+            sync_folder(target.parent)
+    except OSError as error:
+        with suppress(OSError):
+            spare.unlink(missing_ok=True)
+        raise FileFormatError(
+            f"{target}: got {error.strerror or error}, expected a file that can be written; free some space or choose "
+            "another place"
+        ) from error

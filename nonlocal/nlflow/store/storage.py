@@ -1,0 +1,252 @@
+"""Files that later runs continue from: archives of arrays, records in JSON, and locks.
+
+Flows, studies, claims, folders of images, trainings and campaigns all write these files. A file appears complete or not
+at all. It names its kind, its format and the versions that wrote it, and it has a checksum of its content. Nothing is
+ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from nlflow.backends.machine import environment
+from nlflow.errors import FileFormatError, InputError, check_memory, shortened
+from nlflow.store.atomic import sweep, write_atomic
+from nlflow.store.encoding import decode, digest, encode
+from nlflow.store.npy import read_array
+
+FORMAT = 2
+_META = "__meta__"
+_KINDS = "biufcSU"  # booleans, numbers and text; no objects
+_LONGEST_META = 2**26  # bytes of JSON; a description is not where data goes
+
+Arrays = dict[str, NDArray[Any]]
+Meta = dict[str, Any]
+
+
+class DamagedFileError(FileFormatError):
+    """A file is not as it was written, so it holds nothing that could be lost."""
+
+
+# ---- archives
+
+
+def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> None:
+    """Write arrays and a JSON description to an npz archive, atomically.
+
+    A file of that name is always whole, the old one or the new one. The description gets the format, the versions that
+    write it and a SHA-256 of everything.
+
+    Parameters
+    ----------
+    path : path
+    arrays : dict of str to array
+        Of numbers, booleans or text.
+    meta : dict
+        Plain data, with the ``kind`` of the archive.
+
+    Raises
+    ------
+    FileFormatError
+        When the folder is missing, not writable or full; nothing is left behind then.
+    """
+    about = {"format": FORMAT, "versions": environment()["versions"], **meta}
+    kept = {name: np.asarray(array) for name, array in arrays.items()}
+    text = encode({**about, "sha256": _digest(kept, about)}, indent=None)
+    packed = {_META: np.frombuffer(text.encode(), dtype=np.uint8), **kept}
+    # numpy types the names of the arrays as if they were its own keywords.
+    write_atomic(path, lambda file: np.savez(file, **packed))  # type: ignore[arg-type]
+
+
+def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, Meta]:
+    """Return the arrays and the description of an archive written by `save_archive`.
+
+    Parameters
+    ----------
+    path : path
+    kind : str
+        What the description must say under ``kind``.
+
+    Raises
+    ------
+    FileFormatError
+        When the file is truncated or altered, of another kind or of another format.
+    MemoryLimitError
+        For an archive that is larger than the memory limit, before it is read.
+
+    Notes
+    -----
+    Archives are not compressed, so that no member is larger than the file, and what a member says of its shape is held
+    against its length before there is an array.
+    """
+    try:
+        with Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise ValueError("it is compressed")
+            size = os.fstat(file.fileno()).st_size
+            if sum(member.file_size for member in members) > size:
+                raise ValueError("its arrays lie on top of each other")
+            check_memory(f"{path}: the archive", size, "move it to a larger machine")
+            contents = {member.filename.removesuffix(".npy"): archive.read(member) for member in members}
+        if len(contents) != len(members):
+            raise ValueError("two of its arrays have one name")
+        about = _array(contents.pop(_META))
+        if about.dtype != np.uint8 or about.size > _LONGEST_META:
+            raise ValueError("its description is no text")
+        meta = decode(about.tobytes().decode())
+        arrays = {name: _array(content) for name, content in contents.items()}
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: there is no such file; check the path, or start afresh") from error
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise DamagedFileError(
+            f"{path}: not a whole nlflow archive ({shortened(error)}); use an earlier one, or start afresh"
+        ) from error
+    _check_envelope(path, meta, kind, "archive")
+    if meta.pop("sha256", None) != _digest(arrays, meta):
+        raise DamagedFileError(
+            f"{path}: not a whole nlflow archive (its content does not have its checksum); use an earlier one, or "
+            "start afresh"
+        )
+    return arrays, meta
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    """Return the array of an .npy file; raise `ValueError` for one that is no whole array of numbers."""
+    array = read_array(io.BytesIO(content), len(content))
+    if array.dtype.kind not in _KINDS:
+        raise ValueError(f"an array of {array.dtype}")
+    return array
+
+
+def _digest(arrays: Arrays, meta: Meta) -> str:
+    """Return the SHA-256 of a description and of arrays, in no particular order."""
+    found = hashlib.sha256(encode(dict(sorted(meta.items())), indent=None).encode())
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        found.update(np.ascontiguousarray(array).data if array.size else b"")
+    return found.hexdigest()
+
+
+# ---- records
+
+
+def save_record(path: str | os.PathLike[str], kind: str, content: Any) -> None:
+    """Write plain data as a record in JSON, atomically, with its kind, format, versions and checksum.
+
+    Parameters
+    ----------
+    path : path
+    kind : str
+    content : plain data
+        Floats come back to the last bit, NaN and infinities too.
+
+    Raises
+    ------
+    FileFormatError
+        When the folder is missing, not writable or full.
+    """
+    about = {"kind": kind, "format": FORMAT, "versions": environment()["versions"], "content": content}
+    text = encode({**about, "sha256": _record_digest(kind, content)}) + "\n"
+    write_atomic(path, lambda file: file.write(text.encode()))
+
+
+def load_record(path: str | os.PathLike[str], kind: str) -> Any:
+    """Return the content of a record of `save_record`.
+
+    Raises
+    ------
+    FileFormatError
+        When the file is missing, truncated, altered, of another kind or of another format.
+    """
+    try:
+        record = decode(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: there is no such file; check the path, or start afresh") from error
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(
+            f"{path}: got a damaged file ({shortened(error)}), expected a record in JSON; restore it, or start afresh"
+        ) from error
+    _check_envelope(path, record, kind, "record")
+    if "content" not in record or record.get("sha256") != _record_digest(kind, record["content"]):
+        raise DamagedFileError(
+            f"{path}: got a damaged file (its content does not have its checksum), expected a record as it was "
+            "written; restore it, or start afresh"
+        )
+    return record["content"]
+
+
+def _record_digest(kind: str, content: Any) -> str:
+    return digest(encode([kind, FORMAT, content]))
+
+
+def _check_envelope(path: str | os.PathLike[str], meta: Any, kind: str, what: str) -> None:
+    found = meta.get("kind") if isinstance(meta, dict) else None
+    if found != kind:
+        which = "no" if found is None else "another"
+        raise FileFormatError(
+            f"{path}: got {which} {what} of nlflow ({shortened(found)}), expected one of kind {kind!r}; check the path"
+        )
+    if meta.get("format") != FORMAT:
+        raise FileFormatError(
+            f"{path}: got format {shortened(meta.get('format'))}, this version reads {FORMAT}; use the version that "
+            "wrote it, or start afresh"
+        )
+
+
+# ---- who may write
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str], name: str) -> Iterator[None]:
+    """Keep a file or folder for this process as long as the context lasts.
+
+    The lock is an empty file beside the file, or in ``.nlflow`` inside the folder. The file stays. The operating system
+    releases the lock when the process ends, however it ends.
+
+    Parameters
+    ----------
+    path : path
+        A folder that exists, or a file, which need not.
+    name : str
+        The argument or option, for messages.
+
+    Raises
+    ------
+    InputError
+        When another process has it.
+    FileFormatError
+        When the folder cannot be written.
+    """
+    target = Path(path)
+    folder = target.is_dir()
+    lock = FileLock(target / ".nlflow" / "lock" if folder else target.with_name(f".{target.name}.lock"), timeout=0)
+    try:
+        if folder:
+            (target / ".nlflow").mkdir(exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(
+            f"{name}: got {target}, in which another process is writing, expected a place of its own; wait for it, or "
+            "choose another name"
+        ) from error
+    except OSError as error:
+        raise FileFormatError(
+            f"{name}: got {target} ({error.strerror or error}), expected a place that can be written; choose another"
+        ) from error
+    try:
+        sweep(target)
+        yield
+    finally:
+        lock.release()
