@@ -19,12 +19,13 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all portable lint format docs bench history paper robustness installs mutants constraints clean distclean
+.PHONY: help demo test quick test-all portable lint format docs bench history paper robustness installs mutants constraints clean distclean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo         run the demonstration'
 	@echo 'make test         check style, types and imports, then run the tests that are not slow'
+	@echo 'make quick        the tests of one room that are not slow: make quick ROOM=flows'
 	@echo 'make test-all     the same with all tests, and with coverage'
 	@echo 'make portable     the numerical tests under other processors, with a table (ARGS="--data DIR" for images too)'
 	@echo 'make lint         the checks alone'
@@ -45,6 +46,10 @@ demo: $(CORE)
 test: lint
 	@echo '== pytest'
 	@$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+quick: $(DEV)
+	@ls -d tests/$(or $(ROOM),-)/ >/dev/null 2>&1 || { echo "ROOM: expected a folder of tests, such as flows: $$(cd tests && ls -d */ | tr -d '/' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }
+	@$(BIN)/python -m pytest -q -m 'not slow' -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/$(ROOM) $(ARGS)
 
 test-all: lint
 	@echo '== pytest, all tests'

@@ -54,13 +54,13 @@ def _drawn(items: list[pytest.Item]) -> set[pytest.Item]:
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
             assert isinstance(item, pytest.Function)
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            cases.setdefault(f"{item.path.name}::{item.name.partition('[')[0]}", []).append(item)
     drawn: set[pytest.Item] = set()
     for name, all_of_it in cases.items():
         marker = all_of_it[0].get_closest_marker("sampled")
         assert marker is not None
         values = [_first_value(item) for item in all_of_it]
-        drawn.update(all_of_it[at] for at in sample(values, marker.args[0], random.Random(name)))
+        drawn.update(all_of_it[at] for at in sample(values, marker.args[0], random.Random(f"tests/{name}")))
     return drawn
 
 

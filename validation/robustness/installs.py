@@ -107,7 +107,7 @@ def installed(python: str, versions: str, wheel: Path, sdist: Path, out: Path, o
         return row("", "no such Python here")
     run = place / "env" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     # What is asked for is named itself: of a wheel's needs uv would take the newest.
-    asked = ["-r", "pyproject.toml", f"--resolution={VERSIONS[versions]}"]
+    asked = ["-r", "pyproject.toml", "--extra=desk", f"--resolution={VERSIONS[versions]}"]
     for words in (asked, [wheel, "--no-deps"], [*TOOLS]):
         said = uv("pip", "install", "--only-binary=:all:", *words, python=str(run))
         if said.returncode:
@@ -116,7 +116,7 @@ def installed(python: str, versions: str, wheel: Path, sdist: Path, out: Path, o
     tests = unpacked(sdist, place / "tests")
     # What is older than its own needs cannot know what these have deprecated since.
     mercy = ["-W", "ignore::DeprecationWarning"] if versions == "lowest" else []
-    left_out = [f"--ignore=tests/test_{name}.py" for name in LEFT_OUT]
+    left_out = [f"--ignore-glob=**/test_{name}.py" for name in LEFT_OUT]
     words = ["-q", "-rs", "-p", "no:cacheprovider", "-p", "validation.robustness.lacking", *mercy, *left_out]
     said = subprocess.run(
         [run, "-m", "pytest", "-m", "not slow", "--continue-on-collection-errors", *words, *(only or ["tests"])],

@@ -70,7 +70,7 @@ class Map:
         self._data, self._places = None, dict[str, str]()
         self._seconds: dict[str, float] = {}
         self._tests: dict[str, list[str]] = {}
-        self.files = sorted(file.relative_to(root).as_posix() for file in (root / "tests").glob("test_*.py"))
+        self.files = sorted(file.relative_to(root).as_posix() for file in (root / "tests").rglob("test_*.py"))
         if path is None:
             return
         self._data = CoverageData(str(path))

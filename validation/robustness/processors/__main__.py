@@ -25,12 +25,13 @@ from validation.robustness.processors.settings import SETTINGS, SHORT, Setting, 
 
 # What once depended on the processor, and what everything else is made of; the whole is `make portable`.
 SENSITIVE = (
-    "tests/test_denoise_presets.py::test_a_pure_tone_far_above_the_noise_stays_whole",
-    "tests/test_denoising.py::test_a_signal_may_run_backwards",
-    "tests/test_denoising_groups.py::test_rounding_decides_no_tie",
-    "tests/test_affinities_patches.py::test_exponential[float64-5e-15-True]",  # weights computed anew are the same
-    "tests/test_affinities_patches.py::test_exponential[float32-4e-07-True]",
-    "tests/test_chebyshev.py",
+    "tests/denoising/test_denoise_presets.py::test_a_pure_tone_far_above_the_noise_stays_whole",
+    "tests/denoising/test_denoising.py::test_a_signal_may_run_backwards",
+    "tests/denoising/test_denoising_groups.py::test_rounding_decides_no_tie",
+    # Weights that are computed anew are the same.
+    "tests/affinities/test_affinities_patches.py::test_exponential[float64-5e-15-True]",
+    "tests/affinities/test_affinities_patches.py::test_exponential[float32-4e-07-True]",
+    "tests/affinities/test_chebyshev.py",
 )
 RATIO = 1.1  # largest error in single precision over that in double precision
 SPREAD = 0.005  # dB between any two processors
