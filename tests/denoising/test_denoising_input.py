@@ -461,8 +461,8 @@ def test_a_picture_that_comes_back_unchanged_is_doubted(found: float, text: str)
     estimate = NoiseEstimate(GaussianNoise(found), "medium")
     (said,) = doubts(samples, samples + found, estimate)
     assert said.startswith(text)
-    assert "nonlocal noise OTHER --save camera.json" in said
-    assert "nonlocal denoise IN OUT --flat " in said
+    assert "estimate_noise(image, flat=np.s_[20:84, 300:400]).model" in said
+    assert "estimate_noise(other).model" in said
     assert doubts(np.round(samples / 64), np.round(samples / 64), estimate) == []  # a drawing of five values
     assert doubts(samples, samples, NoiseEstimate(GaussianNoise(found), "high")) == []
 

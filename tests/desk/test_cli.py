@@ -18,6 +18,8 @@ from PIL import Image
 import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
 from nlflow.backends.numba import loading
+from nlflow.denoising.doubts import doubts
+from nlflow.denoising.noise import GaussianNoise, NoiseEstimate, gaussian, rules, verdict
 from nlflow.desk import terminal
 from nlflow.desk.commands.effects import _RULES
 from nlflow.desk.commands.main import app
@@ -166,3 +168,37 @@ def test_the_table_of_options_names_options() -> None:
         known = {param.name for param in commands[name].params}
         for rule in rules:
             assert set(rule.options.split()) <= known
+
+
+# --- what the library says, said in the shell --------------------------------------------------------------------------
+
+
+def test_the_library_names_no_options_of_commands() -> None:
+    """It is told in Python; the desk says it in the words of the shell."""
+    others = {"--porcelain", "--untracked-files", "--nproc-per-node"}  # of git and torchrun
+    room = Path(nlflow.__file__).parent
+    found = {
+        (path.name, option)
+        for path in room.rglob("*.py")
+        if "desk" not in path.relative_to(room).parts
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text(encoding="utf-8"))
+        if option not in others
+    }
+    assert found == set()
+
+
+def test_advice_of_the_library_is_given_in_words_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    samples = np.random.default_rng(0).uniform(0, 255, (40, 40, 1))
+    estimate = NoiseEstimate(GaussianNoise(0.02), "medium")
+    for text, command in (
+        (rules._EVERYWHERE, "; --flat 20:84,300:400 measures it"),
+        (verdict._TOO_SMALL, " (--flat 20:84,300:400 a part)"),
+        (doubts(samples, samples + 0.02, estimate)[0], "(nonlocal denoise IN OUT --flat 20:84,300:400)"),
+        (
+            doubts(samples, samples + 0.02, estimate)[0],
+            "(nonlocal noise OTHER --save camera.json, then --noise camera.j",
+        ),
+        (gaussian._of_others(1, 3), "(nonlocal noise FILE --save MODEL.json)"),
+    ):
+        terminal.echo(text)
+        assert command in capsys.readouterr().out

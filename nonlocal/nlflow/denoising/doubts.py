@@ -50,10 +50,9 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list
         kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
         why = f"; {found.reasons[0]}" if found.confidence == "low" and found.reasons else ""
         return [
-            f"{kept}: {found}{why}; if you see noise, measure it in a flat part (nonlocal denoise IN OUT --flat "
-            "20:84,300:400, rows and columns; in Python estimate_noise(image, flat=...)), or give a model "
-            "from another picture of the same camera (nonlocal noise OTHER --save camera.json, then --noise "
-            "camera.json), or its standard deviation (sigma)"
+            f"{kept}: {found}{why}; if you see noise, measure it in a flat part, by rows and columns "
+            "(estimate_noise(image, flat=np.s_[20:84, 300:400]).model), or give a model from another "
+            "picture of the same camera (estimate_noise(other).model), or its standard deviation (sigma)"
         ]
     if removed < _CLEAN * span:
         return []

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import time
 import warnings
@@ -21,6 +22,16 @@ from nlflow.store.encoding import plain
 PAUSE = 30  # seconds between lines of progress
 
 
+# What messages of the library advise, as the shell says it.
+_IN_SHELL = (
+    (r"estimate_noise\(image, flat=np\.s_\[(\d+:\d+), (\d+:\d+)\]\)\.model", r"nonlocal denoise IN OUT --flat \1,\2"),
+    (r"flat=np\.s_\[(\d+:\d+), (\d+:\d+)\]", r"--flat \1,\2"),
+    (r"estimate_noise\(other\)\.model", "nonlocal noise OTHER --save camera.json, then --noise camera.json"),
+    (r"estimate_noise\(image\)\.model", "nonlocal noise FILE --save MODEL.json"),
+    (r"as Noise\.save writes it", "as `nonlocal noise --save` writes it"),
+)
+
+
 def echo(text: str, *, err: bool = False) -> None:
     """Print `text`, what the terminal would obey, or its encoding cannot show, as escapes: names may hold any byte."""
     import typer
@@ -28,6 +39,8 @@ def echo(text: str, *, err: bool = False) -> None:
     from nlflow.errors import visible
 
     text = visible(text, keep="\n\t")
+    for advice, command in _IN_SHELL:
+        text = re.sub(advice, command, text)
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
 

@@ -78,7 +78,7 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
             raise InputError(
                 f"model: got {str(source)!r}, which is no folder here and not in the cache, and the hub does not "
                 f"answer ({silence}); expected a folder with config.json and model.safetensors, as "
-                "model.save_pretrained(folder) makes it; give its name (nonlocal attention --help has examples), or "
+                "model.save_pretrained(folder) makes it; give its name, such as 'distilbert-base-uncased', or "
                 "connect to the network"
             ) from error
         raise InputError(

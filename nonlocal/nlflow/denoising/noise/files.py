@@ -66,7 +66,7 @@ def noise_of(entry: Any) -> Noise:
 
 def _content(path: Path) -> Any:
     """Return the data of a JSON file."""
-    expected = "expected a model of noise in JSON, as `nonlocal noise --save` writes it"
+    expected = "expected a model of noise in JSON, as Noise.save writes it"
     try:
         if not path.is_file():
             got = "a folder" if path.is_dir() else "no regular file" if path.exists() else "no such file"

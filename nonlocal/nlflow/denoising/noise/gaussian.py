@@ -331,5 +331,5 @@ def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
 def _of_others(expected: int, channels: int) -> str:
     return (
         f"noise: the model is of pictures with {expected} channel(s), and this one has {channels}; measure one like it "
-        "(nonlocal noise FILE --save MODEL.json), or leave noise out"
+        "(estimate_noise(image).model), or leave noise out"
     )

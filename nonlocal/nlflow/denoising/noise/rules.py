@@ -56,7 +56,7 @@ _SEEN: Final = 4 / 255  # of the range: with less in green - magenta the picture
 _BY_COLOURS: Final = "texture is everywhere: the noise of the colours says how strong that of the luminance is"
 _EVERYWHERE: Final = (
     "structure is everywhere: only the highest frequencies were counted as noise; "
-    "--flat ROWS,COLUMNS (in Python flat=) measures it in a flat part"
+    "flat=np.s_[20:84, 300:400] measures it in a flat part"
 )
 _CHROMA: Final = 0.8  # least noise of colour differences over that of the luminance, at low frequencies
 _CHROMA_MOST: Final = 1.4  # and the greatest

@@ -38,8 +38,8 @@ _MOST: Final = 2**21  # samples in them
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
 _TOO_SMALL: Final = (
     "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
-    "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part; "
-    "--flat ROWS,COLUMNS in the shell), best in the whole photograph"
+    "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part), "
+    "best in the whole photograph"
 )
 _LEAST_LIGHT: Final = 0.1  # range of the intensity over that of the samples, which follow each other but for colours
 _MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like texture
