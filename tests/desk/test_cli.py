@@ -19,7 +19,8 @@ import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
 from nlflow.backends.numba import loading
 from nlflow.denoising.doubts import doubts
-from nlflow.denoising.noise import GaussianNoise, NoiseEstimate, gaussian, rules, verdict
+from nlflow.denoising.noise import GaussianNoise, NoiseEstimate, gaussian, verdict
+from nlflow.denoising.noise import rules as noise_rules
 from nlflow.desk import terminal
 from nlflow.desk.commands.effects import _RULES
 from nlflow.desk.commands.main import app
@@ -170,7 +171,7 @@ def test_the_table_of_options_names_options() -> None:
             assert set(rule.options.split()) <= known
 
 
-# --- what the library says, said in the shell --------------------------------------------------------------------------
+# --- what the library says, said in the shell ----------------------------------------------------------------------------------
 
 
 def test_the_library_names_no_options_of_commands() -> None:
@@ -191,7 +192,7 @@ def test_advice_of_the_library_is_given_in_words_of_the_shell(capsys: pytest.Cap
     samples = np.random.default_rng(0).uniform(0, 255, (40, 40, 1))
     estimate = NoiseEstimate(GaussianNoise(0.02), "medium")
     for text, command in (
-        (rules._EVERYWHERE, "; --flat 20:84,300:400 measures it"),
+        (noise_rules._EVERYWHERE, "; --flat 20:84,300:400 measures it"),
         (verdict._TOO_SMALL, " (--flat 20:84,300:400 a part)"),
         (doubts(samples, samples + 0.02, estimate)[0], "(nonlocal denoise IN OUT --flat 20:84,300:400)"),
         (
