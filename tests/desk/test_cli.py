@@ -171,7 +171,7 @@ def test_the_table_of_options_names_options() -> None:
             assert set(rule.options.split()) <= known
 
 
-# --- what the library says, said in the shell ----------------------------------------------------------------------------------
+# --- what the library says, said in the shell ------------------------------------------------------------------------
 
 
 def test_the_library_names_no_options_of_commands() -> None:

@@ -25,7 +25,6 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, checked_call
 from nlflow.flows.flow import Flow
-from nlflow.flows.pieces import Pieces
 from nlflow.flows.reactions import Reaction
 from nlflow.flows.terms import Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
@@ -34,7 +33,7 @@ from nlflow.functionals.fidelity import Fidelity, as_fidelity
 
 
 @underflowing
-class LinearFlow(Pieces):
+class LinearFlow(Flow):
     """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
 
     A subclass may add to `velocity`. Integrators that are made of the linear pieces refuse it then, as they refuse
@@ -268,6 +267,61 @@ class LinearFlow(Pieces):
         result = self._with(affinity, u)
         result._take(affinity, fidelity)
         return result
+
+    # ---- which pieces a subclass says more than
+
+    def more_than(self, piece: str) -> str | None:
+        """Return the method by which the flow is more than one of its linear pieces makes it, None if there is none.
+
+        `average` makes `diffusion`, this makes `linear` and `velocity`. A method that a subclass (or the object)
+        overrides adds to the pieces below it, unless they are overridden there too. Terms are in `velocity` alone.
+
+        Parameters
+        ----------
+        piece : {'average', 'diffusion', 'linear'}
+            What an integrator is made of, beside the fidelity.
+
+        Examples
+        --------
+        >>> from nlflow import Gaussian, GradientFlow, Grid, J, affinity
+        >>> class Reaction(GradientFlow):
+        ...     def velocity(self, u):
+        ...         return super().velocity(u) + u - u**3
+        >>> weights = affinity(Gaussian(width=1.0), Grid(5))
+        >>> GradientFlow(J(weights)).more_than("linear"), Reaction(J(weights)).more_than("linear")
+        (None, 'velocity')
+        """
+        return "velocity" if self.terms.words else self.overridden(piece)
+
+    def overridden(self, piece: str) -> str | None:
+        """Return what `more_than` does, terms left aside."""
+        order = ("average", "diffusion", "linear", "velocity")
+        depth = self._depth(piece)
+        above = order[order.index(piece) + 1 :]
+        return next((name for name in reversed(above) if self._depth(name) < depth), None)
+
+    @property
+    def split(self) -> bool:
+        """Whether `pulled` and `driven` are those of `velocity` and `linear`, and need not be taken from them."""
+        said = max(self._depth("pulled"), self._depth("driven"))
+        return said <= min(self._depth("velocity"), self._depth("linear"))
+
+    @property
+    def plainly_linear(self) -> bool:
+        """Whether A is that of P, the rate and the fidelity: no piece of it is overridden."""
+        depth = self._depth("_take")
+        return all(self._depth(piece) >= depth for piece in ("average", "diffusion", "linear"))
+
+    @property
+    def plain(self) -> bool:
+        """Whether no piece is overridden: P, the rate, the fidelity and the terms say all."""
+        return self.overridden("average") is None and self._depth("average") >= self._depth("_take")
+
+    def _depth(self, name: str) -> int:
+        """Return how far from this object a method is defined: 0 on itself, then class by class."""
+        if name in vars(self):
+            return 0
+        return 1 + next(i for i, cls in enumerate(type(self).__mro__) if name in vars(cls))
 
 
 def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:

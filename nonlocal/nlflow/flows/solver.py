@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +19,26 @@ from numpy.typing import NDArray
 from nlflow._array import Array, check_untracked, is_numpy, namespace, underflowing
 from nlflow.backends.numba import loading
 from nlflow.errors import (
+    FileFormatError,
     InputError,
+    NlflowWarning,
     NumericalError,
     StabilityError,
     check_floats,
     check_number,
     checked_call,
 )
-from nlflow.flows.checkpoints import Checkpointed, State, provenance_of
+from nlflow.flows.checkpoints import (
+    ANOTHER,
+    EARLIER,
+    FINGERPRINTS,
+    MEMORY,
+    State,
+    fingerprint,
+    incomplete,
+    probe,
+    provenance_of,
+)
 from nlflow.flows.descent import Descent
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
@@ -30,6 +46,8 @@ from nlflow.flows.integrators.base import SLACK, check_admitted, check_same_flow
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.times import landing
 from nlflow.flows.trackers import Checkpoint, Progress, Tracker
+from nlflow.store.checkpoints import Checkpoints
+from nlflow.store.storage import Arrays, Meta
 
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
 
@@ -148,7 +166,7 @@ def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
     return np.append(times, end) if end is not None and times[-1] < end else times
 
 
-class _Loop(Checkpointed):
+class _Loop:
     """One integration: its state, its watchers and its checkpoints."""
 
     def __init__(
@@ -341,3 +359,138 @@ class _Loop(Checkpointed):
 
     def _energy(self) -> float:
         return float(self._watching(self.flow.energy, self.state.u)) if self.with_energies else float("nan")
+
+    # ---- checkpoints
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the watchers, numbered where several are of one kind."""
+        names: list[str] = []
+        for watcher in self.watchers:
+            same = sum(name.split("-")[0] == watcher.name for name in names)
+            names.append(f"{watcher.name}-{same + 1}" if same else watcher.name)
+        return names
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identify the problem that the loop was started on; only checkpoints need it."""
+        # Steps end where trackers look at times of their own.
+        looks = sorted({words for watcher in self.watchers if (words := watcher.times.words())})
+        return fingerprint(*self._start, self.times, self.integrator, looks)
+
+    @cached_property
+    def probe(self) -> NDArray[np.float64]:
+        """What the kernel does to a fixed signal; only checkpoints need it."""
+        return probe(*self._start)
+
+    def about(self) -> dict[str, Any]:
+        """Return how the result is made and of which problem it is, for files that trackers write."""
+        kernel = hashlib.sha256(self.probe.astype(np.float32).tobytes()).hexdigest()
+        made = provenance_of(self.flow, self.integrator, self.state.u)
+        return {**made, "problem": self.fingerprint, "kernel": kernel}
+
+    def save(self, states: Checkpoints) -> None:
+        """Write the state of the loop as a checkpoint."""
+        now, whole = self.state, self.flow.affinity.whole
+        writes = self.flow.affinity.writes(now.steps)
+        arrays = {"u": whole(now.u), "probe": self.probe}
+        if now.outputs:
+            arrays["reached"] = np.array([output[0] for output in now.outputs])
+            arrays["snapshots"] = np.stack([whole(output[1]) for output in now.outputs])
+            arrays["energies"] = np.array([output[2] for output in now.outputs])
+        if now.kernel_signal is not None:
+            arrays["kernel_signal"] = whole(now.kernel_signal)
+        # What begins with an underscore is a convenience of this process, recomputed after a resume.
+        kept = {key: value for key, value in now.memory.items() if not key.startswith("_")}
+        signals = [key for key, value in kept.items() if getattr(value, "shape", ())]
+        arrays.update({MEMORY + key: whole(kept[key]) for key in signals})
+        for name, watcher in zip(self.names, self.watchers, strict=True):
+            arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
+        meta = {
+            "fingerprint": self.fingerprint,
+            "t": now.t,
+            "steps": now.steps,
+            "memory": {key: value for key, value in kept.items() if key not in signals},
+            "provenance": provenance_of(self.flow, self.integrator, now.u),
+        }
+        if writes:
+            states.save(arrays, meta)
+
+    def _resume(self, resume: str | os.PathLike[str] | bool | None) -> None:
+        """Go on from a checkpoint, if there is to be one, and let checkpoints be written."""
+        own = [watcher for watcher in self.watchers if isinstance(watcher, Checkpoint)]
+        states: Checkpoints | None = None
+        if resume is True:
+            if not own:
+                raise InputError("resume: got True without a Checkpoint among the trackers, expected one, or a path")
+            states = own[0].states if self.flow.affinity.agreed(bool(own[0].states)) else None
+        elif resume is not None and resume is not False:
+            if not isinstance(resume, str | os.PathLike):
+                raise InputError(f"resume: got {resume!r}, expected the path of a checkpoint, or True")
+            # Of a path that is written to as well, the same object: it knows what it has read.
+            same = [watcher.states for watcher in own if watcher.path.absolute() == Path(resume).absolute()]
+            states = same[0] if same else Checkpoints(resume, "checkpoint")
+        if self.flow.affinity.agreed(states is not None or any(watcher.states for watcher in own)):
+            # By all processes, since they compute them together; from here on one may look at files alone.
+            _ = self.fingerprint, self.probe
+        if states is not None:
+            self._restore(states)
+        for watcher in own:
+            watcher.bind(self.flow, self.save, self._unlike)
+
+    def _unlike(self, arrays: Arrays, meta: Meta) -> str | None:
+        """Return why a checkpoint does not belong to this problem, None if it does."""
+        try:
+            probe, fingerprint = arrays["probe"], meta["fingerprint"]
+            rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
+        except KeyError as error:
+            return f"the checkpoint has no {error}"
+        same = probe.shape == self.probe.shape and probe.dtype.kind == "f"
+        same = same and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
+        if isinstance(fingerprint, str) and not fingerprint.startswith(FINGERPRINTS):
+            return EARLIER
+        if fingerprint != self.fingerprint or not bool(same):
+            return ANOTHER
+        if self.flow.evolving and "kernel_signal" not in arrays:
+            return "the checkpoint has no kernel_signal"
+        nodes = self.flow.affinity.whole_shape
+        return incomplete(arrays, meta, (*nodes, *self.state.u.shape[len(nodes) :]), float(self.times[-1]))
+
+    def _restore(self, states: Checkpoints) -> None:
+        path = states.path
+
+        def fits(arrays: Arrays, meta: Meta) -> str | None:
+            # The first process alone has the whole problem to compare with.
+            reason = self._unlike(arrays, meta)
+            return None if self.flow.affinity.agreed(reason is None) else reason or ANOTHER
+
+        arrays, meta = states.load(fits)
+        like, own = self.state.u, self.flow.affinity.own
+        columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
+        outputs = tuple((float(t), own(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
+        u, t, steps = own(arrays["u"], like), float(meta["t"]), int(meta["steps"])
+        memory = dict(meta["memory"])
+        memory.update({k.removeprefix(MEMORY): own(a, like) for k, a in arrays.items() if k.startswith(MEMORY)})
+        signal = None
+        if self.flow.evolving:
+            signal = u if steps % self.flow.every == 0 else own(arrays["kernel_signal"], like)
+            self.flow = self.flow.following(signal, memory)
+        self.flow = self.flow.when(t)
+        self.state = State(u, t, steps, memory, signal, outputs)
+        for name, watcher in zip(self.names, self.watchers, strict=True):
+            prefix = f"record/{name}/"
+            record = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+            if record:
+                try:
+                    watcher.restore(record)
+                except (KeyError, ValueError, TypeError, IndexError) as error:
+                    raise FileFormatError(
+                        f"{path}: holds records that the tracker {name!r} cannot take up ({error}); use an earlier "
+                        "checkpoint, or start afresh"
+                    ) from error
+            elif watcher.record():
+                warnings.warn(
+                    f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}",
+                    NlflowWarning,
+                    stacklevel=6,
+                )
