@@ -1,11 +1,16 @@
-"""From a dotted name on a page to the object of this name."""
+"""Public names, and from a dotted name on a page to the object of this name."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-__all__ = ["resolved"]
+import nlflow
+
+__all__ = ["FOUND", "resolved"]
+
+FOUND = sorted({*nlflow.__all__, *nlflow._ROOM_OF})
+"""Names that are found from the root: its own, and those of its rooms."""
 
 
 def resolved(name: str) -> Any:

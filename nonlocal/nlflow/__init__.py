@@ -1,7 +1,11 @@
 """nlflow: numerical simulation of nonlocal gradient flows.
 
-Names are loaded when they are first used, so that ``import nlflow`` costs next to nothing.
+The names that most programs need are here; each room (`nlflow.kernels`, `nlflow.flows`, `nlflow.denoising.noise`, ...)
+has all of its own. Names and rooms are loaded when they are first used: ``import nlflow`` costs next to nothing.
 """
+
+from importlib import import_module
+from importlib.util import find_spec
 
 import lazy_loader
 
@@ -10,6 +14,28 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 del lazy_loader
 
+# Names of rooms that are found from here too, for short programs; a new name needs no place in this table.
+_IN_ROOMS = {
+    "affinities": "sinkhorn",
+    "domains": "Batch",
+    "denoising": "DenoiseInfo",
+    "denoising.patches": "PatchGroups",
+    "equilibria": "Equilibrium",
+    "errors": (
+        "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError "
+    ),
+    "flows": (
+        "Frames ETD2RK ETD4RK IMEX Adaptive AttentionStep ConvexSplitting ForwardBackward "
+        "LaggedDiffusivity AllenCahn FisherKPP Reaction Status GeodesicEuler GeodesicMidpoint "
+        "LayerStep SphereFlow on_sphere Callback DiscrepancyPrinciple DistanceToConstant "
+    ),
+    "functionals": "FractionalLaplacian L1 Huber KullbackLeibler CertifiedMinimizer",
+    "kernels": ("Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland "),
+    "plotting": "Film Live",
+    "studies": "StudyResult",
+}
+_ROOM_OF = {name: room for room, names in _IN_ROOMS.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> object:
     """Return a name of the package, loaded now, or its version."""
@@ -17,6 +43,10 @@ def __getattr__(name: str) -> object:
         from nlflow.backends.machine import version
 
         return version()
+    if name in _ROOM_OF:
+        return getattr(import_module(f"nlflow.{_ROOM_OF[name]}"), name)
+    if not name.startswith("_") and find_spec(f"nlflow.{name}"):
+        return import_module(f"nlflow.{name}")
     try:
         return _load(name)
     except AttributeError:
@@ -24,6 +54,6 @@ def __getattr__(name: str) -> object:
             raise
         from difflib import get_close_matches
 
-        near = get_close_matches(name, __all__, 1)
+        near = get_close_matches(name, [*__all__, *_ROOM_OF], 1)
         remedy = f"; did you mean {near[0]}?" if near else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{remedy}", name=name) from None

@@ -18,6 +18,7 @@ import pytest
 
 import nlflow
 from nlflow import Grid, Patch, affinity
+from tests.names import FOUND
 
 FOLDER = Path(nlflow.__file__).parent
 MODULES = sorted(
@@ -61,13 +62,21 @@ def test_names_load_what_they_need(name: str, heavy: set[str]) -> None:
     assert loaded & heavy == set()
 
 
-@pytest.mark.parametrize("name", nlflow.__all__)
+@pytest.mark.parametrize("name", FOUND)
 def test_every_name_is_there(name: str) -> None:
     value = getattr(nlflow, name)
     assert value.__doc__
     assert inspect.isclass(value) or inspect.isfunction(value)
     assert value.__name__ == name
     assert value.__module__.startswith("nlflow.")
+
+
+@pytest.mark.parametrize("room", nlflow._IN_ROOMS)
+def test_names_of_a_room_are_found_from_the_root_and_in_the_room(room: str) -> None:
+    place = importlib.import_module(f"nlflow.{room}")
+    for name in nlflow._IN_ROOMS[room].split():
+        assert getattr(nlflow, name) is getattr(place, name)
+        assert room == "errors" or name in place.__all__
 
 
 def test_the_list_is_the_stub() -> None:
@@ -78,6 +87,7 @@ def test_the_list_is_the_stub() -> None:
     assert sorted(imported, key=str) == sorted(nlflow.__all__)
     assert [sorted(names) for names in listed] == [sorted(nlflow.__all__)]  # the linter orders them
     assert set(nlflow.__all__) <= set(dir(nlflow))
+    assert len(nlflow.__all__) <= 45
     assert (FOLDER / "py.typed").exists()
     with pytest.raises(AttributeError, match="nothing"):
         _ = nlflow.nothing  # type: ignore[attr-defined]

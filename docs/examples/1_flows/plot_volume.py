@@ -3,8 +3,8 @@ A flow on a volume
 ==================
 
 The nodes are a grid of 48 × 48 × 20, as of a scan whose slices lie farther apart than its pixels. The flow of
-:class:`nlflow.E` runs in space: it draws each node to its neighbours in all three directions. :class:`nlflow.Frames`
-writes the volume for ParaView while the run goes on.
+:class:`nlflow.E` runs in space: it draws each node to its neighbours in all three directions.
+:class:`nlflow.flows.Frames` writes the volume for ParaView while the run goes on.
 """
 
 import tempfile

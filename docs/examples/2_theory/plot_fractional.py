@@ -2,8 +2,9 @@
 Fractional diffusion
 ====================
 
-Heat spreads to neighbours; a Lévy flight jumps. :class:`nlflow.FractionalLaplacian` lets both run on the same disc,
-with the value 0 outside: the flight by its singular kernel, heat as the limit of a kernel with a small horizon.
+Heat spreads to neighbours; a Lévy flight jumps. :class:`nlflow.functionals.FractionalLaplacian` lets both run on the
+same disc, with the value 0 outside: the flight by its singular kernel, heat as the limit of a kernel with a small
+horizon.
 """
 
 import matplotlib.pyplot as plt

@@ -3,8 +3,9 @@ Sinkhorn's attention
 ====================
 
 Softmax makes the rows of attention add up to 1. What a token is given in all, the sum of its column, may be anything:
-some tokens are looked at by all, others by none. :func:`nlflow.sinkhorn` scales rows and columns until both add up to
-1, as Sinkformers do. With queries equal to keys the result is symmetric, and the flow is a gradient flow in L².
+some tokens are looked at by all, others by none. :func:`nlflow.affinities.sinkhorn` scales rows and columns until
+both add up to 1, as Sinkformers do. With queries equal to keys the result is symmetric, and the flow is a gradient
+flow in L².
 """
 
 import matplotlib.pyplot as plt

@@ -3,8 +3,9 @@ Tokens on the sphere: clusters that last
 ========================================
 
 A layer with residual and norm keeps tokens on a sphere. Many thin layers are a flow on it
-(:class:`nlflow.SphereFlow`, after Geshkovski, Letrouit, Polyanskiy and Rigollet). Tokens gather in a few clusters at
-once. The clusters last for a time that is exponential in the inverse temperature β. Then the nearest two become one.
+(:class:`nlflow.flows.SphereFlow`, after Geshkovski, Letrouit, Polyanskiy and Rigollet). Tokens gather in a few
+clusters at once. The clusters last for a time that is exponential in the inverse temperature β. Then the nearest two
+become one.
 """
 
 import matplotlib.pyplot as plt
@@ -14,8 +15,8 @@ from scipy.integrate import quad
 from nlflow import Energy, GeodesicMidpoint, RungeKutta, SphereFlow, on_sphere, solve
 
 # %%
-# Tokens all around the circle, with the identity for all maps. :class:`nlflow.GeodesicMidpoint` turns each token along
-# the great circle of the velocity half a step ahead: order 2, and lengths stay 1 to the last bit.
+# Tokens all around the circle, with the identity for all maps. :class:`nlflow.flows.GeodesicMidpoint` turns each
+# token along the great circle of the velocity half a step ahead: order 2, and lengths stay 1 to the last bit.
 
 angles = 2 * np.pi * np.random.default_rng(3).random(48)
 x = on_sphere(np.stack([np.cos(angles), np.sin(angles)], axis=1))

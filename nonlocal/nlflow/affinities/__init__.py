@@ -14,6 +14,7 @@ from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.given import affinity_from_graph
 from nlflow.affinities.nearest import neighbour_graph
+from nlflow.affinities.sinkhorn import sinkhorn
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
 
@@ -30,4 +31,5 @@ __all__ = [
     "affinity_from_graph",
     "from_matrix",
     "neighbour_graph",
+    "sinkhorn",
 ]

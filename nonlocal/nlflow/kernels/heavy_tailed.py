@@ -78,10 +78,11 @@ class InverseMultiquadric(RadialKernel):
 class TruncatedPower(RadialKernel):
     """Power of the distance between two radii, ``k = (max(|x - y|, core) / core)^-power``, and 0 beyond the horizon.
 
-    With power = m + 2 s it is the kernel of a fractional Laplacian of order s in m dimensions, bounded within the core
-    and cut off at the horizon; ``amplitude=c * core**-power`` gives ``c |x - y|^-power`` between the two. The kernel of
-    peridynamics with a finite horizon (Silling 2000, doi 10.1016/S0022-5096(99)00029-0). On a grid it is summed at
-    nodes; `nlflow.FractionalLaplacian` integrates the singular kernel over cells. Not positive definite in general.
+    With power = m + 2 s it is the kernel of a fractional Laplacian of order s in m dimensions, bounded within the
+    core and cut off at the horizon; ``amplitude=c * core**-power`` gives ``c |x - y|^-power`` between the two. The
+    kernel of peridynamics with a finite horizon (Silling 2000, doi 10.1016/S0022-5096(99)00029-0). On a grid it is
+    summed at nodes; `nlflow.functionals.FractionalLaplacian` integrates the singular kernel over cells. Not positive
+    definite in general.
 
     Parameters
     ----------

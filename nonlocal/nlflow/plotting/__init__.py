@@ -4,6 +4,7 @@ from nlflow.denoising.quality import psnr
 from nlflow.plotting.base import new_figure, render
 from nlflow.plotting.chains import chain_figure, phase_figure
 from nlflow.plotting.comparison import comparison_figure
+from nlflow.plotting.film import Film, Live
 from nlflow.plotting.flows import Course, decay_figure, spacetime_figure
 from nlflow.plotting.layers import layers_figure, survey_figure
 from nlflow.plotting.noise import noise_figure
@@ -12,6 +13,8 @@ from nlflow.plotting.stacks import stack_figure
 
 __all__ = [
     "Course",
+    "Film",
+    "Live",
     "Series",
     "bounds_figure",
     "chain_figure",

@@ -77,7 +77,7 @@ def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iteratio
     """Return exp(f_i + g_j + l_ij), whose columns and rows were scaled in turn, so many times (arXiv 2110.11773).
 
     Rows add up to 1, columns to what that many scalings give; 1 is softmax with columns scaled before. In log space,
-    with derivatives of every order. O(N^2) an iteration. (`nlflow.sinkhorn` checks that it has converged.)
+    with derivatives of every order. O(N^2) an iteration. (`nlflow.affinities.sinkhorn` checks that it has converged.)
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ class SemiImplicit(FixedStep):
 
     With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~), an average of averages: always stable,
     contracting at 1 / (1 + lambda~) in the maximum norm. With the matrix fidelity C / sigma^2 of groups of alike
-    patches it is the nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (`nlflow.PatchGroups`).
+    patches it is the nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (`nlflow.denoising.patches.PatchGroups`).
 
     Parameters
     ----------

@@ -1,0 +1,10 @@
+from .constraint import Constraint as Constraint
+from .energies import E as E
+from .energies import J as J
+from .fractional import FractionalLaplacian as FractionalLaplacian
+from .misfits import L1 as L1
+from .misfits import Huber as Huber
+from .misfits import KullbackLeibler as KullbackLeibler
+from .variational import CertifiedMinimizer as CertifiedMinimizer
+from .variational import Ep as Ep
+from .variational import Jp as Jp
