@@ -9,10 +9,14 @@ from importlib.util import find_spec
 
 import lazy_loader
 
+from nlflow import _moved
+
 # The list of names and where they live is the stub beside this file, which type checkers read as well.
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 del lazy_loader
+
+_moved.install()
 
 # Names of rooms that are found from here too, for short programs; a new name needs no place in this table.
 _IN_ROOMS = {

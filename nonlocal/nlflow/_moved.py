@@ -1,0 +1,79 @@
+"""Former places of modules: programs that name one get the module that is now elsewhere, the same object."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_loader
+from types import CodeType, ModuleType
+from typing import Any
+
+# The longest that fits counts; what was in `nlflow.io` and is not named is in `nlflow.store`.
+_PLACES = {
+    "nlflow.commands": "nlflow.desk.commands",
+    "nlflow.denoising.large.sources": "nlflow.desk.large.sources",
+    "nlflow.denoising.large.store": "nlflow.desk.large.store",
+    "nlflow.explorer": "nlflow.desk.explorer",
+    "nlflow.io": "nlflow.store",
+    "nlflow.io.companions": "nlflow.desk.companions",
+    "nlflow.io.files": "nlflow.desk.files",
+    "nlflow.io.formats": "nlflow.desk.formats",
+    "nlflow.io.formats.codecs": "nlflow.store.codecs",
+    "nlflow.io.formats.links": "nlflow.store.links",
+    "nlflow.io.frames": "nlflow.desk.frames",
+    "nlflow.io.loading": "nlflow.desk.loading",
+    "nlflow.io.terminal": "nlflow.desk.terminal",
+    "nlflow.io.video": "nlflow.plotting.video",
+    "nlflow.napari": "nlflow.desk.napari",
+}
+_SPLIT = "nlflow.io"  # its modules went to several rooms
+
+
+def place_of(name: str) -> str | None:
+    """Return where a module is that was called `name`; None where it has not moved."""
+    parts = name.split(".")
+    for count in range(len(parts), 1, -1):
+        if new := _PLACES.get(".".join(parts[:count])):
+            return ".".join([new, *parts[count:]])
+    return None
+
+
+class _Alias(Loader):
+    """Gives a module that is loaded under its own name already."""
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(self.new)
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec  # the import system has put the former one there
+
+    def get_code(self, name: str) -> CodeType | None:
+        """Return what ``python -m`` runs."""
+        loader: Any = getattr(find_spec(self.new), "loader", None)
+        code: CodeType | None = loader.get_code(self.new)
+        return code
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == _SPLIT:
+            return ModuleSpec(name, None, is_package=True)
+        new = place_of(name) if name.startswith("nlflow.") else None
+        found = find_spec(new) if new else None
+        if new is None or found is None:
+            return None
+        return spec_from_loader(name, _Alias(new), is_package=found.submodule_search_locations is not None)
+
+
+def install() -> None:
+    """Let the import system ask here first: else it finds modules of a package under its former name once more."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
