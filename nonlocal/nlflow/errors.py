@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path, PurePath
@@ -194,10 +194,20 @@ def checked_call(item: Item) -> Item:
     Python's own message names none of them. The signature stays, for `inspect` too. A class stays the same object: its
     ``__init__`` is replaced. It is for what users call first, and has neither ``*args`` nor ``**kwargs``.
     """
+    return checked_call_with({})(item)
+
+
+def checked_call_with(more: Iterable[str]) -> Callable[[Item], Item]:
+    """Return `checked_call` for a function that takes, as ``**more``, arguments of these names too."""
+    return lambda item: _checked_call(item, tuple(more))
+
+
+def _checked_call(item: Item, more: tuple[str, ...]) -> Item:
     function: Callable[..., Any] = item.__init__ if isinstance(item, type) else item  # type: ignore[misc]
     own = int(isinstance(item, type))  # self, which no caller names
     parameters = list(inspect.signature(function).parameters.values())[own:]
-    possible = {one.name: one.kind is not inspect.Parameter.KEYWORD_ONLY for one in parameters}
+    named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    possible = {one.name: one.kind is not inspect.Parameter.KEYWORD_ONLY for one in named} | dict.fromkeys(more, False)
     most = own + sum(possible.values())
 
     @wraps(function)

@@ -13,6 +13,7 @@ from nlflow.affinities import affinity
 from nlflow.denoising import denoise
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.large import denoise_array
+from nlflow.denoising.options import OPTIONS
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
 from nlflow.errors import InputError
@@ -250,9 +251,9 @@ class Accessor:
             if name in options:
                 raise InputError(f"{name}: got it beside dimensions that have names and units that are kept, expected "
                                  "dims and channel_dim; leave it out")  # fmt: skip
-        known = inspect.signature(denoise).parameters
+        known = [*list(inspect.signature(denoise).parameters)[:-1], *OPTIONS]
         if unknown := sorted(set(options) - set(known)):
-            raise InputError(f"{unknown[0]}: got an unknown option, expected one of {', '.join(list(known)[2:])}")
+            raise InputError(f"{unknown[0]}: got an unknown option, expected one of {', '.join(known[2:])}")
 
     def _axes(self, dims: Any, channel_dim: Any) -> _Axes:
         """Return which dimensions are what, as arguments and names say."""

@@ -262,7 +262,7 @@ def test_denoiser_has_the_bits_of_denoise() -> None:
 
 @pytest.mark.parametrize("option", ["sigma", "noise", "return_info", "quallity"])
 def test_options_that_denoise_does_not_have_are_refused(option: str) -> None:
-    with pytest.raises(InputError, match=f"{option}: got an unknown option, expected one of strength, channel_axis"):
+    with pytest.raises(InputError, match=f"{option}: got an unknown option, expected one of .*strength"):
         Denoiser(**{option: 1})
 
 

@@ -20,6 +20,7 @@ import tifffile
 from PIL import Image
 
 import nlflow
+from nlflow.denoising import options as denoising_options
 from nlflow.desk import files, terminal
 from nlflow.desk.commands import denoise_file, reports
 from nlflow.desk.commands.reports import summary
@@ -40,7 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_real_one_takes_these_options() -> None:
     parameters = inspect.signature(nlflow.denoise).parameters
-    defaults = {name: parameters[name].default for name in OPTIONS}
+    known = {name: one.default for name, one in parameters.items()} | denoising_options.OPTIONS
+    defaults = {name: known[name] for name in OPTIONS}
     assert defaults == OPTIONS | {"preserve_range": False, "return_info": False}
 
 

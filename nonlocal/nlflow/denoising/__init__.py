@@ -2,7 +2,8 @@
 
 from nlflow.denoising.api import denoise, problem
 from nlflow.denoising.info import DenoiseInfo
+from nlflow.denoising.options import Options
 from nlflow.denoising.progress import Trail
 from nlflow.denoising.runs import Problem
 
-__all__ = ["DenoiseInfo", "Problem", "Trail", "denoise", "problem"]
+__all__ = ["DenoiseInfo", "Options", "Problem", "Trail", "denoise", "problem"]

@@ -15,18 +15,19 @@ from nlflow.backends.numba import loading
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import check_options, check_rules, shape_of
+from nlflow.denoising.inputs import check_options, shape_of
 from nlflow.denoising.layout import layout_of
+from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.progress import Trail, telling
 from nlflow.denoising.runs import Problem, Watch
 from nlflow.denoising.task import Task
 from nlflow.domains.samples import check_scale, finish
-from nlflow.errors import InputError, checked_call
+from nlflow.errors import InputError, checked_call_with
 
 Array = NDArray[Any]
 
 
-@checked_call
+@checked_call_with(OPTIONS)
 @underflowing
 def denoise(
     image: Any,
@@ -34,25 +35,16 @@ def denoise(
     *,
     quality: str = "balanced",
     noise: Any = "auto",
-    strength: float = 1.0,
     channel_axis: int | None = None,
     axes: str | None = None,
     spacing: Any = None,
-    separate: bool = False,
     mask: Any = None,
     keep: Any = None,
-    stopping: str | None = None,
-    max_memory: float | None = None,
-    width: float | None = None,
-    patch_size: int | None = None,
-    search_radius: int | None = None,
-    fidelity: float | None = None,
-    steps: int | None = None,
     preserve_range: bool = False,
     return_info: bool = False,
     progress: bool | Callable[[float], Any] = False,
-    seed: int = 0,
-    device: str = "cpu",
+    options: Options | None = None,
+    **more: Any,
 ) -> Any:
     r"""Denoise an image, a volume, a clip or a signal, with channels or without, with a nonlocal flow of its patches.
 
@@ -87,8 +79,6 @@ def denoise(
         and come back through its exact unbiased inverse; see `nlflow.Poisson` for gain, read noise and offset.
         Magnitudes of complex samples, as magnetic resonance gives them, are treated likewise: 'rician' takes `sigma` as
         the noise of the complex samples, and finds it where it is not given (`nlflow.denoising.noise.Rician`).
-    strength : float
-        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. Not for counts.
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
         colours, other numbers along their principal axes. A constant channel, such as an opaque alpha channel, counts
@@ -101,10 +91,6 @@ def denoise(
     spacing : array_like, optional
         Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
         thinner along axes whose samples lie farther apart. Equal by default.
-    separate : bool
-        Denoise each channel as if it were alone, with its own noise, groups and missing samples: for channels that have
-        nothing to do with each other, as the columns of a table. A channel of which every sample is missing stays as it
-        is.
     mask : array_like of bool, or 'nan', optional
         True where samples are **missing**: the fidelity is 0 there, so that they are filled in from patches that are
         alike. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing where any
@@ -112,26 +98,6 @@ def denoise(
     keep : array_like of bool, optional
         True where the result is the input, exactly, unless it is missing. These samples still help to denoise the
         others.
-    stopping : {'discrepancy', 'sure'}, optional
-        Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
-        the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
-        the estimate is returned as ``info.risk``).
-    max_memory : float, optional
-        Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`). ``fast``
-        computes its weights anew at each step when they do not fit; the others cut the image into overlapping strips,
-        with the same bits as a result.
-    width : float, optional
-        ``fast`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
-        spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch
-        (channels count) and s the noise left in them by the smoothing.
-    patch_size : int, optional
-        Side of the patches, odd; at most what holds the whole image from any of its pixels.
-    search_radius : int, optional
-        Half side of the search window; its weights fall off as a Gaussian of 0.6 times this width.
-    fidelity : float, optional
-        A constant lambda~ in place of the local one; 0 for the J-flow.
-    steps : int, optional
-        Exactly this many steps, in place of the stopping rule.
     preserve_range : bool
         Keep the units of an integer input. By default integers come back as scikit-image converts them to float
         (uint8: 0...1). Floating-point input keeps its units in either case.
@@ -142,11 +108,11 @@ def denoise(
         falling and 1 at last, in the calling thread: for ``fast`` when the weights are there and after each step, for
         the others after each few hundred groups, within strips too. What it raises ends the call and comes out of it as
         it is; there is no half result. A `nlflow.denoising.Trail` is such a callable, and keeps the course of the flow.
-    seed : int
-        Of the random signs for ``stopping='sure'``; nothing else is random.
-    device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
-        Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``), of which 'auto' takes a
-        GPU where there is one. All else, ``fast`` and clips run on the CPU. Not for tensors, which stay where they are.
+    options : Options, optional
+        All else, for which there are defaults: `nlflow.denoising.Options`.
+    **more
+        Single ones of these options by their names, such as ``strength=0.8``: `strength`, `separate`, `stopping`,
+        `max_memory`, `width`, `patch_size`, `search_radius`, `fidelity`, `steps`, `seed` and `device`.
 
     Returns
     -------
@@ -201,16 +167,13 @@ def denoise(
     >>> bool(np.std(result - clean) < 0.5 * np.std(noisy - clean))
     True
     """
+    chosen = Options.of(options, more)
     if is_tensor(image):
         from nlflow.denoising.tensors.call import denoised_tensor
 
-        if device != "cpu":
-            raise InputError(f"device: got {device!r} for a tensor, which stays on {image.device}; leave it out")
         return denoised_tensor(
-            denoise, image, sigma, quality=quality, noise=noise, strength=strength, channel_axis=channel_axis,
-            axes=axes, spacing=spacing, separate=separate, mask=mask, keep=keep, stopping=stopping,
-            max_memory=max_memory, return_info=return_info, progress=progress, seed=seed, width=width,
-            patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps,
+            denoise, image, sigma, chosen, quality=quality, noise=noise, channel_axis=channel_axis, axes=axes,
+            spacing=spacing, mask=mask, keep=keep, return_info=return_info, progress=progress,
         )  # fmt: skip
     for name, value in (("sigma", sigma), ("mask", mask), ("keep", keep)):
         if is_tensor(value):
@@ -219,33 +182,24 @@ def denoise(
             )
     layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
     check_scale(image, preserve_range)
-    if separate:
+    if chosen.separate:
         result, info = each_by_itself(
-            denoise, image, sigma, channel_axis=channel_axis,
-            mask=mask, keep=keep, progress=progress, axes=layout.letters, spacing=layout.spacing, quality=quality,
-            noise=noise, strength=strength, stopping=stopping, max_memory=max_memory, width=width,
-            patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
-            steps=steps, preserve_range=preserve_range, seed=seed, device=device,
+            denoise, image, sigma, channel_axis=channel_axis, mask=mask, keep=keep, progress=progress,
+            axes=layout.letters, spacing=layout.spacing, quality=quality, noise=noise, preserve_range=preserve_range,
+            options=replace(chosen, separate=False),
         )  # fmt: skip
         return (result, info) if return_info else result
     begun, compiled = time.perf_counter(), loading.seconds
     trail = progress if isinstance(progress, Trail) else None
     if trail is not None:
         trail.course = {}
-    strength, max_memory, seed = check_rules(stopping, strength, max_memory, seed)
-    place = choose_device(device)
-    fast = {
-        "width": width,
-        "patch_size": patch_size,
-        "search_radius": search_radius,
-        "fidelity": fidelity,
-        "steps": steps,
-    }
-    options = check_options(quality, fast, stopping, len(layout.letters))
+    place = choose_device(chosen.device)
+    fast = check_options(quality, chosen.fast, chosen.stopping, len(layout.letters))
+    stopping = chosen.stopping
     if stopping is not None and isinstance(noise, str) and noise == "auto":
         noise = "white"  # the rules know no other
-    task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, options, trail, strength)
-    if device == "auto" and (task.preset is None or task.preset.moving):
+    task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, fast, trail, chosen.strength)
+    if chosen.device == "auto" and (task.preset is None or task.preset.moving):
         place = CPU
     if stopping is not None and task.seen.coloured is not None:
         raise InputError(
@@ -256,7 +210,9 @@ def denoise(
             u, risk = task.unchanged(), None
             told: dict[str, Any] = {"functional": "none", "stopped_by": f"returned unchanged: {task.seen.idle}"}
         else:
-            estimate, risk, told = task.chosen(stopping, seed, Watch(False, max_memory, tell, trail, place))
+            estimate, risk, told = task.chosen(
+                stopping, chosen.seed, Watch(False, chosen.max_memory, tell, trail, place)
+            )
             u = task.back(estimate)
         u = task.with_known(u)
         seen, present = task.seen, slice(None) if task.seen.missing is None else ~task.seen.missing

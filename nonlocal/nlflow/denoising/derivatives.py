@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nlflow._array import is_tensor
-from nlflow.denoising.inputs import check_rules
 from nlflow.denoising.noise.risk import perturbation
+from nlflow.denoising.options import Options
 from nlflow.denoising.patches.tensors import FrozenFilter
 from nlflow.denoising.tensors.axes import Axes, beside, check_tensor
 from nlflow.denoising.tensors.flows import TensorTask
@@ -154,7 +154,8 @@ def linearized(
         beside(name, value, image)
     if sigma is None:
         raise InputError("sigma: got None, expected the strength of white noise, a constant; see estimate_sigma")
-    strength, max_memory, _ = check_rules(None, strength, max_memory, 0)
+    options = Options(strength=strength, max_memory=max_memory)
+    strength, max_memory = options.strength, options.max_memory
     placed = Axes.of(tuple(image.shape), channel_axis, axes, spacing)
     task = TensorTask.of(image, sigma, placed, quality, strength, keep)
     task.check_moves()

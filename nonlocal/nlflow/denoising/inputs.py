@@ -16,13 +16,13 @@ from nlflow.denoising.noise.base import Reduction
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
 from nlflow.denoising.noise.mixture import with_stripes
+from nlflow.denoising.options import OF_FAST
 from nlflow.domains.samples import as_signal, exact_means, range_of
-from nlflow.errors import InputError, check_array, check_choice, check_floats, check_integer, check_number
+from nlflow.errors import InputError, check_array, check_choice, check_floats, check_number
 
 Array = NDArray[Any]
 QUALITIES = ("fast", "balanced", "best")
 NOISES = ("auto", "white")
-STOPPING = ("discrepancy", "sure")
 LEVELS = 2  # coarser images, at most
 TELL_MISSING = "tell with mask which samples are missing"  # ends messages about what is no number
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
@@ -128,16 +128,6 @@ def noise_model(noise: Any, sigma: Any) -> Noise | str:
                      "model such as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
 
 
-OF_FAST: dict[str, Callable[[str, Any], Any]] = {
-    "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
-    "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
-    "search_radius": lambda n, v: check_integer(n, v, minimum=1),
-    "fidelity": lambda n, v: check_number(n, v, minimum=0),
-    "steps": lambda n, v: check_integer(n, v, minimum=1),
-}
-"""The keywords that the flow of pixels alone has, with their checks."""
-
-
 def check_options(
     quality: str, given: Mapping[str, Any], stopping: str | None = None, dimension: int = 2
 ) -> dict[str, Any]:
@@ -158,18 +148,6 @@ def check_options(
     if options["steps"] is not None and stopping is not None:
         raise InputError(f"steps: got {options['steps']} together with stopping={stopping!r}; leave one of them out")
     return {name: None if value is None else OF_FAST[name](name, value) for name, value in options.items()}
-
-
-def check_rules(
-    stopping: str | None, strength: float, max_memory: float | None, seed: int
-) -> tuple[float, float | None, int]:
-    """Check the rule that chooses an estimate; return the strength, the memory and the seed."""
-    if stopping is not None:
-        check_choice("stopping", stopping, STOPPING)
-    if max_memory is not None:
-        max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
-    seed = check_integer("seed", seed, minimum=0)
-    return check_number("strength", strength, minimum=0), max_memory, seed
 
 
 def check_patch(patch_size: int | None, spatial: tuple[int, ...]) -> None:

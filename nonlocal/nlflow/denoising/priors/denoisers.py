@@ -12,6 +12,7 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.denoising.api import denoise
 from nlflow.denoising.inputs import QUALITIES
+from nlflow.denoising.options import OPTIONS
 from nlflow.errors import InputError, NumericalError, check_choice, check_number
 from nlflow.functionals.energies import E
 
@@ -19,7 +20,9 @@ Array = NDArray[Any]
 
 # Those that say what the noise is come with each call, and a result is an array.
 _OWN = ("image", "sigma", "noise", "quality", "return_info", "progress")
-_OPTIONS = tuple(name for name in inspect.signature(denoise).parameters if name not in _OWN)
+_OPTIONS = tuple(
+    name for name in (*inspect.signature(denoise).parameters, *OPTIONS) if name not in (*_OWN, "options", "more")
+)
 
 
 class Denoiser:

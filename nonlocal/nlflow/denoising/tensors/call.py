@@ -21,11 +21,12 @@ from nlflow._array import is_tensor, root_mean_square, to_numpy
 from nlflow.denoising.doubts import doubts
 from nlflow.denoising.groupwise import described
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import check_options, check_rules, noise_model
+from nlflow.denoising.inputs import check_options, noise_model
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.risk import perturbation
 from nlflow.denoising.noise.verdict import examine, is_white
+from nlflow.denoising.options import Options
 from nlflow.denoising.patches import TensorFilter
 from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Watch
@@ -74,21 +75,22 @@ class Noisy:
 
 
 def denoised_tensor(
-    denoise: Denoise, image: Tensor, sigma: Any, *, quality: str, noise: Any, strength: float,
-    channel_axis: int | None, axes: str | None, spacing: Any, separate: bool, mask: Any, keep: Any,
-    stopping: str | None, max_memory: float | None, return_info: bool, progress: Any, seed: int, **fast: Any,
+    denoise: Denoise, image: Tensor, sigma: Any, options: Options, *, quality: str, noise: Any,
+    channel_axis: int | None, axes: str | None, spacing: Any, mask: Any, keep: Any, return_info: bool, progress: Any,
 ) -> Any:  # fmt: skip
     """Return what `nlflow.denoise` says of tensors; `denoise` is that function, for what is met on the host."""
+    if options.device != "cpu":
+        raise InputError(f"device: got {options.device!r} for a tensor, which stays on {image.device}; leave it out")
     begun, image = time.perf_counter(), check_tensor(image)
     for name, value in (("sigma", sigma), ("mask", mask), ("keep", keep)):
         beside(name, value, image)
-    if separate:
+    if options.separate:
         raise InputError("separate: got True for a tensor, expected False; name its channels as a batch (axes='BYX')")
     if isinstance(progress, Trail):
         raise InputError("progress: got a Trail for a tensor, expected True or a callable; a Trail keeps NumPy arrays")
-    strength, max_memory, seed = check_rules(stopping, strength, max_memory, seed)
+    strength, stopping, max_memory, seed = options.strength, options.stopping, options.max_memory, options.seed
     placed = Axes.of(tuple(image.shape), channel_axis, axes, spacing)
-    check_options(quality, fast, stopping, len(placed.layout.letters))
+    check_options(quality, options.fast, stopping, len(placed.layout.letters))
     words = {"quality": quality, "noise": noise, "strength": strength, "stopping": stopping, "max_memory": max_memory,
              "seed": seed}  # fmt: skip
     model = "white" if stopping is not None and noise == "auto" else noise_model(noise, sigma)

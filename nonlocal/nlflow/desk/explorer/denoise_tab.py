@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.denoising import Trail
-from nlflow.denoising.inputs import OF_FAST
+from nlflow.denoising.options import OF_FAST
 from nlflow.desk.explorer import denoising_view as view
 from nlflow.desk.explorer import stacks
 from nlflow.desk.explorer.denoising_view import DenoiseResult, DenoiseSettings, NoiseFile

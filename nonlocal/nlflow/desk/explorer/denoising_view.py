@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import OF_FAST
 from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
+from nlflow.denoising.options import OF_FAST
 from nlflow.denoising.quality import psnr, snr, ssim
 from nlflow.desk.explorer import stacks
 from nlflow.desk.explorer.sources import EXAMPLE, PREVIEW_PIXELS, Crop, Source, slices

@@ -1,0 +1,116 @@
+"""What `denoise` can be asked for beside image, noise and axes: each option once, with its default and its check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from nlflow.errors import InputError, check_choice, check_integer, check_number
+
+STOPPING: Final = ("discrepancy", "sure")
+OF_FAST: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
+    "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
+    "search_radius": lambda n, v: check_integer(n, v, minimum=1),
+    "fidelity": lambda n, v: check_number(n, v, minimum=0),
+    "steps": lambda n, v: check_integer(n, v, minimum=1),
+}
+"""The options that the flow of pixels alone has, with their checks."""
+_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "strength": lambda n, v: check_number(n, v, minimum=0),
+    "stopping": lambda n, v: check_choice(n, v, STOPPING),
+    "max_memory": lambda n, v: check_number(n, v, minimum=1, finite=False),
+    "seed": lambda n, v: check_integer(n, v, minimum=0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `nlflow.denoise` can be asked for beside the image, its noise and its axes.
+
+    ``denoise(image, options=Options(strength=0.8))`` is ``denoise(image, strength=0.8)``: one object serves many calls.
+
+    Parameters
+    ----------
+    strength : float
+        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. Not for counts.
+    separate : bool
+        Denoise each channel as if it were alone, with its own noise, groups and missing samples: for channels that have
+        nothing to do with each other, as the columns of a table. A channel of which every sample is missing stays as it
+        is.
+    stopping : {'discrepancy', 'sure'}, optional
+        Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
+        the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
+        the estimate is returned as ``info.risk``).
+    max_memory : float, optional
+        Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`). ``fast``
+        computes its weights anew at each step when they do not fit; the others cut the image into overlapping strips,
+        with the same bits as a result.
+    width : float, optional
+        ``fast`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
+        spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch
+        (channels count) and s the noise left in them by the smoothing.
+    patch_size : int, optional
+        Side of the patches, odd; at most what holds the whole image from any of its pixels.
+    search_radius : int, optional
+        Half side of the search window; its weights fall off as a Gaussian of 0.6 times this width.
+    fidelity : float, optional
+        A constant lambda~ in place of the local one; 0 for the J-flow.
+    steps : int, optional
+        Exactly this many steps, in place of the stopping rule.
+    seed : int
+        Of the random signs for ``stopping='sure'``; nothing else is random.
+    device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
+        Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``), of which 'auto' takes a
+        GPU where there is one. All else, ``fast`` and clips run on the CPU. Not for tensors, which stay where they are.
+
+    Raises
+    ------
+    InputError
+        Naming the option.
+
+    Examples
+    --------
+    >>> from nlflow.denoising import Options
+    >>> Options(strength=0.8, seed=3).strength
+    0.8
+    """
+
+    strength: float = 1.0
+    separate: bool = False
+    stopping: str | None = None
+    max_memory: float | None = None
+    width: float | None = None
+    patch_size: int | None = None
+    search_radius: int | None = None
+    fidelity: float | None = None
+    steps: int | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, check in {**_CHECKS, **OF_FAST}.items():
+            value = getattr(self, name)
+            if value is not None or name in ("strength", "seed"):
+                object.__setattr__(self, name, check(name, value))
+
+    @classmethod
+    def of(cls, options: Any, words: Mapping[str, Any]) -> Options:
+        """Return what an ``options=`` and options by name say together; the latter count where both do."""
+        if options is None:
+            return cls(**words)
+        if not isinstance(options, Options):
+            raise InputError(
+                f"options: got {type(options).__name__}, expected an Options, such as Options(strength=0.8)"
+            )
+        return replace(options, **words)
+
+    @property
+    def fast(self) -> dict[str, Any]:
+        """The options that the flow of pixels alone has."""
+        return {name: getattr(self, name) for name in OF_FAST}
+
+
+OPTIONS: Final[dict[str, Any]] = {one.name: one.default for one in fields(Options)}
+"""Their names and defaults."""
