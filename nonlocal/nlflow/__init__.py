@@ -20,21 +20,19 @@ _moved.install()
 
 # Names of rooms that are found from here too, for short programs; a new name needs no place in this table.
 _IN_ROOMS = {
-    "affinities": "sinkhorn",
-    "domains": "Batch",
+    "affinities": "Affinity sinkhorn",
     "denoising": "DenoiseInfo",
+    "denoising.noise": "GaussianNoise Poisson",
     "denoising.patches": "PatchGroups",
-    "equilibria": "Equilibrium",
-    "errors": (
-        "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError "
-    ),
+    "domains": "Batch Mask",
+    "equilibria": "diversity Equilibrium fidelity_for_diversity largest_stable_fidelity",
+    "errors": ("FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError"),
     "flows": (
-        "Frames ETD2RK ETD4RK IMEX Adaptive AttentionStep ConvexSplitting ForwardBackward "
-        "LaggedDiffusivity AllenCahn FisherKPP Reaction Status GeodesicEuler GeodesicMidpoint "
-        "LayerStep SphereFlow on_sphere Callback DiscrepancyPrinciple DistanceToConstant "
+        "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant FisherKPP ForwardBackward Frames "
+        "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Reaction Solution Status"
     ),
-    "functionals": "FractionalLaplacian L1 Huber KullbackLeibler CertifiedMinimizer",
-    "kernels": ("Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland "),
+    "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
+    "kernels": ("Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland"),
     "plotting": "Film Live",
     "studies": "StudyResult",
 }

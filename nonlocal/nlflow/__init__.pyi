@@ -1,24 +1,22 @@
-from .affinities import Affinity as Affinity
 from .affinities import affinity as affinity
 from .affinities import affinity_from_graph as affinity_from_graph
 from .affinities import from_matrix as from_matrix
 from .affinities import neighbour_graph as neighbour_graph
 from .denoising import denoise as denoise
-from .denoising.noise import GaussianNoise as GaussianNoise
-from .denoising.noise import Poisson as Poisson
 from .denoising.noise import estimate_noise as estimate_noise
 from .denoising.noise import estimate_sigma as estimate_sigma
 from .denoising.total_variation import nonlocal_tv as nonlocal_tv
 from .domains import Grid as Grid
 from .domains import Points as Points
-from .domains.mask import Mask as Mask
-from .equilibria import diversity as diversity
 from .equilibria import diversity_bounds as diversity_bounds
 from .equilibria import equilibrium as equilibrium
-from .equilibria import fidelity_for_diversity as fidelity_for_diversity
-from .equilibria import largest_stable_fidelity as largest_stable_fidelity
 from .errors import InputError as InputError
 from .errors import NlflowError as NlflowError
+from .flows.integrators import ETD2RK as ETD2RK
+from .flows.integrators import ETD4RK as ETD4RK
+from .flows.integrators import IMEX as IMEX
+from .flows.integrators import Adaptive as Adaptive
+from .flows.integrators import ConvexSplitting as ConvexSplitting
 from .flows.integrators import ExplicitEuler as ExplicitEuler
 from .flows.integrators import Exponential as Exponential
 from .flows.integrators import NeutrenoStep as NeutrenoStep
@@ -27,16 +25,18 @@ from .flows.integrators import SemiImplicit as SemiImplicit
 from .flows.linear import AttentionFlow as AttentionFlow
 from .flows.linear import GradientFlow as GradientFlow
 from .flows.p_flow import PFlow as PFlow
-from .flows.result import Solution as Solution
+from .flows.reactions import AllenCahn as AllenCahn
 from .flows.solver import solve as solve
+from .flows.sphere import SphereFlow as SphereFlow
+from .flows.sphere import on_sphere as on_sphere
 from .flows.trackers import Checkpoint as Checkpoint
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
 from .functionals.constraint import Constraint as Constraint
 from .functionals.energies import E as E
 from .functionals.energies import J as J
+from .functionals.misfits import Huber as Huber
 from .functionals.variational import Ep as Ep
-from .functionals.variational import Jp as Jp
 from .kernels import ExpDotProduct as ExpDotProduct
 from .kernels import Formula as Formula
 from .kernels import Gaussian as Gaussian
@@ -47,10 +47,15 @@ from .studies import run_study as run_study
 __version__: str
 
 __all__ = [
-    "Affinity",
+    "ETD2RK",
+    "ETD4RK",
+    "IMEX",
+    "Adaptive",
+    "AllenCahn",
     "AttentionFlow",
     "Checkpoint",
     "Constraint",
+    "ConvexSplitting",
     "E",
     "Energy",
     "Ep",
@@ -59,37 +64,32 @@ __all__ = [
     "Exponential",
     "Formula",
     "Gaussian",
-    "GaussianNoise",
     "GradientFlow",
     "Grid",
+    "Huber",
     "InputError",
     "J",
-    "Jp",
     "MarkovChain",
-    "Mask",
     "NeutrenoStep",
     "NlflowError",
     "PFlow",
     "Patch",
     "Points",
-    "Poisson",
     "RungeKutta",
     "SemiImplicit",
-    "Solution",
+    "SphereFlow",
     "SteadyState",
     "affinity",
     "affinity_from_graph",
     "denoise",
-    "diversity",
     "diversity_bounds",
     "equilibrium",
     "estimate_noise",
     "estimate_sigma",
-    "fidelity_for_diversity",
     "from_matrix",
-    "largest_stable_fidelity",
     "neighbour_graph",
     "nonlocal_tv",
+    "on_sphere",
     "run_study",
     "solve",
 ]

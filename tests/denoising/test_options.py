@@ -59,7 +59,7 @@ def test_each_is_checked_by_name(name: str, value: Any) -> None:
 
 
 def test_what_is_no_option_is_refused() -> None:
-    with pytest.raises(InputError, match="^options: got dict, expected an Options"):
+    with pytest.raises(InputError, match=r"^options: got dict, expected an Options"):
         denoise(NOISY, 10.0, options={"strength": 0.7})  # type: ignore[arg-type]
     with pytest.raises(KeywordError, match=r"got an argument 'strenght'; did you mean strength\?"):
         denoise(NOISY, 10.0, strenght=0.7)

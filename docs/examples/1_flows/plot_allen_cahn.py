@@ -2,7 +2,7 @@
 Two phases that coarsen, as a film
 ==================================
 
-:class:`nlflow.flows.AllenCahn` drives values to −1 and 1, and the diffusion of :class:`nlflow.J` makes the border
+:class:`nlflow.AllenCahn` drives values to −1 and 1, and the diffusion of :class:`nlflow.J` makes the border
 between them short. From noise, patches form and grow. :class:`nlflow.plotting.Film` makes a film while the run goes
 on, at times of its own, and :class:`nlflow.Energy` writes the energy down at others.
 """
@@ -19,7 +19,7 @@ from nlflow import ETD4RK, AllenCahn, Energy, Film, Gaussian, GradientFlow, Grid
 
 # %%
 # A periodic square of 192 × 192 nodes, a nonlocal diffusion, and small noise at the start.
-# :class:`nlflow.flows.ETD4RK` takes the diffusion exactly, by a Fourier transform, so that the reaction alone limits
+# :class:`nlflow.ETD4RK` takes the diffusion exactly, by a Fourier transform, so that the reaction alone limits
 # its steps.
 
 grid = Grid((192, 192), boundary="periodic")

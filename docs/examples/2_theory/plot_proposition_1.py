@@ -6,7 +6,7 @@ Proposition 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_ says tha
 constant. A sharper statement holds. The diversity of a signal is its distance from its mean. The equilibrium keeps a
 fraction of the diversity of f, and this fraction lies between two numbers for every f. Only eigenvalues enter these
 numbers (:func:`nlflow.diversity_bounds`). They also give the fidelity that guarantees a wanted fraction
-(:func:`nlflow.fidelity_for_diversity`).
+(:func:`nlflow.equilibria.fidelity_for_diversity`).
 """
 
 import matplotlib.pyplot as plt

@@ -3,9 +3,10 @@ Where a NeuTRENO layer is stable
 ================================
 
 The layer :math:`u \leftarrow Pu + \tilde\lambda (f - u)` is an explicit Euler step of length 1 of the flow of E. For
-symmetric kernels it converges where :math:`\tilde\lambda < 1 + \mu_{\min}(P)`. :func:`nlflow.largest_stable_fidelity`
-computes this limit, and :class:`nlflow.NeutrenoStep` refuses larger values. The phase diagram shows the measured
-behaviour of layers, for kernels whose smallest eigenvalue runs from nearly -1 to above 0.
+symmetric kernels it converges where :math:`\tilde\lambda < 1 + \mu_{\min}(P)`.
+:func:`nlflow.equilibria.largest_stable_fidelity` computes this limit, and :class:`nlflow.NeutrenoStep` refuses larger
+values. The phase diagram shows the measured behaviour of layers, for kernels whose smallest eigenvalue runs from
+nearly -1 to above 0.
 """
 
 import matplotlib.pyplot as plt

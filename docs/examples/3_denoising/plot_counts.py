@@ -3,9 +3,9 @@ Counts of photons
 =================
 
 The noise of counts grows with the light. ``noise="poisson"`` takes three steps: a transform stabilizes the variance
-(:class:`nlflow.Poisson`), so the noise has the same strength everywhere; the result is denoised; the exact unbiased
-inverse transforms it back. The same class describes cameras with a gain and read noise. One sigma for all counts is
-worse.
+(:class:`nlflow.denoising.noise.Poisson`), so the noise has the same strength everywhere; the result is denoised; the
+exact unbiased inverse transforms it back. The same class describes cameras with a gain and read noise. One sigma for
+all counts is worse.
 """
 
 import matplotlib.pyplot as plt

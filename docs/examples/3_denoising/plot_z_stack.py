@@ -2,9 +2,10 @@
 A z-stack of counts
 ===================
 
-A microscope counts few photons in each voxel, and its slices lie farther apart than its pixels. :class:`nlflow.Poisson`
-stabilizes the noise of the counts; :func:`nlflow.denoise` with ``axes="ZYX"`` and ``spacing`` groups blocks of the
-whole stack. It is compared with the same call on each slice alone. The cells are drawn here.
+A microscope counts few photons in each voxel, and its slices lie farther apart than its pixels.
+:class:`nlflow.denoising.noise.Poisson` stabilizes the noise of the counts; :func:`nlflow.denoise` with ``axes="ZYX"``
+and ``spacing`` groups blocks of the whole stack. It is compared with the same call on each slice alone. The cells are
+drawn here.
 """
 
 import matplotlib.pyplot as plt

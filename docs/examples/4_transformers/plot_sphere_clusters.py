@@ -3,7 +3,7 @@ Tokens on the sphere: clusters that last
 ========================================
 
 A layer with residual and norm keeps tokens on a sphere. Many thin layers are a flow on it
-(:class:`nlflow.flows.SphereFlow`, after Geshkovski, Letrouit, Polyanskiy and Rigollet). Tokens gather in a few
+(:class:`nlflow.SphereFlow`, after Geshkovski, Letrouit, Polyanskiy and Rigollet). Tokens gather in a few
 clusters at once. The clusters last for a time that is exponential in the inverse temperature β. Then the nearest two
 become one.
 """

@@ -76,9 +76,10 @@ def denoise(
         `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
         covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
         noise that comes nearest. Counts are given noise of strength 1 by a transform that stabilizes their variance,
-        and come back through its exact unbiased inverse; see `nlflow.Poisson` for gain, read noise and offset.
-        Magnitudes of complex samples, as magnetic resonance gives them, are treated likewise: 'rician' takes `sigma` as
-        the noise of the complex samples, and finds it where it is not given (`nlflow.denoising.noise.Rician`).
+        and come back through its exact unbiased inverse; see `nlflow.denoising.noise.Poisson` for gain, read noise and
+        offset. Magnitudes of complex samples, as magnetic resonance gives them, are treated likewise: 'rician' takes
+        `sigma` as the noise of the complex samples, and finds it where it is not given
+        (`nlflow.denoising.noise.Rician`).
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
         colours, other numbers along their principal axes. A constant channel, such as an opaque alpha channel, counts

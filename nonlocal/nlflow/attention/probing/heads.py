@@ -167,7 +167,7 @@ class Head:
 
     @property
     def fidelity_limit(self) -> float:
-        """The fidelity lambda~ up to which NeuTRENO steps converge; see `nlflow.largest_stable_fidelity`."""
+        """The fidelity lambda~ up to which NeuTRENO steps converge; see `nlflow.equilibria.largest_stable_fidelity`."""
         if self.causal:
             return 1 + float(self.eigenvalues[-1])
         return largest_stable_fidelity(self.affinity)

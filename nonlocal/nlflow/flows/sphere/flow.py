@@ -315,7 +315,7 @@ def _check_lengths(name: str, x: Array) -> None:
     if not (abs(low - 1) <= _LENGTH[x.dtype.itemsize] and abs(high - 1) <= _LENGTH[x.dtype.itemsize]):
         raise InputError(
             f"{name}: got tokens of length {low:.6g} to {high:.6g}, expected 1; divide them by their lengths with "
-            "nlflow.flows.on_sphere"
+            "nlflow.on_sphere"
         )
 
 
