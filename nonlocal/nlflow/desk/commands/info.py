@@ -63,7 +63,7 @@ def _loop_cache() -> Path:
     """Return the folder in which Numba keeps compiled loops."""
     import numba
 
-    folder = Path(__file__).parents[1] / "backends" / "numba"
+    folder = Path(__file__).parents[2] / "backends" / "numba"
     if numba.config.CACHE_DIR:
         return Path(numba.config.CACHE_DIR)
     if os.access(folder, os.W_OK):

@@ -29,7 +29,7 @@ def _runner() -> Any:
     """Return the module `validation.runner` of the source tree that this package lies in, or of the working folder."""
     from nlflow.errors import InputError
 
-    for root in (Path(__file__).resolve().parents[3], Path.cwd()):
+    for root in (Path(__file__).resolve().parents[4], Path.cwd()):
         if (root / "validation" / "claims" / "proposition_1.py").is_file():
             if str(root) not in sys.path:
                 sys.path.insert(0, str(root))
