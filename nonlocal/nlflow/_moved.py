@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_loader
-from types import CodeType, ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` would be half of what importing the package costs
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import CodeType, ModuleType
+    from typing import Any
 
 # The longest that fits counts; what was in `nlflow.io` and is not named is in `nlflow.store`.
 _PLACES = {
@@ -41,7 +43,7 @@ def place_of(name: str) -> str | None:
     return None
 
 
-class _Alias(Loader):
+class _Alias:
     """Gives a module that is loaded under its own name already."""
 
     def __init__(self, new: str) -> None:
@@ -57,12 +59,12 @@ class _Alias(Loader):
 
     def get_code(self, name: str) -> CodeType | None:
         """Return what ``python -m`` runs."""
-        loader: Any = getattr(find_spec(self.new), "loader", None)
-        code: CodeType | None = loader.get_code(self.new)
-        return code
+        found = find_spec(self.new)
+        loader: Any = found.loader if found else None
+        return loader.get_code(self.new) if loader else None
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == _SPLIT:
             return ModuleSpec(name, None, is_package=True)
@@ -70,7 +72,8 @@ class _Finder(MetaPathFinder):
         found = find_spec(new) if new else None
         if new is None or found is None:
             return None
-        return spec_from_loader(name, _Alias(new), is_package=found.submodule_search_locations is not None)
+        alias: Any = _Alias(new)  # a loader by its methods
+        return spec_from_loader(name, alias, is_package=found.submodule_search_locations is not None)
 
 
 def install() -> None:

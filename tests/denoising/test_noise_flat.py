@@ -227,7 +227,7 @@ def test_a_small_part_of_a_photograph_is_doubted_and_its_advice_works() -> None:
     found = estimate_noise(part)
     assert found.confidence == "low"
     assert "flat=np.s_[:, :]" in found.reasons[0]
-    with pytest.warns(UserWarning, match="in a flat part .*flat="):
+    with pytest.warns(UserWarning, match=r"; if you see noise, measure it in a flat part, .*flat="):
         denoise(part, quality="fast", steps=1)
     whole = estimate_noise(part, flat=np.s_[:, :])
     assert whole.model.sigma == pytest.approx(part.std(), rel=0.15)

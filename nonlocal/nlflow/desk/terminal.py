@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.backends.progress import bar
-from nlflow.store.encoding import plain
 
 PAUSE = 30  # seconds between lines of progress
 
@@ -28,6 +27,7 @@ _IN_SHELL = (
     (r"flat=np\.s_\[(\d+:\d+), (\d+:\d+)\]", r"--flat \1,\2"),
     (r"estimate_noise\(other\)\.model", "nonlocal noise OTHER --save camera.json, then --noise camera.json"),
     (r"estimate_noise\(image\)\.model", "nonlocal noise FILE --save MODEL.json"),
+    (r"such as 'distilbert-base-uncased'", "nonlocal attention --help has examples"),
     (r"as Noise\.save writes it", "as `nonlocal noise --save` writes it"),
 )
 
@@ -95,6 +95,8 @@ def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
 
 def print_json(report: Mapping[str, Any]) -> None:
     """Print `report` as one JSON object."""
+    from nlflow.store.encoding import plain
+
     echo(json_text(plain(report)))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.desk.terminal import echo, json_text, print_json, say, shows_progress, warnings_kept
-from nlflow.store.encoding import plain
 
 _METRICS = ("auto", "retrieval", "perplexity")
 _ENDINGS = (".txt", ".md")
@@ -158,6 +157,7 @@ def _task(kind: str, tokenizer: Any, texts: list[str], items: int, words: int) -
 def _save(out: Path, rows: list[dict[str, Any]], report: dict[str, Any]) -> None:
     """Write table.csv and result.json, each complete or not at all."""
     from nlflow.store.atomic import make_folder, write_content
+    from nlflow.store.encoding import plain
     from nlflow.studies.result import render_csv
 
     place = make_folder(out)
