@@ -219,6 +219,19 @@ def test_the_bound_bounds_what_is_weighted() -> None:
     assert told >= np.abs(weight * (x - exact)).max() / np.abs(weight * x).max()
 
 
+def test_the_bound_is_relative_whatever_the_unit_of_the_weights() -> None:
+    weight = np.linspace(0.1, 2.0, N)
+    matrix = np.eye(N) - line().average(np.eye(N)) + 0.5 * np.eye(N)
+    plain = Rows.of(lambda v: matrix @ v, NodeFidelity(np.full(N, 0.5)), F, (0,))
+    found = Solved(np.linalg.solve(matrix, F) + 1e-3, 0.0, 1)
+    told, more = (replace(plain, weight=c * weight).judged(found, None, F, 0.0, 0.0).error for c in (1.0, 8.0))
+    assert told == pytest.approx(more, rel=1e-12)
+    # Of data a million times as large a hundredth counts as large.
+    beside = plain.judged(found, None, F, 1e6, math.inf).error
+    alone = plain.judged(found, None, F, 0.0, math.inf).error
+    assert beside == pytest.approx(alone * np.abs(found.x).max() / 1e4, rel=1e-12)
+
+
 def test_the_bound_bounds_where_channels_are_mixed() -> None:
     """A constant error is pulled back by the fidelity alone, so that the bound is sharp."""
     phi, f = np.tile(0.5 * np.eye(2), (N, 1, 1)), np.random.default_rng(8).normal(size=(N, 2))
