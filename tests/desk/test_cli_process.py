@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import select
 import struct
@@ -193,3 +194,11 @@ def test_compiling_is_told_once_and_loading_is_not(
     assert told == [1, 0, 1]
     terminal.tell_of_compiling(quiet=True)
     assert loading.tell is None
+
+
+def test_without_the_desk_the_command_says_how_it_is_installed() -> None:
+    program = "import sys; sys.modules['typer'] = None; from nlflow.desk import main; main()"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert re.fullmatch(r"nonlocal: error: the command line is not installed; .*nlflow\[desk\]'?\n", result.stderr)
