@@ -26,13 +26,13 @@ _IN_ROOMS = {
     "denoising.patches": "PatchGroups",
     "domains": "Batch Mask",
     "equilibria": "diversity Equilibrium fidelity_for_diversity largest_stable_fidelity",
-    "errors": ("FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError"),
+    "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (
         "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant FisherKPP ForwardBackward Frames "
         "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Reaction Solution Status"
     ),
     "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
-    "kernels": ("Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland"),
+    "kernels": "Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland",
     "plotting": "Film Live",
     "studies": "StudyResult",
 }

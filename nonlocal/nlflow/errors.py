@@ -188,21 +188,13 @@ def not_installed(what: str, package: str, extra: str) -> InputError:
     return InputError(f"{what} needs {package}, which is not installed; {install_command(extra)}")
 
 
-def checked_call(item: Item) -> Item:
+def checked_call(item: Item, more: Iterable[str] = ()) -> Item:
     """Let a function or class say which arguments it has where it is called with another one, or with too many.
 
     Python's own message names none of them. The signature stays, for `inspect` too. A class stays the same object: its
-    ``__init__`` is replaced. It is for what users call first, and has neither ``*args`` nor ``**kwargs``.
+    ``__init__`` is replaced. It is for what users call first, and has no ``*args``; `more` are the names that its
+    ``**more`` takes.
     """
-    return checked_call_with({})(item)
-
-
-def checked_call_with(more: Iterable[str]) -> Callable[[Item], Item]:
-    """Return `checked_call` for a function that takes, as ``**more``, arguments of these names too."""
-    return lambda item: _checked_call(item, tuple(more))
-
-
-def _checked_call(item: Item, more: tuple[str, ...]) -> Item:
     function: Callable[..., Any] = item.__init__ if isinstance(item, type) else item  # type: ignore[misc]
     own = int(isinstance(item, type))  # self, which no caller names
     parameters = list(inspect.signature(function).parameters.values())[own:]

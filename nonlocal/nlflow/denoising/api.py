@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -22,12 +23,12 @@ from nlflow.denoising.progress import Trail, telling
 from nlflow.denoising.runs import Problem, Watch
 from nlflow.denoising.task import Task
 from nlflow.domains.samples import check_scale, finish
-from nlflow.errors import InputError, checked_call_with
+from nlflow.errors import InputError, checked_call
 
 Array = NDArray[Any]
 
 
-@checked_call_with(OPTIONS)
+@partial(checked_call, more=OPTIONS)
 @underflowing
 def denoise(
     image: Any,

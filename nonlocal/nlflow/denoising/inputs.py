@@ -16,7 +16,7 @@ from nlflow.denoising.noise.base import Reduction
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
 from nlflow.denoising.noise.mixture import with_stripes
-from nlflow.denoising.options import OF_FAST
+from nlflow.denoising.options import OF_FAST, Options
 from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_choice, check_floats, check_number
 
@@ -135,7 +135,7 @@ def check_options(
     check_choice("quality", quality, QUALITIES)
     for name in given:
         check_choice("option", name, tuple(OF_FAST))
-    options = {name: given.get(name) for name in OF_FAST}
+    options: dict[str, Any] = {name: given.get(name) for name in OF_FAST}
     for name, value in options.items():
         if value is not None and quality != "fast":
             raise InputError(
@@ -147,7 +147,7 @@ def check_options(
             )
     if options["steps"] is not None and stopping is not None:
         raise InputError(f"steps: got {options['steps']} together with stopping={stopping!r}; leave one of them out")
-    return {name: None if value is None else OF_FAST[name](name, value) for name, value in options.items()}
+    return Options(**options).fast
 
 
 def check_patch(patch_size: int | None, spatial: tuple[int, ...]) -> None:

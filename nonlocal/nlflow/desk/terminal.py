@@ -172,10 +172,10 @@ def warnings_kept() -> Iterator[list[str]]:
 
 def check_installed(command: str, module: str, named: str) -> None:
     """Raise `InputError` where what an optional command needs is not installed."""
-    from nlflow.errors import InputError, install_command
+    from nlflow.errors import not_installed
 
     if find_spec(module) is None:
-        raise InputError(f"{command}: needs {named}, which is not installed; {install_command(command)}")
+        raise not_installed(f"{command}:", named, command)
 
 
 def check_out(out: Path | None) -> None:

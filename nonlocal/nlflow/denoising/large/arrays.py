@@ -28,6 +28,7 @@ from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated,
 from nlflow.denoising.layout import Layout as Axes
 from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise import Noise, Poisson
+from nlflow.denoising.options import Options
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowWarning, check_floats, check_memory, check_number, install_command
@@ -150,10 +151,9 @@ def denoised(
     need_dask()
     blocks, layout = _blocks(image, channel_axis, axes, spacing)
     options = check_options(quality, fast, None, len(layout.letters))
-    if max_memory is not None:
-        max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
+    asked = Options(strength=strength, max_memory=max_memory)
+    strength, max_memory = asked.strength, asked.max_memory
     model = counts_only(noise, sigma, "an array in blocks")
-    strength = check_number("strength", strength, minimum=0)
     if model is not None and strength != 1:
         model.scaled(strength)  # refused
     check_patch(options["patch_size"], blocks.shape)

@@ -19,8 +19,9 @@ from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Part, gathered, merged, part_of, typical
 from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.options import Options
 from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, MemoryLimitError, check_number, format_bytes, memory_limit
+from nlflow.errors import InputError, MemoryLimitError, format_bytes, memory_limit
 
 Array = NDArray[Any]
 Timed = tuple[int, int, Array]
@@ -71,7 +72,7 @@ def surveyed(
         As `denoise_array`, and for an empty clip.
     """
     options = check_options(quality, {}, None, 3)
-    strength = check_number("strength", strength, minimum=0)
+    strength = Options(strength=strength).strength
     model = counts_only(noise, sigma, "a clip that is read in parts")
     if model is not None and strength != 1:
         model.scaled(strength)  # refused

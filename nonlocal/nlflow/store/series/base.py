@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.domains import Domain
-from nlflow.errors import FileFormatError, InputError, format_bytes, install_command
+from nlflow.errors import FileFormatError, InputError, format_bytes, not_installed
 
 Variable = tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]
 """Names of axes, values and attributes."""
@@ -198,4 +198,4 @@ def described(path: Path) -> str:
 
 def missing(package: str, extra: str, path: Path) -> InputError:
     """Return the error of a format whose package is not installed."""
-    return InputError(f"path: {str(path)!r} needs {package}, which is not installed; {install_command(extra)}")
+    return not_installed(f"path: {str(path)!r}", package, extra)
