@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from nlflow.affinities import affinity
 from nlflow.denoising import denoise
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.large import denoise_array
-from nlflow.denoising.options import OPTIONS
+from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
 from nlflow.errors import InputError
@@ -84,12 +83,15 @@ class Accessor:
         *,
         dims: str | Sequence[str] | None = None,
         channel_dim: str | None = None,
+        quality: str = "balanced",
+        noise: Any = "auto",
         mask: Any = None,
         keep: Any = None,
         spacing: Any = None,
         return_info: bool = False,
         progress: Any = False,
-        **options: Any,
+        options: Options | None = None,
+        **more: Any,
     ) -> Any:
         """Denoise; see `nlflow.denoise`.
 
@@ -106,6 +108,8 @@ class Accessor:
         channel_dim : str, optional
             That of colours or channels; by default the one with a name such as ``channel`` or ``band``, unless `dims`
             are given.
+        quality, noise
+            As `nlflow.denoise`.
         mask, keep : DataArray of bool, optional
             Over some of the dimensions: samples that are missing, or kept. ``mask='nan'``: what is not finite is
             missing.
@@ -114,10 +118,8 @@ class Accessor:
             the dimension, 1 for the others. Equal by default.
         return_info : bool
             Return ``(result, info)``; of many images, ``info.columns`` tells of each, in C order.
-        progress : bool or callable
-            As `nlflow.denoise`.
-        **options
-            What else `nlflow.denoise` takes (for a chunked array `nlflow.denoising.large.denoise_array`).
+        progress, options, **more
+            As `nlflow.denoise` (for a chunked array `nlflow.denoising.large.denoise_array`).
 
         Returns
         -------
@@ -136,7 +138,10 @@ class Accessor:
         -----
         The cost is that of `nlflow.denoise` for each image.
         """
-        self._check_options(options)
+        for name in _NAMED:
+            if name in more:
+                raise InputError(f"{name}: got it beside dimensions that have names and units that are kept, expected "
+                                 "dims and channel_dim; leave it out")  # fmt: skip
         axes = self._axes(dims, channel_dim)
         given = self._array.transpose(*axes.all)
         if given.size == 0:
@@ -147,7 +152,9 @@ class Accessor:
             if value is not None
         }
         words = {
-            **options,
+            "quality": quality,
+            "noise": noise,
+            "options": Options.of(options, more),
             "axes": axes.letters + ("C" if axes.channel else ""),
             "spacing": self._spacing(spacing, axes.image),
         }
@@ -245,16 +252,6 @@ class Accessor:
             {"t": found.t.data}, attrs=found.attrs,
         )  # fmt: skip
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse what names stand for, and what nobody takes."""
-        for name in _NAMED:
-            if name in options:
-                raise InputError(f"{name}: got it beside dimensions that have names and units that are kept, expected "
-                                 "dims and channel_dim; leave it out")  # fmt: skip
-        known = [*list(inspect.signature(denoise).parameters)[:-1], *OPTIONS]
-        if unknown := sorted(set(options) - set(known)):
-            raise InputError(f"{unknown[0]}: got an unknown option, expected one of {', '.join(known[2:])}")
-
     def _axes(self, dims: Any, channel_dim: Any) -> _Axes:
         """Return which dimensions are what, as arguments and names say."""
         there = tuple(self._array.dims)
@@ -341,9 +338,9 @@ def _in_blocks(
                          "image.as_numpy()")  # fmt: skip
     import dask.array
 
-    taken = inspect.signature(denoise_array).parameters
-    for name in (*words, *own, *(("progress",) if progress else ())):
-        if name not in taken:
+    words["options"].refuse(("separate", "stopping", "device"), "an array in chunks")
+    for name, given in (("mask", "mask" in own), ("keep", "keep" in own), ("progress", progress)):
+        if given:
             raise InputError(f"{name}: got it for an array in chunks, which are denoised one by one, expected none; "
                              "call image.compute() first, or leave it out")  # fmt: skip
     if data.dtype.kind in "iub":  # floats that hold the samples, as `denoise` computes with them

@@ -9,7 +9,7 @@ from skimage.data import camera
 from skimage.restoration import inpaint_biharmonic
 
 from nlflow import PatchGroups, denoise
-from nlflow.denoising import groupwise, inputs, presets
+from nlflow.denoising import groupwise, options, presets
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.filters import removed
 from nlflow.denoising.presets import PRESETS
@@ -130,7 +130,7 @@ def test_what_goes_of_noisy_tokens_is_near_the_rule(shrink: float) -> None:
 
 
 def test_presets_are_what_they_say() -> None:
-    assert set(inputs.QUALITIES) == {"fast", *PRESETS}
+    assert set(options.QUALITIES) == {"fast", *PRESETS}
     for preset in PRESETS.values():
         for level in (0.01, 0.4, 0.5, 1.0, 10.0):
             for dimension in (1, 2):

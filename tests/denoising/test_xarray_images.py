@@ -127,7 +127,7 @@ def test_chunks_have_the_bits_of_the_whole(kind: str) -> None:
     assert np.array_equal(lazily.compute(), whole)
     assert len(info.columns) == 3
     for word in ({"keep": data > 0}, {"stopping": "sure"}, {"progress": True}, {"device": "auto"}):
-        with pytest.raises(InputError, match=rf"{next(iter(word))}: got it for an array in chunks"):
+        with pytest.raises(InputError, match=rf"{next(iter(word))}: got .* for an array in chunks"):
             data.chunk().nlflow.denoise(2.0, **words, **word)
 
 
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_refused_by_name() -> None:
         (r"dims: got 'x', expected .* out of 'y', 'station'", {"dims": "x", "channel_dim": "x"}),
         (r"channel_dim: got 'q', expected one of 'y', 'station', 'x'", {"channel_dim": "q"}),
         ("axes: got it beside dimensions that have names", {**fine, "axes": "YX"}),
-        ("qualty: got an unknown option, expected one of quality", {**fine, "qualty": "fast"}),
+        ("qualty: got an unknown option", {**fine, "qualty": "fast"}),
         ("mask: got an array whose dimensions have no names", {**fine, "mask": np.zeros((24, 20), bool)}),
         (r"mask: got dimension 'q'", {**fine, "mask": xarray.DataArray([True], dims="q")}),
         ("keep: got other coordinates", {**fine, "keep": (given > 0).isel(station=[0])}),

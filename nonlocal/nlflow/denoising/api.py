@@ -16,7 +16,7 @@ from nlflow.backends.numba import loading
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import check_options, shape_of
+from nlflow.denoising.inputs import shape_of
 from nlflow.denoising.layout import layout_of
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.progress import Trail, telling
@@ -196,11 +196,11 @@ def denoise(
     if trail is not None:
         trail.course = {}
     place = choose_device(chosen.device)
-    fast = check_options(quality, chosen.fast, chosen.stopping, len(layout.letters))
+    chosen.check(quality, len(layout.letters))
     stopping = chosen.stopping
     if stopping is not None and isinstance(noise, str) and noise == "auto":
         noise = "white"  # the rules know no other
-    task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, fast, trail, chosen.strength)
+    task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, chosen, trail)
     if chosen.device == "auto" and (task.preset is None or task.preset.moving):
         place = CPU
     if stopping is not None and task.seen.coloured is not None:
@@ -287,8 +287,9 @@ def problem(
     """
     layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
     check_scale(image, preserve_range)
-    options = check_options(quality, {})
-    task = Task.of(image, sigma, quality, noise, layout, channel_axis, None, keep, options, None, 1.0)
+    options = Options()
+    options.check(quality)
+    task = Task.of(image, sigma, quality, noise, layout, channel_axis, None, keep, options, None)
     seen = task.seen
     if seen.coloured is not None:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +16,10 @@ from nlflow.denoising.noise.base import Reduction
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
 from nlflow.denoising.noise.mixture import with_stripes
-from nlflow.denoising.options import OF_FAST, Options
 from nlflow.domains.samples import as_signal, exact_means, range_of
-from nlflow.errors import InputError, check_array, check_choice, check_floats, check_number
+from nlflow.errors import InputError, check_array, check_floats, check_number
 
 Array = NDArray[Any]
-QUALITIES = ("fast", "balanced", "best")
 NOISES = ("auto", "white")
 LEVELS = 2  # coarser images, at most
 TELL_MISSING = "tell with mask which samples are missing"  # ends messages about what is no number
@@ -126,28 +124,6 @@ def noise_model(noise: Any, sigma: Any) -> Noise | str:
         return "white" if noise == "auto" and sigma is not None else noise
     raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, NOISES))}, 'poisson', 'rician' or a "
                      "model such as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
-
-
-def check_options(
-    quality: str, given: Mapping[str, Any], stopping: str | None = None, dimension: int = 2
-) -> dict[str, Any]:
-    """Check the quality, and the keywords of the flow of pixels: all of them, None for those that are not given."""
-    check_choice("quality", quality, QUALITIES)
-    for name in given:
-        check_choice("option", name, tuple(OF_FAST))
-    options: dict[str, Any] = {name: given.get(name) for name in OF_FAST}
-    for name, value in options.items():
-        if value is not None and quality != "fast":
-            raise InputError(
-                f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
-            )
-        if value is not None and dimension == 3:
-            raise InputError(
-                f"{name}: got {value!r} for a volume or a clip, whose qualities are all flows of groups; leave it out"
-            )
-    if options["steps"] is not None and stopping is not None:
-        raise InputError(f"steps: got {options['steps']} together with stopping={stopping!r}; leave one of them out")
-    return Options(**options).fast
 
 
 def check_patch(patch_size: int | None, spatial: tuple[int, ...]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from nlflow.errors import InputError, check_choice, check_integer, check_number
+from nlflow.errors import InputError, KeywordError, check_choice, check_integer, check_number
 
+QUALITIES: Final = ("fast", "balanced", "best")
 STOPPING: Final = ("discrepancy", "sure")
 OF_FAST: Final[dict[str, Callable[[str, Any], Any]]] = {
     "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
@@ -98,6 +99,9 @@ class Options:
     @classmethod
     def of(cls, options: Any, words: Mapping[str, Any]) -> Options:
         """Return what an ``options=`` and options by name say together; the latter count where both do."""
+        unknown = next((name for name in words if name not in OPTIONS), None)
+        if unknown is not None:
+            raise KeywordError(f"{unknown}: got an unknown option, expected one of {', '.join(OPTIONS)}")
         if options is None:
             return cls(**words)
         if not isinstance(options, Options):
@@ -110,6 +114,29 @@ class Options:
     def fast(self) -> dict[str, Any]:
         """The options that the flow of pixels alone has."""
         return {name: getattr(self, name) for name in OF_FAST}
+
+    def check(self, quality: str, dimension: int = 2) -> None:
+        """Refuse a quality that there is not, and options that it does not have for so many axes without channels."""
+        check_choice("quality", quality, QUALITIES)
+        for name, value in self.fast.items():
+            if value is not None and quality != "fast":
+                raise InputError(
+                    f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
+                )
+            if value is not None and dimension == 3:
+                raise InputError(
+                    f"{name}: got {value!r} for a volume or a clip, whose qualities are all flows of groups; leave it "
+                    "out"
+                )
+        if self.steps is not None and self.stopping is not None:
+            raise InputError(f"steps: got {self.steps} together with stopping={self.stopping!r}; leave one of them out")
+
+    def refuse(self, names: Iterable[str], what: str) -> None:
+        """Refuse options that something has not, which is denoised in parts."""
+        for name in names:
+            if (value := getattr(self, name)) != OPTIONS[name]:
+                raise InputError(f"{name}: got {value!r} for {what}, expected {OPTIONS[name]!r}; leave it out, or use "
+                                 "nlflow.denoise on what fits the memory")  # fmt: skip
 
 
 OPTIONS: Final[dict[str, Any]] = {one.name: one.default for one in fields(Options)}

@@ -32,6 +32,7 @@ from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.magnitudes import Magnitudes
 from nlflow.denoising.noise.mixture import by_intensity
 from nlflow.denoising.noise.verdict import examine, is_white
+from nlflow.denoising.options import Options
 from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, within
 from nlflow.denoising.runs import Run, Watch
@@ -47,23 +48,22 @@ class Task:
     """What is to be denoised: the samples, what is known of them, and what is wanted."""
 
     preset: GroupPreset | None  # None for the flow of pixels, which has options
-    options: dict[str, Any]
+    options: Options
     seen: Observation
     samples: Array
     restore: Callable[[Array], Array]
     model: Noise | None
     found: NoiseEstimate | None
     kept: NDArray[np.bool_] | None
-    strength: float = 1.0
 
     @classmethod
     def of(
         cls, image: Any, sigma: Any, quality: str, noise: Any, layout: Layout, channel_axis: int | None, mask: Any,
-        keep: Any, options: dict[str, Any], trail: Trail | None, strength: float,
+        keep: Any, options: Options, trail: Trail | None,
     ) -> Task:  # fmt: skip
         """Observe an image."""
-        shape, preset = shape_of("image", image), preset_for(quality, layout)
-        check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
+        shape, preset, strength = shape_of("image", image), preset_for(quality, layout), options.strength
+        check_patch(options.patch_size, spatial_shape(shape, channel_axis))
         given = noise_model(noise, sigma)
         kept = None if keep is None else place("keep", keep, shape, channel_axis)
         if isinstance(given, Rician) and given is not noise:
@@ -97,7 +97,7 @@ class Task:
             check_units(np.asarray(image).dtype, sigma, stacklevel=5)
         if found is not None:
             seen = replace(seen, estimated=True)
-        return cls(preset, options, seen, samples, restore, model, found, kept, strength)
+        return cls(preset, options, seen, samples, restore, model, found, kept)
 
     @property
     def noise(self) -> str:
@@ -110,10 +110,11 @@ class Task:
     def strong(self) -> str:
         """What to say of a strength that makes the noise larger than the range of the samples; empty otherwise."""
         span = range_of(self.samples if self.seen.missing is None else self.samples[~self.seen.missing])
-        if self.strength <= 1 or isinstance(self.model, Poisson) or not self.sigma > span > 0:
+        if self.options.strength <= 1 or isinstance(self.model, Poisson) or not self.sigma > span > 0:
             return ""
-        return (f"strength: got {self.strength:g}, with which the noise is {self.sigma:.4g}, more than the range of "
-                f"the samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
+        return (f"strength: got {self.options.strength:g}, with which the noise is {self.sigma:.4g}, more than the "
+                f"range of the samples ({span:.4g}): next to nothing of them is left; take a strength near "
+                "1")  # fmt: skip
 
     @property
     def sigma(self) -> float:
@@ -175,7 +176,7 @@ class Task:
                     f"device: got {watch.device.name!r} with quality='fast', a flow of pixels on the CPU alone, "
                     "expected 'cpu'; or take 'balanced'"
                 )
-            return pixelwise.denoised(f, self.seen, self.options, self.unit, watch)
+            return pixelwise.denoised(f, self.seen, self.options.fast, self.unit, watch)
         return groupwise.denoised(f, self.seen, self.preset, watch)
 
     def chosen(self, stopping: str | None, seed: int, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:

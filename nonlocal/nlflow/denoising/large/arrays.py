@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from nlflow.denoising import DenoiseInfo, groupwise, pixelwise
 from nlflow.denoising.doubts import check_units
 from nlflow.denoising.inputs import (
     channels_for,
-    check_options,
     check_patch,
     idle_for,
     noise_model,
@@ -28,16 +28,26 @@ from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated,
 from nlflow.denoising.layout import Layout as Axes
 from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise import Noise, Poisson
-from nlflow.denoising.options import Options
+from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowWarning, check_floats, check_memory, check_number, install_command
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    check_floats,
+    check_memory,
+    check_number,
+    checked_call,
+    install_command,
+)
 from nlflow.store.encoding import digest
 from nlflow.store.identity import described
 
 Array = NDArray[Any]
+_BLOCKS = "an array in blocks"
 
 
+@partial(checked_call, more=OPTIONS)
 def denoise_array(
     image: Any,
     sigma: Any = None,
@@ -47,14 +57,9 @@ def denoise_array(
     channel_axis: int | None = None,
     axes: str | None = None,
     spacing: Any = None,
-    max_memory: float | None = None,
-    width: float | None = None,
-    patch_size: int | None = None,
-    search_radius: int | None = None,
-    fidelity: float | None = None,
-    steps: int | None = None,
-    strength: float = 1.0,
     return_info: bool = False,
+    options: Options | None = None,
+    **more: Any,
 ) -> Any:
     """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole.
 
@@ -72,12 +77,13 @@ def denoise_array(
         windows of the whole image, when not given.
     noise : str or Poisson
         White noise, which ``'auto'`` means here too, ``'poisson'``, or a `Poisson`. Other noise is not for blocks.
-    quality, channel_axis, axes, spacing, width, patch_size, search_radius, fidelity, steps, strength
+    quality, channel_axis, axes, spacing
         As `nlflow.denoise`.
-    max_memory : float, optional
-        Bytes of working memory for one block; half of the physical memory by default. Blocks are not cut further.
     return_info : bool
         Return ``(result, info)`` with a `DenoiseInfo`, whose residual is NaN, as nothing has been denoised yet.
+    options, **more
+        As `nlflow.denoise`; `max_memory` is that of one block, which is not cut further. No `separate`, `stopping` and
+        `device`.
 
     Returns
     -------
@@ -123,42 +129,27 @@ def denoise_array(
     >>> bool((lazily.compute() == denoise(noisy, 20.0, quality="fast")).all())
     True
     """
-    fast = {
-        "width": width,
-        "patch_size": patch_size,
-        "search_radius": search_radius,
-        "fidelity": fidelity,
-        "steps": steps,
-    }
-    result, info, _ = denoised(image, sigma, quality, noise, channel_axis, max_memory, strength,
-                               axes, spacing, **fast)  # fmt: skip
+    result, info, _ = denoised(
+        image, sigma, Options.of(options, more), quality=quality, noise=noise, channel_axis=channel_axis, axes=axes,
+        spacing=spacing,
+    )  # fmt: skip
     return (result, info) if return_info else result
 
 
 def denoised(
-    image: Any,
-    sigma: Any,
-    quality: str = "balanced",
-    noise: Any = "auto",
-    channel_axis: int | None = None,
-    max_memory: float | None = None,
-    strength: float = 1.0,
-    axes: str | None = None,
-    spacing: Any = None,
-    **fast: Any,
-) -> tuple[Any, DenoiseInfo, str]:
+    image: Any, sigma: Any, options: Options, *, quality: str = "balanced", noise: Any = "auto",
+    channel_axis: int | None = None, axes: str | None = None, spacing: Any = None,
+) -> tuple[Any, DenoiseInfo, str]:  # fmt: skip
     """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on."""
     need_dask()
     blocks, layout = _blocks(image, channel_axis, axes, spacing)
-    options = check_options(quality, fast, None, len(layout.letters))
-    asked = Options(strength=strength, max_memory=max_memory)
-    strength, max_memory = asked.strength, asked.max_memory
-    model = counts_only(noise, sigma, "an array in blocks")
-    if model is not None and strength != 1:
-        model.scaled(strength)  # refused
-    check_patch(options["patch_size"], blocks.shape)
+    options.refuse(("separate", "stopping", "device"), _BLOCKS)
+    options.check(quality, len(layout.letters))
+    strength, max_memory = options.strength, options.max_memory
+    model = counts_only(noise, sigma, strength, _BLOCKS)
+    check_patch(options.patch_size, blocks.shape)
     levels = None if sigma is None else levels_of(sigma, blocks.image.shape, blocks.channel_axis)
-    check_units(blocks.image.dtype, levels, stacklevel=3)
+    check_units(blocks.image.dtype, levels, stacklevel=4)
     found = statistics(blocks, model)
     if model is not None:
         levels = np.ones(len(found.mean))
@@ -181,11 +172,11 @@ def denoised(
     return result, info, digest(f"{found.digest} {_described(frame)}")
 
 
-def counts_only(noise: Any, sigma: Any, what: str) -> Poisson | None:
+def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Poisson | None:
     """Return the model of counts, or None for white noise; blocks know no other."""
     model = noise_model(noise, sigma)
     if isinstance(model, Poisson):
-        return model
+        return model.scaled(strength) if strength != 1 else model  # which is refused
     if isinstance(model, Noise):
         raise InputError(
             f"noise: got {type(model).__name__} for {what}, expected 'white', 'poisson' or a Poisson; give "
@@ -257,7 +248,7 @@ def levels_of(sigma: Any, whole: tuple[int, ...], channel_axis: int | None) -> A
 
 def frame_for(
     shape: tuple[int, ...], channel_axis: int | None, given: np.dtype[Any], layout: Axes, found: Statistics,
-    levels: Array, quality: str, model: Poisson | None, options: dict[str, Any],
+    levels: Array, quality: str, model: Poisson | None, options: Options,
     settle: Callable[[Callable[[int], Frame]], tuple[int, str]],
 ) -> tuple[Frame, str]:  # fmt: skip
     """Return what parts have to know of the whole, and why the flow stops where it does.
@@ -290,19 +281,19 @@ def frame_for(
     if not idle:
         # The root mean square, as the width is one number for all channels.
         unit = 1.0 if model is not None else float(np.sqrt(np.mean(np.square(scale))))
-        width = None if options["width"] is None else options["width"] / unit
+        width = None if options.width is None else options.width / unit
         kernel = pixelwise.kernel_for(
-            ratio_of(variance, channels), dimension, channels, width, options["patch_size"], options["search_radius"]
+            ratio_of(variance, channels), dimension, channels, width, options.patch_size, options.search_radius
         )
 
     def frame_of(steps: int) -> Frame:
         return Frame(shape, channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
-                     options["fidelity"], quality, None, None, np.eye(channels), idle)  # fmt: skip
+                     options.fidelity, quality, None, None, np.eye(channels), idle)  # fmt: skip
 
     if idle:
         return frame_of(0), f"returned unchanged: {idle}"
-    if options["steps"] is not None:
-        return frame_of(options["steps"]), f"{options['steps']} step(s) were asked for"
+    if options.steps is not None:
+        return frame_of(options.steps), f"{options.steps} step(s) were asked for"
     steps, why = settle(frame_of)
     return frame_of(steps), why
 
@@ -323,7 +314,7 @@ def _wide_enough(blocks: Blocks, halo: tuple[int, ...]) -> Blocks:
             f"image: blocks of {least} samples are smaller than the halo of {wanted} and are joined to blocks of "
             f"{_size(joined)}",
             NlflowWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return joined
 

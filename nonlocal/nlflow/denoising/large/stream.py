@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising import DenoiseInfo
-from nlflow.denoising.inputs import check_options
 from nlflow.denoising.large.arrays import counts_only, frame_for, info_of, levels_of
 from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Part, gathered, merged, part_of, typical
@@ -27,6 +26,7 @@ Array = NDArray[Any]
 Timed = tuple[int, int, Array]
 #: Frames from whose noise that of all is estimated.
 FIRST = 16
+_FILM = "a clip that is read in parts"
 _LONG = 8  # times the margin: longer parts save little
 _COPIES = 6  # of the samples of a part in single precision, beside the work of the flow
 
@@ -55,7 +55,8 @@ def surveyed(
     *,
     quality: str = "balanced",
     noise: Any = "auto",
-    strength: float = 1.0,
+    options: Options | None = None,
+    **more: Any,
 ) -> Survey:
     """Read a clip once, and find what its parts have to know of the whole.
 
@@ -63,7 +64,7 @@ def surveyed(
     ----------
     frames : iterable of array
         Of shape (H, W) or (H, W, C), all alike.
-    sigma, quality, noise, strength
+    sigma, quality, noise, options, **more
         As `nlflow.denoising.large.denoise_array`; sigma is estimated from the first `FIRST` frames, the median.
 
     Raises
@@ -71,11 +72,10 @@ def surveyed(
     InputError
         As `denoise_array`, and for an empty clip.
     """
-    options = check_options(quality, {}, None, 3)
-    strength = Options(strength=strength).strength
-    model = counts_only(noise, sigma, "a clip that is read in parts")
-    if model is not None and strength != 1:
-        model.scaled(strength)  # refused
+    chosen = Options.of(options, more)
+    chosen.refuse(("separate", "stopping"), _FILM)
+    chosen.check(quality, 3)
+    model = counts_only(noise, sigma, chosen.strength, _FILM)
     whole: Part | None = None
     shape: tuple[int, ...] = ()
     dtype, count, sigmas = np.dtype(np.uint8), 0, []
@@ -94,8 +94,9 @@ def surveyed(
         levels = np.ones(len(whole.low))
     else:
         levels = typical(sigmas) if sigma is None else levels_of(sigma, (count, *shape), axis)
-    frame, why = frame_for((count, *shape[:2]), axis, dtype, layout, gathered([whole]), levels * strength, quality,
-                           model, options, lambda frame_of: (0, ""))  # fmt: skip
+    levels = levels * chosen.strength
+    frame, why = frame_for((count, *shape[:2]), axis, dtype, layout, gathered([whole]), levels, quality, model, chosen,
+                           lambda frame_of: (0, ""))  # fmt: skip
     return Survey(frame, why, sigma is None and model is None)
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.denoising.api import denoise
-from nlflow.denoising.inputs import QUALITIES
-from nlflow.denoising.options import OPTIONS
+from nlflow.denoising.options import OPTIONS, QUALITIES
 from nlflow.errors import InputError, NumericalError, check_choice, check_number
 from nlflow.functionals.energies import E
 

@@ -21,7 +21,7 @@ from nlflow._array import is_tensor, root_mean_square, to_numpy
 from nlflow.denoising.doubts import doubts
 from nlflow.denoising.groupwise import described
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import check_options, noise_model
+from nlflow.denoising.inputs import noise_model
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.risk import perturbation
@@ -88,11 +88,10 @@ def denoised_tensor(
         raise InputError("separate: got True for a tensor, expected False; name its channels as a batch (axes='BYX')")
     if isinstance(progress, Trail):
         raise InputError("progress: got a Trail for a tensor, expected True or a callable; a Trail keeps NumPy arrays")
-    strength, stopping, max_memory, seed = options.strength, options.stopping, options.max_memory, options.seed
+    stopping, max_memory = options.stopping, options.max_memory
     placed = Axes.of(tuple(image.shape), channel_axis, axes, spacing)
-    check_options(quality, options.fast, stopping, len(placed.layout.letters))
-    words = {"quality": quality, "noise": noise, "strength": strength, "stopping": stopping, "max_memory": max_memory,
-             "seed": seed}  # fmt: skip
+    options.check(quality, len(placed.layout.letters))
+    words = {"quality": quality, "noise": noise, "options": options}
     model = "white" if stopping is not None and noise == "auto" else noise_model(noise, sigma)
     items = placed.items(image.detach())
     found = "a mask of missing samples" if mask is not None else Noisy.of(items, sigma, model)
@@ -106,14 +105,14 @@ def denoised_tensor(
         with telling(progress, quality) as tell:
             given = {"sigma": sigma, "mask": mask, "keep": keep}
             return _on_host(denoise, image, placed, given, words, tell, return_info)
-    task = TensorTask.of(image, found.sigma, placed, quality, strength, keep)
+    task = TensorTask.of(image, found.sigma, placed, quality, options.strength, keep)
     with telling(progress, quality) as tell:
         watch = Watch(limit=max_memory, tell=tell)
         results, told = [], []
         for number, (one, f) in enumerate(task.parts(image)):
             part = replace(watch, tell=within(tell, number / len(task.flows), (number + 1) / len(task.flows)))
             with _guarded(one, f, max_memory):
-                u, said = _chosen(task, one, f, stopping, seed, part, tracked)
+                u, said = _chosen(task, one, f, options, part, tracked)
             results.append((one, u))
             told.append(said)
         result = task.assembled(image, results)
@@ -128,9 +127,10 @@ def denoised_tensor(
 
 
 def _chosen(
-    task: TensorTask, one: Alike, f: Tensor, stopping: str | None, seed: int, watch: Watch, tracked: bool
+    task: TensorTask, one: Alike, f: Tensor, options: Options, watch: Watch, tracked: bool
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the estimate (b, ..., C) in units of noise that the preset or a rule chooses, and what is told."""
+    stopping = options.stopping
     told: dict[str, Any] = {**described(one.groupings), "steps": one.preset.steps + 1,
                             "stopped_by": "all steps of the preset were taken"}  # fmt: skip
     if stopping is None:
@@ -153,7 +153,7 @@ def _chosen(
         said = f"discrepancy: rms residual of {residuals[best[0], 0]:.4g} sigma, the nearest to sigma"
     else:
         path, told["tiles"], told["memory_bytes"] = one.paths(f, replace(every, tell=within(watch.tell, 0.0, 0.5)))
-        signs = torch.from_numpy(perturbation(tuple(f.shape), rng=seed)).to(f)
+        signs = torch.from_numpy(perturbation(tuple(f.shape), rng=options.seed)).to(f)
         # Groups of the moved samples are others, which a derivative for groups held still would not see.
         moved, *_ = one.paths(f + EPSILON * signs, replace(every, tell=within(watch.tell, 0.5, 1.0)))
         levels, risks = task.units.level[one.which], []
@@ -197,7 +197,8 @@ def _on_host(
     device = "cuda" if image.is_cuda else "cpu-tensors"
     with torch.cuda.device(image.device) if image.is_cuda else nullcontext():
         made = denoise(
-            to_numpy(image), **arrays, **letters, **words, spacing=axes.layout.spacing, device=device, return_info=True,
+            to_numpy(image), **arrays, **letters, **words, spacing=axes.layout.spacing, device=device,
+            return_info=True,
             progress=tell or False,
         )  # fmt: skip
     result = torch.from_numpy(made[0]).to(image.device)

@@ -18,6 +18,7 @@ from nlflow.backends import workers as _workers
 from nlflow.backends.machine import version
 from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised
+from nlflow.denoising.options import Options
 from nlflow.desk.large.sources import open_stack
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
 from nlflow.store.atomic import sync_folder, temporary_name
@@ -41,14 +42,18 @@ def denoise_store(
     target: str | os.PathLike[str],
     sigma: Any = None,
     *,
+    quality: str = "balanced",
+    noise: Any = "auto",
     channel_axis: int | None = None,
     axes: str | None = None,
+    spacing: Any = None,
     block: int | None = None,
     scheduler: str = "local",
     workers: int | None = None,
     existing: str = "refuse",
     progress: Callable[[int, int], Any] = lambda done, count: None,
-    **options: Any,
+    options: Options | None = None,
+    **more: Any,
 ) -> tuple[DenoiseInfo, dict[str, Any]]:
     """Denoise an image on the disk into a zarr array, on workers of Dask.
 
@@ -62,7 +67,7 @@ def denoise_store(
         name.
     target : path
         The zarr array to write.
-    sigma, channel_axis, axes, **options
+    sigma, quality, noise, channel_axis, axes, spacing, options, **more
         As `denoise_array`.
     block : int, optional
         Side of the blocks: 1024 for ``fast``, 2048 otherwise; of volumes 256 and 192. They become the chunks of the
@@ -95,11 +100,13 @@ def denoise_store(
     source, target = Path(os.path.realpath(source)), Path(os.path.realpath(target))
     partial = partial_name(target)
     _check_target(source, target, existing)
-    quality = options.get("quality", "balanced")
+    chosen = Options.of(options, more)
     # A name that is no folder, before and after.
     with locked(target.with_name(f"{target.name}.writing"), "OUT"), _workers.cluster(scheduler, workers):
         image, axis, axes = open_stack(source, channel_axis, axes, block, quality)
-        result, info, fingerprint = denoised(image, sigma, channel_axis=axis, axes=axes, **options)
+        result, info, fingerprint = denoised(
+            image, sigma, chosen, quality=quality, noise=noise, channel_axis=axis, axes=axes, spacing=spacing
+        )
         result = _regular(result)
         problem = digest(encode([fingerprint, str(result.dtype), result.chunks, version()]))
         done = _begin(partial, result, problem, resume=existing == "resume")
