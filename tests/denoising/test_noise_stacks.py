@@ -23,7 +23,6 @@ from nlflow.denoising.noise import (
     photon_transfer,
     stacks,
 )
-from nlflow.denoising.noise.mixture import by_intensity
 from nlflow.denoising.noise.verdict import _MOST, _slabs, examine
 
 
@@ -336,13 +335,13 @@ def test_large_volumes_are_looked_at_in_slabs():
 def test_counts_that_were_found_can_be_scaled_as_noise_by_intensity():
     z = np.random.default_rng(0).poisson(CLEAN).astype(float)[..., None]
     counts = Poisson(2.0, 3.0, 10.0)
-    scaled = by_intensity(Mixture([HotPixels(0.01), counts]), z).scaled(1.5)
+    scaled = Mixture([HotPixels(0.01), counts]).by_intensity(z).scaled(1.5)
     places = np.array([50.0, 150.0])
     np.testing.assert_allclose(
         scaled.parts[1].sigma * scaled.parts[1].relative(places), 1.5 * np.sqrt(counts.variance(places)), rtol=0.01
     )
     assert scaled.parts[0] == HotPixels(0.01)
-    assert by_intensity(Rician(1.0), z) == Rician(1.0)
+    assert Rician(1.0).by_intensity(z) == Rician(1.0)
     assert Mixture([HotPixels(0.01), Rician(1.0)]).scaled(2.0).parts[1] == Rician(2.0)
     with pytest.raises(InputError, match="strength: got 2 with counts"):
         Mixture([HotPixels(0.01), counts]).scaled(2.0)

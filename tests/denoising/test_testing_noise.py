@@ -23,6 +23,7 @@ from nlflow.denoising.noise import (
     Rician,
     Speckle,
     Stripes,
+    names,
 )
 from nlflow.denoising.noise.base import Reduction
 from nlflow.errors import InputError
@@ -56,11 +57,30 @@ def test_every_public_model_keeps_the_contract(kind: type[Noise]) -> None:
     check_noise(noise, clean)
 
 
+def test_every_public_model_is_entered_by_its_kind() -> None:
+    assert {one.kind: one.__name__ for one in public()} == names.KINDS
+    assert all(names.model_class(one.kind) is one for one in public())
+
+
+def test_each_word_is_named_where_people_read_of_noise() -> None:
+    from nlflow import denoise
+    from nlflow.desk.commands.denoise import HELP
+
+    assert "noise : {" + ", ".join(map(repr, names.WORDS)) + "} or Noise" in str(denoise.__doc__)
+    assert all(f"--noise {word} " in HELP for word in names.WORDS if word != "auto")
+    for word in set(names.WORDS) & set(names.KINDS):  # a word stands for a model that needs no number
+        noise, sigma = names.choose_noise(word, None)
+        assert isinstance(noise, names.model_class(word))
+        assert sigma is None
+
+
 @dataclass(frozen=True)
 class Own(Noise):
     """A model whose reduction may be broken."""
 
     kind: ClassVar[str] = "own-of-a-test"
+    scalable: ClassVar[bool] = False
+    undone: ClassVar[bool] = True
     shape: Any
     fault: str = ""
 
@@ -76,10 +96,13 @@ class Own(Noise):
     def reduce(self, samples: Any, missing: Any = None) -> Reduction:
         if self.fault == "samples":
             samples *= 2
-        return Reduction(samples[:-1] if self.fault == "shape" else samples)
+        rest = GaussianNoise(1.0) if self.fault == "rest" else None
+        return Reduction(samples[:-1] if self.fault == "shape" else samples, rest=rest)
 
     def scaled(self, factor: float) -> Self:
-        return self
+        if self.fault == "strength":
+            return self
+        raise InputError("strength: got another one")
 
 
 def test_an_own_model_with_an_array_compares_by_its_numbers() -> None:
@@ -89,7 +112,15 @@ def test_an_own_model_with_an_array_compares_by_its_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "named"),
-    [("in place", "sample"), ("seed", "sample"), ("words", "describe"), ("samples", "reduce"), ("shape", "reduce")],
+    [
+        ("in place", "sample"),
+        ("seed", "sample"),
+        ("words", "describe"),
+        ("samples", "reduce"),
+        ("shape", "reduce"),
+        ("strength", "scaled"),
+        ("rest", "undone"),
+    ],
 )
 def test_what_breaks_the_contract_is_named(fault: str, named: str) -> None:
     with pytest.raises(ContractError, match=rf"^noise Own: {named}: got"):

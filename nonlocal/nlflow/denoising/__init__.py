@@ -1,9 +1,8 @@
 """Denoising of images and signals by nonlocal flows."""
 
-from nlflow.denoising.api import denoise, problem
-from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.options import Options
-from nlflow.denoising.progress import Trail
-from nlflow.denoising.runs import Problem
+import lazy_loader
 
-__all__ = ["DenoiseInfo", "Options", "Problem", "Trail", "denoise", "problem"]
+# Names are loaded when they are first used; the stub beside this file lists them, also for type checkers.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader

@@ -11,16 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import on_host
-from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, Rician, spectra
-from nlflow.denoising.noise.base import Reduction
+from nlflow.denoising.noise import GaussianNoise, Noise, spectra
+from nlflow.denoising.noise.base import Reduction, same
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
-from nlflow.denoising.noise.mixture import with_stripes
 from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_floats, check_number
 
 Array = NDArray[Any]
-NOISES = ("auto", "white")
 LEVELS = 2  # coarser images, at most
 TELL_MISSING = "tell with mask which samples are missing"  # ends messages about what is no number
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
@@ -90,40 +88,12 @@ class Observation:
     idle: str
     exact: NDArray[np.bool_] | None
     coloured: Coloured | None = None
-    reduction: Callable[[Array], Array] = lambda u: u
+    reduction: Callable[[Array], Array] = same
     reduced: Array | None = None
 
     def back(self, u: Array) -> Array:
         """Return an estimate in the units of the samples."""
         return self.reduction((u * self.level + self.offset).astype(self.f.dtype))
-
-
-def noise_model(noise: Any, sigma: Any) -> Noise | str:
-    """Return a model of the noise, 'white', or 'auto' for noise that is to be found out.
-
-    For 'rician' sigma is the strength of the complex samples, which the model holds then.
-
-    Raises
-    ------
-    InputError
-        For other words, and for a sigma that is one, or beside counts.
-    """
-    if isinstance(sigma, str):
-        raise InputError(f"sigma: got {sigma!r}, expected a number, or an array; leave it out to have it found out")
-    if isinstance(noise, str) and noise == "rician":
-        return Rician(sigma)
-    model = Poisson() if isinstance(noise, str) and noise == "poisson" else noise
-    if isinstance(model, Poisson) and sigma is not None:
-        raise InputError(
-            "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "
-            "give the read noise as Poisson(gain=..., sigma=...)"
-        )
-    if isinstance(model, Noise):
-        return model
-    if isinstance(noise, str) and noise in NOISES:
-        return "white" if noise == "auto" and sigma is not None else noise
-    raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, NOISES))}, 'poisson', 'rician' or a "
-                     "model such as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
 
 
 def check_patch(patch_size: int | None, spatial: tuple[int, ...]) -> None:
@@ -204,12 +174,11 @@ def observed(
     estimate: Estimate = estimate_sigmas,
 ) -> Observation:
     """Return the observation of samples (..., C) with white noise of a strength, or with a model of their noise."""
-    if isinstance(model, GaussianNoise):
-        model = with_stripes(model)
+    model = None if model is None else model.separated()
     reduction = Reduction(samples, missing=missing) if model is None else model.reduce(samples, missing)
     signal, missing, rest = reduction.samples, reduction.missing, reduction.rest
     changed = None if signal is samples else signal
-    if isinstance(rest, GaussianNoise):
+    if rest is not None:
         if sigma is not None:
             raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
                              "leave one of them out")  # fmt: skip

@@ -17,7 +17,6 @@ from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
     Observation,
     check_patch,
-    noise_model,
     observed,
     of_channels,
     opened,
@@ -27,11 +26,11 @@ from nlflow.denoising.inputs import (
     without_constant,
 )
 from nlflow.denoising.layout import Layout
-from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Rician, Speckle
+from nlflow.denoising.noise import Noise, NoiseEstimate
+from nlflow.denoising.noise.base import same
 from nlflow.denoising.noise.estimation import estimate_sigmas
-from nlflow.denoising.noise.magnitudes import Magnitudes
-from nlflow.denoising.noise.mixture import by_intensity
-from nlflow.denoising.noise.verdict import examine, is_white
+from nlflow.denoising.noise.names import choose_noise
+from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.options import Options
 from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, within
@@ -64,28 +63,26 @@ class Task:
         """Observe an image."""
         shape, preset, strength = shape_of("image", image), preset_for(quality, layout), options.strength
         check_patch(options.patch_size, spatial_shape(shape, channel_axis))
-        given = noise_model(noise, sigma)
+        given, sigma = choose_noise(noise, sigma)
         kept = None if keep is None else place("keep", keep, shape, channel_axis)
-        if isinstance(given, Rician) and given is not noise:
-            sigma = None  # the model holds it
         samples, missing, restore = opened(image, channel_axis, mask)
         live = varying(samples, missing)
         if 0 < np.count_nonzero(live) < len(live):  # an opaque alpha channel, or one that recorded nothing
             sigma = of_channels(sigma, live, channel_axis, shape)
-            given = given.of_channels(live) if isinstance(given, Noise) else given
+            given = given if isinstance(given, str) else given.of_channels(live)
             samples, restore = without_constant(samples, missing, live, restore)
         look = examine if trail is None else trail.examine
         found = look(samples, missing) if given == "auto" else None
         model = found.model if found is not None else None if isinstance(given, str) else given
-        if found is not None and is_white(found) and samples.ndim < 4:
+        if found is not None and found.is_white and samples.ndim < 4:
             model = None  # its strength is estimated below
         if model is not None:
             model = model.completed(samples, missing)
         if model is not None and strength != 1:
-            model = (model if found is None else by_intensity(model, samples)).scaled(strength)
+            model = (model if found is None else model.by_intensity(samples)).scaled(strength)
         used = model
-        if preset is None and isinstance(model, GaussianNoise) and not model.is_white:
-            used = GaussianNoise(model.white(samples.shape[-1], samples.ndim - 1))
+        if preset is None and model is not None:
+            used = model.nearest_white(samples.shape[-1], samples.ndim - 1)
 
         def estimate(signal: Array, absent: NDArray[np.bool_] | None) -> NDArray[np.float64]:
             levels = (estimate_sigmas if trail is None else trail.estimate)(signal, absent)
@@ -110,7 +107,7 @@ class Task:
     def strong(self) -> str:
         """What to say of a strength that makes the noise larger than the range of the samples; empty otherwise."""
         span = range_of(self.samples if self.seen.missing is None else self.samples[~self.seen.missing])
-        if self.options.strength <= 1 or isinstance(self.model, Poisson) or not self.sigma > span > 0:
+        if self.options.strength <= 1 or not self.sigma > span > 0:
             return ""
         return (f"strength: got {self.options.strength:g}, with which the noise is {self.sigma:.4g}, more than the "
                 f"range of the samples ({span:.4g}): next to nothing of them is left; take a strength near "
@@ -119,24 +116,22 @@ class Task:
     @property
     def sigma(self) -> float:
         """Standard deviation of the noise in the picture, whatever the preset makes of it."""
-        return self._strength() if self._varied else root_mean_square(self.seen.level)
+        strength = self._strength()
+        return root_mean_square(self.seen.level) if strength is None else strength
 
     @property
     def sigma_effective(self) -> float | None:
         """That of the noise which the preset takes it for; None where it is the same."""
-        if not self._varied:
+        strength = self._strength()
+        if strength is None:
             return None
-        if self.preset is None:
-            return root_mean_square(self.seen.level)
-        return self._strength(counted=True) if self.model.compressed else None  # type: ignore[union-attr]
+        effective = root_mean_square(self.seen.level) if self.preset is None else self._strength(counted=True)
+        return None if self.preset is not None and effective == strength else effective
 
-    @property
-    def _varied(self) -> bool:
-        """Whether the noise is Gaussian, but not white."""
-        return isinstance(self.model, GaussianNoise) and not self.model.is_white and self.samples.ndim < 4
-
-    def _strength(self, *, counted: bool = False) -> float:
-        assert isinstance(self.model, GaussianNoise)
+    def _strength(self, *, counted: bool = False) -> float | None:
+        """Return the strength of noise that is Gaussian, but not white."""
+        if self.model is None or not self.model.is_coloured or self.samples.ndim == 4:
+            return None
         return self.model.strength(self.samples, self.seen.missing, counted=counted)
 
     def warn(self, u: Array) -> None:
@@ -152,7 +147,7 @@ class Task:
     @property
     def unit(self) -> float:
         """The noise in the units of the input; 1 for counts, whose noise has no unit."""
-        return 1.0 if isinstance(self.model, Poisson) else root_mean_square(self.seen.level)
+        return root_mean_square(self.seen.level)
 
     def unchanged(self) -> Array:
         """Return the samples, those that are missing with the value of one that is not."""
@@ -164,9 +159,9 @@ class Task:
     def known(self) -> Array:
         """The samples without what needs no flow to be taken out, such as stripes."""
         reduced = self.seen.reduced
-        if reduced is None or isinstance(self.model, Poisson | Speckle | Magnitudes):
+        if reduced is None or self.seen.reduction is not same:
             return self.samples
-        return self.seen.reduction(reduced).astype(self.samples.dtype, copy=False)
+        return reduced.astype(self.samples.dtype, copy=False)
 
     def run(self, f: Array, watch: Watch) -> Run:
         """Run the flow on samples in units of the noise."""

@@ -9,6 +9,8 @@ import numpy as np
 
 from nlflow.denoising.noise.base import Noise, Reduction
 from nlflow.denoising.noise.files import noise_of
+from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.errors import InputError
 from nlflow.testing.contract import Contract
 
 
@@ -16,8 +18,8 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
     """Check that a model of noise keeps the contract of `nlflow.denoising.noise.Noise`.
 
     It compares and hashes by its numbers; comes back from its dictionary to the last bit; says what it is; samples the
-    same picture from the same seed, and leaves the clean one as it was; and reduces what it sampled to finite samples
-    of the same shape, with a way back, without touching them.
+    same picture from the same seed, and leaves the clean one as it was; reduces what it sampled to finite samples of
+    the same shape, with a way back, without touching them; and what `scalable` and `undone` say is so.
 
     Parameters
     ----------
@@ -54,7 +56,7 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
     kept = given.copy()
     found = noise.completed(given).reduce(given)
     contract.holds(np.array_equal(given, kept), "reduce", "a change of the samples", "new ones")
-    _check_reduction(found, given, contract)
+    _check_reduction(noise, found, given, contract)
 
 
 def _check_identity(noise: Noise, contract: Contract) -> None:
@@ -68,9 +70,15 @@ def _check_identity(noise: Noise, contract: Contract) -> None:
     contract.holds(noise != object(), "equality", "a model that equals any object", "models of the same class alone")
     contract.holds(noise_of(noise.as_dict()) == noise, "as_dict", "another model when read again", "the same")
     contract.holds(bool(noise.describe().strip()), "describe", "nothing", "a few words for people")
+    try:
+        stronger = noise.scaled(1.5)
+    except InputError:
+        return  # as impulses, which have no strength
+    contract.holds(noise.scalable, "scaled", "another strength though `scalable` is False", "an InputError")
+    contract.holds(type(stronger) is type(noise), "scaled", type(stronger).__name__, type(noise).__name__)
 
 
-def _check_reduction(found: Reduction, samples: Any, contract: Contract) -> None:
+def _check_reduction(noise: Noise, found: Reduction, samples: Any, contract: Contract) -> None:
     """Check that what is left has the shape of the samples, and a way back to their units."""
     known = slice(None) if found.missing is None else ~found.missing
     contract.holds(
@@ -82,9 +90,10 @@ def _check_reduction(found: Reduction, samples: Any, contract: Contract) -> None
         "missing samples of another shape", f"booleans of shape {samples.shape[:-1]}",
     )  # fmt: skip
     contract.holds(
-        found.rest is None or isinstance(found.rest, Noise), "reduce", f"a rest of {type(found.rest).__name__}",
-        "a model of the noise that is left, or None",
+        found.rest is None or isinstance(found.rest, GaussianNoise), "reduce", f"a rest of {type(found.rest).__name__}",
+        "a GaussianNoise that is left, or None",
     )  # fmt: skip
+    contract.holds(found.rest is None or not noise.undone, "undone", "True with noise that is left", "False")
     restored = np.asarray(found.back(found.samples))
     contract.holds(
         restored.shape == samples.shape and bool(np.isfinite(restored[known]).all()), "reduce",

@@ -17,7 +17,6 @@ from nlflow.denoising.inputs import (
     channels_for,
     check_patch,
     idle_for,
-    noise_model,
     noiseless,
     scale_for,
     shape_of,
@@ -27,7 +26,8 @@ from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
 from nlflow.denoising.layout import Layout as Axes
 from nlflow.denoising.layout import layout_of
-from nlflow.denoising.noise import Noise, Poisson
+from nlflow.denoising.noise import Noise
+from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
@@ -172,17 +172,17 @@ def denoised(
     return result, info, digest(f"{found.digest} {_described(frame)}")
 
 
-def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Poisson | None:
+def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | None:
     """Return the model of counts, or None for white noise; blocks know no other."""
-    model = noise_model(noise, sigma)
-    if isinstance(model, Poisson):
-        return model.scaled(strength) if strength != 1 else model  # which is refused
-    if isinstance(model, Noise):
+    model, _ = choose_noise(noise, sigma)
+    if isinstance(model, str):
+        return None
+    if not model.in_blocks:
         raise InputError(
             f"noise: got {type(model).__name__} for {what}, expected 'white', 'poisson' or a Poisson; give "
             "sigma for white noise, or use nlflow.denoise on parts that fit the memory"
         )
-    return None
+    return model.scaled(strength) if strength != 1 else model  # which is refused
 
 
 def _described(frame: Frame) -> str:
@@ -248,7 +248,7 @@ def levels_of(sigma: Any, whole: tuple[int, ...], channel_axis: int | None) -> A
 
 def frame_for(
     shape: tuple[int, ...], channel_axis: int | None, given: np.dtype[Any], layout: Axes, found: Statistics,
-    levels: Array, quality: str, model: Poisson | None, options: Options,
+    levels: Array, quality: str, model: Noise | None, options: Options,
     settle: Callable[[Callable[[int], Frame]], tuple[int, str]],
 ) -> tuple[Frame, str]:  # fmt: skip
     """Return what parts have to know of the whole, and why the flow stops where it does.

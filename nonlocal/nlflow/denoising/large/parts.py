@@ -18,7 +18,7 @@ from nlflow._array import underflowing
 from nlflow.backends.threads import one_loop_thread
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.inputs import in_units
-from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise import Noise
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.presets import GroupPreset
@@ -42,7 +42,7 @@ class Frame:
     shape : tuple of int
         Of the whole image without its channels.
     channel_axis : int or None
-    model : Poisson or None
+    model : Noise or None
         Noise of counts.
     offset, scale : array of shape (C,)
         What is subtracted, and the noise that is divided by.
@@ -69,7 +69,7 @@ class Frame:
 
     shape: tuple[int, ...]
     channel_axis: int | None
-    model: Poisson | None
+    model: Noise | None
     offset: Array
     scale: Array
     exact: NDArray[np.bool_]
@@ -148,7 +148,7 @@ def denoise_part(
     f, u = _estimate(samples, corner, frame, memory_limit, alone)
     estimate = (u[inner] * frame.scale + frame.offset).astype(f.dtype)
     if frame.model is not None:
-        estimate = np.asarray(frame.model.unstabilize(estimate)).astype(samples.dtype)
+        estimate = frame.model.reduce(samples[inner]).back(estimate)
     return np.array(restore(np.where(frame.exact, samples[inner], estimate)))
 
 
@@ -169,7 +169,7 @@ def _estimate(
     spatial = samples.shape[:-1]
     check_memory(f"a block of {' x '.join(map(str, spatial))} samples with its halo", bytes_for(frame, spatial),
                  "use smaller chunks, or raise max_memory", memory_limit)  # fmt: skip
-    signal = samples if frame.model is None else frame.model.stabilize(samples)
+    signal = samples if frame.model is None else frame.model.reduce(samples).samples
     f = in_units(signal, frame.offset, frame.scale)
     with nullcontext() if alone else one_loop_thread():
         return f, _pixels(frame, f) if frame.groupings is None else _groups(frame, f, frame.groupings, corner)

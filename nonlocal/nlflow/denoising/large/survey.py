@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.large.parts import Frame, residual_squares
-from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise import Noise
 from nlflow.denoising.noise.estimation import (
     PART_HALO,
     PartWindows,
@@ -175,7 +175,7 @@ class Part:
     moments: Array  # about its own mean
 
 
-def statistics(blocks: Blocks, model: Poisson | None) -> Statistics:
+def statistics(blocks: Blocks, model: Noise | None) -> Statistics:
     """Return the statistics of an image, in one pass over it."""
     import dask
 
@@ -206,12 +206,12 @@ def merged(parts: Sequence[Part]) -> Part:
 
 
 def part_of(
-    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], channel_axis: int | None, model: Poisson | None
+    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], channel_axis: int | None, model: Noise | None
 ) -> Part:
     """Return the statistics of a block."""
     try:
         signal, _ = as_signal(block, channel_axis)
-        signal = signal if model is None else model.stabilize(signal)
+        signal = signal if model is None else model.reduce(signal).samples
     except InputError as error:
         raise InputError(f"{error} (in the block that begins at {corner})") from error
     flat = signal.reshape(-1, signal.shape[-1])

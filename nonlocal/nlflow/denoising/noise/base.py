@@ -6,13 +6,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.store.atomic import write_content
 from nlflow.store.encoding import encode
+
+if TYPE_CHECKING:
+    from nlflow.denoising.noise.gaussian import GaussianNoise
 
 Array = NDArray[Any]
 
@@ -26,6 +29,8 @@ def same(u: Array) -> Array:
 class Reduction:
     """Samples whose noise is Gaussian, or of which some are missing: what a flow of E can go on with.
 
+    Reductions follow each other: what one leaves, the next one takes (`Mixture.reduce`).
+
     Attributes
     ----------
     samples : array of shape (..., C)
@@ -33,26 +38,38 @@ class Reduction:
     back : callable
         From an estimate in these units to one in the units of the input, without bias; `same` where they are the same.
     missing : bool array of shape (...), or None
-        Samples that tell nothing.
-    rest : Noise or None
-        The Gaussian noise that remains; None where the model does not say how strong it is.
+        Samples that tell nothing: no fidelity binds the flow to them.
+    rest : GaussianNoise or None
+        The noise that remains; None where the model does not say how strong it is.
     """
 
     samples: Array
     back: Callable[[Array], Array] = same
     missing: NDArray[np.bool_] | None = None
-    rest: Noise | None = None
+    rest: GaussianNoise | None = None
+
+    @property
+    def keeps_units(self) -> bool:
+        """Whether the samples are in the units of the input, so that they can be given back as they are."""
+        return self.back is same
 
 
 class Noise(ABC):
     """A model of noise: a frozen dataclass whose fields are numbers and arrays.
 
     A subclass says how a picture is sampled with it, how it is told to people, how a denoiser meets it (`reduce`), and
-    what the same noise is with another strength.
+    what the same noise is with another strength. All else has an answer here that is right for most models. A model of
+    the package is entered in `nlflow.denoising.noise.names`.
     """
 
     kind: ClassVar[str]
     """Name in files and on the command line."""
+    scalable: ClassVar[bool] = True
+    """Whether it may be stronger or weaker; not where its strength follows from the samples, as that of counts does."""
+    undone: ClassVar[bool] = False
+    """Whether `reduce` leaves nothing of it to a flow: it is subtracted, or where it is samples are missing."""
+    in_blocks: ClassVar[bool] = False
+    """Whether arrays in blocks know it: `reduce` looks at each sample alone, and leaves white noise of strength 1."""
 
     def __init_subclass__(cls, **words: Any) -> None:
         """Give a model the comparison of models, which knows arrays; that of dataclasses does not."""
@@ -110,6 +127,38 @@ class Noise(ABC):
 
     def of_channels(self, which: NDArray[np.bool_]) -> Noise:
         """Return the same noise for some of the channels alone, True in `which`; itself where it is alike in all."""
+        return self
+
+    def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
+        """Return the same noise with what a `sigma` that is given beside it says of it, and what is left of `sigma`."""
+        return self, sigma
+
+    @property
+    def white_sigma(self) -> Any:
+        """The strength of noise that is white and Gaussian, one number or one a channel; None for all other noise."""
+        return None
+
+    @property
+    def is_coloured(self) -> bool:
+        """Whether it is Gaussian in the units of the input, but not white: `strength` is its root mean square then."""
+        return False
+
+    def strength(
+        self, samples: Array, missing: NDArray[np.bool_] | None = None, *, counted: bool = False
+    ) -> float | None:
+        """Return the root mean square over samples (..., C), or of what a denoiser counts; None where none is known."""
+        return None
+
+    def nearest_white(self, channels: int, dimension: int) -> Noise:
+        """Return the white noise that comes nearest to coloured one; other noise itself."""
+        return self
+
+    def by_intensity(self, samples: Array) -> Noise:
+        """Return noise that is scalable: in place of counts Gaussian noise that follows the intensity of samples."""
+        return self
+
+    def separated(self) -> Noise:
+        """Return the same noise with what reaches farther than patches, as stripes do, as a part of its own."""
         return self
 
     @abstractmethod
@@ -176,6 +225,11 @@ class NoiseEstimate:
     reasons: tuple[str, ...] = ()
     measured: dict[str, Any] = field(default_factory=dict)
     whole: bool = True
+
+    @property
+    def is_white(self) -> bool:
+        """Whether the noise is white in the whole picture, so that its strength is estimated there."""
+        return self.whole and self.model.white_sigma is not None
 
     def __str__(self) -> str:
         """Return the verdict for people."""

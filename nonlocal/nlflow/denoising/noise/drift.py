@@ -73,6 +73,7 @@ class Drift(Noise):
     sigma: float | None = None
 
     kind: ClassVar[str] = "drift"
+    undone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final
 
 from nlflow.denoising.noise.base import Noise
+from nlflow.denoising.noise.names import kinds, model_class
 from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.store.encoding import decode
 
@@ -92,12 +93,12 @@ def _model(entry: Any, place: str, depth: int) -> Noise:
         raise InputError(f"{place}: got {shortened(repr(entry), 60)}, expected an object with a kind and its fields")
     if depth == 0:
         raise InputError(f"{place}: got models within models {_DEEPEST} deep, expected fewer")
-    known = {model.kind: model for model in _models(Noise)}  # type: ignore[type-abstract]  # those below it are not
+    known = kinds()
     kind = entry.get("kind")
     if not isinstance(kind, str) or kind not in known:
         got = "no kind" if kind is None else f"the kind {shortened(repr(kind), 60)}"
-        raise InputError(f"{place}: got {got}, expected one of {', '.join(sorted(known))}")
-    model = known[kind]
+        raise InputError(f"{place}: got {got}, expected one of {', '.join(known)}")
+    model = model_class(kind)
     named = {field.name: field for field in fields(model)}  # type: ignore[arg-type]  # all models are dataclasses
     for name in entry:
         if name != "kind" and name not in named:
@@ -133,11 +134,3 @@ def _value(value: Any, place: str, depth: int) -> Any:
 def _holds_truth(value: Any) -> bool:
     """Tell whether a list holds booleans, which NumPy takes for numbers."""
     return isinstance(value, list) and any(isinstance(item, bool) or _holds_truth(item) for item in value)
-
-
-def _models(model: type[Noise]) -> Iterator[type[Noise]]:
-    """Yield the classes that can be written down: all below `Noise` that have a kind of their own."""
-    for one in model.__subclasses__():
-        if "kind" in vars(one):
-            yield one
-        yield from _models(one)

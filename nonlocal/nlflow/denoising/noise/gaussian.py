@@ -138,6 +138,16 @@ class GaussianNoise(Noise):
         """Whether the noise has one strength and no correlation."""
         return self.spectrum is None and self.intensities is None
 
+    @property
+    def white_sigma(self) -> Any:
+        """The strength of white noise; None for all other."""
+        return self.sigma if self.is_white else None
+
+    @property
+    def is_coloured(self) -> bool:
+        """Whether the noise is not white."""
+        return not self.is_white
+
     def powers(self, channels: int, dimension: int) -> spectra.Spectrum:
         """Return the spectra (channels, h, w) whose means are the variances; a signal has h = 1.
 
@@ -182,6 +192,10 @@ class GaussianNoise(Noise):
         """
         half = spectra.coarser(self.counted(channels, dimension))
         return math.sqrt(float(half.mean()) * 2 ** np.count_nonzero(np.array(half.shape[1:]) > 1))
+
+    def nearest_white(self, channels: int, dimension: int) -> GaussianNoise:
+        """Return the noise itself where it is white, otherwise that of `white`."""
+        return self if self.is_white else GaussianNoise(self.white(channels, dimension))
 
     def relative(self, intensity: Array) -> Array:
         """Return the relative standard deviation at samples of an intensity."""
@@ -255,6 +269,12 @@ class GaussianNoise(Noise):
             strengths = np.sqrt(sum(shares)) / sigma[0]
         level = float(sigma[0]) if np.ptp(sigma) == 0 and not colours else sigma
         return GaussianNoise(level, shape, places, strengths, colours, max(self.compressed, other.compressed))
+
+    def separated(self) -> Noise:
+        """Return the noise with a line of no extent in its spectrum as stripes, and the rest; see `Noise.separated`."""
+        from nlflow.denoising.noise.mixture import with_stripes
+
+        return with_stripes(self)
 
     def scaled(self, factor: float) -> Self:
         """Return the same noise with `factor` times the standard deviation."""

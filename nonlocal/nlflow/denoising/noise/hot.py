@@ -66,6 +66,7 @@ class HotPixels(Noise):
     """
 
     kind: ClassVar[str] = "hot-pixels"
+    undone: ClassVar[bool] = True
 
     density: float
     level: float = 0.0

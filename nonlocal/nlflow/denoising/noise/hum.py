@@ -79,6 +79,7 @@ class Hum(Noise):
     phases: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "hum"
+    undone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the numbers."""

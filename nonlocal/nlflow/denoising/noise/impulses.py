@@ -79,6 +79,7 @@ class Impulses(Noise):
     """
 
     kind: ClassVar[str] = "impulses"
+    undone: ClassVar[bool] = True
 
     density: float
     low: float

@@ -120,6 +120,10 @@ class Magnitudes(Noise):
 
         return Reduction(known.stabilize(values), back, missing, GaussianNoise(known._known))
 
+    def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
+        """Return the same noise with the strength `sigma` of the complex samples, where it had none."""
+        return (self, sigma) if sigma is None or self.sigma is not None else (replace(self, sigma=sigma), None)
+
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
         """Return the same noise with a strength that is found from the samples where none was given.
 

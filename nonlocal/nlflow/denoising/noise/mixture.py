@@ -10,17 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
-from nlflow.denoising.noise.base import Array, Noise, Reduction, same
+from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.gaussian import GaussianNoise
-from nlflow.denoising.noise.magnitudes import Magnitudes
-from nlflow.denoising.noise.stabilizing import Poisson
 from nlflow.denoising.noise.stripes import Stripes
 from nlflow.errors import InputError
 
 _LINE: Final = 0.3  # of the power in a line of the spectrum, from which on it stands for stripes
 _BESIDE: Final = 0.2  # of the line, that the lines beside it have at most
-_PLACES: Final = 33
-_LEAST: Final = 0.3  # counts: a standard deviation that even darkness has
 _WEAK: Final = 0.01  # of the noise: what is left beside stripes counts as none
 
 
@@ -87,29 +83,19 @@ class Mixture(Noise):
         """Return the noise of some channels; see `Noise.of_channels`."""
         return replace(self, parts=[part.of_channels(which) for part in self.parts])
 
+    def by_intensity(self, samples: Array) -> Self:
+        """Return the parts with noise that is scalable; see `Noise.by_intensity`."""
+        return replace(self, parts=[part.by_intensity(samples) for part in self.parts])
+
     def scaled(self, factor: float) -> Self:
-        """Return the same with `factor` times the noise of Gaussian parts and magnitudes; the others stay.
+        """Return the same with `factor` times the noise that is left to a flow; what is undone before stays.
 
         Raises
         ------
         InputError
             For counts among the parts, whose noise follows from them.
         """
-        strong = GaussianNoise | Magnitudes | Poisson
-        parts = [part.scaled(factor) if isinstance(part, strong) else part for part in self.parts]
-        return replace(self, parts=parts)
-
-
-def by_intensity(noise: Noise, samples: Array) -> Noise:
-    """Return noise with Gaussian noise that follows the intensity of samples in place of counts: it can be scaled."""
-    if isinstance(noise, Mixture):
-        return replace(noise, parts=[by_intensity(part, samples) for part in noise.parts])
-    if not isinstance(noise, Poisson):
-        return noise
-    low, high = float(samples.min()), float(samples.max())
-    places = low + (high - low) * np.linspace(0, 1, _PLACES) ** 2  # the root of the counts is what matters
-    strengths = np.sqrt(np.maximum(noise.variance(places), (_LEAST * noise.gain) ** 2))
-    return GaussianNoise(1.0, intensities=places, strengths=strengths)
+        return replace(self, parts=[part if part.undone else part.scaled(factor) for part in self.parts])
 
 
 def with_stripes(noise: GaussianNoise) -> Noise:
@@ -138,14 +124,13 @@ def with_stripes(noise: GaussianNoise) -> Noise:
 def _after(first: Reduction, second: Reduction, part: Noise) -> Reduction:
     """Return two reductions as one, the second that of a part."""
     before, after, rest = first.back, second.back, second.rest
-    if first.rest is not None and after is not same:
+    if first.rest is not None and not second.keeps_units:
         raise InputError(f"noise: got {part.kind} after a Gaussian noise in a mixture, expected it before: its units "
                          "are others; give the Gaussian noise to it where it has one (Poisson(sigma=...))")  # fmt: skip
-    if rest is not None and before is not same:
+    if rest is not None and not first.keeps_units:
         raise InputError(f"noise: got {part.kind} in a mixture after a part that changes the units, expected it "
                          "not to say how strong it is; give that part the noise (Poisson(sigma=...))")  # fmt: skip
-    if isinstance(first.rest, GaussianNoise):
-        own = rest if isinstance(rest, GaussianNoise) else GaussianNoise(0.0)
-        rest = first.rest.beside(own, second.samples.shape[-1], second.samples.ndim - 1)
-    back = after if before is same else before if after is same else lambda u: before(after(u))
+    if first.rest is not None:
+        rest = first.rest.beside(rest or GaussianNoise(0.0), second.samples.shape[-1], second.samples.ndim - 1)
+    back = after if first.keeps_units else before if second.keeps_units else lambda u: before(after(u))
     return replace(second, back=back, rest=rest)

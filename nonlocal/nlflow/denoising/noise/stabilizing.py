@@ -23,6 +23,8 @@ _TABLE_END: Final = 300.0  # counts; the series after it is exact to 1e-7 of the
 _TABLE_STEP: Final = 0.03  # in the stabilized value, which has noise of strength 1
 _TAIL: Final = 12.0  # standard deviations within which a law is summed
 _NODES: Final = 64  # of the quadrature over the Gaussian
+_PLACES: Final = 33  # intensities of noise in place of counts
+_LEAST: Final = 0.3  # counts: a standard deviation that even darkness has
 
 
 @checked_call
@@ -75,6 +77,9 @@ class Poisson(Noise):
     """
 
     kind: ClassVar[str] = "poisson"
+    scalable: ClassVar[bool] = False
+    in_blocks: ClassVar[bool] = True
+
     gain: float = 1.0
     sigma: float = 0.0
     offset: float = 0.0
@@ -109,6 +114,22 @@ class Poisson(Noise):
             return np.asarray(self.unstabilize(u)).astype(samples.dtype)
 
         return Reduction(self.stabilize(counts), back, missing, GaussianNoise(1.0))
+
+    def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
+        """Refuse a sigma beside counts: they have the noise that they have."""
+        if sigma is not None:
+            raise InputError(
+                "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "
+                "give the read noise as Poisson(gain=..., sigma=...)"
+            )
+        return self, None
+
+    def by_intensity(self, samples: NDArray[Any]) -> GaussianNoise:
+        """Return Gaussian noise of the strength that counts have at the intensities of samples."""
+        low, high = float(samples.min()), float(samples.max())
+        places = low + (high - low) * np.linspace(0, 1, _PLACES) ** 2  # the root of the counts is what matters
+        strengths = np.sqrt(np.maximum(self.variance(places), (_LEAST * self.gain) ** 2))
+        return GaussianNoise(1.0, intensities=places, strengths=strengths)
 
     def scaled(self, factor: float) -> Self:
         """Refuse: counts have the noise that they have."""

@@ -76,6 +76,7 @@ class Stripes(Noise):
     """
 
     kind: ClassVar[str] = "stripes"
+    undone: ClassVar[bool] = True
 
     sigma: float
     axis: int = 0

@@ -88,11 +88,6 @@ def estimate_noise(
     return examine(samples, missing)
 
 
-def is_white(found: NoiseEstimate) -> bool:
-    """Tell whether noise is white in the whole picture, so that its strength is estimated there."""
-    return found.whole and isinstance(found.model, GaussianNoise) and found.model.is_white
-
-
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
     """Return the verdict on finite samples (..., C), of which some are missing.
 

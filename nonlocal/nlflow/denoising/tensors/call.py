@@ -21,11 +21,11 @@ from nlflow._array import is_tensor, root_mean_square, to_numpy
 from nlflow.denoising.doubts import doubts
 from nlflow.denoising.groupwise import described
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import noise_model
-from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate
+from nlflow.denoising.noise import Noise, NoiseEstimate
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.noise.risk import perturbation
-from nlflow.denoising.noise.verdict import examine, is_white
+from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.options import Options
 from nlflow.denoising.patches import TensorFilter
 from nlflow.denoising.progress import Trail, telling, within
@@ -58,16 +58,15 @@ class Noisy:
     @classmethod
     def of(cls, items: Tensor, sigma: Any, model: Noise | str) -> Noisy | str:
         """Return the noise of items (B, ..., C), or why it is met on the host; estimates are constants of the host."""
-        if isinstance(model, GaussianNoise) and model.is_white and sigma is None:
-            return cls(model.sigma)
-        if isinstance(model, Noise):
-            return f"noise={type(model).__name__}"
+        if not isinstance(model, str):
+            white = model.white_sigma if sigma is None else None
+            return f"noise={type(model).__name__}" if white is None else cls(white)
         if sigma is not None:
             return cls(sigma)
         samples, found = [to_numpy(one) for one in items], []
         if model == "auto":
             found = [examine(one, None) for one in samples]
-            other = [one for one in found if not is_white(one)]
+            other = [one for one in found if not one.is_white]
             if other or items.ndim == 5:
                 return f"noise that was found to be {(other or found)[0].model.describe()}"
         levels = [channel_levels(estimate_sigmas(one, None)) for one in samples]
@@ -92,9 +91,9 @@ def denoised_tensor(
     placed = Axes.of(tuple(image.shape), channel_axis, axes, spacing)
     options.check(quality, len(placed.layout.letters))
     words = {"quality": quality, "noise": noise, "options": options}
-    model = "white" if stopping is not None and noise == "auto" else noise_model(noise, sigma)
+    model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
     items = placed.items(image.detach())
-    found = "a mask of missing samples" if mask is not None else Noisy.of(items, sigma, model)
+    found = "a mask of missing samples" if mask is not None else Noisy.of(items, left, model)
     tracked = image.requires_grad and torch.is_grad_enabled()
     if isinstance(found, str):
         if tracked:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from nlflow.denoising.noise.names import WORDS
 from nlflow.desk.commands.effects import refuse_without_film
 from nlflow.desk.commands.wording import (
     DeviceName,
@@ -49,7 +50,9 @@ USUAL = (
     "quiet", "form",
 )  # fmt: skip
 
-HELP = """Remove noise from images, signals, volumes and video.
+_WORDS = "\n".join(f"  {f'--noise {name}':<38}{word.help}" for name, word in WORDS.items() if name != "auto")
+
+HELP = f"""Remove noise from images, signals, volumes and video.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
 for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
@@ -69,10 +72,8 @@ The kind of noise and its strength are found out from the file, unless told othe
   --sigma map.tif                       one for each pixel (.tif, .npy, .png)
   --sigma auto                          found out, as without --sigma
   --flat 20:84,300:400                  measured in a flat part: rows and columns of the picture as it is seen
-  --noise white                         white noise; its strength is estimated
+{_WORDS}
   --noise model.json                    a model, from `nonlocal noise FILE --save model.json`
-  --noise rician                        magnitudes of magnetic resonance; --sigma is that of the complex samples
-  --noise poisson                       counts of photons or events
   --noise poisson --gain 2.1 --read-noise 4 --offset 100
                                         raw data of a camera
 
@@ -177,9 +178,7 @@ def denoise(
     ] = None,
     noise: Annotated[
         str,
-        typer.Option(
-            metavar="auto|white|rician|poisson|FILE", help="Kind of the noise: found out, a word, or a model."
-        ),
+        typer.Option(metavar=f"{'|'.join(WORDS)}|FILE", help="Kind of the noise: found out, a word, or a model."),
     ] = "auto",
     flat: Annotated[
         str | None,

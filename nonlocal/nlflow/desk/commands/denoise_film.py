@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from nlflow.backends.interrupts import stopping
-from nlflow.denoising.noise import Noise, Poisson
+from nlflow.denoising.noise import Noise
 from nlflow.desk import files
 from nlflow.desk.formats.axes import settle
 from nlflow.desk.terminal import Log, progress_bar, warnings_kept
@@ -43,7 +43,7 @@ def film_to_stream(job: Job, options: Options) -> VideoReader | None:
     model = words["noise"]
     if job.beside or job.figure is not None or words["stopping"] is not None or options.fill_nan:
         return None
-    if isinstance(model, Noise) and not isinstance(model, Poisson):
+    if isinstance(model, Noise) and not model.in_blocks:
         return None
     from nlflow.desk.formats.film import VideoReader
     from nlflow.desk.formats.video import length

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from nlflow.backends.machine import version
+from nlflow.denoising.noise.names import has_sigma
 from nlflow.desk.large import denoise_store
 from nlflow.desk.terminal import print_json, print_table, progress_bar, progress_of, say
 
@@ -52,5 +53,5 @@ def denoise_large(
         origin = "estimated" if info.sigma_estimated else "given"
         sigma_told = f"{info.sigma:.4g} ({origin}): standard deviation of the noise, in the units of the file"
         rows = [("input", str(sources[0])), ("noise", info.noise)]
-        rows += [] if (info.model or {}).get("kind") == "poisson" else [("sigma", sigma_told)]
+        rows += [("sigma", sigma_told)] if has_sigma(info.model) else []
         print_table([*rows, ("blocks", f"{counts['blocks']}{kept}"), ("time", f"{seconds:.1f} s"), ("written", target)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nlflow.denoising.noise.names import has_sigma
 from nlflow.errors import format_bytes
 
 _SHOWN = 8  # columns of a table in a summary; --json has all
@@ -32,7 +33,7 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     alpha = "; its alpha channel is kept as it is" if report.get("alpha") else ""
     rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}{alpha}")]
     rows += [("noise", _noise(report)), *_doubts(details)]
-    if (details.get("model") or {}).get("kind") != "poisson":  # whose strength follows the counts, and is in the words
+    if has_sigma(details.get("model")):
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
     rows += [] if nothing else _taken_for(details)
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]

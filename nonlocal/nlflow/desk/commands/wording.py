@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import typer
 
+from nlflow.denoising.noise.names import WORDS, has_sigma, model_class
+
 Quality = Literal["fast", "balanced", "best"]
 #: `nlflow.backends.devices.DEVICES`, as types need them.
 DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
@@ -109,24 +111,22 @@ def noise_of(
         raise typer.BadParameter("is a property of counts; give --noise poisson too", param_hint=option)
     if word == "gaussian":
         raise typer.BadParameter("got gaussian, which is now called white; say --noise white", param_hint="--noise")
-    if strength is not None and word == "poisson":
+    if strength is not None and not has_sigma(word):
         raise typer.BadParameter("is not for counts, whose noise follows from them; leave it out",
                                  param_hint="--strength")  # fmt: skip
-    if word in ("auto", "white", "rician"):
-        return word
-    from nlflow.denoising.noise import Poisson, load_noise
-
-    if word == "poisson":
-        return Poisson(**words) if words else word
+    if word in WORDS:
+        return model_class(word)(**words) if words else word
     if not (word.lower().endswith(".json") or Path(word).exists()):
         raise typer.BadParameter(
-            f"got {word!r}, expected auto, white, rician, poisson or a file that nonlocal noise --save has written",
+            f"got {word!r}, expected {', '.join(WORDS)} or a file that nonlocal noise --save has written",
             param_hint="--noise",
         )
     if level is not None:
         raise typer.BadParameter(f"is said by the model in {word} already; leave one of them out", param_hint="--sigma")
+    from nlflow.denoising.noise import load_noise
+
     model = load_noise(word)
-    if strength is not None and isinstance(model, Poisson):
+    if strength is not None and not model.scalable:
         raise typer.BadParameter(f"is not for counts, of which {word} holds a model; leave it out",
                                  param_hint="--strength")  # fmt: skip
     return model

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.denoising import Trail
+from nlflow.denoising.noise.names import WORDS, has_sigma
 from nlflow.denoising.options import OF_FAST
 from nlflow.desk.explorer import denoising_view as view
 from nlflow.desk.explorer import stacks
@@ -48,12 +49,7 @@ _OF_STACKS = {
     "balanced": "balanced: more steps",
     "best": "best: more groups and steps",
 }
-_NOISES = {
-    "auto": "automatic: from the file",
-    "white": "white, Gaussian",
-    "poisson": "counts (Poisson)",
-    "rician": "MRI magnitudes (Rician)",
-}
+_NOISES = {name: word.label for name, word in WORDS.items()}
 _OF_FILE = "file"
 _KINDS = "Images, TIFF stacks, WAV, CSV or NPY; or drop a file on a button. A reference is the same without noise."
 
@@ -213,10 +209,10 @@ class DenoiseTab(Tab):
 
     def _has_sigma(self) -> bool:
         """Whether a standard deviation can be said of this kind of noise."""
-        return self.noise_kind.value not in ("poisson", _OF_FILE)
+        return self.noise_kind.value != _OF_FILE and self._has_strength()
 
     def _has_strength(self) -> bool:
-        return bool(self.noise_kind.value != "poisson")
+        return has_sigma(str(self.noise_kind.value))
 
     def undo(self) -> None:
         """Take back what the user has set."""

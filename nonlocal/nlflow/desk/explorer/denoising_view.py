@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
+from nlflow.denoising.noise.names import has_sigma
 from nlflow.denoising.options import OF_FAST
 from nlflow.denoising.quality import psnr, snr, ssim
 from nlflow.desk.explorer import stacks
@@ -53,8 +54,8 @@ class DenoiseSettings:
     strength : float or None
         How many times the noise that was found counts.
     quality : {'fast', 'balanced', 'best'}
-    noise : {'auto', 'white', 'poisson', 'rician'} or NoiseFile
-        Which noise it is.
+    noise : str or NoiseFile
+        Which noise it is: a word of `nlflow.denoising.noise.names.WORDS`, or a model.
     width : float or None
         Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
     patch_size, search_radius : int or None
@@ -228,7 +229,7 @@ def _coarse_words(settings: DenoiseSettings, known: DenoiseResult, media: Media)
     words = settings.words(stacked=media.stacked)
     window = min(words.get("search_radius", _NARROW), _NARROW)
     words |= {"quality": "fast", "search_radius": window, "preserve_range": True, "return_info": True}
-    if settings.sigma is None and settings.noise != "poisson":
+    if settings.sigma is None and not (isinstance(settings.noise, str) and not has_sigma(settings.noise)):
         words["noise"] = _model(known.info)
         words["strength"] = (settings.strength or 1) / (known.settings.strength or 1)  # the model holds the former
     return words

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.denoising import DenoiseInfo
+from nlflow.denoising.noise.names import has_sigma
 from nlflow.desk.explorer import stacks
 from nlflow.desk.explorer.denoising_view import DenoiseResult
 from nlflow.desk.explorer.pictures import (
@@ -212,7 +213,7 @@ def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
 
 def of_counts(info: DenoiseInfo) -> bool:
     """Whether the noise was that of counts, whose standard deviation follows from them: it has no one sigma."""
-    return (info.model or {}).get("kind") == "poisson"
+    return not has_sigma(info.model)
 
 
 def verdict(info: DenoiseInfo) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nlflow.denoising.noise.names import WORDS
 from nlflow.denoising.priors.packages import base
 from nlflow.desk.napari.layers import TAKES, Result, Settings, denoised, layer_of, samples_of
 from nlflow.errors import InputError, NlflowError, install_command
@@ -45,7 +46,7 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
             ComboBox(name="takes", label="at once", choices=[(_LABELS[name], name) for name in TAKES]),
             LineEdit(name="channel_axis", label="channel axis", tooltip="of channels that belong together; or nothing"),
             LineEdit(name="sigma", tooltip="of the noise, in the units of the layer; nothing: it is found out"),
-            ComboBox(name="noise", choices=["auto", "white", "poisson", "rician"]),
+            ComboBox(name="noise", choices=list(WORDS)),
             ComboBox(name="quality", choices=["fast", "balanced", "best"], value="balanced"),
             FloatSpinBox(name="strength", value=1.0, min=0.0, max=10.0, step=0.1),
             PushButton(name="preview", text="Preview", tooltip="a part around the middle of the view"),

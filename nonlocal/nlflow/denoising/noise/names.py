@@ -1,0 +1,104 @@
+"""The names by which people and files ask for noise, each once: words of ``noise=``, and kinds of models.
+
+A model of the package is entered in `KINDS`, and in `WORDS` if it can be asked for without a number. Checks, the
+command line, the explorer, the widget for napari and the reader of files take their names from here. The command
+starts with this module, which therefore loads nothing that is heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from nlflow.denoising.noise.base import Noise
+
+KINDS: Final = {
+    "drift": "Drift",
+    "gaussian": "GaussianNoise",
+    "hot-pixels": "HotPixels",
+    "hum": "Hum",
+    "impulses": "Impulses",
+    "mixture": "Mixture",
+    "noncentral-chi": "NoncentralChi",
+    "poisson": "Poisson",
+    "rician": "Rician",
+    "speckle": "Speckle",
+    "stripes": "Stripes",
+}
+"""Public classes of `nlflow.denoising.noise` by their `Noise.kind`."""
+
+
+class Word(NamedTuple):
+    """What people read beside a word: in lists to choose from, and in the help of the command."""
+
+    label: str
+    help: str
+
+
+WORDS: Final = {
+    "auto": Word("automatic: from the file", "found out from the file, which is the default"),
+    "white": Word("white, Gaussian", "white noise; its strength is estimated"),
+    "poisson": Word("counts (Poisson)", "counts of photons or events"),
+    "rician": Word(
+        "MRI magnitudes (Rician)", "magnitudes of magnetic resonance; --sigma is that of the complex samples"
+    ),
+}
+"""Words of ``noise=``. Those that are a kind too stand for that model with its defaults."""
+
+
+def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
+    """Return a model of the noise, or 'white' or 'auto', and what a sigma that was given says of other noise.
+
+    'auto' is noise that is to be found out; with a sigma it is white.
+
+    Raises
+    ------
+    InputError
+        For other words, and for a sigma that is one, or that the model refuses.
+    """
+    from nlflow.denoising.noise.base import Noise
+    from nlflow.errors import InputError
+
+    if isinstance(sigma, str):
+        raise InputError(f"sigma: got {sigma!r}, expected a number, or an array; leave it out to have it found out")
+    model = model_class(noise)() if isinstance(noise, str) and noise in WORDS and noise in KINDS else noise
+    if isinstance(model, Noise):
+        return model.with_sigma(sigma)
+    if isinstance(noise, str) and noise in WORDS:
+        return "white" if noise == "auto" and sigma is not None else noise, sigma
+    raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, WORDS))} or a model such as "
+                     "nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
+
+
+def model_class(kind: str) -> type[Noise]:
+    """Return the class of a kind: of the package, or of a program that has defined one."""
+    if kind in KINDS:
+        found: type[Noise] = getattr(import_module("nlflow.denoising.noise"), KINDS[kind])
+        return found
+    return _defined()[kind]
+
+
+def kinds() -> list[str]:
+    """Return all kinds that can be read, those of programs too."""
+    return sorted({*KINDS, *_defined()})
+
+
+def has_sigma(word_or_model: str | Mapping[str, Any] | None) -> bool:
+    """Tell whether a standard deviation says how strong noise is, that of a word or of `Noise.as_dict`."""
+    kind = word_or_model.get("kind") if isinstance(word_or_model, Mapping) else word_or_model
+    return kind is None or kind not in kinds() or model_class(kind).scalable
+
+
+def _defined() -> dict[str, type[Noise]]:
+    """Return the classes that are defined by now: all below `Noise` that have a kind of their own."""
+    from nlflow.denoising.noise.base import Noise
+
+    found: dict[str, type[Noise]] = {}
+    left: list[type[Noise]] = [Noise]  # type: ignore[type-abstract]  # those below it are not
+    while left:
+        below = left.pop().__subclasses__()
+        found |= {one.kind: one for one in below if "kind" in vars(one)}
+        left += below
+    return found
