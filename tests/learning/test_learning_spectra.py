@@ -29,7 +29,6 @@ from nlflow.learning import (
     log_evidence,
     spectral_clustering,
 )
-from nlflow.markov import spectral
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def test_diffusion_map_is_the_dense_one(roll, alpha, matrix, monkeypatch):
     if not matrix:
         monkeypatch.setattr(graphs, "DENSE_NODES", 10)
         monkeypatch.setattr("nlflow.affinities.choice._DENSE_NODES", 10)
-        monkeypatch.setattr(spectral, "DENSE_STATES", 10)
+        monkeypatch.setattr("nlflow.markov.spectrum.DENSE_STATES", 10)
     k = np.exp(-0.05 * cdist(roll, roll, "sqeuclidean"))
     q = k.sum(axis=1)
     k /= np.outer(q, q) ** alpha

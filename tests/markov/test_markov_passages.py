@@ -22,7 +22,8 @@ from nlflow import (
 )
 from nlflow import neighbour_graph as neighbours
 from nlflow.flows import spectrum
-from nlflow.markov import absorbing, balance, equilibrated, operator, passages, spectral
+from nlflow.markov import absorbing, passages
+from nlflow.markov.law import balance
 
 
 def chain_of(k, **options):
@@ -124,7 +125,7 @@ def test_bad_nodes(source, target, message):
 @pytest.mark.parametrize("matrix_free", [False, True])
 def test_modes(matrix_free, monkeypatch):
     if matrix_free:
-        monkeypatch.setattr(spectral, "DENSE_STATES", 10)
+        monkeypatch.setattr("nlflow.markov.spectrum.DENSE_STATES", 10)
     k = blocks(40, 4)
     chain = chain_of(k)
     law, p = chain.stationary, chain.matrix()
@@ -145,11 +146,11 @@ def test_modes_of_a_graph_in_parts(monkeypatch):
     x = np.concatenate([rng.normal(size=(60, 2)), rng.normal(size=(40, 2)) + 50])
     graph = affinity_from_graph(neighbours(x, 6, Gaussian(width=1.0)))
     expected = MarkovChain(graph).modes(6)
-    monkeypatch.setattr(spectral, "DENSE_STATES", 10)
+    monkeypatch.setattr("nlflow.markov.spectrum.DENSE_STATES", 10)
     found = MarkovChain(graph).modes(6)
     assert (found.values[:2] == 1).all()
     assert np.abs(found.values - expected.values).max() < 1e-9
-    assert equilibrated.DENSE_STATES > 10
+    assert passages.DENSE_STATES > 10
 
 
 def test_metastable_sets_of_blocks():
@@ -389,16 +390,16 @@ def test_gaps_between_blocks(weak):
 @pytest.mark.slow
 @pytest.mark.parametrize("dense", [False, True])
 def test_moves_of_a_reversible_chain_go_by_its_symmetric_form(dense, monkeypatch):
-    for module in (spectral, passages, equilibrated):
-        monkeypatch.setattr(module, "DENSE_STATES", 20)
-    monkeypatch.setattr(operator, "_MATRIX_STATES", 20)
-    monkeypatch.setattr(operator, "_FEW", 0.2)
+    for part in ("spectrum", "passages", "law"):
+        monkeypatch.setattr(f"nlflow.markov.{part}.DENSE_STATES", 20)
+    monkeypatch.setattr("nlflow.markov.moves._MATRIX_STATES", 20)
+    monkeypatch.setattr("nlflow.markov.moves._FEW", 0.2)
     graph = neighbours(np.random.default_rng(0).normal(size=(200, 2)), 6, Gaussian(width=1.0))
     degree = np.asarray(graph.sum(axis=1)).ravel()
     moves = scipy.sparse.csr_array(scipy.sparse.diags_array(1 / degree) @ graph)
     chain = chain_of(moves.toarray()) if dense else MarkovChain(affinity_from_graph(moves))
     fluxes = MarkovChain(affinity_from_graph(graph))
-    monkeypatch.setattr(equilibrated, "state_reduction", None)  # not asked
+    monkeypatch.setattr("nlflow.markov.law.state_reduction", None)  # not asked
     assert chain.reversible
     assert not chain.affinity.symmetric
     assert np.abs(chain.stationary * degree.sum() / degree - 1).max() < 1e-13
@@ -426,7 +427,7 @@ def test_eigenvalues_have_the_residuals_that_they_are_asked_for():
 
 def test_each_class_has_its_share_of_a_balanced_law():
     k = scipy.linalg.block_diag(blocks(4, 2, seed=3), blocks(6, 2, seed=4))
-    found = balance.balance(scipy.sparse.csr_array(k / k.sum(axis=1, keepdims=True)))
+    found = balance(scipy.sparse.csr_array(k / k.sum(axis=1, keepdims=True)))
     law = np.exp(found.logs)
     assert found.misfit < 1e-12
     assert [law[:4].sum(), law[4:].sum()] == pytest.approx([0.4, 0.6], rel=1e-13)

@@ -16,9 +16,9 @@ from scipy.sparse.csgraph import connected_components
 
 import nlflow as nl
 from nlflow import MarkovChain
-from nlflow.markov import spectral, stationary
-from nlflow.markov.equilibrated import _LAWS
-from nlflow.markov.stationary import left_eigenvector, state_reduction
+from nlflow.markov.law import _LAWS, left_eigenvector
+from nlflow.markov.moves import Moves
+from nlflow.markov.reduction import state_reduction
 from tests.chains import MatrixFree, directed_ring, given, normal, ring, stationary_law, transitions
 from tests.problems import Floats
 
@@ -129,7 +129,7 @@ def test_what_underflows_is_told() -> None:
 @pytest.fixture
 def iterate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have few states treated as many."""
-    monkeypatch.setattr("nlflow.markov.equilibrated.REDUCED_STATES", 30)
+    monkeypatch.setattr("nlflow.markov.law.REDUCED_STATES", 30)
 
 
 @pytest.mark.usefixtures("iterate")
@@ -189,12 +189,12 @@ def test_a_law_that_leaks_is_none() -> None:
 
 
 def test_arnoldi_that_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (stationary, spectral):
-        monkeypatch.setattr(module, "RESTARTS", 1)
+    for part in ("law", "spectrum"):
+        monkeypatch.setattr(f"nlflow.markov.{part}.RESTARTS", 1)
     p = ring(400, 0.5)
     with pytest.raises(nl.NumericalError, match=r"stationary law was not found by Arnoldi iteration \(.*wider kernel"):
         left_eigenvector(lambda law: law @ p * np.linspace(1, 1 + 1e-9, 400), 400)
-    monkeypatch.setattr(spectral, "DENSE_STATES", 30)
+    monkeypatch.setattr("nlflow.markov.spectrum.DENSE_STATES", 30)
     with pytest.raises(nl.NumericalError, match=r"second eigenvalue was not found .* use fewer nodes"):
         _ = MarkovChain(given(directed_ring(400, 0.01) + 1e-3 * np.eye(400, k=5))).second_eigenvalue
 
@@ -351,8 +351,8 @@ def test_the_search_agrees_with_the_graph(name: str, few: bool, monkeypatch: pyt
     build, parts, period = SEARCHED[name]
     affinity = build()
     if not few:
-        monkeypatch.setattr("nlflow.markov.operator._GRAPH_STATES", 10)
-        monkeypatch.setattr(MarkovChain, "_moves", None)
+        monkeypatch.setattr("nlflow.markov.moves._GRAPH_STATES", 10)
+        monkeypatch.setattr(Moves, "dense", None)
     chain = MarkovChain(affinity)
     assert chain.irreducible == (parts == 1)
     if parts == 1:
@@ -403,7 +403,7 @@ def test_the_law_of_an_affinity_is_found_once(monkeypatch: pytest.MonkeyPatch) -
         calls.append(len(matrix))
         return state_reduction(matrix)
 
-    monkeypatch.setattr("nlflow.markov.equilibrated.state_reduction", counted)
+    monkeypatch.setattr("nlflow.markov.law.state_reduction", counted)
     rng = np.random.default_rng(4)
     kernel = nl.ExpDotProduct(query_map=rng.standard_normal((3, 3)), key_map=rng.standard_normal((3, 3)))
     f = rng.standard_normal((12, 3))

@@ -78,7 +78,7 @@ def test_memory_of_starts_is_what_it_takes() -> None:
     law, walkers = np.full(10, 0.1), 100_000
 
     def drawn(limit: float | None = None) -> Any:
-        return walks.starting_states(law, walkers, (10,), 10, np.random.default_rng(0), limit)
+        return MarkovChain(given(np.ones((10, 10))), memory_limit=limit).walk(law, 0, walkers, rng=0)
 
     drawn()
     tracemalloc.start()

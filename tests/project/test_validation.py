@@ -27,7 +27,7 @@ from nlflow.flows.trackers import Callback
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import NodeFidelity
 from nlflow.markov import MarkovChain
-from nlflow.markov.operator import Transitions
+from nlflow.markov.moves import Moves
 from nlflow.plotting import new_figure
 from validation import claims, runner
 from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest, smallest
@@ -136,11 +136,11 @@ def breakage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(MarkovChain, "stationary", uniform)
     elif name == "the law goes by P, not its transpose":
 
-        def averaged(self: Transitions, law: np.ndarray) -> np.ndarray:
+        def averaged(self: Moves, law: np.ndarray) -> np.ndarray:
             moved = self.affinity.average(self.affinity.as_signal(law))
             return moved / moved.sum()
 
-        monkeypatch.setattr(Transitions, "_transposed", averaged)
+        monkeypatch.setattr(Moves, "_transposed", averaged)
     elif name == "the fidelity is not drawn in":
         monkeypatch.setattr(NeutrenoStep, "advance", lambda self, flow, u, t, target, memory: (flow.average(u), t + 1))
     elif name == "the bounds change places":

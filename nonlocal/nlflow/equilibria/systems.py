@@ -14,7 +14,7 @@ from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.krylov import verdict
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.markov import MarkovChain
-from nlflow.markov.stationary import reduce_states
+from nlflow.markov.reduction import reduce_states
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import NumericalError
 from nlflow.functionals.krylov import gmres
-from nlflow.markov.stationary import SMALLEST, dense, reduce_states
+from nlflow.markov.moves import to_dense
+from nlflow.markov.reduction import eliminated
 
 EXACT = 1e-10
 """Largest relative error that iteration may leave."""
@@ -30,94 +31,14 @@ _EPS, _EPS_SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).
 _ROUNDS, _GAIN = 12, 0.5  # of refinement, and by how much each has to lessen the residual
 _SUFFICES = 1e-9  # of a residual, for one round
 _ITERATIONS = 200
-_FEW = 24  # states of which passages are found one by one, as fast as by halves
 
 Solver = Callable[[Floats], Floats]
-
-
-def eliminated(rates: Floats, killed: Floats, b: Floats) -> Floats:
-    """Return x with sum_j rates_ij (x_i - x_j) + killed_i x_i = b_i, for b >= 0 of shape (N,) or (N, k).
-
-    By state reduction: nothing is subtracted, so each entry keeps its digits. O(N^3 + N^2 k) time.
-
-    Raises
-    ------
-    NumericalError
-        Where rates underflow, or x overflows.
-    """
-    from scipy.linalg import solve_triangular
-
-    rates = np.array(rates, dtype=np.float64)
-    np.fill_diagonal(rates, 0.0)
-    left = reduce_states(rates, np.array(killed, dtype=np.float64))
-    if left[0] < SMALLEST:
-        raise NumericalError("affinity: the probabilities by which walks end underflow")
-    upper, lower = -np.triu(rates, 1), np.diag(left) - np.tril(rates, -1)
-    x = solve_triangular(lower, solve_triangular(upper, b, unit_diagonal=True), lower=True)
-    return _finite(x)
-
-
-def _finite(x: Floats) -> Floats:
-    if not np.isfinite(x).all():
-        raise NumericalError("affinity: the times overflow, some are above 1e308 moves; use a wider kernel")
-    return np.asarray(x)
-
-
-def passage_times(rates: Floats, spent: Floats) -> Floats:
-    """Return the mean times between all pairs of states of an irreducible chain, (N, N), from row to column.
-
-    ``spent[i]`` is the time in state i over the probability with which rates leave it in that time: 1 for moves of a
-    chain. One half of the states is removed for the passages within the other, and the other way round; times from the
-    removed ones follow from where walks come in. Nothing is subtracted. O(N^3) time, half of it in the first step.
-    """
-    n = len(rates)
-    if n <= _FEW:
-        return _finite(_passages_of_few(rates, spent))
-    times = np.zeros((n, n))
-    low, high = slice(0, n // 2), slice(n // 2, n)
-    for kept, out in ((low, high), (high, low)):
-        ends = rates[out, kept]
-        ways = eliminated(rates[out, out], ends.sum(axis=1), np.column_stack([ends, spent[out]]))
-        entered, before = ways[:, :-1], ways[:, -1]
-        reduced = rates[kept, kept] + rates[kept, out] @ entered
-        np.fill_diagonal(reduced, 0.0)
-        times[kept, kept] = passage_times(reduced, spent[kept] + rates[kept, out] @ before)
-        times[out, kept] = entered @ times[kept, kept] + before[:, None]
-    return _finite(times)
-
-
-def _passages_of_few(rates: Floats, spent: Floats) -> Floats:
-    """Return `passage_times` by one state reduction for each state that is reached, all side by side: O(N^4) time."""
-    n = len(rates)
-    apart = ~np.eye(n, dtype=np.bool_)
-    # Of each target a chain of its own, which ends there. The target itself ends at once.
-    moves = np.where(apart[:, :, None] & apart[:, None, :], rates, 0.0)
-    killed, b = np.where(apart, rates.T, 1.0), np.where(apart, spent, 0.0)
-    left, times = np.empty((n, n)), np.zeros((n, n))
-    for k in range(n - 1, -1, -1):
-        left[:, k] = killed[:, k] + moves[:, k, :k].sum(axis=1)
-        if left[:, k].min() < SMALLEST:
-            raise NumericalError(f"affinity: the probabilities of leaving state {k} underflow")
-        shares = moves[:, :k, k] / left[:, k, None]
-        killed[:, :k] += shares * killed[:, k, None]
-        b[:, :k] += shares * b[:, k, None]
-        moves[:, :k, :k] += shares[:, :, None] * moves[:, k, None, :k]
-    for k in range(n):
-        times[:, k] = (b[:, k] + np.sum(moves[:, k, :k] * times[:, :k], axis=1)) / left[:, k]
-    return times.T
 
 
 class Killed:
     """A = diag(left) - rates of walks that end, applied as sum_j rates_ij (x_i - x_j) + killed_i x_i.
 
-    Parameters
-    ----------
-    rates : scipy.sparse.csr_array of shape (N, N)
-        The diagonal does not count.
-    killed : array of shape (N,)
-        >= 0.
-    rounded : array of shape (N,), optional
-        The size of what `killed` is the difference of; nothing where it is exact.
+    The diagonal of the rates does not count. `rounded` is the size of what `killed` >= 0 is the difference of.
     """
 
     def __init__(self, rates: Sparse, killed: Floats, rounded: Floats | None = None) -> None:
@@ -178,23 +99,14 @@ class Killed:
 
 
 class Averaged:
-    """I - P between free states, by averages of signals of all N states.
-
-    Parameters
-    ----------
-    average : callable
-        P v for v of shape (N,).
-    free : array of bool of shape (N,)
-    single : bool
-        Whether averages are rounded to float32.
-    """
+    """I - P between free states, by averages of signals of all N states, which `single` says are rounded to float32."""
 
     def __init__(self, average: Solver, free: NDArray[np.bool_], single: bool) -> None:
         self._average, self._free = average, free
         self._eps = 16 * (_EPS_SINGLE if single else _EPS)
 
     def __call__(self, x: Floats) -> Floats:
-        """Return (I - P) x."""
+        """Return A x."""
         return x - self._moved(x)
 
     def _moved(self, x: Floats) -> Floats:
@@ -208,18 +120,11 @@ class Averaged:
 
 
 def refined(a: Killed | Averaged, b: Floats, solve: Solver, exact: float = EXACT) -> Floats | None:
-    """Return the x >= 0 with A x = b >= 0 by refinement, or None where its digits are not proved.
+    """Return the x >= 0 with A x = b >= 0 by refinement with about A^-1, `solve`; None where its digits are not proved.
 
     A is an M-matrix, A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding included, and at most w
-    where A w >= |r|. x is kept as a sum of two floats, since the rounding of one moves r by more than it moves x.
-
-    Parameters
-    ----------
-    a : Killed or Averaged
-    solve : callable
-        About A^-1 r.
-    exact : float
-        Largest relative error; for entries below 1e-3 times the largest it is relative to that.
+    where A w >= |r|. x is kept as a sum of two floats, since the rounding of one moves r by more than it moves x. The
+    relative error is at most `exact`, that of entries below 1e-3 of the largest relative to this.
     """
     high, low = np.zeros(len(b)), np.zeros(len(b))
     left, size = b.copy(), float(np.abs(b).max())
@@ -251,11 +156,6 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
 
     The shares pi_i / law_i are 1 in the likeliest state and solve x = b + R x elsewhere, R being the moves of the chain
     in reversed time, law_j P_ji / law_i.
-
-    Raises
-    ------
-    NumericalError
-        Where this is not reached.
     """
     from scipy.sparse import csr_array
 
@@ -281,17 +181,9 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
 
 
 def ended(rates: Any, killed: Floats, b: Floats, first: Iterator[Solver], small: int) -> Floats:
-    """Return the x of `eliminated` for one b, where rates may be sparse: iteration beyond `small` states.
+    """Return the x of `eliminated` for one b. Sparse rates of more than `small` states go by iteration.
 
-    Parameters
-    ----------
-    first : iterator of callables
-        Solvers that are tried first; without any, GMRES is.
-
-    Raises
-    ------
-    NumericalError
-        Where neither iteration nor elimination proves the digits, and there are too many states for state reduction.
+    The solvers `first` are tried first; without any, GMRES is.
     """
     n = len(killed)
     if not isinstance(rates, np.ndarray) and n > small:
@@ -306,4 +198,4 @@ def ended(rates: Any, killed: Floats, b: Floats, first: Iterator[Solver], small:
                 f"affinity: neither iteration nor elimination reached a relative error of {EXACT:g} for {n} states, as "
                 f"walks end too seldom; use at most {REDUCED_STATES} states, where state reduction keeps all digits"
             )
-    return eliminated(dense(rates), killed, b)
+    return eliminated(to_dense(rates), killed, b)

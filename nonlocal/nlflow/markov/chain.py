@@ -1,28 +1,53 @@
-"""The Markov chain of an affinity: how it mixes, and walks on it."""
+"""The Markov chain of an affinity: its law, spectrum, passages and metastable sets, how it mixes, and walks on it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
-from nlflow.markov.metastable import Metastable
-from nlflow.markov.stationary import states_without_end
-from nlflow.markov.walks import AliasTables, EdgeTables, Positions, Tables, check_stop, generator_of, starting_states
-
-_PATIENCE = 10**6
-_SMALLEST_DISTANCE = 1e-12  # in total variation: the sum of N roundings stays below
+from nlflow._array import (
+    Array,
+    Floats,
+    constant_like,
+    mean_over_nodes,
+    namespace,
+    on_host,
+    over_channels,
+    power_of_two,
+    scalar,
+    underflowing,
+)
+from nlflow.affinities import Affinity, shown
+from nlflow.affinities.base import check_affinity
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    all_digits,
+    check_detached,
+    check_integer,
+    check_memory,
+    check_number,
+    checked_call,
+)
+from nlflow.markov.law import StationaryLaw
+from nlflow.markov.metastable import MetastableSets, metastable_sets
+from nlflow.markov.mixing import PATIENCE, SMALLEST_DISTANCE, distances, mixing_time
+from nlflow.markov.moves import DENSE_STATES, Moves
+from nlflow.markov.passages import Nodes, Passages
+from nlflow.markov.spectrum import Modes, Spectrum
+from nlflow.markov.walks import Positions, Walks, check_law
+from nlflow.store.notebook import card
 
 
 @checked_call
 @underflowing
-class MarkovChain(Metastable):
+class MarkovChain:
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
     The averaging operator of any affinity, as it is: symmetric or not, dense or matrix-free (arXiv 2312.00751,
@@ -59,6 +84,441 @@ class MarkovChain(Metastable):
     (True, 1, True)
     """
 
+    def __init__(self, affinity: Affinity, *, laziness: float = 0.0, memory_limit: float | None = None) -> None:
+        self.affinity = check_affinity(affinity)
+        self.laziness = check_number("laziness", laziness, minimum=0, below=1)
+        check_detached("memory_limit", memory_limit)
+        self._limit = memory_limit
+        self._moves = Moves(self.affinity, self.laziness, memory_limit)
+        self._law = StationaryLaw(self._moves)
+        self._spectrum = Spectrum(self._law)
+        self._passages = Passages(self._law)
+        self._walks = Walks(self._moves)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.affinity!r}, laziness={all_digits(self.laziness)})"
+
+    def _repr_html_(self) -> str:
+        """Return it for a notebook: what it says, and for up to 4096 states a row of P, pi and known eigenvalues."""
+        law = ""
+        if self.affinity.symmetric:
+            law = shown.pictured(self.affinity, "stationary law pi", lambda: self._shaped(self._law.mass))
+        return card(
+            type(self).__name__,
+            [("states", self.states), ("laziness", f"{self.laziness:g}"), *shown.said(self.affinity)],
+            shown.row_pictured(self.affinity),
+            law,
+            shown.spectrum_pictured(self.affinity),
+        )
+
+    @property
+    def states(self) -> int:
+        """Number of states N."""
+        return self._moves.states
+
+    def _shaped(self, values: Floats) -> Floats:
+        return values.reshape(self._moves.shape)
+
+    # ---- moves
+
+    def expectation(self, v: Any, steps: int = 1) -> Array:
+        """Return E[v(B_k) | B_0 = i] = (P^k v)_i, the values after k attention layers (Lemma 1).
+
+        Parameters
+        ----------
+        v : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        steps : int
+            k >= 0; one average each.
+
+        Returns
+        -------
+        array
+            Like `v`.
+        """
+        u = self.affinity.check_signal("v", v)
+        return next(islice(self._moves.averages(u), check_integer("steps", steps, minimum=0), None))
+
+    def law(self, start: Any, steps: int = 1) -> Floats:
+        """Return the law of the walker after k moves, p P^k.
+
+        Parameters
+        ----------
+        start : int or array of shape ``domain.shape``
+            Node number, or probabilities of the nodes.
+        steps : int
+            k >= 0; each costs as much as an average.
+
+        Returns
+        -------
+        array of shape ``domain.shape``
+            float64 (to the precision of the affinity), summing to 1.
+        """
+        return next(islice(self._laws(start), check_integer("steps", steps, minimum=0), None))
+
+    def _laws(self, start: Any) -> Iterator[Floats]:
+        """Yield p P^k for k = 0, 1, ..."""
+        array = on_host(start)
+        if array.shape != () or array.dtype.kind not in "iu":
+            return self._moves.laws(check_law(start, self._moves.shape))
+        node = check_integer("start", int(array), minimum=0)
+        if node >= self.states:
+            raise InputError(f"start: got node {node}, expected one of 0 to {self.states - 1}")
+        law = np.zeros(self.states)
+        law[node] = 1.0
+        return self._moves.laws(self._shaped(law))
+
+    def matrix(self) -> Floats:
+        """Return all transition probabilities, shape (N, N), rows summing to 1; a copy, float64, 8 N^2 bytes.
+
+        Raises
+        ------
+        MemoryLimitError
+            Before anything is allocated.
+        """
+        return self._moves.matrix()
+
+    @property
+    def log_moves(self) -> Floats:
+        """Log P_ij without the laziness, shape (N, N), to full precision where P underflows and it is known."""
+        return self._law.log_moves()
+
+    @property
+    def least_move(self) -> float:
+        """A probability below which moves have lost digits to underflow."""
+        return self._moves.least
+
+    # ---- structure
+
+    @property
+    def irreducible(self) -> bool:
+        """Whether every state can be reached from every other."""
+        return self._moves.irreducible
+
+    @property
+    def period(self) -> int:
+        """Greatest common divisor of the lengths of all round trips; P^k converges when it is 1.
+
+        For chains with transient states (causal attention, say) that of the class in which all walks end.
+
+        Raises
+        ------
+        InputError
+            For a chain with several closed classes.
+        """
+        self.require_unique("the period")
+        return self._moves.period
+
+    @property
+    def reversible(self) -> bool:
+        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
+
+        Always for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
+        float32). Never with transient states, where no such law is positive. Beyond 1000 states pi is what detailed
+        balance gives along a spanning tree, O(edges). Where all fluxes agree to 1e-11, what is nothing but rounding,
+        the chain is solved in its symmetric form; a chain that is reversible to 1e-8 alone is solved as it is.
+        """
+        return self._law.reversible
+
+    def require_unique(self, what: str) -> None:
+        """Raise `InputError` when walks can end in several classes of states, where `what` is not unique."""
+        self._moves.require_unique(what)
+
+    def require_limit(self, what: str) -> None:
+        """Raise `InputError` when P^k does not converge to one law, so that `what` does not exist."""
+        self.require_unique(what)
+        if self.period > 1:
+            raise InputError(
+                f"affinity: got a periodic chain (period {self.period}), expected an aperiodic one: P^k does not "
+                f"converge, so {what} does not exist; use laziness=0.5, or a kernel with k(x, x) > 0"
+            )
+
+    # ---- the stationary law
+
+    @property
+    def stationary(self) -> Floats:
+        """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
+
+        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction, every entry to
+        full precision. Beyond 1000 states by detailed balance, to 1e-11, where the chain is reversible up to rounding;
+        beyond 4096 that are not by Arnoldi iteration and refinement, to 1e-10. Chains with transient
+        states (causal attention) have pi = 0 there.
+
+        Raises
+        ------
+        InputError
+            For a reducible chain, of which there are several.
+        NumericalError
+            When it is not determined in float64.
+        """
+        return self._shaped(self._law.stationary)
+
+    @property
+    def log_law(self) -> Floats | None:
+        """Log pi, shape (N,), finite where pi underflows; None with transient states, where pi is 0.
+
+        Raises
+        ------
+        InputError
+            As `stationary`.
+        NumericalError
+            Where pi underflows and the affinity does not know its moves in log space, or has more than 1000 states.
+        """
+        return self._law.log
+
+    @cached_property
+    def norm_weights(self) -> Floats:
+        """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0.
+
+        In L2(pi) no average is longer than its signal; but it does not see the states in which no walk ends, which in
+        causal attention are all but the first.
+        """
+        law = self.stationary
+        if self.affinity.symmetric or len(self._moves.closed[0]) == self.states:
+            return law
+        weights = np.asarray(self.affinity.domain.weights, dtype=np.float64)
+        return np.asarray(weights / weights.sum())
+
+    def limit(self, v: Any) -> Array:
+        """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
+
+        Raises
+        ------
+        InputError
+            For a reducible or periodic chain, which has no such limit.
+        """
+        u = self.affinity.check_signal("v", v)
+        self.require_limit("the limit of P^k v")
+        xp = namespace(u)
+        return mean_over_nodes(u, constant_like(self.stationary, xp.astype(u, xp.float64)))
+
+    # ---- the spectrum
+
+    def eigenvalues(self) -> NDArray[Any]:
+        """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
+
+        O(N^3) time, all transitions in memory. Of reducible and periodic chains too, by classes of states that
+        communicate. Errors are some 1e-15 of a reversible chain, and more where eigenvectors are nearly parallel; no
+        modulus is above 1. `spectral_gap` has the digits of 1 - |mu_2|.
+        """
+        n = self.states
+        check_memory(f"all eigenvalues of {n} states", 32 * n * n, "use second_eigenvalue", self._limit)
+        return self._spectrum.eigenvalues()
+
+    @property
+    def second_eigenvalue(self) -> float | complex:
+        """The eigenvalue of second largest modulus mu_2; |mu_2| is the rate at which P^k v forgets v.
+
+        1 - `spectral_gap`, or that with the sign or angle of mu_2. 0 for a single state.
+
+        Raises
+        ------
+        InputError, NumericalError
+            As `spectral_gap`.
+        """
+        return self._spectrum.second[1]
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 - |mu_2|, the absolute gap, with all its digits however small it is; 0 for periodic chains.
+
+        Of up to 1000 states from all transitions, to 1e-10 relative. Beyond for reversible chains by the slow modes
+        (see `modes`) and inverse iteration, to 1e-10 for graphs and 1e-6 where moves are not listed; for others by
+        Arnoldi iteration, to 1e-6.
+
+        Raises
+        ------
+        InputError
+            For a reducible chain.
+        NumericalError
+            When the digits are not determined in float64, or not reached.
+        """
+        return self._spectrum.second[0]
+
+    @property
+    def relaxation_time(self) -> float:
+        """1 / spectral gap, in moves; infinity for periodic chains."""
+        gap = self.spectral_gap
+        return 1 / gap if gap > 0 else math.inf
+
+    @property
+    def smallest_eigenvalue(self) -> float:
+        """mu_min of a reversible chain; the NeuTRENO step is stable for lambda~ < 1 + mu_min."""
+        if not self.reversible:
+            raise InputError(
+                "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
+                "largest_stable_fidelity()"
+            )
+        return self._spectrum.smallest()
+
+    def modes(self, count: int, *, rtol: float = 1e-9) -> Modes:
+        """Return the leading eigenpairs of a reversible chain.
+
+        The symmetric matrix pi_i^1/2 P_ij pi_j^-1/2 is diagonalized up to 1000 states; beyond, Lanczos iteration finds
+        its largest eigenvalues, one average a step, or for graphs LOBPCG with algebraic multigrid. Each connected
+        component has the eigenvalue 1 once.
+
+        Parameters
+        ----------
+        count : int
+            1 to N - 1 (N up to 1000 states).
+        rtol : float
+            Largest residual, relative to the spectral radius 1.
+
+        Raises
+        ------
+        InputError
+            For a chain that is not reversible.
+        NumericalError
+            Where the residual is not reached.
+        """
+        count = check_integer("count", count, minimum=1)
+        rtol = check_number("rtol", rtol, minimum=0, strict=True)
+        most = self.states if self.states <= DENSE_STATES else self.states - 1
+        if count > most:
+            raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
+        return self._spectrum.modes(count, rtol)
+
+    def metastable_sets(self, count: int, *, rtol: float = 1e-9) -> MetastableSets:
+        """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+).
+
+        chi = X A, X being the leading modes, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as may
+        be (Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz and Weber 2013, doi
+        10.1007/s11634-013-0134-6).
+
+        Parameters
+        ----------
+        count : int
+            m >= 2.
+        rtol : float
+            Of the modes.
+
+        Returns
+        -------
+        MetastableSets
+            Sets in the order of their stationary probabilities, the largest first.
+
+        Notes
+        -----
+        The crispness is a convex function of A, and linear inequalities bound A. So a vertex of what they allow is the
+        crispest: m - 1 states have no part in each set. It is found by linear programs, from the corners of the modes
+        and from ten starts near them. Where no sets are there to find, there may be crisper vertices elsewhere.
+        """
+        m = check_integer("count", count, minimum=2)
+        return metastable_sets(self.modes(m, rtol=rtol), self._law)
+
+    # ---- first passages
+
+    def committor(self, source: Any, target: Any, *, backward: bool = False) -> Floats:
+        """Return the probability that a walker from each node meets the target before the source.
+
+        q = 0 on the source, 1 on the target, (Pq)_i = q_i elsewhere: where P is symmetric in the degree measure the
+        minimizer of J with these values (E and Vanden-Eijnden 2006, doi 10.1007/s10955-005-9003-9).
+
+        Parameters
+        ----------
+        source, target : int, array of int, or array of bool of shape ``domain.shape``
+            Nodes, without one in common.
+        backward : bool
+            Return the probability that a walker who is at a node in the long run came from the source last, and not
+            from the target.
+
+        Returns
+        -------
+        array of shape ``domain.shape``
+            float64. Up to 1000 states by state reduction: each entry keeps its digits, however small. Beyond, for
+            graphs by iteration (in the symmetric form of a reversible chain; for others by GMRES with incomplete
+            factors, then by elimination) until the error is proved to be at most 1e-10; for symmetric k whose moves are
+            not listed by averages, to 1e-6 (1e-3 in float32). Errors are relative, for entries below 1e-3 of the
+            largest to that. Others go by state reduction, O(N^3) time, as all moves of a matrix do.
+
+        Raises
+        ------
+        InputError
+            For nodes that do not exist, that are both source and target, and where walks from some node meet neither.
+        NumericalError
+            Where the digits are not reached for more than 4096 states.
+        """
+        a, b = self._nodes("source", source), self._nodes("target", target)
+        if np.any(a & b):
+            raise InputError(
+                f"target: node {int(np.argmax(a & b))} is a source too, expected sets without a common node"
+            )
+        return self._shaped(self._passages.committor(a, b, backward))
+
+    def hitting_times(self, target: Any) -> Floats:
+        """Return the mean number of moves until a walker from each node comes to the target first.
+
+        h = 0 on the target, h = 1 + Ph elsewhere; infinite where walks may end without meeting it.
+
+        Parameters
+        ----------
+        target : int, array of int, or array of bool of shape ``domain.shape``
+
+        Returns
+        -------
+        array of shape ``domain.shape``
+            float64; computed as `committor` is.
+
+        Raises
+        ------
+        InputError
+            For nodes that do not exist.
+        NumericalError
+            As `committor`.
+        """
+        return self._shaped(self._passages.times(self._nodes("target", target)))
+
+    def mean_first_passage_time(self, source: Any, target: Any) -> float:
+        """Return the mean number of moves to the target of walkers that start in the source as in the long run.
+
+        sum_i pi_i h_i over the source, pi being restricted to it. From a single node it is the hitting time, in
+        transient states and in reducible chains too. Infinite where walks may end without meeting the target.
+
+        Raises
+        ------
+        InputError
+            For several source nodes of a chain that is reducible, or which are all transient: no law tells where
+            walkers start.
+        """
+        return self._passages.mean_time(self._nodes("source", source), self._nodes("target", target))
+
+    def mean_first_passage_times(self) -> Floats:
+        """Return the mean numbers of moves between all pairs of nodes, from row to column, shape (N, N).
+
+        By state reduction, so that each keeps its digits however slow the chain is; 0 on the diagonal. Infinite where
+        walks may end without meeting the column's node. O(N^3) time, 32 N^2 bytes; O(N^4) with transient states.
+
+        Raises
+        ------
+        MemoryLimitError
+        NumericalError
+            Where probabilities underflow, or times overflow.
+        """
+        n = self.states
+        check_memory(f"passage times of {n} states", 32 * n * n, "use hitting_times(target)", self._limit)
+        return self._passages.all_times()
+
+    def _nodes(self, name: str, given: Any) -> Nodes:
+        """Return a mask (N,) of nodes."""
+        array = on_host(given)
+        array = array if array.size else array.astype(np.intp)  # an empty list
+        shape, inside = self._moves.shape, np.zeros(self.states, np.bool_)
+        if array.dtype == bool:
+            if array.shape != shape:
+                raise InputError(f"{name}: got a mask of shape {array.shape}, expected {shape}, that of the domain")
+            inside = array.reshape(-1).copy()
+        elif array.dtype.kind in "iu" and array.ndim <= 1:
+            if array.size and not 0 <= array.min() <= array.max() < self.states:
+                raise InputError(f"{name}: got nodes {array.min()} to {array.max()}, expected 0 to {self.states - 1}")
+            inside[array] = True
+        else:
+            raise InputError(
+                f"{name}: got {array.dtype} of shape {array.shape}, expected node numbers or a mask of bool"
+            )
+        if not inside.any() or inside.all():
+            raise InputError(f"{name}: got {int(inside.sum())} nodes, expected some and not all of {self.states}")
+        return inside
+
     # ---- mixing
 
     def total_variation(self, steps: int, start: Any = None) -> Floats:
@@ -75,18 +535,7 @@ class MarkovChain(Metastable):
         array of shape (steps + 1,)
         """
         count = check_integer("steps", steps, minimum=0)
-        if start is not None:
-            return np.array([self._worst(law.reshape(1, -1)) for law in islice(self._laws(start), count + 1)])
-        matrix, laws = self.matrix(), np.eye(self.states)
-        result = [self._worst(laws)]
-        for _ in range(count):
-            laws = laws @ matrix
-            result.append(self._worst(laws))
-        return np.array(result)
-
-    def _worst(self, laws: Floats) -> float:
-        """Return the largest total-variation distance of laws, one a row, to pi."""
-        return float(np.abs(laws - self.stationary.ravel()).sum(axis=1).max()) / 2
+        return distances(self._law, count, None if start is None else self._laws(start))
 
     def mixing_time(self, eps: float = 0.25, start: Any = None) -> int:
         """Return the smallest k at which the law is within `eps` of pi in total variation, up to rounding.
@@ -105,42 +554,13 @@ class MarkovChain(Metastable):
             For a reducible or periodic chain, which never mixes.
         """
         eps = check_number("eps", eps, minimum=0, strict=True, below=1)
-        if eps < _SMALLEST_DISTANCE:
+        if eps < SMALLEST_DISTANCE:
             raise InputError(
-                f"eps: got {eps:g}, expected at least {_SMALLEST_DISTANCE:g}, below which distances are rounding; use "
+                f"eps: got {eps:g}, expected at least {SMALLEST_DISTANCE:g}, below which distances are rounding; use "
                 "mixing_bounds()"
             )
         self.require_limit("the mixing time")
-        within = eps + self._rounding(eps)
-        if start is not None:
-            for k, law in enumerate(islice(self._laws(start), _PATIENCE + 1)):
-                if self._worst(law.reshape(1, -1)) <= within:
-                    return k
-            raise NumericalError(f"eps: {eps:g} was not reached in {_PATIENCE} moves; use mixing_bounds()")
-        # The distance decreases with k: double until it is small enough, then add up the powers that keep it above.
-        powers = [self.matrix()]
-        if self._worst(np.eye(self.states)) <= within:
-            return 0
-        while self._worst(powers[-1]) > within:
-            if len(powers) > 60:
-                raise NumericalError(f"eps: {eps:g} was not reached in 2^60 moves; the chain hardly mixes")
-            square = powers[-1] @ powers[-1]
-            powers.append(square / square.sum(axis=1, keepdims=True))
-        done, reached = 0, np.eye(self.states)
-        for exponent in reversed(range(len(powers) - 1)):
-            further = reached @ powers[exponent]
-            if self._worst(further) > within:
-                done, reached = done + 2**exponent, further
-        return done + 1
-
-    def _rounding(self, eps: float) -> float:
-        """Return by how much distances may pass `eps` and still count as within it.
-
-        Distances of small chains are often fractions of small numbers, and equal to an `eps` such as 1/4 before they
-        are rounded.
-        """
-        single = "float32" in str(self.affinity.dtype)
-        return min(1e-6 if single else _SMALLEST_DISTANCE, eps / 4)
+        return mixing_time(self._law, eps, None if start is None else self._laws(start))
 
     def mixing_bounds(self, eps: float = 0.25) -> tuple[float, float]:
         """Return lower and upper bounds of the worst-case mixing time from the spectral gap of a reversible chain.
@@ -155,8 +575,8 @@ class MarkovChain(Metastable):
                 "affinity: got a chain that is not reversible, expected a reversible one, for which alone the spectral "
                 "bounds hold; use mixing_time()"
             )
-        gap, lowest = self.spectral_gap, float(self.stationary.min())
-        unknown = self._gap_error * gap  # goes to the safe side
+        gap, lowest = self.spectral_gap, float(self._law.stationary.min())
+        unknown = self._spectrum.gap_error * gap  # goes to the safe side
         upper = math.inf
         if gap > 0 and lowest > 0:
             upper = (math.log(1 / eps) - math.log(lowest)) / (gap - unknown)
@@ -169,7 +589,7 @@ class MarkovChain(Metastable):
         """
         u = self.affinity.check_signal("v", v)
         distance, count = self._distance(u), check_integer("steps", steps, minimum=0)
-        return np.array([distance(moved) for moved in islice(self._averages(u), count + 1)])
+        return np.array([distance(moved) for moved in islice(self._moves.averages(u), count + 1)])
 
     def _distance(self, v: Array) -> Callable[[Array], float]:
         """Return the function that measures how far a signal is from the limit of `v`, in `norm_weights`."""
@@ -203,20 +623,12 @@ class MarkovChain(Metastable):
                 f"rtol: {rtol:g} of the distance of v from a constant is below its rounding; use a larger one, or take "
                 "the mean out of v"
             )
-        for k, moved in enumerate(islice(self._averages(u), _PATIENCE + 1)):
+        for k, moved in enumerate(islice(self._moves.averages(u), PATIENCE + 1)):
             if distance(moved) <= target:
                 return k
-        raise NumericalError(f"rtol: {rtol:g} was not reached in {_PATIENCE} moves; the chain mixes too slowly")
+        raise NumericalError(f"rtol: {rtol:g} was not reached in {PATIENCE} moves; the chain mixes too slowly")
 
     # ---- walks
-
-    @cached_property
-    def _tables(self) -> Tables:
-        if self._sparse_moves is None:
-            return AliasTables(self.matrix(), self._limit)
-        from scipy.sparse import csr_array, eye_array
-
-        return EdgeTables(csr_array(self._lazily(self._sparse_moves, eye_array(self.states))))
 
     def walk(self, start: Any, steps: int, walkers: int, *, rng: Any = None, record: bool = False) -> Positions:
         """Simulate independent walkers.
@@ -240,15 +652,7 @@ class MarkovChain(Metastable):
         array of int64 of shape (walkers,), or (steps + 1, walkers) with `record`
             Node numbers.
         """
-        generator = generator_of(rng)
-        steps = check_integer("steps", steps, minimum=0)
-        shape = self.affinity.domain.shape
-        states = starting_states(start, walkers, shape, self.states, generator, self._limit)
-        if record:
-            check_memory(
-                f"the positions of {walkers} walkers", 16 * (steps + 1) * len(states), "use record=False", self._limit
-            )
-        return self._tables.walk(states, steps, generator, record)
+        return self._walks.walk(start, steps, walkers, rng, record)
 
     def stopped_walk(self, start: Any, stop: Any, walkers: int, *, rng: Any = None) -> Positions:
         """Simulate walkers that are stopped at random, and return where.
@@ -270,15 +674,4 @@ class MarkovChain(Metastable):
         -------
         array of int64 of shape (walkers,)
         """
-        generator = generator_of(rng)
-        shape = self.affinity.domain.shape
-        values = check_stop("stop", stop, shape)
-        states = starting_states(start, walkers, shape, self.states, generator, self._limit)
-        if values.min() == 0:
-            endless = states_without_end(self._listed_moves, states, values)
-            if len(endless):
-                raise InputError(
-                    f"stop: got 0 at all nodes that can be reached from node {endless[0]}, where walkers come to and "
-                    "would go on for ever; stop them somewhere there"
-                )
-        return self._tables.walk_stopped(states, values, generator)
+        return self._walks.stopped(start, stop, walkers, rng)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, underflowing
-from nlflow.errors import NumericalError, check_integer
-from nlflow.markov.passages import Passages
-from nlflow.markov.spectral import Modes
+from nlflow._array import Floats
+from nlflow.errors import NumericalError
+from nlflow.markov.law import StationaryLaw
+from nlflow.markov.spectrum import Modes
 
 _STARTS = 10  # of the search for the crispest memberships, beside the simplex of the corners
 _FEASIBLE = 1e-10  # how far memberships may be below 0 in the linear program, the least that it takes
@@ -46,53 +46,23 @@ class MetastableSets:
     modes: Modes
 
 
-@underflowing
-class Metastable(Passages):
-    """A chain with its slow modes and metastable sets: see `nlflow.MarkovChain`."""
-
-    def metastable_sets(self, count: int, *, rtol: float = 1e-9) -> MetastableSets:
-        """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+).
-
-        chi = X A, X being the leading modes, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as may
-        be (Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz and Weber 2013, doi
-        10.1007/s11634-013-0134-6).
-
-        Parameters
-        ----------
-        count : int
-            m >= 2.
-        rtol : float
-            Of the modes.
-
-        Returns
-        -------
-        MetastableSets
-            Sets in the order of their stationary probabilities, the largest first.
-
-        Notes
-        -----
-        The crispness is a convex function of A, and linear inequalities bound A. So a vertex of what they allow is the
-        crispest: m - 1 states have no part in each set. It is found by linear programs, from the corners of the modes
-        and from ten starts near them. Where no sets are there to find, there may be crisper vertices elsewhere.
-        """
-        m = check_integer("count", count, minimum=2)
-        modes = self.modes(m, rtol=rtol)
-        law = self._law_of_parts
-        x = modes.vectors.copy()
-        # Where several eigenvalues are 1 the constant is a combination of the first vectors.
-        ones = int(np.count_nonzero(modes.values > 1 - 1e-12))
-        if ones > 1:
-            turned = np.linalg.qr(np.column_stack([x[:, :ones].T @ law, np.eye(ones)[:, 1:]]))[0]
-            x[:, :ones] = x[:, :ones] @ turned
-        x[:, 0] = 1.0
-        chi = _crispest(x)
-        mass = law @ chi
-        order = np.argsort(-mass, kind="stable")
-        chi, mass = chi[:, order], mass[order]
-        inner = chi.T @ (law[:, None] * chi)
-        coarse = np.asarray(np.linalg.solve(inner, chi.T @ (law[:, None] * self._applied(chi))), np.float64)
-        crispness = float((np.diagonal(inner) / mass).sum() / m)
-        return MetastableSets(chi, chi.argmax(axis=1), coarse, mass, crispness, modes)
+def metastable_sets(modes: Modes, stationary: StationaryLaw) -> MetastableSets:
+    """Return as many sets as there are modes: see `nlflow.MarkovChain.metastable_sets`."""
+    x, m, law = modes.vectors.copy(), len(modes.values), stationary.of_parts
+    # Where several eigenvalues are 1 the constant is a combination of the first vectors.
+    ones = int(np.count_nonzero(modes.values > 1 - 1e-12))
+    if ones > 1:
+        turned = np.linalg.qr(np.column_stack([x[:, :ones].T @ law, np.eye(ones)[:, 1:]]))[0]
+        x[:, :ones] = x[:, :ones] @ turned
+    x[:, 0] = 1.0
+    chi = _crispest(x)
+    mass = law @ chi
+    order = np.argsort(-mass, kind="stable")
+    chi, mass = chi[:, order], mass[order]
+    inner = chi.T @ (law[:, None] * chi)
+    coarse = np.asarray(np.linalg.solve(inner, chi.T @ (law[:, None] * stationary.moves.apply(chi))), np.float64)
+    crispness = float((np.diagonal(inner) / mass).sum() / m)
+    return MetastableSets(chi, chi.argmax(axis=1), coarse, mass, crispness, modes)
 
 
 def _crispest(x: Floats) -> Floats:

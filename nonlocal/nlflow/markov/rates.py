@@ -13,7 +13,8 @@ import numpy as np
 
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
-from nlflow.markov.absorbing import EXACT, eliminated
+from nlflow.markov.absorbing import EXACT
+from nlflow.markov.reduction import eliminated
 
 _EPS = float(np.finfo(np.float64).eps)
 _DIRECT = 1e-2  # of the largest rate: above, eigenvalues of the whole matrix have their digits
@@ -52,17 +53,10 @@ def form_of(flux: Floats | Sparse, sign: int) -> Form:
 
 
 def slow_pairs(form: Form, root: Floats, y: Floats, known: Floats) -> tuple[Floats, Floats]:
-    """Return the rates in the span of the columns of y, increasing, and their orthonormal vectors.
+    """Return the rates in the span of the columns of y = pi^1/2 v, increasing, and their orthonormal vectors.
 
     A subspace of slow vectors is taken out of it again and again: rates that are nothing beside the largest of a
-    subspace get their digits in the next one.
-
-    Parameters
-    ----------
-    root : array of shape (N,)
-        pi^1/2, by which vectors y = root v are scaled.
-    known : array of shape (N, c)
-        Vectors of rate 0 that are left out, orthonormal.
+    subspace get their digits in the next one. The orthonormal vectors `known`, of rate 0, are left out.
     """
     from scipy.linalg import eigh
 
@@ -117,16 +111,8 @@ def nearest_gap(moves: Floats, law: Floats | None, killed: Floats) -> tuple[floa
 
     From the eigenvalues of P, whose errors are some roundings over the cosine of the angle between left and right
     eigenvector (Wilkinson 1965), and where these do not suffice from those of an inverse of I - P that state reduction
-    gives: the largest, 1 / (1 - mu) of the slowest, keep their digits there.
-
-    Parameters
-    ----------
-    moves : array of shape (N, N)
-        Of one class.
-    law : array of shape (N,), optional
-        The stationary law of a closed class, whose eigenvalue 1 is left out; None of one that is left.
-    killed : array of shape (N,)
-        The probability of leaving the class.
+    gives: the largest, 1 / (1 - mu) of the slowest, keep their digits there. A closed class has a law, and its
+    eigenvalue 1 is left out; another one has None, and is left with the probabilities `killed`.
     """
     from scipy.linalg import eig
 
@@ -158,7 +144,6 @@ def _sure(gaps: Floats, doubt: Floats) -> bool:
 
 
 def _eigenvalues(matrix: Floats, eig: Any) -> tuple[Any, Floats]:
-    """Return all eigenvalues and estimates of their errors."""
     values, left, right = eig(matrix, left=True, right=True)
     cosines = np.abs((left.conj() * right).sum(axis=0))
     with np.errstate(divide="ignore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,78 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, on_host
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError, check_floats, check_integer, check_memory
+from nlflow.markov.moves import Moves, states_without_end
 
 Positions = NDArray[np.int64]
 _CALL = 2**24  # walkers a key: their numbers must not meet
 _MOST_MOVES = 2**39
+
+
+class Walks:
+    """Walks with the moves of a chain, whose tables are built once."""
+
+    def __init__(self, moves: Moves) -> None:
+        self.moves = moves
+
+    @cached_property
+    def _tables(self) -> Tables:
+        moves = self.moves
+        if moves.sparse is None:
+            return AliasTables(moves.matrix(), moves.limit)
+        from scipy.sparse import csr_array, eye_array
+
+        return EdgeTables(csr_array(moves.lazily(moves.sparse, eye_array(moves.states))))
+
+    def walk(self, start: Any, steps: Any, walkers: Any, rng: Any, record: bool) -> Positions:
+        """Return where walkers come to: see `nlflow.MarkovChain.walk`."""
+        generator = generator_of(rng)
+        steps = check_integer("steps", steps, minimum=0)
+        states = self._starts(start, walkers, generator)
+        if record:
+            size = 16 * (steps + 1) * len(states)
+            check_memory(f"the positions of {walkers} walkers", size, "use record=False", self.moves.limit)
+        return self._tables.walk(states, steps, generator, record)
+
+    def stopped(self, start: Any, stop: Any, walkers: Any, rng: Any) -> Positions:
+        """Return where walkers are stopped: see `nlflow.MarkovChain.stopped_walk`."""
+        generator = generator_of(rng)
+        values = self._chances(stop)
+        states = self._starts(start, walkers, generator)
+        if values.min() == 0:
+            endless = states_without_end(self.moves.listed, states, values)
+            if len(endless):
+                raise InputError(
+                    f"stop: got 0 at all nodes that can be reached from node {endless[0]}, where walkers come to and "
+                    "would go on for ever; stop them somewhere there"
+                )
+        return self._tables.walk_stopped(states, values, generator)
+
+    def _chances(self, stop: Any) -> Floats:
+        """Return the probability to be stopped at each node, shape (N,)."""
+        values, shape = check_floats("stop", stop), self.moves.shape
+        if values.shape not in ((), shape):
+            raise InputError(f"stop: got shape {values.shape}, expected a number or {shape}, one for each node")
+        if values.min() < 0 or values.max() > 1 or values.max() == 0:
+            raise InputError(
+                f"stop: got {values.min():g} to {values.max():g}, expected probabilities in [0, 1], not all 0; "
+                "a fidelity lambda~ stops with lambda~ / (1 + lambda~)"
+            )
+        return np.array(np.broadcast_to(values, shape)).ravel()
+
+    def _starts(self, start: Any, walkers: Any, rng: np.random.Generator) -> Positions:
+        """Return one state for each walker: a node number for all, one for each, or drawn from a law."""
+        count, states = check_integer("walkers", walkers, minimum=1), self.moves.states
+        check_memory(
+            f"a start for each of {count} walkers", 16 * count, "use fewer, in several calls", self.moves.limit
+        )
+        array = on_host(start)
+        if array.dtype.kind not in "iu":
+            return rng.choice(states, size=count, p=check_law(start, self.moves.shape).ravel()).astype(np.int64)
+        if array.shape not in ((), (count,)):
+            raise InputError(f"start: got shape {array.shape}, expected one node number or {count}, one a walker")
+        if array.min() < 0 or array.max() >= states:
+            raise InputError(f"start: got {int(array.min())} to {int(array.max())}, expected nodes 0 to {states - 1}")
+        return np.array(np.broadcast_to(array, (count,)), dtype=np.int64)
 
 
 class Tables:
@@ -61,17 +130,7 @@ class Tables:
 class AliasTables(Tables):
     """Tables that draw the next state of a chain at constant cost (Walker 1977, doi 10.1145/355744.355749).
 
-    Parameters
-    ----------
-    rows : array of shape (N, N)
-        Transition probabilities. They are drawn to within 2^-32 / N each; a transition of probability 0 never happens.
-    memory_limit : float, optional
-        Bytes.
-
-    Raises
-    ------
-    MemoryLimitError
-        Before the 8 N^2 bytes are allocated.
+    Probabilities (N, N) are drawn to within 2^-32 / N each; a move of probability 0 never happens.
     """
 
     kind = "tables"
@@ -92,10 +151,7 @@ class AliasTables(Tables):
 class EdgeTables(Tables):
     """Sums of probabilities along the edges of a sparse chain: O(edges) memory, O(log edges of a state) a move.
 
-    Parameters
-    ----------
-    moves : scipy.sparse.csr_array of shape (N, N)
-        Transition probabilities, at least one > 0 in each row. They are drawn to within 2^-53 each.
+    Each row has some probability > 0; they are drawn to within 2^-53 each.
     """
 
     kind = "edges"
@@ -118,50 +174,15 @@ def generator_of(rng: Any) -> np.random.Generator:
         raise InputError(f"rng: got {rng!r}, expected a seed >= 0 or a numpy.random.Generator ({error})") from error
 
 
-def check_law(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
-    """Return `value` as probabilities of the nodes, shape `shape`, or raise `InputError`."""
-    law = check_floats(name, value)
+def check_law(value: Any, shape: tuple[int, ...]) -> Floats:
+    """Return a start as probabilities of the nodes, shape `shape`, or raise `InputError`."""
+    law = check_floats("start", value)
     if law.shape != shape:
-        raise InputError(f"{name}: got shape {law.shape}, expected a node number or probabilities of shape {shape}")
+        raise InputError(f"start: got shape {law.shape}, expected a node number or probabilities of shape {shape}")
     total = float(law.sum())
     if law.min() < 0 or abs(total - 1) > 1e-6:
         raise InputError(
-            f"{name}: got probabilities with minimum {law.min():g} and sum {total:g}, expected values >= 0 with sum 1; "
+            f"start: got probabilities with minimum {law.min():g} and sum {total:g}, expected values >= 0 with sum 1; "
             "divide by the sum"
         )
     return law / total
-
-
-def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
-    """Return `value` as the probability to be stopped at each node, shape (N,), or raise `InputError`."""
-    values = check_floats(name, value)
-    if values.shape not in ((), shape):
-        raise InputError(f"{name}: got shape {values.shape}, expected a number or {shape}, one for each node")
-    if values.min() < 0 or values.max() > 1 or values.max() == 0:
-        raise InputError(
-            f"{name}: got {values.min():g} to {values.max():g}, expected probabilities in [0, 1], not all 0; "
-            "a fidelity lambda~ stops with lambda~ / (1 + lambda~)"
-        )
-    return np.array(np.broadcast_to(values, shape)).ravel()
-
-
-def starting_states(
-    start: Any,
-    walkers: Any,
-    shape: tuple[int, ...],
-    states: int,
-    rng: np.random.Generator,
-    memory_limit: float | None = None,
-) -> Positions:
-    """Return one state for each walker: a node number for all, one for each, or drawn from a law."""
-    count = check_integer("walkers", walkers, minimum=1)
-    check_memory(f"a start for each of {count} walkers", 16 * count, "use fewer, in several calls", memory_limit)
-    array = on_host(start)
-    if array.dtype.kind in "iu":
-        if array.shape not in ((), (count,)):
-            raise InputError(f"start: got shape {array.shape}, expected one node number or {count}, one a walker")
-        if array.min() < 0 or array.max() >= states:
-            raise InputError(f"start: got {int(array.min())} to {int(array.max())}, expected nodes 0 to {states - 1}")
-        return np.array(np.broadcast_to(array, (count,)), dtype=np.int64)
-    law = check_law("start", start, shape).ravel()
-    return rng.choice(states, size=count, p=law).astype(np.int64)

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy, underflowing
+from nlflow._array import Floats, to_numpy
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, memory_limit
+from nlflow.errors import InputError, NumericalError, memory_limit
 from nlflow.flows.spectrum import extreme
 from nlflow.functionals.energies import J
 from nlflow.functionals.preconditioners import Multigrid
 from nlflow.markov.absorbing import EXACT, REDUCED_STATES
-from nlflow.markov.equilibrated import DENSE_STATES, Equilibrated
+from nlflow.markov.law import RESTARTS, StationaryLaw
+from nlflow.markov.moves import DENSE_STATES, communicating_classes
 from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
-from nlflow.markov.stationary import RESTARTS, communicating_classes
 
 _GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
 _BLOCK = 3  # modes of inverse iteration for the slowest rate
@@ -51,85 +51,44 @@ class Modes:
     residual: float
 
 
-@underflowing
-class Spectral(Equilibrated):
-    """A chain with its spectrum: see `nlflow.MarkovChain`."""
+class Spectrum:
+    """Eigenvalues and eigenvectors of a chain, and its gap with all digits."""
+
+    def __init__(self, law: StationaryLaw) -> None:
+        self.law, self.moves = law, law.moves
+        self.affinity, self.states = law.affinity, law.states
 
     def eigenvalues(self) -> NDArray[Any]:
-        """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
-
-        O(N^3) time, all transitions in memory. Of reducible and periodic chains too, by classes of states that
-        communicate. Errors are some 1e-15 of a reversible chain, and more where eigenvectors are nearly parallel; no
-        modulus is above 1. `spectral_gap` has the digits of 1 - |mu_2|.
-        """
-        check_memory(
-            f"all eigenvalues of {self.states} states", 32 * self.states**2, "use second_eigenvalue", self._limit
-        )
+        """Return all: see `nlflow.MarkovChain.eigenvalues`."""
         values: NDArray[Any]
-        if self.reversible:
+        if self.law.reversible:
             # sqrt(pi_i) P_ij / sqrt(pi_j) without pi, which may underflow.
-            root = np.sqrt(self._moves)
+            root = np.sqrt(self.moves.dense)
             values = np.clip(np.linalg.eigvalsh(root * root.T), -1, 1)
         else:
-            blocks = [self._moves[np.ix_(inside, inside)] for inside in self._classes]
+            blocks = [self.moves.dense[np.ix_(inside, inside)] for inside in self._classes]
             values = np.concatenate([np.linalg.eigvals(block) for block in blocks]).astype(np.complex128)
             values /= np.maximum(np.abs(values), 1)
-        values = self.laziness + (1 - self.laziness) * values
+        values = self.moves.laziness + (1 - self.moves.laziness) * values
         return np.asarray(values[np.argsort(-np.abs(values), kind="stable")])
 
     @property
     def _classes(self) -> list[NDArray[np.intp]]:
         """The states of each communicating class."""
-        labels = communicating_classes(self._listed_moves)[1]
+        labels = communicating_classes(self.moves.listed)[1]
         return np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
 
-    @property
-    def second_eigenvalue(self) -> float | complex:
-        """The eigenvalue of second largest modulus mu_2; |mu_2| is the rate at which P^k v forgets v.
-
-        1 - `spectral_gap`, or that with the sign or angle of mu_2. 0 for a single state.
-
-        Raises
-        ------
-        InputError, NumericalError
-            As `spectral_gap`.
-        """
-        return self._second[1]
-
-    @property
-    def spectral_gap(self) -> float:
-        """1 - |mu_2|, the absolute gap, with all its digits however small it is; 0 for periodic chains.
-
-        Of up to 1000 states from all transitions, to 1e-10 relative. Beyond for reversible chains by the slow modes
-        (see `modes`) and inverse iteration, to 1e-10 for graphs and 1e-6 where moves are not listed; for others by
-        Arnoldi iteration, to 1e-6.
-
-        Raises
-        ------
-        InputError
-            For a reducible chain.
-        NumericalError
-            When the digits are not determined in float64, or not reached.
-        """
-        return self._second[0]
-
-    @property
-    def relaxation_time(self) -> float:
-        """1 / spectral gap, in moves; infinity for periodic chains."""
-        gap = self.spectral_gap
-        return 1 / gap if gap > 0 else math.inf
-
     @cached_property
-    def _second(self) -> tuple[float, float | complex]:
-        """The gap and mu_2."""
-        self.require_unique("the second eigenvalue")
+    def second(self) -> tuple[float, float | complex]:
+        """The gap 1 - |mu_2|, and mu_2: see `nlflow.MarkovChain.spectral_gap`."""
+        self.moves.require_unique("the second eigenvalue")
         if self.states == 1:
             return 1.0, 0.0
-        if not self.reversible:
+        if not self.law.reversible:
             return self._second_of_any()
-        if self.period > 1:
+        if self.moves.period > 1:
             return 0.0, -1.0
-        slow = (1 - self.laziness) * self._rate(1)
+        slow = (1 - self.moves.laziness) * self._rate(1)
         fast = self._lowest(slow)
         if not min(slow, fast) > 0:
             raise NumericalError(
@@ -138,43 +97,47 @@ class Spectral(Equilibrated):
             )
         return (slow, 1 - slow) if slow <= fast * (1 + EXACT) else (fast, fast - 1)
 
+    def smallest(self) -> float:
+        """Return mu_min of a reversible chain."""
+        return float(self.eigenvalues().min()) if self.states <= DENSE_STATES else self._lowest(math.inf) - 1
+
     def _lowest(self, enough: float) -> float:
         """Return 1 + the smallest eigenvalue of a reversible chain; some lower bound where it is above `enough`."""
-        own = (enough - 2 * self.laziness) / (1 - self.laziness)
-        return 2 * self.laziness + (1 - self.laziness) * self._rate(-1, own)
+        laziness = self.moves.laziness
+        return 2 * laziness + (1 - laziness) * self._rate(-1, (enough - 2 * laziness) / (1 - laziness))
 
     def _rate(self, sign: int, enough: float = math.inf) -> float:
-        """Return the smallest 1 - sign mu without the laziness; some lower bound where it is above `enough`."""
-        if sign < 0 and self.irreducible and self._own_period == 2:
+        # 1 - sign mu of the slowest, without the laziness; some lower bound where it is above `enough`.
+        if sign < 0 and self.moves.irreducible and self.moves.own_period == 2:
             return 0.0
         if self.states <= DENSE_STATES:
             known = self._constants if sign > 0 else self._constants[:, :0]
-            return float(all_rates(self._moves, self._root, sign, known)[0][0])
+            return float(all_rates(self.moves.dense, self._root, sign, known)[0][0])
         spectrum = self.affinity.known_spectrum() if self.affinity.symmetric else None
         if spectrum is not None:
             return max(float((1 - sign * np.asarray(spectrum)[1 if sign > 0 else 0 :]).min()), 0.0)
         return self._slow_rate() if sign > 0 else self._fast_rate(enough)
 
     def _second_of_any(self) -> tuple[float, complex]:
-        """Return the gap and mu_2 of a chain that need not be reversible."""
+        moves = self.moves
         if self.states > DENSE_STATES:
             values = self._largest_eigenvalues()
             others = np.delete(values, np.argmin(np.abs(values - 1)))
             found = complex(others[np.argmax(np.abs(others))])
             found = found / max(abs(found), 1.0)
-            gap, doubt, exact = 1 - abs(found), _ARNOLDI[self._single], _SINGLE if self._single else _ROUGH
+            gap, doubt, exact = 1 - abs(found), _ARNOLDI[moves.single], _SINGLE if moves.single else _ROUGH
         else:
             gap, found, doubt, exact = 1.0, 0j, 0.0, EXACT
             for inside in self._classes:
-                block = self._lazily(self._moves[np.ix_(inside, inside)], np.eye(len(inside)))
-                closed = np.array_equal(inside, self._closed[0])
-                law = self.stationary.ravel()[inside] if closed else None
-                rest = np.delete(self._moves[inside], inside, axis=1).sum(axis=1) * (1 - self.laziness)
+                block = moves.lazily(moves.dense[np.ix_(inside, inside)], np.eye(len(inside)))
+                closed = np.array_equal(inside, moves.closed[0])
+                law = self.law.stationary[inside] if closed else None
+                rest = np.delete(moves.dense[inside], inside, axis=1).sum(axis=1) * (1 - moves.laziness)
                 least, mu, error = nearest_gap(block, law, rest)
                 if least < gap:
                     gap, found = least, mu
                 doubt = max(doubt, error)
-        if self.period > 1:
+        if moves.period > 1:
             return 0.0, found
         if not doubt <= exact * gap:
             raise NumericalError(
@@ -185,61 +148,50 @@ class Spectral(Equilibrated):
 
     def _largest_eigenvalues(self) -> NDArray[Any]:
         """Return the four eigenvalues of largest modulus by Arnoldi iteration with averages."""
-        allowed = _ARNOLDI[self._single]
+
+        def product(v: Floats) -> Floats:
+            return self.moves.apply(v.reshape(-1, 1))[:, 0]
+
+        allowed = _ARNOLDI[self.moves.single]
         try:
-            return extreme(self._moved, self.states, "LM", 4, tol=1e-12, maxiter=RESTARTS, rounding=allowed)
+            return extreme(product, self.states, "LM", 4, tol=1e-12, maxiter=RESTARTS, rounding=allowed)
         except NumericalError as error:
             raise NumericalError(
                 "affinity: the second eigenvalue was not found by Arnoldi iteration; use fewer nodes (up to 1000 all "
                 "eigenvalues are computed), or eigenvalues()"
             ) from error
 
-    def _moved(self, v: Floats) -> Floats:
-        return self._applied(v.reshape(-1, 1))[:, 0]
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        """mu_min of a reversible chain; the NeuTRENO step is stable for lambda~ < 1 + mu_min."""
-        if not self.reversible:
-            raise InputError(
-                "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
-                "largest_stable_fidelity()"
-            )
-        if self.states <= DENSE_STATES:
-            return float(self.eigenvalues().min())
-        return self._lowest(math.inf) - 1
-
     # ---- rates of many states
 
     @cached_property
     def _root(self) -> Floats:
         """Square roots of pi, floored so that what underflows divides nothing by zero."""
-        law = self._law_of_parts
+        law = self.law.of_parts
         return np.asarray(np.sqrt(np.maximum(law, law.max() * 1e-280)))
 
     @cached_property
     def _constants(self) -> Floats:
         """The eigenvectors at 1 of pi^1/2 P pi^-1/2, orthonormal, one for each part that no move leaves."""
-        parts = self._parts()
+        if self.moves.graph_known:
+            parts = communicating_classes(self.moves.listed)[1]
+        else:
+            self.moves.require_unique("the modes")
+            parts = np.zeros(self.states, np.int32)
         known = np.zeros((self.states, int(parts.max()) + 1))
         known[np.arange(self.states), parts] = self._root
         return np.asarray(known / np.linalg.norm(known, axis=0))
 
     @property
-    def _single(self) -> bool:
-        return "float32" in str(self.affinity.dtype)
-
-    @property
-    def _gap_error(self) -> float:
+    def gap_error(self) -> float:
         """The relative error that a gap may have."""
-        if self._single and self.states > DENSE_STATES:
+        if self.moves.single and self.states > DENSE_STATES:
             return _SINGLE
-        return EXACT if self.states <= DENSE_STATES or self._sparse_moves is not None else _ROUGH
+        return EXACT if self.states <= DENSE_STATES or self.moves.sparse is not None else _ROUGH
 
     @cached_property
     def _fluxes(self) -> Sparse | None:
         """pi_i P_ij of listed moves, without the laziness."""
-        moves = self._sparse_moves
+        moves = self.moves.sparse
         if moves is None:
             return None
         result = moves.copy()
@@ -249,7 +201,7 @@ class Spectral(Equilibrated):
     @cached_property
     def _likes(self) -> Sparse | None:
         """pi^1/2 P pi^-1/2 of listed moves, without the laziness."""
-        graph = self._sparse_moves
+        graph = self.moves.sparse
         if graph is None:
             return None
         scaled = graph.copy()
@@ -261,28 +213,31 @@ class Spectral(Equilibrated):
         if self._likes is not None:
             return np.asarray(self._likes @ columns)
         root = self._root[:, None]
-        signal = self.affinity.as_signal((columns / root).reshape(*self.affinity.domain.shape, -1))
-        moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64)
-        return np.asarray(root * moved.reshape(columns.shape))
+        return np.asarray(root * self.moves.average(columns / root))
 
     def _slow_rate(self) -> float:
         """Return 1 - mu_2 of many states by iteration, or for some thousands from the whole matrix."""
         try:
             return self._polished_rate()
         except NumericalError:
-            if self.states > REDUCED_STATES or self._single:
+            if self.states > REDUCED_STATES or self.moves.single:
                 raise
-            return float(all_rates(self._moves, self._root, 1, self._constants)[0][0])
+            return float(all_rates(self.moves.dense, self._root, 1, self._constants)[0][0])
 
     def _polished_rate(self) -> float:
         """Return 1 - mu_2 by the slow modes, and inverse iteration until its digits are there."""
-        y = self._lanczos(_BLOCK + 1, self._root, _START)[1][:, 1:]
+        y = self._lanczos(_BLOCK + 1, _START)[1][:, 1:]
         form = None if self._fluxes is None else form_of(self._fluxes, 1)
         best = math.inf
         while True:
-            rates, y = self._averaged_pairs(y) if form is None else slow_pairs(form, self._root, y, self._constants)
+            if form is None:
+                rest = y - self._alike(y)
+                rates, turned = np.linalg.eigh((y.T @ rest + rest.T @ y) / 2)
+                y = y @ turned
+            else:
+                rates, y = slow_pairs(form, self._root, y, self._constants)
             doubt = _doubt(y - self._alike(y) - rates * y, rates) + (_EPS * _TERMS if form is None else 0.0)
-            if doubt <= self._gap_error * rates[0]:
+            if doubt <= self.gap_error * rates[0]:
                 return float(rates[0])
             further = self._potential(y) if doubt < 0.9 * best else None
             if further is None:
@@ -293,15 +248,9 @@ class Spectral(Equilibrated):
             f"use at most {DENSE_STATES} states, or treat each metastable part as a chain of its own"
         )
 
-    def _averaged_pairs(self, y: Floats) -> tuple[Floats, Floats]:
-        """Return rates and vectors in the span of the columns of y by averages."""
-        rest = y - self._alike(y)
-        rates, turned = np.linalg.eigh((y.T @ rest + rest.T @ y) / 2)
-        return rates, y @ turned
-
     def _potential(self, y: Floats) -> Floats | None:
         """Return the span of (I - P)^-1 y up to constants, orthonormal; None where nothing solves for it."""
-        form, root, known = self._symmetric_form, self._root[:, None], self._constants
+        form, root, known = self.law.symmetric_form, self._root[:, None], self._constants
         if form is None:
             return None
         functional = J(form)
@@ -361,44 +310,20 @@ class Spectral(Equilibrated):
 
     # ---- modes
 
-    def modes(self, count: int, *, rtol: float = 1e-9) -> Modes:
-        """Return the leading eigenpairs of a reversible chain.
-
-        The symmetric matrix pi_i^1/2 P_ij pi_j^-1/2 is diagonalized up to 1000 states; beyond, Lanczos iteration finds
-        its largest eigenvalues, one average a step, or for graphs LOBPCG with algebraic multigrid. Each connected
-        component has the eigenvalue 1 once.
-
-        Parameters
-        ----------
-        count : int
-            1 to N - 1 (N up to 1000 states).
-        rtol : float
-            Largest residual, relative to the spectral radius 1.
-
-        Raises
-        ------
-        InputError
-            For a chain that is not reversible.
-        NumericalError
-            Where the residual is not reached.
-        """
-        count = check_integer("count", count, minimum=1)
-        rtol = check_number("rtol", rtol, minimum=0, strict=True)
-        most = self.states if self.states <= DENSE_STATES else self.states - 1
-        if count > most:
-            raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
-        if not self.reversible:
+    def modes(self, count: int, rtol: float) -> Modes:
+        """Return the leading eigenpairs of a reversible chain: see `nlflow.MarkovChain.modes`."""
+        if not self.law.reversible:
             raise InputError(
-                f"affinity: got a chain that is not reversible{self._unlike}, expected one with real modes; use "
+                f"affinity: got a chain that is not reversible{self.law.misfit}, expected one with real modes; use "
                 "eigenvalues(), or affinity.symmetrized()"
             )
-        law, root = self._law_of_parts, self._root
-        values, vectors = self._dense_modes(count) if self.states <= DENSE_STATES else self._lanczos(count, root, rtol)
+        law, root = self.law.of_parts, self._root
+        values, vectors = self._dense_modes(count) if self.states <= DENSE_STATES else self._lanczos(count, rtol)
         vectors = vectors / root[:, None]
         vectors /= np.sqrt(law @ vectors**2)
         largest = np.abs(vectors).argmax(axis=0)
         vectors *= np.sign(vectors[largest, np.arange(count)])
-        left = self._applied(vectors) - values * vectors
+        left = self.moves.apply(vectors) - values * vectors
         residual = float(np.sqrt(law @ left**2).max())
         if not residual <= rtol:
             raise NumericalError(
@@ -406,19 +331,13 @@ class Spectral(Equilibrated):
             )
         return Modes(values, vectors, residual)
 
-    def _applied(self, columns: Floats) -> Floats:
-        """Return P, with its laziness, times columns (N, k)."""
-        signal = self.affinity.as_signal(columns.reshape(*self.affinity.domain.shape, -1))
-        moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64).reshape(columns.shape)
-        return np.asarray(self._lazily(moved, columns))
-
     def _dense_modes(self, count: int) -> tuple[Floats, Floats]:
         known = self._constants
-        rates, vectors = all_rates(self._moves, self._root, 1, known)
-        values = np.concatenate([np.ones(known.shape[1]), 1 - (1 - self.laziness) * rates])
+        rates, vectors = all_rates(self.moves.dense, self._root, 1, known)
+        values = np.concatenate([np.ones(known.shape[1]), 1 - (1 - self.moves.laziness) * rates])
         return values[:count], np.concatenate([known, vectors], axis=1)[:, :count]
 
-    def _lanczos(self, count: int, root: Floats, rtol: float) -> tuple[Floats, Floats]:
+    def _lanczos(self, count: int, rtol: float) -> tuple[Floats, Floats]:
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
         known = self._constants  # they are moved to the other end of the spectrum
@@ -426,15 +345,14 @@ class Spectral(Equilibrated):
         rest = count - size
         if rest <= 0:
             return np.ones(count), known[:, :count]
-        scaled = self._likes
-        if scaled is not None:
-            found = self._multigrid(scaled, root, known, rest, rtol)
+        if self._likes is not None:
+            found = self._multigrid(self._likes, rest, rtol)
             if found is not None:
                 return np.concatenate([np.ones(size), found[0]]), np.concatenate([known, found[1]], axis=1)
 
         def product(v: Floats) -> Floats:
             v = np.ravel(v)
-            inner = self._lazily(self._alike(v[:, None])[:, 0], v)
+            inner = self.moves.lazily(self._alike(v[:, None])[:, 0], v)
             return np.asarray(inner - known @ (2 * (known.T @ v)))
 
         operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
@@ -451,17 +369,15 @@ class Spectral(Equilibrated):
         order = np.argsort(-values)
         return np.concatenate([np.ones(size), values[order]]), np.concatenate([known, vectors[:, order]], axis=1)
 
-    def _multigrid(
-        self, scaled: Any, root: Floats, known: Floats, count: int, rtol: float
-    ) -> tuple[Floats, Floats] | None:
+    def _multigrid(self, likes: Sparse, count: int, rtol: float) -> tuple[Floats, Floats] | None:
         """Return the modes beside the known ones by LOBPCG with multigrid, whose iterations do not grow with N.
 
         (Knyazev 2001, doi 10.1137/S1064827500366124.) None where the residual is not reached, or no multigrid is.
         """
         from scipy.sparse.linalg import LinearOperator, lobpcg
 
-        p, n = self._symmetric_form, self.states
-        if p is None or not (Multigrid.offered(p) and Multigrid.setup_bytes(p) <= (self._limit or memory_limit())):
+        p, n, root = self.law.symmetric_form, self.states, self._root
+        if p is None or not (Multigrid.offered(p) and Multigrid.setup_bytes(p) <= (self.moves.limit or memory_limit())):
             return None
         measure = p.measure("degree", np.empty(0)).ravel()
         cycle = Multigrid(p, lambda v: v - p._average(v), measure, np.zeros(n))
@@ -471,25 +387,20 @@ class Spectral(Equilibrated):
             return np.asarray(root[:, None] * cycle(columns / root[:, None])).reshape(v.shape)
 
         options: dict[str, Any] = {"shape": (n, n), "dtype": np.float64}
-        rest = LinearOperator(matvec=lambda v: v - scaled @ v, matmat=lambda v: v - scaled @ v, **options)
+        rest = LinearOperator(matvec=lambda v: v - likes @ v, matmat=lambda v: v - likes @ v, **options)
         inverse = LinearOperator(matvec=precondition, matmat=precondition, **options)
         start = np.random.default_rng(0).standard_normal((n, count + _GUARD))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of columns that converge later, which are looked at below
-            values, vectors = lobpcg(rest, start, M=inverse, Y=known, largest=False, tol=0.3 * rtol, maxiter=_STEPS)[:2]
+            values, vectors = lobpcg(
+                rest, start, M=inverse, Y=self._constants, largest=False, tol=0.3 * rtol, maxiter=_STEPS
+            )[:2]
         order = np.argsort(values)[:count]
         values, vectors = np.asarray(values)[order], np.asarray(vectors)[:, order]
         left = np.linalg.norm(rest @ vectors - vectors * values, axis=0)
         if not left.max() <= rtol:
             return None
-        return np.asarray(self._lazily(1 - values, np.ones(count))), np.asarray(vectors, np.float64)
-
-    def _parts(self) -> NDArray[np.intp]:
-        """Return the number of the connected component of each state; of matrix-free chains there is one."""
-        if self._graph_known:
-            return np.asarray(communicating_classes(self._listed_moves)[1], np.intp)
-        self.require_unique("the modes")
-        return np.zeros(self.states, np.intp)
+        return np.asarray(self.moves.lazily(1 - values, np.ones(count))), np.asarray(vectors, np.float64)
 
 
 def _doubt(left: Floats, rates: Floats) -> float:
