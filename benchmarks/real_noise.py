@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace) -> Kept:
         section = SECTIONS[name]
         scenes = section.scenes(arguments.data, arguments.images)
         methods = section.methods(arguments.quality or section.qualities)
-        figures = measure(name, scenes, methods, kept, source, jobs=arguments.jobs, drawn=arguments.figure)
+        jobs = 1 if section.alone else arguments.jobs
+        figures = measure(name, scenes, methods, kept, source, jobs=jobs, drawn=arguments.figure)
         written = time.monotonic()
         try:
             for _ in figures:

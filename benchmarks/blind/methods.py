@@ -40,12 +40,16 @@ _REPEATS: Final = 3  # of a call that is timed, after one that does not count
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture with noise as a user has it, its truth on the scale 0...255, and what is known of the noise."""
+    """Samples with noise as a user has them, their truth, its peak, and what is known of the noise.
+
+    The truth is NaN where there is none: where the instrument saw nothing.
+    """
 
     noisy: NDArray[Any]
     truth: Array
     spectrum: Array | None = None
     looks: float | None = None
+    peak: float = 255.0
 
     @property
     def axis(self) -> int | None:
@@ -69,10 +73,11 @@ class Method:
     ours: bool = True
 
 
-def psnr(truth: NDArray[Any], result: NDArray[Any]) -> float:
-    """Return the PSNR with peak 255 over all channels; infinite where nothing differs."""
-    error = float(np.mean((np.asarray(result, np.float64) - truth) ** 2))
-    return float(10 * np.log10(255**2 / error)) if error > 0 else np.inf
+def psnr(truth: NDArray[Any], result: NDArray[Any], peak: float = 255.0) -> float:
+    """Return the PSNR over all channels, where there is a truth; infinite where nothing differs."""
+    seen = np.isfinite(truth)
+    error = float(np.mean((np.asarray(result, np.float64)[seen] - truth[seen]) ** 2))
+    return float(10 * np.log10(peak**2 / error)) if error > 0 else np.inf
 
 
 def climbed(grid: Sequence[float], start: int, attempt: Callable[[float], tuple[float, Any]]) -> tuple[float, Any]:
@@ -96,7 +101,7 @@ def chosen_by_truth(
 ) -> Outcome:
     def attempt(value: float) -> tuple[float, NDArray[Any]]:
         result = call(value)
-        return psnr(sample.truth, result), result
+        return psnr(sample.truth, result, sample.peak), result
 
     value, result = climbed(grid, start, attempt)
     return Outcome(result, f"{name} = {value:g}")

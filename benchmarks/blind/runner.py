@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from benchmarks.blind.figure import draw, file_name
 from benchmarks.blind.methods import Method, psnr
-from benchmarks.blind.scenes import SECTIONS, Scene, sample_of
+from benchmarks.blind.scenes import Scene, sample_of
 from benchmarks.denoising.methods import threads
 from benchmarks.harness import KIND
 from nlflow.store.records import Entry
@@ -85,7 +85,7 @@ def measured(scene: Scene, name: str, method: Method, source: str, drawn: Path |
     with threads(1):
         outcome = method.call(sample)
     seconds = time.perf_counter() - begun
-    value = outcome.value if outcome.result is None else psnr(sample.truth, outcome.result)
+    value = outcome.value if outcome.result is None else psnr(sample.truth, outcome.result, sample.peak)
     where = (scene.section, scene.setting, scene.picture, name)
     figure = Figure(*where, value, outcome.note, seconds, source if method.ours else "")
     if drawn is not None and outcome.result is not None and method.ours:
@@ -110,5 +110,5 @@ def measure(
             key = Figure(section, scene.setting, scene.picture, name, None).key
             cases.append(Case(key, measured, (scene, name, method, source, drawn)))
     with tqdm(total=len(cases), desc=section, unit="result", smoothing=0.02) as bar:
-        for done in run_cases(cases, kept, jobs=1 if SECTIONS[section].alone else jobs, bar=bar):
+        for done in run_cases(cases, kept, jobs=jobs, bar=bar):
             yield done.finding
