@@ -46,7 +46,7 @@ def test_samples_are_the_truth_and_noise(each):
     np.testing.assert_array_equal(sample.noisy, again.noisy)
     assert sample.noisy.shape == sample.truth.shape
     assert sample.peak > 0
-    # Half of the samples lie above the truth, half below, whatever outliers there are; less so where the noise is skewed.
+    # Half of the samples lie above the truth, whatever outliers there are; more or fewer where the noise is skewed.
     seen = np.isfinite(sample.truth) & (sample.truth != sample.noisy)
     width = SKEWED.get(each.setting, 0.25)
     if seen.any():
