@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from benchmarks.tune_denoise import COLOUR, GREY, SIGNAL, decibel, load, noisy
 from nlflow import denoise
-from nlflow.denoising.presets import PRESETS, Grouping, GroupPreset
+from nlflow.denoising.groupwise import PRESETS, Grouping, GroupPreset
 
 LEVELS = {GREY: (15, 25, 50), COLOUR: (15, 25, 50), SIGNAL: (0.1, 0.3, 0.5)}
 # Fields of the preset, and the values that each is tried at.

@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import KIND, Row, keep, listed, machine, table
 from nlflow import denoise
+from nlflow.denoising.groupwise import VOLUMES, bytes_needed
 from nlflow.denoising.noise import Poisson, Rician
-from nlflow.denoising.presets import VOLUMES
-from nlflow.denoising.tiles import bytes_needed
 from nlflow.store.storage import load_record
 
 Array = NDArray[Any]

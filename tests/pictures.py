@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from nlflow.denoising import groupwise
+from nlflow.denoising.groupwise import GroupPreset
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, Stage
 from nlflow.denoising.patches.affinity import as_planes, as_signal
 from nlflow.denoising.patches.filters import groups_of, removed
-from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import Watch, run
 
 Floats = NDArray[Any]

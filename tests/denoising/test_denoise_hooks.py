@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from nlflow import NlflowWarning, NumericalError, denoise
-from nlflow.denoising import Trail, pixelwise, progress
-from nlflow.denoising.presets import PRESETS
-from nlflow.denoising.progress import within
+from nlflow.denoising import Trail, pixelwise
+from nlflow.denoising.groupwise import PRESETS
+from nlflow.denoising.noise import estimation
+from nlflow.denoising.runs import within
 from nlflow.flows.linear import LinearFlow
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, SMALL
@@ -145,8 +146,8 @@ def test_weights_of_another_kernel_are_others(noisy: np.ndarray[Any, Any], words
 
 def test_noise_is_estimated_once(noisy: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     estimated: list[int] = []
-    estimate = progress.estimate_sigmas
-    monkeypatch.setattr(progress, "estimate_sigmas", lambda *words: (estimated.append(1), estimate(*words))[1])
+    estimate = estimation.estimate_sigmas
+    monkeypatch.setattr(estimation, "estimate_sigmas", lambda *words: (estimated.append(1), estimate(*words))[1])
     trail = Trail()
     for image in (noisy, noisy, noisy + np.random.default_rng(1).normal(0, 9, noisy.shape)):
         told, info = denoise(image, quality="fast", return_info=True, progress=trail)
@@ -173,7 +174,7 @@ def test_two_sets_of_weights_are_kept(noisy: np.ndarray[Any, Any], monkeypatch: 
         denoise(noisy, 10, quality="fast", width=width, progress=trail)
     assert len(built) == 4  # 8, 9, 10, and 9 again
     assert trail.reused == 2
-    monkeypatch.setattr("nlflow.denoising.progress._MOST_BYTES", 1000)
+    monkeypatch.setattr("nlflow.denoising.runs._MOST_BYTES", 1000)
     denoise(noisy, 10, quality="fast", width=9.0, progress=trail)
     assert not trail._kept
 

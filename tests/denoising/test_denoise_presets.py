@@ -9,10 +9,11 @@ from skimage.data import camera
 from skimage.restoration import inpaint_biharmonic
 
 from nlflow import PatchGroups, denoise
-from nlflow.denoising import groupwise, options, presets
+from nlflow.denoising import groupwise, options
+from nlflow.denoising.frame import Spread
+from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.filters import removed
-from nlflow.denoising.presets import PRESETS
 from nlflow.functionals.fidelity import MatrixFidelity
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, group_step, grouped, signal_in
@@ -136,7 +137,7 @@ def test_presets_are_what_they_say() -> None:
             for dimension in (1, 2):
                 for grouping in preset.groupings(level, dimension):
                     assert grouping.stride <= grouping.patch  # no sample is left out
-    assert presets.noisiness(NOISY[..., None] / SIGMA) == pytest.approx(SIGMA / CLEAN.std(), rel=0.05)
+    assert Spread.of(NOISY[..., None] / SIGMA).ratio == pytest.approx(SIGMA / CLEAN.std(), rel=0.05)
 
 
 @pytest.mark.slow

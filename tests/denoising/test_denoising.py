@@ -13,7 +13,8 @@ from skimage import data
 from skimage.restoration import denoise_nl_means
 
 from nlflow import DenoiseInfo, InputError, NlflowWarning, denoise, estimate_sigma
-from nlflow.denoising import pixelwise
+from nlflow.denoising import Options, pixelwise
+from nlflow.denoising.frame import Spread
 from tests.covering import pairs
 from tests.pictures import (
     GROUPS_SLOWLY,
@@ -394,14 +395,18 @@ def test_what_is_told_of_a_map_is_that_of_the_strongest_noise():
     """Levels a factor of 1.5 apart; kernel, mean fidelity and course are those of the last of them."""
     level = np.geomspace(0.5, 0.5 * 1.5**3, 40)[:, None]
     value = noisy(5 * waves(40, 1), level)
-    options: dict[str, Any] = {"patch_size": 3, "search_radius": 5, "steps": 1}
-    told = pixelwise.solved_by_level(value, level**2, **options)
-    last = pixelwise.solved(value / level.max(), **options)
+    options = Options(patch_size=3, search_radius=5, steps=1)
+
+    def solved(f: Any) -> pixelwise.Outcome:
+        return pixelwise.solved(f, pixelwise.Pixels.of(Spread.of(f), 1, options))
+
+    told = pixelwise.solved_by_level(value, level**2, options)
+    last = solved(value / level.max())
     assert told.problem.told["parameters"]["fidelity_mean"] == pytest.approx(
         last.problem.told["parameters"]["fidelity_mean"], rel=1e-9
     )
     np.testing.assert_allclose(told.solution.final, last.solution.final, rtol=1e-9)
-    first = pixelwise.solved(value / level.min(), **options)
+    first = solved(value / level.min())
     assert told.problem.told["parameters"]["fidelity_mean"] != pytest.approx(
         first.problem.told["parameters"]["fidelity_mean"], rel=1e-2
     )

@@ -10,6 +10,8 @@ import pytest
 
 import nlflow as nl
 from nlflow import denoise
+from nlflow.denoising.frame import Spread
+from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.patches import (
     GroupFlow,
     Grouping,
@@ -22,7 +24,6 @@ from nlflow.denoising.patches import (
     TensorFilter,
 )
 from nlflow.denoising.patches.filters import removed
-from nlflow.denoising.presets import PRESETS, noisiness
 from tests.pictures import SMALL_IMAGE, Floats, noisy, signal_in, waves
 from tests.problems import torch_on_one_thread
 
@@ -145,9 +146,9 @@ def test_a_filter_whose_covariances_are_held_still_is_symmetric_in_the_measure_o
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flows in float64, which differences need."""
-    import nlflow.denoising.tensors.flows as flows
+    from nlflow.denoising import groupwise
 
-    monkeypatch.setattr(flows, "SINGLE", 0.0)
+    monkeypatch.setattr(groupwise, "SINGLE", 0.0)
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def test_the_jacobian_is_that_of_differences_of_the_plain_objects(map_: Any) -> 
 
     def estimate(signal: Floats) -> Floats:
         flow = GroupFlow(
-            signal, preset.groupings(noisiness(f[..., None]), 2), shrink=preset.shrink, factor=preset.factor,
+            signal, preset.groupings(Spread.of(f[..., None]).ratio, 2), shrink=preset.shrink, factor=preset.factor,
             search_every=preset.search_every, filter=Held(),
         )  # fmt: skip
         integrator = RelaxedSemiImplicit(preset.steps, preset.leave)

@@ -10,11 +10,10 @@ import pytest
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, denoise, solve
 from nlflow.backends.numba import groups as loops
 from nlflow.backends.numba import search
-from nlflow.denoising import groupwise, task
+from nlflow.denoising import frame, groupwise
+from nlflow.denoising.groupwise import GroupPreset, margins
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Lattice
 from nlflow.denoising.patches.search import reference_positions
-from nlflow.denoising.presets import GroupPreset
-from nlflow.denoising.tiles import margins
 from tests.pictures import (
     GROUPS_SLOWLY,
     SMALL,
@@ -372,7 +371,7 @@ def test_no_estimate_on_the_path_is_worse_than_the_input_where_noise_varies(
         seen.extend(path)
         return 0, None, ""
 
-    monkeypatch.setattr(task, "select", select)
+    monkeypatch.setattr(frame, "select", select)
     denoise(value, level, quality=quality, stopping="discrepancy")
     unit, offset = float(np.sqrt(np.mean(level**2))), value.mean()
     errors = [rms(unit * u[..., 0] + offset, clean) / unit for u in seen]

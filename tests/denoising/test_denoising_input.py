@@ -12,7 +12,7 @@ from skimage.util import img_as_float
 
 from nlflow import InputError, NlflowWarning, denoise, estimate_sigma, nonlocal_tv
 from nlflow.denoising import problem
-from nlflow.denoising.doubts import doubts
+from nlflow.denoising.info import doubts
 from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.base import NoiseEstimate
 from tests.covering import pairs

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from nlflow import DenoiseInfo, InputError, Poisson, denoise
-from nlflow.denoising.inpainting import filled, filling_levels
+from nlflow.denoising.frame import filled
+from nlflow.denoising.groupwise import filling_levels
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, Floats, both, noisy, rms, steps_and_waves, waves
 

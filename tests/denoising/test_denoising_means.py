@@ -14,11 +14,10 @@ from skimage.measure import block_reduce
 
 import nlflow as nl
 from nlflow.denoising import groupwise
+from nlflow.denoising.groupwise import PRESETS, GroupPreset, in_tiles, margins
 from nlflow.denoising.patches import CompiledFilter, GroupFlow, Grouping, PlainFilter, RelaxedSemiImplicit
 from nlflow.denoising.patches.means import Blocks
-from nlflow.denoising.presets import PRESETS, GroupPreset
 from nlflow.denoising.runs import Watch
-from nlflow.denoising.tiles import in_tiles, margins
 from tests.pictures import Floats, group_step, grouped, noisy, psnr, steps_and_waves, waves
 
 pytestmark = pytest.mark.numerical

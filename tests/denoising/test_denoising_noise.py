@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nlflow import InputError, Poisson, denoise, estimate_sigma
-from nlflow.denoising import task
-from nlflow.denoising.inputs import decorrelated
+from nlflow.denoising import frame
+from nlflow.denoising.frame import Spread, channels_for
 from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, noisy, picture, rms, steps_and_waves, waves
 
 
@@ -158,7 +158,7 @@ def test_a_channel_without_noise_is_kept(quality: str):
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_channels_are_turned_without_loss(channels: int):
     f = np.random.default_rng(0).normal(size=(7, 6, channels)) + np.arange(channels)
-    turn = decorrelated(f)
+    turn = channels_for(channels, Spread.of(f).moments)
     np.testing.assert_allclose(turn @ turn.T, np.eye(channels), atol=1e-14)
     if channels == 3:
         np.testing.assert_allclose(np.abs(turn[0]), math.sqrt(1 / 3))
@@ -280,13 +280,13 @@ def test_unusable_counts_are_refused(value: Any, options: dict[str, Any], messag
 def paths(monkeypatch: pytest.MonkeyPatch) -> list[list[Floats]]:
     """Paths that a rule chose from, in units of the noise."""
     seen: list[list[Floats]] = []
-    select = task.select
+    select = frame.select
 
     def watched(rule: str, f: Floats, path: list[Floats], *rest: Any) -> Any:
         seen.append(path)
         return select(rule, f, path, *rest)
 
-    monkeypatch.setattr(task, "select", watched)
+    monkeypatch.setattr(frame, "select", watched)
     return seen
 
 

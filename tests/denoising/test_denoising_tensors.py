@@ -12,6 +12,7 @@ import pytest
 import nlflow as nl
 from nlflow import denoise
 from nlflow.denoising import Trail, groupwise, problem
+from nlflow.denoising.groupwise import in_tiles
 from nlflow.denoising.patches import (
     CompiledFilter,
     GroupFlow,
@@ -26,7 +27,6 @@ from nlflow.denoising.patches import (
 )
 from nlflow.denoising.patches.filters import groups_of
 from nlflow.denoising.runs import Watch
-from nlflow.denoising.tiles import in_tiles
 from tests.pictures import SMALL, SMALL_IMAGE, Floats, noisy, steps_and_waves, waves
 from tests.problems import torch_on_one_thread
 

@@ -12,11 +12,10 @@ import pytest
 
 from nlflow import InputError, MemoryLimitError, denoise
 from nlflow.denoising import groupwise
+from nlflow.denoising.groupwise import PRESETS, bytes_needed, in_tiles
 from nlflow.denoising.patches import CompiledFilter
 from nlflow.denoising.patches.affinity import as_signal
-from nlflow.denoising.presets import PRESETS
 from nlflow.denoising.runs import Watch
-from nlflow.denoising.tiles import bytes_needed, in_tiles
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, ON_GROUPS, QUALITIES, SLOWLY, SMALL, Floats, noisy, steps_and_waves, waves
 

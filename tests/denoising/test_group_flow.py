@@ -10,7 +10,8 @@ import pytest
 
 import nlflow as nl
 from nlflow.denoising import problem
-from nlflow.denoising.inputs import decorrelated
+from nlflow.denoising.frame import Spread, channels_for
+from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.patches import (
     CompiledFilter,
     GroupAffinity,
@@ -21,7 +22,6 @@ from nlflow.denoising.patches import (
     RelaxedSemiImplicit,
 )
 from nlflow.denoising.patches.affinity import as_planes
-from nlflow.denoising.presets import PRESETS, noisiness
 from nlflow.domains.samples import exact_means
 from tests.pictures import (
     GROUPS_SLOWLY,
@@ -67,10 +67,10 @@ def test_a_preset_made_of_objects_has_the_bits_of_denoise(quality: str, kind: st
     samples = image if kind == "colour" else image[..., None]
     offset = exact_means(samples.reshape(-1, samples.shape[-1]))
     f = ((samples - offset) / sigma).astype(samples.dtype)
-    channels = decorrelated(f)
+    channels = channels_for(f.shape[-1], Spread.of(f).moments)
     signal = (f @ channels.T.astype(f.dtype)).astype(np.float32)
     # build the flow
-    groupings = preset.groupings(noisiness(f), 1 if kind == "signal" else 2)
+    groupings = preset.groupings(Spread.of(f).ratio, 1 if kind == "signal" else 2)
     made = GroupFlow(
         signal, groupings, channels=True, shrink=preset.shrink, factor=preset.factor,
         across=preset.across, search_every=preset.search_every,

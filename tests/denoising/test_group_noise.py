@@ -10,6 +10,7 @@ import pytest
 from scipy import signal
 
 import nlflow as nl
+from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.spectra import correlation
 from nlflow.denoising.patches import (
@@ -22,7 +23,6 @@ from nlflow.denoising.patches import (
     Stage,
 )
 from nlflow.denoising.patches.correlation import LEAST, Correlation
-from nlflow.denoising.presets import PRESETS
 from tests.pictures import SMALL, SMALL_IMAGE, SMALL_SIGNAL, Floats, grouped, signal_in, steps_and_waves, waves
 
 pytestmark = pytest.mark.numerical

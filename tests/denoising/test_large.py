@@ -22,10 +22,10 @@ import zarr
 from distributed import Client, LocalCluster
 
 from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
+from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.large import denoise_array
-from nlflow.denoising.large.survey import Blocks, estimated, statistics
+from nlflow.denoising.large.arrays import Blocks, estimated, statistics
 from nlflow.denoising.noise import GaussianNoise, Speckle, estimate_sigma
-from nlflow.denoising.presets import PRESETS
 from nlflow.desk.large import denoise_store, open_image
 from nlflow.desk.large import store as storing
 from nlflow.domains.samples import exact_means, exact_sums, mean_of_sums
@@ -166,11 +166,11 @@ def test_the_halo_is_as_wide_as_it_must_be(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nothing_is_denoised_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    from nlflow.denoising.large import parts
+    from nlflow.denoising.large import arrays
 
     calls: list[int] = []
-    estimate = parts._estimate
-    monkeypatch.setattr(parts, "_estimate", lambda *words: calls.append(1) or estimate(*words))
+    estimate = arrays._estimate
+    monkeypatch.setattr(arrays, "_estimate", lambda *words: calls.append(1) or estimate(*words))
     image = da.from_array(BYTES, chunks=(50, 50))
     result = denoise_array(image, 20.0, quality="fast", steps=1)
     assert not calls

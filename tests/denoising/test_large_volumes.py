@@ -15,11 +15,10 @@ import tifffile
 import zarr
 
 import nlflow as nl
+from nlflow.denoising.groupwise import CLIPS, VOLUMES, GroupPreset, Groups
 from nlflow.denoising.large import denoise_array
-from nlflow.denoising.large.parts import bytes_for
-from nlflow.denoising.large.survey import Blocks, estimated, statistics
+from nlflow.denoising.large.arrays import Blocks, estimated, statistics
 from nlflow.denoising.patches import Grouping
-from nlflow.denoising.presets import CLIPS, VOLUMES, GroupPreset
 from nlflow.desk.large import denoise_store
 from nlflow.desk.large import store as storing
 from nlflow.desk.large.sources import block_sides
@@ -93,16 +92,16 @@ def test_fast_has_the_bits_of_the_whole() -> None:
 
 
 def test_halos_are_as_wide_as_they_must_be_along_each_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nlflow.denoising.large import parts
+    from nlflow.denoising import groupwise
 
-    whole, margins = nl.denoise(VOLUME, 10.0), parts.margins
+    whole, margins = nl.denoise(VOLUME, 10.0), groupwise.margins
     assert margins((tiny(False).first[0][1],) * 2, 1) == (12, 12, 8)
     for axis in range(3):
 
         def narrow(*words: Any, axis: int = axis) -> tuple[int, ...]:
             return tuple(n - 5 * (k == axis) for k, n in enumerate(margins(*words)))
 
-        monkeypatch.setattr(parts, "margins", narrow)
+        monkeypatch.setattr(groupwise, "margins", narrow)
         chunks = [n // 2 if k == axis else n for k, n in enumerate(SHAPE)]
         result = denoise_array(da.from_array(VOLUME, chunks=tuple(chunks)), 10.0)
         assert (result.compute() != whole).any(), axis
@@ -130,13 +129,10 @@ def test_blocks_of_a_clip_are_whole_frames() -> None:
 
 def test_a_stack_of_two_thousand_millions_of_voxels_fits_in_blocks() -> None:
     """With the real presets: a block with its halo takes less than 4 GiB, whatever the whole."""
-    from nlflow.denoising.large.parts import Frame
-
     for quality, side in (("fast", 256), ("best", 128)):
         preset = VOLUMES[quality]
-        frame = Frame((500, 2048, 2048), None, None, np.zeros(1), np.ones(1), np.zeros(1, bool), np.dtype(np.float32),
-                      None, 0, None, quality, preset, preset.groupings(1.0, 3), np.eye(1), "")  # fmt: skip
-        assert bytes_for(frame, tuple(side + 2 * n for n in frame.halo)) < 4 * 2**30, quality
+        flow = Groups(preset, preset.groupings(1.0, 3), np.eye(1), np.dtype(np.float32), 1.0, 3)
+        assert flow.bytes_needed(tuple(side + 2 * n for n in flow.halo), 1) < 4 * 2**30, quality
 
 
 @pytest.mark.parametrize(

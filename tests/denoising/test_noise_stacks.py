@@ -5,7 +5,9 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from nlflow import InputError, estimate_noise, estimate_sigma
-from nlflow.denoising.inputs import observed
+from nlflow.denoising import Options
+from nlflow.denoising.frame import Frame, observe
+from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise import (
     GaussianNoise,
     HotPixels,
@@ -247,13 +249,17 @@ def test_speckle_in_three_axes():
     assert find_speckle(np.random.default_rng(0).poisson(CLEAN).astype(float)[..., None]) is None
 
 
+def frame_of(volume, model) -> Frame:
+    return observe(volume, None, model, Axes.of(volume.shape), "balanced", Options())[0]
+
+
 def test_gaussian_noise_in_three_axes():
     """White or by intensity; noise that is correlated, and stripes, are refused by name."""
     model = GaussianNoise(10.0, intensities=[0.0, 250.0], strengths=[0.2, 2.0])
     z = model.sample(CLEAN, rng=0)
     away = (z - CLEAN) / (10 * np.interp(CLEAN, [0, 250], [0.2, 2]))
     assert away.std() == pytest.approx(1, rel=0.02)
-    seen = observed(z[..., None], None, None, model, None)
+    seen = frame_of(z, model)
     assert seen.coloured is None
     # The map of strengths that the engine takes, by the smoothed intensity, which is exact away from edges.
     wanted = np.interp(gaussian_filter(CLEAN, 1.5), [0, 250], [2, 20]) ** 2
@@ -263,7 +269,7 @@ def test_gaussian_noise_in_three_axes():
     with pytest.raises(InputError, match="correlated noise, which is for images and signals"):
         coloured.sample(CLEAN)
     with pytest.raises(InputError, match="correlated noise, which is for images and signals"):
-        observed(z[..., None], None, None, coloured, None)
+        frame_of(z, coloured)
     for call in (lambda: Stripes(1.0).sample(CLEAN), lambda: Stripes(1.0).reduce(CLEAN[..., None])):
         with pytest.raises(InputError, match=r"got a volume .* slice by slice"):
             call()

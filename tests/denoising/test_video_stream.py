@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from nlflow.denoising.frame import Frame
+from nlflow.denoising.groupwise import CLIPS, GroupPreset
 from nlflow.denoising.large import stream
 from nlflow.denoising.large.stream import denoise_frames, surveyed, window
 from nlflow.denoising.patches import Grouping
-from nlflow.denoising.presets import CLIPS, GroupPreset
 from tests.commands import fails, listing, run
 
 av = pytest.importorskip("av")
@@ -77,11 +78,11 @@ def timed(frames: Any) -> Iterator[tuple[int, int, Any]]:
     return ((number, 1, frame) for number, frame in enumerate(frames))
 
 
-def least(found: stream.Survey, core: int) -> float:
+def least(found: Frame, core: int) -> float:
     """Return the memory that parts of so many frames take."""
-    frames = min(core + 2 * MARGIN, found.frame.shape[0])
-    shape = (frames, *found.frame.shape[1:])
-    return stream.bytes_for(found.frame, shape) + stream._COPIES * 4 * math.prod(shape) * len(found.frame.scale)
+    frames = min(core + 2 * MARGIN, found.shape[0])
+    shape = (frames, *found.shape[1:])
+    return found.bytes_needed(shape) + stream._COPIES * 4 * math.prod(shape) * found.axes.channels
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_parts_have_the_bits_of_the_whole(case: str, core: int) -> None:
         clip = clip.astype(np.uint16) * 4
     found = surveyed(iter(clip), **options)
     limit = least(found, core)
-    assert window(found.frame, limit)[0] == core
+    assert window(found, limit)[0] == core
     parts = [u for _, u in denoise_frames(timed(clip), found, limit)]
     axis = -1 if clip.ndim == 4 else None
     axes = "TYXC" if clip.ndim == 4 else "TYX"
@@ -107,8 +108,8 @@ def test_parts_have_the_bits_of_the_whole(case: str, core: int) -> None:
 def test_a_margin_that_is_smaller_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     clip = scene(17)
     found = surveyed(iter(clip), 12.0)
-    assert found.frame.halo[0] == MARGIN
-    monkeypatch.setattr(type(found.frame), "halo", (1, 99, 99))
+    assert found.halo[0] == MARGIN
+    monkeypatch.setattr(type(found), "halo", (1, 99, 99))
     parts = [u for _, u in denoise_frames(timed(clip), found, least(found, 1) / 2)]
     assert (np.stack(parts) != nl.denoise(clip, 12.0, axes="TYXC", preserve_range=True)).any()
 
@@ -134,24 +135,24 @@ def test_memory_does_not_grow_with_the_clip() -> None:
     assert sum(1 for _ in denoise_frames(frames(), found, limit)) == 60
     assert most <= 4 + 2 * MARGIN + 2
     longer = surveyed(iter(np.concatenate([clip] * 3)), 12.0)
-    assert window(longer.frame, limit) == window(found.frame, limit)
+    assert window(longer, limit) == window(found, limit)
 
 
 def test_noise_is_that_of_the_first_frames() -> None:
     clip = scene(24)
     found = surveyed(iter(clip))
     assert found.estimated
-    assert float(found.frame.scale[0]) == pytest.approx(12, rel=0.1)
+    assert float(found.level[0]) == pytest.approx(12, rel=0.1)
     later = clip.copy()
     later[stream.FIRST :] = 7
-    assert surveyed(iter(later)).frame.scale[0] == found.frame.scale[0]
+    assert surveyed(iter(later)).level[0] == found.level[0]
 
 
 def test_what_is_refused() -> None:
     clip = scene(17)
     found = surveyed(iter(clip), 12.0)
     with pytest.raises(nl.MemoryLimitError, match=r"max_memory: 9 frames of 32 x 24, which one frame needs, take"):
-        window(found.frame, 1000)
+        window(found, 1000)
     with pytest.raises(nl.InputError, match="got 12 frames in the second reading after 17 in the first"):
         list(denoise_frames(timed(clip[:12]), found))
     with pytest.raises(nl.InputError, match="a clip without frames"):

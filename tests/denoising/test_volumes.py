@@ -10,13 +10,12 @@ import pytest
 
 import nlflow as nl
 from nlflow.denoising import groupwise
-from nlflow.denoising.layout import layout_of
+from nlflow.denoising.groupwise import CLIPS, VOLUMES, GroupPreset, in_tiles
+from nlflow.denoising.layout import Axes
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, PatchGroups, PlainFilter, Stage
 from nlflow.denoising.patches.filters import groups_of
 from nlflow.denoising.patches.motion import follow
-from nlflow.denoising.presets import CLIPS, VOLUMES, GroupPreset
 from nlflow.denoising.runs import Watch
-from nlflow.denoising.tiles import in_tiles
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical
@@ -198,7 +197,7 @@ def test_the_bits_do_not_depend_on_threads() -> None:
 
 
 def test_work_is_below_two_kilobytes_a_voxel() -> None:
-    from nlflow.denoising.tiles import bytes_needed
+    from nlflow.denoising.groupwise import bytes_needed
 
     for quality, preset in VOLUMES.items():
         assert bytes_needed((1, 96, 96, 96), preset.groupings(1.0, 3), preset.steps, 4) < 2000 * 96**3, quality
@@ -236,11 +235,11 @@ def test_patches_are_thinner_where_slices_lie_apart() -> None:
 
 
 def test_layouts() -> None:
-    assert layout_of((5, 6), None)[0].letters == "YX"
-    assert layout_of((9, 9, 9), None)[0].letters == "ZYX"
-    found, channel = layout_of((3, 4, 5, 6), None, "CTYX", (2, 1, 1))
-    assert (found.letters, found.moving, found.spacing, channel) == ("TYX", True, (2.0, 1.0, 1.0), 0)
-    assert not layout_of((3, 4), None, "TX")[0].moving
+    assert Axes.of((5, 6)).letters == "YX"
+    assert Axes.of((9, 9, 9)).letters == "ZYX"
+    found = Axes.of((3, 4, 5, 6), None, "CTYX", (2, 1, 1))
+    assert (found.letters, found.moving, found.spacing, found.channel) == ("TYX", True, (2.0, 1.0, 1.0), 0)
+    assert not Axes.of((3, 4), None, "TX").moving
 
 
 @pytest.mark.parametrize(

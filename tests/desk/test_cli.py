@@ -18,7 +18,7 @@ from PIL import Image
 import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
 from nlflow.backends.numba import loading
-from nlflow.denoising.doubts import doubts
+from nlflow.denoising.info import doubts
 from nlflow.denoising.noise import GaussianNoise, NoiseEstimate, gaussian, verdict
 from nlflow.denoising.noise import rules as noise_rules
 from nlflow.desk import terminal

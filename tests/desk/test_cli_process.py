@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from nlflow.backends.numba import loading
-from nlflow.denoising.progress import telling
+from nlflow.denoising.runs import telling
 from nlflow.desk import terminal
 
 

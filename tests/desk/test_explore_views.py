@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 import nlflow
 from nlflow import FileFormatError, InputError, MemoryLimitError, denoise
 from nlflow.denoising.noise import GaussianNoise, load_noise
-from nlflow.denoising.progress import Trail
 from nlflow.denoising.quality import psnr, ssim
+from nlflow.denoising.runs import Trail
 from nlflow.desk.commands import main as cli
 from nlflow.desk.explorer import denoising_view, drawings, flow_view, layers_view, pictures, sources, uploads
 from nlflow.desk.explorer.denoising_view import DenoiseSettings
@@ -144,11 +144,11 @@ def test_the_noise_of_a_table_is_that_of_its_first_column(tmp_path: Path) -> Non
 
 
 def test_noise_is_examined_once_for_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nlflow.denoising import progress
+    from nlflow.denoising.noise import verdict
 
     seen: list[int] = []
-    real = progress.examine
-    monkeypatch.setattr(progress, "examine", lambda *given: (seen.append(1), real(*given))[1])
+    real = verdict.examine
+    monkeypatch.setattr(verdict, "examine", lambda *given: (seen.append(1), real(*given))[1])
     trail, picture = Trail(), RNG.normal(0, 3, (96, 96, 1))
     first = trail.examine(picture, None)
     assert trail.examine(picture.copy(), None) is first

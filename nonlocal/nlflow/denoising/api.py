@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,17 +14,13 @@ from numpy.typing import NDArray
 from nlflow._array import is_tensor, root_mean_square, underflowing
 from nlflow.backends.devices import CPU, choose_device
 from nlflow.backends.numba import loading
-from nlflow.denoising import groupwise, pixelwise
-from nlflow.denoising.columns import each_by_itself
-from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import shape_of
-from nlflow.denoising.layout import layout_of
+from nlflow.denoising.frame import is_by_pixels, observe
+from nlflow.denoising.info import DenoiseInfo, doubts
+from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.options import OPTIONS, Options
-from nlflow.denoising.progress import Trail, telling
-from nlflow.denoising.runs import Problem, Watch
-from nlflow.denoising.task import Task
-from nlflow.domains.samples import check_scale, finish
-from nlflow.errors import InputError, checked_call
+from nlflow.denoising.runs import Problem, Trail, Watch, telling
+from nlflow.domains.samples import check_scale, finish, range_of
+from nlflow.errors import InputError, NlflowWarning, checked_call
 
 Array = NDArray[Any]
 
@@ -52,7 +49,7 @@ def denoise(
     ``fast`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
     pixel. ``balanced`` and ``best`` are flows of groups of alike patches with a fidelity matrix for each group,
     Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal Bayes)
-    filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.presets` states kernel,
+    filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.groupwise` states kernel,
     functional, integrator and stopping of each. Everything is chosen from sigma. In volumes and clips all qualities are
     flows of groups of blocks.
 
@@ -171,7 +168,7 @@ def denoise(
     """
     chosen = Options.of(options, more)
     if is_tensor(image):
-        from nlflow.denoising.tensors.call import denoised_tensor
+        from nlflow.denoising.tensors import denoised_tensor
 
         return denoised_tensor(
             denoise, image, sigma, chosen, quality=quality, noise=noise, channel_axis=channel_axis, axes=axes,
@@ -182,13 +179,14 @@ def denoise(
             raise InputError(
                 f"{name}: got a tensor beside an image that is none, expected an array; convert one of them"
             )
-    layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
+    placed = Axes.of(shape_of("image", image), channel_axis, axes, spacing)
     check_scale(image, preserve_range)
     if chosen.separate:
+        from nlflow.denoising.columns import each_by_itself
+
         result, info = each_by_itself(
-            denoise, image, sigma, channel_axis=channel_axis, mask=mask, keep=keep, progress=progress,
-            axes=layout.letters, spacing=layout.spacing, quality=quality, noise=noise, preserve_range=preserve_range,
-            options=replace(chosen, separate=False),
+            denoise, image, sigma, placed, mask=mask, keep=keep, progress=progress, quality=quality, noise=noise,
+            preserve_range=preserve_range, options=replace(chosen, separate=False),
         )  # fmt: skip
         return (result, info) if return_info else result
     begun, compiled = time.perf_counter(), loading.seconds
@@ -196,48 +194,35 @@ def denoise(
     if trail is not None:
         trail.course = {}
     place = choose_device(chosen.device)
-    chosen.check(quality, len(layout.letters))
-    stopping = chosen.stopping
-    if stopping is not None and isinstance(noise, str) and noise == "auto":
+    chosen.check(quality, len(placed.letters))
+    if chosen.stopping is not None and isinstance(noise, str) and noise == "auto":
         noise = "white"  # the rules know no other
-    task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, chosen, trail)
-    if chosen.device == "auto" and (task.preset is None or task.preset.moving):
+    frame, part = observe(image, sigma, noise, placed, quality, chosen, mask=mask, keep=keep, trail=trail)
+    if chosen.device == "auto" and (is_by_pixels(quality, placed) or placed.moving):
         place = CPU
-    if stopping is not None and task.seen.coloured is not None:
+    if chosen.stopping is not None and frame.coloured is not None:
         raise InputError(
-            f"stopping: got {stopping!r} with noise that is not white; leave it out, or give noise='white'"
+            f"stopping: got {chosen.stopping!r} with noise that is not white; leave it out, or give noise='white'"
         )
     with telling(progress, quality) as tell:
-        if task.seen.idle:
-            u, risk = task.unchanged(), None
-            told: dict[str, Any] = {"functional": "none", "stopped_by": f"returned unchanged: {task.seen.idle}"}
+        told: dict[str, Any] = {}
+        if frame.idle:
+            u = part.with_known(part.unchanged(frame.missing), frame)
         else:
-            estimate, risk, told = task.chosen(
-                stopping, chosen.seed, Watch(False, chosen.max_memory, tell, trail, place)
-            )
-            u = task.back(estimate)
-        u = task.with_known(u)
-        seen, present = task.seen, slice(None) if task.seen.missing is None else ~task.seen.missing
-        info = DenoiseInfo(
-            sigma=task.sigma,
-            sigma_effective=task.sigma_effective,
-            reasons=() if task.found is None else task.found.reasons,
-            sigma_estimated=seen.estimated,
-            noise=task.noise,
-            model=None if task.model is None else task.model.as_dict(),
-            confidence="" if task.found is None else task.found.confidence,
-            quality=quality,
-            residual=root_mean_square((u - task.samples)[present]),
-            risk=risk,
-            seconds=time.perf_counter() - begun,
-            compile_seconds=loading.seconds - compiled,
-            **told,
-        )
-        result = finish(image, task.restore(u), preserve_range)
-        task.warn(u)
+            estimate, risk, told = frame.solve(part, Watch(False, chosen.max_memory, tell, trail, place))
+            told = {**told, "risk": risk}
+            u = part.result(estimate, frame)
+        present = slice(None) if frame.missing is None else ~frame.missing
+        samples, estimated = part.samples[present], u[present]
+        words = {**frame.told(), "residual": root_mean_square((u - part.samples)[present]), **told}
+        seconds, loaded = time.perf_counter() - begun, loading.seconds - compiled
+        result = finish(image, part.restore(u), preserve_range)
+        for text in (frame.too_strong(range_of(samples)), *doubts(samples, estimated, frame.found)):
+            if text:
+                warnings.warn(text, NlflowWarning, stacklevel=4)
         if tell is not None:
             tell(1.0)
-    return (result, info) if return_info else result
+    return (result, DenoiseInfo(seconds=seconds, compile_seconds=loaded, **words)) if return_info else result
 
 
 def problem(
@@ -285,28 +270,24 @@ def problem(
     >>> bool(np.array_equal(p.back(solution.final), denoise(noisy, 1.0)))
     True
     """
-    layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
+    placed, options = Axes.of(shape_of("image", image), channel_axis, axes, spacing), Options()
     check_scale(image, preserve_range)
-    options = Options()
     options.check(quality)
-    task = Task.of(image, sigma, quality, noise, layout, channel_axis, None, keep, options, None)
-    seen = task.seen
-    if seen.coloured is not None:
+    frame, part = observe(image, sigma, noise, placed, quality, options, keep=keep)
+    if frame.coloured is not None:
         raise InputError(
-            f"noise: got {task.noise}, for which denoise() solves a flow for each size of the picture; "
+            f"noise: got {frame.noise}, for which denoise() solves a flow for each size of the picture; "
             "give noise='white' or a sigma for one flow"
         )
-    if seen.idle:
-        raise InputError(f"image: {seen.idle}, so that there is no flow; denoise() returns it unchanged")
-    if task.preset is None:
-        if seen.variance is not None:
-            raise InputError("sigma: got a map, for which 'fast' runs a flow for each level; use denoise()")
-        found = pixelwise.problem(pixelwise.single(seen.f), unit=task.unit)
-    else:
-        found = groupwise.whole_problem(seen.f, seen.variance, task.preset)
+    if frame.missing is not None:
+        raise InputError(f"noise: got {frame.noise}, of which samples are missing, for which denoise() solves several "
+                         "flows; give noise='white' or a sigma for one flow")  # fmt: skip
+    if frame.flow is None:
+        raise InputError(f"image: {frame.idle}, so that there is no flow; denoise() returns it unchanged")
+    found = frame.flow.whole_problem(part.f, frame.variance)
 
     def back(u: Array) -> Any:
-        estimate = found.back(u).astype(seen.f.dtype, copy=False)
-        return finish(image, task.restore(task.with_known(task.back(estimate))), preserve_range)
+        estimate = found.back(u).astype(part.f.dtype, copy=False)
+        return finish(image, part.restore(part.result(estimate, frame)), preserve_range)
 
     return replace(found, back=back)

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import root_mean_square
-from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import shape_of, spatial_shape
-from nlflow.denoising.layout import check_axis
-from nlflow.denoising.progress import Trail, within
+from nlflow.denoising.info import DenoiseInfo, together
+from nlflow.denoising.layout import Axes, shape_of
+from nlflow.denoising.runs import Trail, within
 from nlflow.errors import InputError
 
 Array = NDArray[Any]
@@ -23,36 +21,20 @@ _LOST = "returned unchanged: every sample is missing"
 
 
 def each_by_itself(
-    denoise: Callable[..., Any],
-    image: Any,
-    sigma: Any,
-    *,
-    channel_axis: int | None,
-    mask: Any,
-    keep: Any,
-    progress: Any,
+    denoise: Callable[..., Any], image: Any, sigma: Any, axes: Axes, *, mask: Any, keep: Any, progress: Any,
     **words: Any,
-) -> tuple[Array, DenoiseInfo]:
-    """Return what `denoise` makes of each channel alone, and what it did; see `nlflow.denoise` with ``separate``.
-
-    Parameters
-    ----------
-    denoise : callable
-        `nlflow.denoise`.
-    image, sigma, channel_axis, mask, keep, progress
-        As it takes them.
-    **words
-        What else it takes, the same for all channels.
-    """
-    shape = shape_of("image", image)
-    axis = check_axis(len(shape), channel_axis)
+) -> tuple[Array, DenoiseInfo]:  # fmt: skip
+    """Return what `nlflow.denoise` makes of each channel alone, and what it did; `words` are the same for all."""
+    axis, count = axes.channel, axes.channels
     if axis is None:
-        raise InputError(f"separate: got True for shape {shape} without channels; give channel_axis, or leave it out")
+        raise InputError(
+            f"separate: got True for shape {axes.shape} without channels; give channel_axis, or leave it out"
+        )
     if isinstance(image, np.ma.MaskedArray) or type(image).__module__.startswith("torch"):
         denoise(image, sigma, channel_axis=axis, mask=mask, keep=keep)  # refused as any input of this kind
-    count, array = shape[axis], np.asarray(image)
-    sigmas = _of_channels("sigma", sigma, shape, axis, numbers=True)
-    masks, keeps = _of_channels("mask", mask, shape, axis), _of_channels("keep", keep, shape, axis)
+    array = np.asarray(image)
+    sigmas = _of_channels("sigma", sigma, axes, numbers=True)
+    masks, keeps = _of_channels("mask", mask, axes), _of_channels("keep", keep, axes)
     samples = [np.take(array, c, axis) for c in range(count)]
     lost = [_is_lost(one, hidden) for one, hidden in zip(samples, masks, strict=True)]
     parts, infos = [], []
@@ -62,12 +44,15 @@ def each_by_itself(
         given = np.zeros_like(one) if skipped else one
         hidden = None if skipped else masks[c]
         with _telling(progress, c / count, (c + 1) / count) as told:
-            part, info = denoise(given, sigmas[c], mask=hidden, keep=keeps[c], progress=told, return_info=True, **words)
+            part, info = denoise(
+                given, sigmas[c], mask=hidden, keep=keeps[c], progress=told, return_info=True, axes=axes.letters,
+                spacing=axes.spacing, **words,
+            )  # fmt: skip
         parts.append(one.astype(part.dtype) if skipped else part)
         infos.append(replace(info, stopped_by=_LOST) if skipped else info)
     if isinstance(progress, Trail) and count > 1:
         progress.course = {}  # channels go ways of their own
-    return np.stack(parts, axis), _together(infos)
+    return np.stack(parts, axis), together(infos)
 
 
 def each_item(
@@ -102,20 +87,20 @@ def each_item(
             result, info = denoise(image(index), return_info=True, **({"progress": told} if told else {}), **given)
         results.append(result)
         infos.append(info)
-    return results, infos[0] if count == 1 else _together(infos)
+    return results, infos[0] if count == 1 else together(infos)
 
 
-def _of_channels(name: str, value: Any, shape: tuple[int, ...], axis: int, *, numbers: bool = False) -> list[Any]:
+def _of_channels(name: str, value: Any, axes: Axes, *, numbers: bool = False) -> list[Any]:
     """Return what an argument says of each channel: the same for all, or its own part of an array."""
-    count, given = shape[axis], () if value is None or isinstance(value, str) else shape_of(name, value)
-    if given == shape:
-        return [np.take(np.asarray(value), c, axis) for c in range(count)]
-    if given in ((), spatial_shape(shape, axis)):
+    count, given = axes.channels, () if value is None or isinstance(value, str) else shape_of(name, value)
+    if given == axes.shape:
+        return [np.take(np.asarray(value), c, axes.channel) for c in range(count)]
+    if given in ((), axes.spatial):
         return [value] * count
     if numbers and given == (count,):
         return list(np.asarray(value))
     each = f", ({count},) for one number a channel" if numbers else ""
-    expected = f"{spatial_shape(shape, axis)} for all channels or {shape}{each}"
+    expected = f"{axes.spatial} for all channels or {axes.shape}{each}"
     raise InputError(f"{name}: got an array of shape {given}, expected {expected}")
 
 
@@ -137,30 +122,3 @@ def _telling(progress: Any, low: float, high: float) -> Iterator[Any]:
             progress.tell = whole
     else:
         yield within(progress, low, high) if callable(progress) else progress
-
-
-def _together(infos: list[DenoiseInfo]) -> DenoiseInfo:
-    """Return what was done to all channels or images: means over them, what they share, and each by itself."""
-    first, risks = infos[0], [info.risk for info in infos]
-
-    def joined(name: str) -> str:
-        return "; ".join(dict.fromkeys(str(getattr(info, name)) for info in infos))
-
-    return replace(
-        first,
-        sigma=root_mean_square(np.array([info.sigma for info in infos])),
-        sigma_effective=None,
-        noise=joined("noise"),
-        functional=joined("functional"),
-        parameters=first.parameters if all(info.parameters == first.parameters for info in infos) else {},
-        steps=max(info.steps for info in infos),
-        stopped_by=joined("stopped_by"),
-        method=joined("method"),
-        residual=root_mean_square(np.array([info.residual for info in infos])),
-        risk=None if None in risks else float(np.mean([risk for risk in risks if risk is not None])),
-        tiles=max(info.tiles for info in infos),
-        memory_bytes=max(info.memory_bytes for info in infos),
-        seconds=sum(info.seconds for info in infos),
-        compile_seconds=sum(info.compile_seconds for info in infos),
-        columns=tuple(infos),
-    )

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nlflow._array import is_tensor
+from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.risk import perturbation
 from nlflow.denoising.options import Options
 from nlflow.denoising.patches.tensors import FrozenFilter
-from nlflow.denoising.tensors.axes import Axes, beside, check_tensor
-from nlflow.denoising.tensors.flows import TensorTask
+from nlflow.denoising.tensors import Items, Noisy, beside, check_tensor
 from nlflow.errors import InputError, check_integer
 
 __all__ = ["Linearization", "linearized"]
@@ -33,7 +33,7 @@ class Linearization:
         The tensor, and what `nlflow.denoise` makes of it.
     """
 
-    def __init__(self, image: Tensor, task: TensorTask, max_memory: float | None = None) -> None:
+    def __init__(self, image: Tensor, task: Items, max_memory: float | None = None) -> None:
         self.image, self._task, self._limit = image, task, max_memory
         self._filters = [FrozenFilter() for _ in task.flows]
         with torch.no_grad():
@@ -106,12 +106,12 @@ def linearized(
     sigma: Any,
     *,
     quality: str = "balanced",
-    strength: float = 1.0,
     channel_axis: int | None = None,
     axes: str | None = None,
     spacing: Any = None,
     keep: Any = None,
-    max_memory: float | None = None,
+    options: Options | None = None,
+    **more: Any,
 ) -> Linearization:
     """Return the linear map by which the estimate of `nlflow.denoise` answers to small changes of a tensor.
 
@@ -121,8 +121,8 @@ def linearized(
         float32 or float64.
     sigma : float, sequence or tensor
         Standard deviation of white noise, a constant, as `nlflow.denoise` takes it.
-    quality, strength, channel_axis, axes, spacing, keep, max_memory
-        As `nlflow.denoise` takes them.
+    quality, channel_axis, axes, spacing, keep, options, **more
+        As `nlflow.denoise` takes them; of the options, `strength` and `max_memory` count.
 
     Returns
     -------
@@ -154,9 +154,11 @@ def linearized(
         beside(name, value, image)
     if sigma is None:
         raise InputError("sigma: got None, expected the strength of white noise, a constant; see estimate_sigma")
-    options = Options(strength=strength, max_memory=max_memory)
-    strength, max_memory = options.strength, options.max_memory
-    placed = Axes.of(tuple(image.shape), channel_axis, axes, spacing)
-    task = TensorTask.of(image, sigma, placed, quality, strength, keep)
+    placed = Axes.of(image.shape, channel_axis, axes, spacing, batches=True)
+    placed.check_count()
+    chosen = Options.of(options, more)
+    chosen.refuse(("separate", "stopping", "device"), "a linear map")
+    chosen.check(quality, len(placed.letters))
+    task = Items.of(image, Noisy(sigma), placed, quality, chosen, keep)
     task.check_moves()
-    return Linearization(image, task, max_memory)
+    return Linearization(image, task, chosen.max_memory)

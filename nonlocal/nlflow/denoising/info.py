@@ -1,9 +1,30 @@
-"""What a call of `denoise` did."""
+"""What is told of a call of `denoise`: what it did, and what a user would not expect of its result."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import math
+import warnings
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import root_mean_square
+from nlflow.domains.samples import range_of
+from nlflow.errors import NlflowWarning
+
+if TYPE_CHECKING:
+    from nlflow.denoising.noise import NoiseEstimate
+
+_NOTHING: Final = 1 / 2000  # of the range: what was removed is then less than an eighth of a grey level
+_CLEAN: Final = 1e-6  # of the range: there is no noise at all
+_TORN: Final = 2.5  # ratio of what was removed near edges to that in flat parts, in excess of the noise's own
+_ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that is anywhere in an interval of length 1
+_TAIL: Final = 0.05  # of the samples, at each end, that do not count for the range
+_FEW: Final = 16  # different values, of which a drawing is made
+_SOME: Final = 100_000  # samples that are looked at for them
+_PARTS: Final = 5  # flat parts, and edges, are this share of the samples
 
 
 @dataclass(frozen=True)
@@ -82,3 +103,102 @@ class DenoiseInfo:
         """Return the fields as a dictionary of plain numbers and texts, ready for JSON."""
         columns = [column.as_dict() for column in self.columns]
         return {**asdict(self), "reasons": list(self.reasons), "columns": columns}
+
+
+def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
+    """Return what was done to all channels or images: means over them, what they share, and each by itself."""
+    first, risks = infos[0], [info.risk for info in infos]
+
+    def joined(name: str) -> str:
+        return "; ".join(dict.fromkeys(str(getattr(info, name)) for info in infos))
+
+    return replace(
+        first,
+        sigma=root_mean_square(np.array([info.sigma for info in infos])),
+        sigma_effective=None,
+        noise=joined("noise"),
+        functional=joined("functional"),
+        parameters=first.parameters if all(info.parameters == first.parameters for info in infos) else {},
+        steps=max(info.steps for info in infos),
+        stopped_by=joined("stopped_by"),
+        method=joined("method"),
+        residual=root_mean_square(np.array([info.residual for info in infos])),
+        risk=None if None in risks else float(np.mean([risk for risk in risks if risk is not None])),
+        tiles=max(info.tiles for info in infos),
+        memory_bytes=max(info.memory_bytes for info in infos),
+        seconds=sum(info.seconds for info in infos),
+        compile_seconds=sum(info.compile_seconds for info in infos),
+        columns=tuple(infos),
+    )
+
+
+def check_units(dtype: np.dtype[Any], sigma: Any, stacklevel: int) -> None:
+    """Warn of a sigma that is less than what rounding to integers adds: it may be meant for values from 0 to 1."""
+    if dtype.kind not in "iu" or sigma is None:
+        return
+    level, top = float(np.max(sigma)), np.iinfo(dtype).max
+    if 0 < level < _ROUNDING:
+        text = (
+            f"sigma: got {level:.3g} for integers, less than their rounding adds ({_ROUNDING:.3g}), so that next to "
+            f"nothing is removed; it is in the units of the input: {level:.3g} of the range of {dtype} is "
+            f"{level * top:.4g}"
+        )
+        warnings.warn(text, NlflowWarning, stacklevel=stacklevel + 1)
+
+
+def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate | None) -> list[str]:
+    """Return warnings about the result u of samples, both of shape (..., C); none where its noise was given."""
+    if found is None:
+        return []
+    from nlflow.denoising.noise.evidence import TWO_VALUES
+
+    span, removed = _bulk_of(samples), root_mean_square(samples - u)
+    if span == 0:
+        return []
+    if found.reasons == (TWO_VALUES,):
+        return [f"the result is the input: {TWO_VALUES}; if they hold noise, give sigma or noise"]
+    if removed < _NOTHING * span and found.confidence != "high" and not _drawn(samples):
+        kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
+        why = f"; {found.reasons[0]}" if found.confidence == "low" and found.reasons else ""
+        return [
+            f"{kept}: {found}{why}; if you see noise, measure it in a flat part, by rows and columns "
+            "(estimate_noise(image, flat=np.s_[20:84, 300:400]).model), or give a model from another "
+            "picture of the same camera (estimate_noise(other).model), or its standard deviation (sigma)"
+        ]
+    if removed < _CLEAN * span:
+        return []
+    if found.confidence == "low":
+        return [f"the noise was hard to find out: {found}; {found.reasons[0]}; look at the result, and give sigma or "
+                "noise where it is wrong"]  # fmt: skip
+    if found.confidence == "medium" and _torn(samples, u):
+        return [f"what was removed follows the edges of the picture: {found}; a strength below 1 keeps more of it"]
+    return []
+
+
+def _bulk_of(samples: NDArray[Any]) -> float:
+    """Return the range of most samples, which a star or a peak does not widen; of all where most are alike."""
+    some = samples.reshape(-1)[:: max(samples.size // _SOME, 1)]
+    low, high = np.quantile(some, [_TAIL, 1 - _TAIL])
+    return float(high) - float(low) or range_of(samples)
+
+
+def _drawn(samples: NDArray[Any]) -> bool:
+    """Tell whether samples take so few values that nobody would look for noise."""
+    some = samples.ravel()[:: max(samples.size // _SOME, 1)]
+    return len(np.unique(some)) <= _FEW
+
+
+def _torn(samples: NDArray[Any], u: NDArray[Any]) -> bool:
+    """Tell whether much more was removed near edges than in flat parts of the same intensity."""
+    if u.ndim != 3 or min(u.shape[:2]) < 32:
+        return False
+    lightness = u.mean(axis=-1, dtype=np.float64)
+    removed = np.square((samples - u).mean(axis=-1, dtype=np.float64))
+    steep = np.hypot(*np.gradient(lightness))
+    ratios = []
+    for part in np.array_split(np.argsort(lightness, axis=None, kind="stable"), _PARTS):
+        own = part[np.argsort(steep.ravel()[part], kind="stable")]
+        few = max(len(own) // _PARTS, 1)
+        flat, edges = removed.ravel()[own[:few]].mean(), removed.ravel()[own[-few:]].mean()
+        ratios.append(float(np.sqrt(edges / max(flat, 1e-30))))
+    return float(np.median(ratios)) > _TORN

@@ -1,13 +1,15 @@
-"""What the axes of an array are: time or space, channels, and how far apart samples lie along them."""
+"""What the axes of an array, a tensor or an image in blocks are, and what of a call lies along them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import on_host
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_floats, check_integer
 
@@ -16,24 +18,150 @@ _LEAST = 8  # samples along each axis of an array that is taken for a volume wit
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The axes of samples (..., C) before their channels.
+class Axes:
+    """The axes of an array: time and space, channels, and for tensors a batch of items.
 
     Attributes
     ----------
+    shape : tuple of int
+        Of the whole array.
     letters : str
-        T (time), Z, Y, X in the order of the axes.
+        T (time), Z, Y, X in the order of the axes of an item.
     spacing : tuple of float
-        Distance of samples along each, in one unit.
+        Distance of samples along each of these, in one unit.
+    channel, batch : int or None
     """
 
+    shape: tuple[int, ...]
     letters: str
     spacing: tuple[float, ...]
+    channel: int | None = None
+    batch: int | None = None
+
+    @classmethod
+    def of(
+        cls, shape: Sequence[int], channel_axis: Any = None, axes: Any = None, spacing: Any = None, *,
+        batches: bool = False,
+    ) -> Axes:  # fmt: skip
+        """Return the axes of an array of a shape, or raise `InputError`; `batches` allows a letter B.
+
+        Letters must fit the shape, with at most three of time and space, and time the first of them. An array of three
+        axes may be an image with colours, and is refused where it is no volume by its size.
+        """
+        shape = tuple(shape)
+        if batches and isinstance(axes, str) and axes.count("B") == 1 and len(axes) == len(shape):
+            batch = axes.index("B")
+            if channel_axis is not None:
+                raise InputError(f"channel_axis: got {channel_axis!r} beside axes={axes!r}, expected None; name the "
+                                 "channels by C")  # fmt: skip
+            item = cls.of(shape[:batch] + shape[batch + 1 :], None, axes.replace("B", ""), spacing)
+            channel = None if item.channel is None else item.channel + (item.channel >= batch)
+            return cls(shape, item.letters, item.spacing, channel, batch)
+        channel = check_axis(len(shape), channel_axis)
+        count = len(shape) - (channel is not None)
+        if axes is not None:
+            channel, letters = _named(axes, shape, channel_axis)
+        else:
+            letters = "ZYX"[-count:] if 1 <= count <= 3 else ""  # refused where samples are looked at
+            if len(shape) == 3 == count and min(shape) < _LEAST:
+                raise InputError(
+                    f"image: got shape {shape} with channel_axis={channel_axis}; is the last axis colour? then pass "
+                    "channel_axis=-1; for a volume of few slices give axes='ZYX', for a clip axes='TYX'"
+                )
+        return cls(shape, letters, _distances(spacing, letters), channel)
 
     @property
     def moving(self) -> bool:
         """Whether the samples are the frames of a clip."""
         return len(self.letters) == 3 and self.letters[0] == "T"
+
+    @property
+    def channels(self) -> int:
+        """How many there are."""
+        return 1 if self.channel is None else self.shape[self.channel]
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The shape of an item without its channels."""
+        return self.without(self.shape)
+
+    @property
+    def dimension(self) -> int:
+        """How many axes of time and space have more than one sample."""
+        return sum(n > 1 for n in self.spatial)
+
+    @property
+    def word(self) -> str:
+        """The letters of all axes."""
+        letters = iter(self.letters)
+        named = {self.batch: "B", self.channel: "C"}
+        return "".join(named[axis] if axis in named else next(letters) for axis in range(len(self.shape)))
+
+    def without(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the entries, one for each axis, of time and space alone."""
+        return tuple(value for axis, value in enumerate(values) if axis not in (self.channel, self.batch))
+
+    def place(self, name: str, value: Any) -> NDArray[np.bool_]:
+        """Return a mask as a bool array of the spatial shape; a sample counts where any channel does."""
+        shape_of(name, value)
+        mask = on_host(value)
+        if mask.dtype.kind != "b":
+            raise InputError(
+                f"{name}: got values of type {mask.dtype}, expected booleans; compare first, e.g. mask > 0"
+            )
+        if mask.shape == self.spatial:
+            return mask
+        if self.channel is not None and mask.shape == self.shape:
+            return np.asarray(mask.any(axis=self.channel))
+        raise InputError(f"{name}: got shape {mask.shape}, expected {self.spatial}, one boolean for each sample")
+
+    def check_patch(self, patch_size: int | None) -> None:
+        """Refuse patches that hold no more of an image than smaller ones, before their margins are made."""
+        most = 2 * max(self.spatial, default=1) - 1
+        if patch_size is not None and patch_size > most:
+            raise InputError(
+                f"patch_size: got {patch_size} for a shape of {self.spatial}, expected at most {most}, which holds all "
+                "of it"
+            )
+
+    def check_count(self) -> None:
+        """Refuse what is no signal, image or volume."""
+        if not self.letters:
+            raise InputError(
+                f"image: got {len(self.shape)} dimension(s) (shape {self.shape}) with channel_axis={self.channel}, "
+                "expected one to three besides the channels: a signal, an image or a volume; denoise its volumes one "
+                "by one, as a tensor with a batch (axes='BCYX')"
+            )
+
+    def items(self, tensor: Any) -> Any:
+        """Return a tensor of the whole shape as (B, ..., C)."""
+        ends = [self.batch] if self.batch is not None else []
+        rest = [axis for axis in range(tensor.ndim) if axis not in (self.batch, self.channel)]
+        moved = tensor.permute(*ends, *rest, *([self.channel] if self.channel is not None else []))
+        moved = moved if self.batch is not None else moved[None]
+        return moved if self.channel is not None else moved[..., None]
+
+    def back(self, items: Any) -> Any:
+        """Return (B, ..., C) as a tensor of the whole shape."""
+        whole = items if self.channel is not None else items[..., 0]
+        if self.channel is not None:
+            whole = whole.movedim(-1, self.channel + (self.batch is None or self.channel < self.batch))
+        whole = whole.movedim(0, self.batch) if self.batch is not None else whole[0]
+        return whole.contiguous()
+
+    def spread(self, name: str, given: Any) -> Any:
+        """Return a tensor of the spatial shape, of an item's shape, with the batch or without, as (B, ..., C)."""
+        for absent in ((), (self.batch,), (self.channel,), (self.batch, self.channel)):
+            axes = sorted(axis for axis in absent if axis is not None)
+            rest = tuple(n for axis, n in enumerate(self.shape) if axis not in axes)
+            if len(axes) == len(absent) and tuple(given.shape) == rest:
+                for axis in axes:
+                    given = given.unsqueeze(axis)
+                return self.items(given.expand(self.shape))
+        raise InputError(
+            f"{name}: got shape {tuple(given.shape)}, expected {self.spatial}, that of an item without channels, or "
+            f"{self.shape}"
+        )
 
 
 def check_axis(ndim: int, channel_axis: Any) -> int | None:
@@ -46,38 +174,22 @@ def check_axis(ndim: int, channel_axis: Any) -> int | None:
     return axis % ndim
 
 
-def layout_of(
-    shape: tuple[int, ...], channel_axis: Any, axes: str | None = None, spacing: Any = None
-) -> tuple[Layout, int | None]:
-    """Return the layout of an array, and the axis of its channels.
-
-    Raises
-    ------
-    InputError
-        For letters that do not fit the shape, more than three axes of time and space, time that is not the first of
-        them, and arrays of three axes that may be images with colours.
-    """
-    channel = check_axis(len(shape), channel_axis)
-    count = len(shape) - (channel is not None)
-    if axes is not None:
-        channel, letters = _told(axes, shape, channel_axis)
-    else:
-        letters = "ZYX"[-count:] if 1 <= count <= 3 else ""  # refused where samples are looked at
-        if len(shape) == 3 == count and min(shape) < _LEAST:
-            raise InputError(
-                f"image: got shape {shape} with channel_axis={channel_axis}; is the last axis colour? then pass "
-                "channel_axis=-1; for a volume of few slices give axes='ZYX', for a clip axes='TYX'"
-            )
-    return Layout(letters, _distances(spacing, letters)), channel
+def shape_of(name: str, value: Any) -> tuple[int, ...]:
+    """Return the shape of an array, or of a sequence that is one."""
+    try:
+        return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
+    except ValueError:  # nested sequences of unequal lengths
+        check_array(name, value)
+        raise
 
 
 def samples_of(image: Any, channel_axis: Any, axes: str | None = None) -> NDArray[Any]:
-    """Return an array as samples (..., C), its axes looked at as `layout_of` does."""
+    """Return an array as samples (..., C), its axes looked at as `Axes.of` does."""
     check_array("image", image)
-    return as_signal(image, layout_of(np.shape(image), channel_axis, axes)[1])[0]
+    return as_signal(image, Axes.of(np.shape(image), channel_axis, axes).channel)[0]
 
 
-def _told(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | None, str]:
+def _named(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | None, str]:
     """Return the axis of the channels and the letters of the others, as a word says."""
     expected = f"one letter for each of the {len(shape)} axes of shape {shape}, such as 'ZYX', 'TYX', 'YXC' or 'CZYX'"
     known = isinstance(axes, str) and len(axes) == len(shape) and len(set(axes)) == len(axes)

@@ -132,11 +132,11 @@ class Options:
             raise InputError(f"steps: got {self.steps} together with stopping={self.stopping!r}; leave one of them out")
 
     def refuse(self, names: Iterable[str], what: str) -> None:
-        """Refuse options that something has not, which is denoised in parts."""
+        """Refuse options that something has not."""
         for name in names:
             if (value := getattr(self, name)) != OPTIONS[name]:
                 raise InputError(f"{name}: got {value!r} for {what}, expected {OPTIONS[name]!r}; leave it out, or use "
-                                 "nlflow.denoise on what fits the memory")  # fmt: skip
+                                 "nlflow.denoise")  # fmt: skip
 
 
 OPTIONS: Final[dict[str, Any]] = {one.name: one.default for one in fields(Options)}

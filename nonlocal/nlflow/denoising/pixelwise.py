@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity, affinity
-from nlflow.denoising.inputs import Observation
-from nlflow.denoising.presets import noisiness
-from nlflow.denoising.progress import RememberingFlow, within
-from nlflow.denoising.runs import ALONE, Problem, Run, Watch, run
+from nlflow.denoising.frame import Frame, Spread
+from nlflow.denoising.options import Options
+from nlflow.denoising.runs import ALONE, Problem, Run, Watch, run, within
 from nlflow.domains import Grid
-from nlflow.errors import MemoryLimitError, NlflowWarning
+from nlflow.errors import InputError, MemoryLimitError, NlflowWarning
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import Solution
@@ -42,15 +41,89 @@ _WEIGHTS_SHARE = 0.5  # of the work, told when the weights are there
 #: Bytes of weights that are stored. More are computed anew at each average, of which there are three for most images:
 #: from a megapixel on that takes no longer than to write and read them.
 STORED = 2.5e8
+#: Bytes a sample and channel of a part, in double precision; half of them in single precision.
+_PART_BYTES = 100
 _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The flow that was run, and how it ended, in units of the noise.
+class Pixels:
+    """The flow of pixels that a whole image asks for.
 
-    ``path`` holds the state after each step when it was asked for, otherwise the last one.
+    Attributes
+    ----------
+    kernel : Patch
+        In units of the noise.
+    precision : dtype
+    unit : float
+        The noise in the units of the input, for what is told.
+    fidelity : float or None
+        A constant in place of the local one.
+    steps : int or None
+        Exactly so many, in place of the rule to stop.
     """
+
+    kernel: Patch
+    precision: np.dtype[Any]
+    unit: float = 1.0
+    fidelity: float | None = None
+    steps: int | None = None
+
+    @classmethod
+    def of(cls, spread: Spread, dimension: int, options: Options, unit: float = 1.0) -> Pixels:
+        """Choose the flow for samples in units of their noise; options count where they are given."""
+        width = None if options.width is None else options.width / unit
+        kernel = kernel_for(spread.ratio, dimension, spread.channels, width, options.patch_size, options.search_radius)
+        precision = np.dtype(np.float32) if spread.extent < SINGLE else spread.dtype
+        return cls(kernel, precision, unit, options.fidelity, options.steps)
+
+    @property
+    def halo(self) -> tuple[int, int, int]:
+        """How far a sample of the result looks along three axes, after the steps that are known."""
+        return (reach(self.kernel, self.steps or MOST_STEPS),) * 3
+
+    def bytes_needed(self, shape: tuple[int, ...], channels: int) -> int:
+        """Return the working memory for a part of a shape without its channels, its weights computed anew."""
+        return _PART_BYTES * channels * math.prod(shape)
+
+    def told(self) -> dict[str, Any]:
+        """Return what `DenoiseInfo` says of the flow of parts."""
+        method = "stencil: weights are computed anew at each average"
+        return {"functional": FUNCTIONAL, "parameters": parameters(self.kernel, self.unit), "method": method,
+                "steps": self.steps or 0}  # fmt: skip
+
+    def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...]) -> Array:
+        """Return the estimate for a part of samples; it has the bits of weights that are stored."""
+        path = solved(f.astype(self.precision, copy=False), self, store=False).path
+        return path[-1].astype(f.dtype, copy=False)
+
+    def whole_problem(self, f: Array, variance: Array | None) -> Problem:
+        """Return the flow on samples as one problem."""
+        if variance is not None:
+            raise InputError("sigma: got a map, for which 'fast' runs a flow for each level; use denoise()")
+        return problem(f.astype(self.precision, copy=False), self)
+
+    def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
+        """Run the flow on samples (..., C)."""
+        if watch.device.tensors:
+            raise InputError(
+                f"device: got {watch.device.name!r} with quality='fast', a flow of pixels on the CPU alone, "
+                "expected 'cpu'; or take 'balanced'"
+            )
+        given = f.astype(self.precision, copy=False)
+        if frame.variance is None:
+            outcome = solved(given, self, watch, missing=frame.missing)
+        else:
+            asked = (frame.options, self.unit)
+            outcome = solved_by_level(given, frame.variance, *asked, watch, missing=frame.missing)
+        solution = outcome.solution
+        told = {**outcome.problem.told, "steps": int(solution.stats["steps"]), "stopped_by": solution.message}
+        return Run([u.astype(f.dtype, copy=False) for u in outcome.path], told)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The flow that was run, its solution, and the states after each step where they were asked for, else the last."""
 
     problem: Problem
     solution: Solution
@@ -58,26 +131,13 @@ class Outcome:
 
 
 def problem(
-    f: Array,
-    *,
-    missing: NDArray[np.bool_] | None = None,
-    width: float | None = None,
-    patch_size: int | None = None,
-    search_radius: int | None = None,
-    fidelity: float | None = None,
-    steps: int | None = None,
-    store: bool = True,
-    unit: float = 1.0,
-    watch: Watch = ALONE,
+    f: Array, chosen: Pixels, watch: Watch = ALONE, *, missing: NDArray[np.bool_] | None = None, store: bool = True
 ) -> Problem:
-    """Return the E-flow of a signal (..., C) in units of its noise; what is None is chosen.
+    """Return the E-flow of a signal (..., C) in units of its noise.
 
-    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same. `unit` is
-    that of the noise, for what is told.
+    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same.
     """
-    dimension = sum(n > 1 for n in f.shape[:-1])
-    ratio = noisiness(f) if patch_size is None else 0.0  # needed for the patches alone
-    kernel = kernel_for(ratio, dimension, f.shape[-1], width, patch_size, search_radius)
+    kernel, fidelity, steps = chosen.kernel, chosen.fidelity, chosen.steps
     grid, compared = Grid(f.shape[:-1], boundary="reflect"), _smoothed(f)
 
     def build() -> Affinity:
@@ -88,31 +148,33 @@ def problem(
     strength: Any = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
     if missing is not None:
         strength = np.where(missing, f.dtype.type(0), f.dtype.type(strength) if fidelity is not None else strength)
-    kind = GradientFlow if trail is None else RememberingFlow
+    kind = GradientFlow if trail is None else _RememberingFlow
     flow = kind(E(operator, f, strength, measure="degree"), metric="degree")
     rules = (DiscrepancyPrinciple(f, 1.0, _ENOUGH_RESIDUAL),) if steps is None else ()
     told = {
         "functional": FUNCTIONAL,
-        "parameters": {**parameters(kernel, unit), "fidelity_mean": float(np.mean(strength))},
+        "parameters": {**parameters(kernel, chosen.unit), "fidelity_mean": float(np.mean(strength))},
         "method": f"{operator.method}: {operator.reason}",
         "memory_bytes": operator.memory_bytes,
     }
     return Problem(flow, SemiImplicit(dt=1.0), float(steps or MOST_STEPS), rules, told=told)
 
 
-def solved(f: Array, watch: Watch = ALONE, **options: Any) -> Outcome:
-    """Run the flow of a signal; see `problem` for the options. Half of the work is told when the weights are there."""
-    made = problem(f, watch=watch, **options)
+def solved(f: Array, chosen: Pixels, watch: Watch = ALONE, **options: Any) -> Outcome:
+    """Run the flow of a signal; half of the work is told when the weights are there."""
+    made = problem(f, chosen, watch, **options)
     path, solution = run(made, replace(watch, tell=within(watch.tell, _WEIGHTS_SHARE, 1.0)))
     return Outcome(made, solution, path)
 
 
-def solved_by_level(f: Array, variance: Array, watch: Watch = ALONE, **options: Any) -> Outcome:
+def solved_by_level(
+    f: Array, variance: Array, asked: Options, unit: float = 1.0, watch: Watch = ALONE, **options: Any
+) -> Outcome:
     """Run the flow for noise that varies: at a few levels of it, between which each sample interpolates.
 
     The kernel has one width for all samples, so each level is a flow of its own; the levels are a factor of 1.5 apart.
     """
-    sigma = np.sqrt(variance)
+    sigma, dimension = np.sqrt(variance), sum(n > 1 for n in f.shape[:-1])
     low, high = np.log(float(sigma.min())), np.log(float(sigma.max()))
     count = max(math.ceil((high - low) / _LEVEL_STEP), 1) + 1
     levels = np.exp(np.linspace(low, high, count))
@@ -120,7 +182,8 @@ def solved_by_level(f: Array, variance: Array, watch: Watch = ALONE, **options: 
     results = []
     for k, level in enumerate(levels):
         part = replace(watch, trail=None, tell=within(watch.tell, k / count, (k + 1) / count))
-        outcome = solved(f / f.dtype.type(level), part, **options)
+        one = f / f.dtype.type(level)
+        outcome = solved(one, Pixels.of(Spread.of(one), dimension, asked, unit), part, **options)
         near = np.maximum(1 - np.abs(position - k), 0)[..., None].astype(f.dtype)
         results.append((outcome, near * f.dtype.type(level)))
     length = min(len(outcome.path) for outcome, _ in results)
@@ -128,24 +191,17 @@ def solved_by_level(f: Array, variance: Array, watch: Watch = ALONE, **options: 
     return replace(results[-1][0], path=path)
 
 
-def single(f: Array) -> Array:
-    """Return a signal in units of its noise in single precision, where that is enough."""
-    return f.astype(np.float32) if float(np.ptp(f)) < SINGLE else f
+class _RememberingFlow(GradientFlow):
+    """A gradient flow that keeps its last average: the energies of a state and the step from it need the same one."""
 
+    def __init__(self, *given: Any, **words: Any) -> None:
+        super().__init__(*given, **words)
+        self._last: list[tuple[Array, Array]] = []  # one place for the flow at all times
 
-def denoised(f: Array, seen: Observation, options: dict[str, Any], unit: float, watch: Watch) -> Run:
-    """Run the flow of pixels on samples (..., C) in units of their noise, each of which is `unit`."""
-    dtype, f = f.dtype, single(f)
-    given = {**options, "missing": seen.missing, "unit": unit}
-    if given["width"] is not None:
-        given["width"] /= unit
-    if seen.variance is None:
-        outcome = solved(f, watch, **given)
-    else:
-        outcome = solved_by_level(f, seen.variance, watch, **given)
-    solution = outcome.solution
-    told = {**outcome.problem.told, "steps": int(solution.stats["steps"]), "stopped_by": solution.message}
-    return Run([u.astype(dtype, copy=False) for u in outcome.path], told)
+    def _averaged(self, u: Array) -> Array:
+        if not self._last or self._last[0][0] is not u:
+            self._last[:] = [(u, super()._averaged(u))]
+        return self._last[0][1]
 
 
 def kernel_for(
@@ -156,16 +212,9 @@ def kernel_for(
     patch_size: int | None,
     search_radius: int | None,
 ) -> Patch:
-    """Choose the patch kernel for a signal in units of its noise, to compare patches of `_smoothed`.
+    """Choose the patch kernel for a signal in units of its noise, to compare patches of `_smoothed`; None is chosen.
 
-    Parameters
-    ----------
-    ratio : float
-        Noise over signal (`nlflow.denoising.presets.noisiness`); looked at when `patch_size` is None.
-    dimension, channels : int
-        Axes of more than one sample; channels.
-    width, patch_size, search_radius
-        What the caller wants, None for what is chosen.
+    `ratio` is the noise over the signal, and `dimension` the number of axes of more than one sample.
     """
     from scipy.ndimage import gaussian_filter
 

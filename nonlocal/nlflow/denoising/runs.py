@@ -1,23 +1,165 @@
-"""A flow that denoises: what `solve` needs to run it, and the way back to the samples."""
+"""How a flow is run: what solves it, who is told of it, what a `Trail` keeps of it, and which estimate is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.backends.devices import CPU, Device
-from nlflow.denoising.progress import Follower, Tell, Trail
 from nlflow.errors import NumericalError
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators import Integrator
+from nlflow.flows.integrators.base import Integrator
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback, Tracker
+from nlflow.store.encoding import digest
+from nlflow.store.identity import described
+
+if TYPE_CHECKING:
+    from nlflow.affinities import Affinity
+    from nlflow.denoising.noise import NoiseEstimate
+    from nlflow.domains import Grid
+    from nlflow.kernels import Kernel
 
 Array = NDArray[Any]
+Tell = Callable[[float], Any]
+"""Gets the share of the work that is done, in [0, 1]."""
+
+EPSILON = 0.1
+"""By how much of the noise samples are moved for a divergence."""
+_KEPT = 2  # sets of weights
+_MOST_BYTES = 2**28  # of the weights that are kept
+
+
+def within(tell: Tell | None, low: float, high: float) -> Tell | None:
+    """Return what a part of the work tells its shares to, where that part goes from `low` to `high`."""
+    if tell is None:
+        return None
+    # The last share of a part is its end exactly; sums of shares may pass it by rounding.
+    return lambda share: tell(high if share >= 1 else low + share * (high - low))
+
+
+@contextmanager
+def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
+    """Give what shares are told to: a callable, a bar on stderr for True, nobody for False."""
+    if callable(progress) or not progress:
+        yield progress if callable(progress) else None
+        return
+    from nlflow.backends.progress import bar
+
+    with bar(total=1.0, desc=label, bar_format="{l_bar}{bar}| {elapsed}<{remaining}") as shown:
+        yield lambda share: shown.update(share - shown.n)
+
+
+class Trail:
+    """What calls of `nlflow.denoise` leave behind: the course of the last, and weights; given to them as ``progress``.
+
+    Parameters
+    ----------
+    tell : callable, optional
+        Gets the share of the work that is done, and may raise to end the call.
+
+    Attributes
+    ----------
+    course : dict of str to array
+        Of the states that the last call has gone through, the input first: ``t``, the flow's time; ``distance``, to
+        the constant that the J-flow tends to, root mean square in the units of the input (of stabilized counts for
+        noise of counts). For ``fast`` also ``J`` and
+        ``E``, over the sum of the degrees, in units of the squared noise. Empty where nothing was done, and for noise
+        that varies.
+    reused : int
+        How often weights were used again.
+
+    Notes
+    -----
+    The noise that was estimated last is kept, and so are the weights of the last two flows of pixels while they take at
+    most 256 MiB. Weights depend on the samples in units of their noise, on the kernel and on the grid, but not on
+    fidelity and time. The bits of a result are those of a call without a trail. One thread at a time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import denoise
+    >>> from nlflow.denoising import Trail
+    >>> trail, noisy = Trail(), np.random.default_rng(0).normal(0, 1, (32, 32))
+    >>> for fidelity in (0.1, 0.2):
+    ...     result = denoise(noisy, 1, quality="fast", fidelity=fidelity, steps=4, progress=trail)
+    >>> trail.reused, trail.course["t"].tolist(), bool(np.all(np.diff(trail.course["E"]) < 0))
+    (1, [0.0, 1.0, 2.0, 3.0, 4.0], True)
+    """
+
+    def __init__(self, tell: Tell | None = None) -> None:
+        self.tell = tell
+        self.course: dict[str, NDArray[np.float64]] = {}
+        self.reused = 0
+        self._kept: OrderedDict[str, tuple[Affinity, list[Warning]]] = OrderedDict()
+        self._level: tuple[str, NDArray[np.float64]] = ("", np.empty(0))
+        self._verdict: tuple[str, NoiseEstimate | None] = ("", None)
+
+    def __call__(self, share: float) -> None:
+        """Tell the share of the work that is done."""
+        if self.tell is not None:
+            self.tell(share)
+
+    def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+        """Return the noise of each channel, as `estimate_sigmas` has it; that of the last samples is kept."""
+        from nlflow.denoising.noise.estimation import estimate_sigmas
+
+        key = _content(signal, missing)
+        if key != self._level[0]:
+            self._level = key, estimate_sigmas(signal, missing)
+        return self._level[1]
+
+    def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
+        """Return which noise samples have, as `examine` says it; the verdict on the last samples is kept."""
+        from nlflow.denoising.noise.verdict import examine
+
+        key = _content(samples, missing)
+        before = self._verdict[1] if key == self._verdict[0] else None
+        found = examine(samples, missing) if before is None else before
+        self._verdict = key, found
+        return found
+
+    def weights(
+        self, build: Callable[[], Affinity], kernel: Kernel, grid: Grid, compared: Array, *settings: Any
+    ) -> Affinity:
+        """Return the weights of patches, built or kept; what was warned of when they were built is warned of again.
+
+        `compared` are the samples that patches are taken from, `settings` what else the affinity is built with.
+        """
+        content = digest(np.ascontiguousarray(compared).data)
+        key = described((kernel, grid, compared.dtype.str, compared.shape, settings, content))
+        if key in self._kept:
+            self.reused += 1
+            self._kept.move_to_end(key)
+        else:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                built = build()
+            self._kept[key] = built, [_warning(one.message) for one in caught]
+        operator, told = self._kept[key]
+        for message in told:
+            warnings.warn(message, stacklevel=2)
+        while len(self._kept) > _KEPT or sum(one.memory_bytes for one, _ in self._kept.values()) > _MOST_BYTES:
+            self._kept.popitem(last=False)
+        return operator
+
+
+def _content(samples: Array, missing: NDArray[np.bool_] | None) -> str:
+    """Return what tells samples from others."""
+    parts = [samples] if missing is None else [samples, missing]
+    return repr([(part.dtype.str, part.shape, digest(np.ascontiguousarray(part).data)) for part in parts])
+
+
+def _warning(message: Warning | str) -> Warning:
+    return message if isinstance(message, Warning) else UserWarning(message)
 
 
 @dataclass(frozen=True)
@@ -78,10 +220,67 @@ ALONE = Watch()
 
 @dataclass
 class Run:
-    """A flow that was run: the estimates on its path, in units of the noise, and what is told about it."""
+    """The estimates on a flow's path, in units of the noise, and what is told about it."""
 
     path: list[Array]
     told: dict[str, Any] = field(default_factory=dict)
+
+
+class _Follower(Tracker):
+    """Tell how far a flow is, and write its course down; what telling raises ends the flow and is `raised` then.
+
+    It is kept for the caller because the time loop would answer some exceptions with a result that ends early.
+    """
+
+    name = "follower"
+
+    def __init__(self, tell: Tell | None, trail: Trail | None) -> None:
+        super().__init__()
+        self.raised: BaseException | None = None
+        self._tell, self._trail = tell, trail
+        self._rows: list[tuple[float, ...]] = []
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Begin a course."""
+        self._end, self._rows = end, []
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Tell the share of the time that has passed."""
+        if self._trail is not None:
+            self._note(flow, u, t)
+        if self._tell is None:
+            return None
+        try:
+            self._tell(t / self._end)
+        except BaseException as error:
+            self.raised = error
+            return "ended by the caller"
+        return None
+
+    def _note(self, flow: Flow, u: Array, t: float) -> None:
+        from nlflow.flows.linear import LinearFlow
+        from nlflow.functionals.energies import J
+
+        functional = flow.functional
+        if functional is not None and isinstance(flow, LinearFlow):
+            average = flow.average(u)
+            values = [one.value(u, normalize=True, average=average) for one in (functional, J(functional.given))]
+            self._rows.append((t, *values, flow.distance_to_constant(u)))
+
+    def during(self, t: float, share: float) -> None:
+        """Tell the share of the time that has passed within a long step, and end it with what telling raises."""
+        if self._tell is not None:
+            try:
+                self._tell((t + share) / self._end)
+            except BaseException as error:
+                self.raised = error
+                raise
+
+    def finish(self) -> None:
+        """Leave the course to the trail."""
+        if self._trail is not None and self._rows:
+            columns = np.array(self._rows).reshape(-1, 4).T
+            self._trail.course = dict(zip(("t", "E", "J", "distance"), columns.copy(), strict=True))
 
 
 def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution]:
@@ -98,7 +297,7 @@ def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution]:
     trackers = list(problem.rules)
     if watch.every:
         trackers = [Callback(lambda t, u, flow: path.append(u) if t > 0 else None)]
-    follower = Follower(watch.tell, watch.trail)
+    follower = _Follower(watch.tell, watch.trail)
     if watch.tell is not None or watch.trail is not None:
         trackers.append(follower)
     try:
@@ -127,3 +326,43 @@ def unrolled(problem: Problem) -> list[Array]:
         flow = flow.following(u, memory)
         path.append(u)
     return path
+
+
+def select(
+    rule: str,
+    f: Array,
+    path: list[Array],
+    rerun: Callable[[Array], list[Array]],
+    sigma: Array | float,
+    seen: Any,
+    seed: int,
+    units: Array,
+) -> tuple[int, float | None, str]:
+    """Return which estimate of a path to take, its estimated mean squared error, and why.
+
+    By 'discrepancy' that whose residual is nearest to the noise; by 'sure' that of least risk, for which `rerun` gives
+    the path of f (..., C) with its samples moved. `sigma` is the relative noise, `seen` says which samples have data,
+    and `units` (C,) are the noise of each channel in the unit of the risk.
+    """
+    from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
+
+    relative = np.broadcast_to(sigma, f.shape)[seen]
+    if rule == "discrepancy":
+        residuals = [discrepancy(f[seen], u[seen], relative) for u in path]
+        best = int(np.argmin(np.abs(np.array(residuals) - 1)))
+        return best, None, f"discrepancy: rms residual of {residuals[best]:.4g} sigma, the nearest to sigma"
+    signs = perturbation(f.shape, rng=seed, dtype=f.dtype)
+    moved = rerun(f + f.dtype.type(EPSILON) * signs)
+
+    def risk(u: Array, v: Array) -> float:
+        """Return the mean over the channels, each in its own units of noise."""
+        arrays = (f[seen], u[seen], v[seen], signs[seen])
+        each = []
+        for c in range(len(units)):
+            y, estimate, perturbed, b = (x[..., c] for x in arrays)
+            each.append(sure(y, estimate, perturbed, b, EPSILON, relative[..., c]))
+        return float(np.mean(units**2 * each))
+
+    risks = [risk(u, v) for u, v in zip(path, moved, strict=True)]
+    best = int(np.argmin(risks))
+    return best, risks[best], f"SURE: least estimated risk, of {len(path)} estimates the number {best + 1}"

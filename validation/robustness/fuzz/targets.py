@@ -119,7 +119,7 @@ TARGETS: dict[str, Target] = {
                       ("nlflow.desk.commands.main", "nlflow.desk.commands.denoise",
                        "nlflow.desk.commands.denoise_folder", "nlflow.desk.commands.study",
                        "nlflow.desk.commands.attention", "nlflow.desk.commands.jobs",
-                       "nlflow.desk.commands.denoise_file", "nlflow.denoising.inputs", "nlflow.denoising.api",
+                       "nlflow.desk.commands.denoise_file", "nlflow.denoising.frame", "nlflow.denoising.api",
                        "nlflow.studies.options", "nlflow.errors"), _COMMANDS, 1024),
     "model": Target("folders of transformers", folders.model, seeds.models, "model",
                     ("nlflow.attention.loading.models", "nlflow.attention.loading.inputs",

@@ -1,50 +1,46 @@
-"""Denoising of Dask arrays, with the bits of `nlflow.denoise`."""
+"""Denoising of Dask arrays, with the bits of `nlflow.denoise`: what the whole decides first, then block by block."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising import DenoiseInfo, groupwise, pixelwise
-from nlflow.denoising.doubts import check_units
-from nlflow.denoising.inputs import (
-    channels_for,
-    check_patch,
-    idle_for,
-    noiseless,
-    scale_for,
-    shape_of,
-    spatial_shape,
+from nlflow._array import root_mean_square, underflowing
+from nlflow.backends.threads import one_loop_thread
+from nlflow.denoising.frame import Frame, Part, Spread, live_of, numbers_of, units_of
+from nlflow.denoising.info import DenoiseInfo, check_units
+from nlflow.denoising.layout import Axes
+from nlflow.denoising.noise.base import Noise
+from nlflow.denoising.noise.estimation import (
+    PART_HALO,
+    PartWindows,
+    channel_levels,
+    sigma_of_parts,
+    window_sides,
+    windows_of_part,
 )
-from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
-from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
-from nlflow.denoising.layout import Layout as Axes
-from nlflow.denoising.layout import layout_of
-from nlflow.denoising.noise import Noise
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import OPTIONS, Options
-from nlflow.denoising.presets import preset_for, ratio_of
-from nlflow.domains.samples import rounded
-from nlflow.errors import (
-    InputError,
-    NlflowWarning,
-    check_floats,
-    check_memory,
-    check_number,
-    checked_call,
-    install_command,
-)
-from nlflow.store.encoding import digest
+from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough
+from nlflow.domains.samples import as_signal, exact_sums, mean_of_sums, rounded
+from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
+from nlflow.store.encoding import digest, encode
 from nlflow.store.identity import described
 
 Array = NDArray[Any]
 _BLOCKS = "an array in blocks"
+# Blocks whose residuals are asked for at a time: enough for many workers, few beside all.
+_BATCH = 64
+_PLANES = 9  # of a volume, from which its noise is estimated
 
 
 @partial(checked_call, more=OPTIONS)
@@ -142,34 +138,36 @@ def denoised(
 ) -> tuple[Any, DenoiseInfo, str]:  # fmt: skip
     """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on."""
     need_dask()
-    blocks, layout = _blocks(image, channel_axis, axes, spacing)
+    blocks, placed = _blocks(image, channel_axis, axes, spacing)
     options.refuse(("separate", "stopping", "device"), _BLOCKS)
-    options.check(quality, len(layout.letters))
-    strength, max_memory = options.strength, options.max_memory
-    model = counts_only(noise, sigma, strength, _BLOCKS)
-    check_patch(options.patch_size, blocks.shape)
-    levels = None if sigma is None else levels_of(sigma, blocks.image.shape, blocks.channel_axis)
+    options.check(quality, len(placed.letters))
+    model = counts_only(noise, sigma, options.strength, _BLOCKS)
+    placed.check_patch(options.patch_size)
+    levels = None if sigma is None else levels_of(sigma, placed)
     check_units(blocks.image.dtype, levels, stacklevel=4)
     found = statistics(blocks, model)
-    if model is not None:
-        levels = np.ones(len(found.mean))
-    elif levels is None:
+    if levels is None and model is None:
         levels = estimated(blocks, found)
-    shape, dtype = blocks.shape, blocks.image.dtype
-    frame, why = frame_for(shape, blocks.channel_axis, dtype, layout, found, levels * strength, quality, model, options,
-                           lambda frame_of: settled(blocks, frame_of))  # fmt: skip
+    frame = frame_for(placed, blocks.image.dtype, found, levels, quality, model, options)
+    frame, why = (frame, "") if not isinstance(frame.flow, Pixels) else settled(blocks, frame)
+    frame = replace(frame, estimated=sigma is None and model is None)
+    if text := frame.too_strong(float(found.high.max() - found.low.min())):
+        warnings.warn(text, NlflowWarning, stacklevel=4)
     blocks = _wide_enough(blocks, frame.halo)
-    cut = blocks.layout(frame.halo)
-    memory = _memory(blocks, frame)
+    sides = (
+        min(max(sizes) + 2 * halo, n) for sizes, halo, n in zip(blocks.chunks, frame.halo, blocks.shape, strict=True)
+    )
+    memory, limit, into = frame.bytes_needed(tuple(sides)), options.max_memory, blocks.image.dtype
     if not frame.idle:
         check_memory(f"the largest block, of {_size(blocks)} samples with a halo of {_said(frame.halo)},", memory,
-                     "use smaller chunks, quality='fast', or raise max_memory", max_memory)  # fmt: skip
+                     "use smaller chunks, quality='fast', or raise max_memory", limit)  # fmt: skip
     result = blocks.with_halo(frame.halo).map_blocks(
-        _denoised, layout=cut, frame=frame, memory_limit=max_memory, into=blocks.image.dtype,
-        dtype=blocks.image.dtype, chunks=blocks.image.chunks, meta=np.empty((0,) * blocks.image.ndim, image.dtype),
+        _denoised, cuts=blocks.cuts(frame.halo), frame=frame, memory_limit=limit, into=into, dtype=into,
+        chunks=blocks.image.chunks, meta=np.empty((0,) * blocks.image.ndim, image.dtype),
     )  # fmt: skip
-    info = info_of(frame, sigma is None and model is None, why, memory, math.prod(map(len, cut.chunks)))
-    return result, info, digest(f"{found.digest} {_described(frame)}")
+    info = info_of(frame, why, memory, math.prod(map(len, blocks.chunks)))
+    known = [value for name, value in vars(frame).items() if name != "options"]  # which say more than results depend on
+    return result, info, digest(f"{found.digest} {described(known)}")
 
 
 def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | None:
@@ -183,11 +181,6 @@ def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | N
             "sigma for white noise, or use nlflow.denoise on parts that fit the memory"
         )
     return model.scaled(strength) if strength != 1 else model  # which is refused
-
-
-def _described(frame: Frame) -> str:
-    """Return all of a frame as text, to the last bit."""
-    return described(list(vars(frame).values()))
 
 
 def need_dask() -> None:
@@ -211,99 +204,57 @@ def _blocks(image: Any, channel_axis: Any, axes: Any, spacing: Any) -> tuple[Blo
         )
     if image.dtype.kind not in "iuf":
         raise InputError(f"image: got dtype {image.dtype}, expected integers or floats; convert it with astype")
-    layout, axis = layout_of(image.shape, channel_axis, axes, spacing)
-    if not layout.letters:
-        raise InputError(
-            f"image: got shape {image.shape} with channel_axis={channel_axis}, expected a signal, an image or a volume "
-            "besides the channel axis; denoise its volumes one by one"
-        )
+    placed = Axes.of(image.shape, channel_axis, axes, spacing)
+    placed.check_count()
     if any(math.isnan(n) for sizes in image.chunks for n in sizes):
         raise InputError("image: got chunks of unknown sizes, expected known ones; call image.compute_chunk_sizes()")
     if image.size == 0:
         raise InputError(f"image: got an empty array of shape {image.shape}, expected at least one element")
     if any(0 in sizes for sizes in image.chunks):
         image = image.rechunk(tuple(tuple(n for n in sizes if n) for sizes in image.chunks))
-    blocks = Blocks(image if axis is None else image.rechunk({axis: -1}), axis)
+    blocks = Blocks(image if placed.channel is None else image.rechunk({placed.channel: -1}), placed.channel)
     # Motion is that of whole frames.
-    return (blocks.at_least((1, *blocks.shape[1:])) if layout.moving else blocks), layout
+    return (blocks.at_least((1, *blocks.shape[1:])) if placed.moving else blocks), placed
 
 
-def levels_of(sigma: Any, whole: tuple[int, ...], channel_axis: int | None) -> Array:
-    """Return the noise of each channel of an image of this shape."""
-    channels = 1 if channel_axis is None else int(whole[channel_axis])
-    shape = shape_of("sigma", sigma)
-    if shape == ():
-        hint = "the noise in the units of the input"
-        return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint))
-    if channel_axis is None or shape != (channels,) or shape == spatial_shape(whole, channel_axis):
+def levels_of(sigma: Any, axes: Axes) -> Array:
+    """Return the noise of each channel that a sigma says; maps of it are refused."""
+    levels: Array | None = numbers_of(sigma, axes.spatial, axes.channels, axes.channel is not None)
+    if levels is None:
         raise InputError(
-            f"sigma: got an array of shape {shape}, expected a number, or one a channel; noise that varies in "
-            "space is left to nlflow.denoise"
+            f"sigma: got an array of shape {np.shape(sigma)}, expected a number, or one a channel; noise that varies "
+            "in space is left to nlflow.denoise"
         )
-    levels = check_floats("sigma", sigma)
-    if levels.min() < 0:
-        raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, the noise in the units of the input")
     return levels
 
 
 def frame_for(
-    shape: tuple[int, ...], channel_axis: int | None, given: np.dtype[Any], layout: Axes, found: Statistics,
-    levels: Array, quality: str, model: Noise | None, options: Options,
-    settle: Callable[[Callable[[int], Frame]], tuple[int, str]],
-) -> tuple[Frame, str]:  # fmt: skip
-    """Return what parts have to know of the whole, and why the flow stops where it does.
-
-    `settle` finds, for the flow of pixels, after how many steps that is.
-    """
-    dtype = np.dtype(np.float32 if _single(given) else np.float64)
+    axes: Axes, given: np.dtype[Any], found: Statistics, levels: Array | None, quality: str, model: Noise | None,
+    options: Options,
+) -> Frame:  # fmt: skip
+    """Return what parts have to know of the whole, with noise of these levels; None for counts, whose noise is 1."""
+    live = live_of(found.high > found.low)
+    if live is not None:
+        found, levels = found.of_channels(live), None if levels is None else levels[live]
+    levels = np.ones(len(found.mean)) if levels is None else levels * options.strength
     spans = np.array([float(high) - float(low) for low, high in zip(found.low, found.high, strict=True)])
-    levels, _ = noiseless(levels, spans)
-    idle = idle_for(float(spans.max()), float(levels.max()))
-    channels = len(levels)
-    dimension = sum(n > 1 for n in shape)
-    scale = levels if idle else scale_for(levels)
+    levels, level, _, idle = units_of(levels, spans)
+    exact = levels == 0
+    frame = Frame(axes, quality, options, found.mean, level, idle, exact=exact if exact.any() else None, live=live,
+                  model=model, sigma=root_mean_square(level))  # fmt: skip
+    if idle:
+        return frame
+    dtype = np.dtype(np.float32 if given.itemsize <= 2 or given == np.float32 else np.float64)  # as `as_signal` has it
     # Of the whole in units of the noise: its range in the precision that samples have, and its variance.
     with np.errstate(all="ignore"):
-        ends = [((x - found.mean) / scale).astype(dtype) for x in (found.low, found.high)]
-        variance = float((np.diag(found.moments) / scale**2).mean() / found.count)
-    extent = 0.0 if idle else float(ends[1].max() - ends[0].min())
-    exact = levels == 0
-    preset = preset_for(quality, layout)
-    if not idle and preset is not None:
-        colours = channels_for(channels, lambda: found.moments / np.outer(scale, scale))
-        precision = np.dtype(np.float32 if extent < groupwise.SINGLE else np.float64)
-        groupings = preset.groupings(ratio_of(variance, channels), dimension)
-        frame = Frame(shape, channel_axis, model, found.mean, scale, exact, precision, None, 0, None,
-                      quality, preset, groupings, colours, "")  # fmt: skip
-        return frame, "all steps of the preset were taken"
-    precision = np.dtype(np.float32) if extent < pixelwise.SINGLE else dtype
-    kernel = None
-    if not idle:
-        # The root mean square, as the width is one number for all channels.
-        unit = 1.0 if model is not None else float(np.sqrt(np.mean(np.square(scale))))
-        width = None if options.width is None else options.width / unit
-        kernel = pixelwise.kernel_for(
-            ratio_of(variance, channels), dimension, channels, width, options.patch_size, options.search_radius
-        )
-
-    def frame_of(steps: int) -> Frame:
-        return Frame(shape, channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
-                     options.fidelity, quality, None, None, np.eye(channels), idle)  # fmt: skip
-
-    if idle:
-        return frame_of(0), f"returned unchanged: {idle}"
-    if options.steps is not None:
-        return frame_of(options.steps), f"{options.steps} step(s) were asked for"
-    steps, why = settle(frame_of)
-    return frame_of(steps), why
-
-
-def _single(dtype: np.dtype[Any]) -> bool:
-    """Tell whether samples are computed with in single precision, as `nlflow.domains.samples.as_signal` decides."""
-    return dtype.itemsize <= 2 or dtype == np.float32
+        low, high = (((x - found.mean) / level).astype(dtype) for x in (found.low, found.high))
+        variance = float((np.diag(found.moments) / level**2).mean() / found.count)
+    extent, moments = float(high.max() - low.min()), found.moments / np.outer(level, level)
+    return frame.with_flow(Spread(extent, variance, len(level), dtype, lambda: moments))
 
 
 def _wide_enough(blocks: Blocks, halo: tuple[int, ...]) -> Blocks:
+    """Return the image in blocks that are as wide as the halo, with a warning where they are joined for that."""
     joined = blocks.at_least(halo)
     # What is left over at the end of an axis is nobody's choice.
     least_of = [min(sizes[:-1], default=n) for sizes, n in zip(blocks.chunks, halo, strict=True)]
@@ -327,48 +278,375 @@ def _said(halo: tuple[int, ...]) -> str:
     return str(halo[0]) if len(set(halo)) == 1 else " x ".join(map(str, halo))
 
 
-def _memory(blocks: Blocks, frame: Frame) -> int:
-    """Return the working memory of the largest block."""
-    sizes = (
-        min(max(sizes) + 2 * halo, n) for sizes, halo, n in zip(blocks.chunks, frame.halo, blocks.shape, strict=True)
-    )
-    return 0 if frame.idle else bytes_for(frame, tuple(sizes))
+@dataclass(frozen=True)
+class Cuts:
+    """Where the blocks of an image lie, each with a halo around it except where the image ends; without channels.
+
+    Attributes
+    ----------
+    chunks : tuple of tuple of int
+        Sizes of the blocks along each axis.
+    halo : tuple of int
+        Along each axis.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    halo: tuple[int, ...]
+
+    def place(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+        """Return where the halo of a block begins in the image, and where the block lies in its halo."""
+        corner, inner = [], []
+        for sizes, halo, k in zip(self.chunks, self.halo, index, strict=True):
+            start = sum(sizes[:k])
+            corner.append(max(start - halo, 0) if len(sizes) > 1 else 0)
+            inner.append(slice(start - corner[-1], start - corner[-1] + sizes[k]))
+        return tuple(corner), tuple(inner)
 
 
-def info_of(frame: Frame, estimated_sigma: bool, why: str, memory: int, tiles: int) -> DenoiseInfo:
-    """Return what is told of the parts of a whole."""
-    told: dict[str, Any] = {"functional": "none", "parameters": {}}
-    if frame.kernel is not None:
-        unit = 1.0 if frame.model is not None else float(np.sqrt(np.mean(np.square(frame.scale))))
-        told = {"functional": pixelwise.FUNCTIONAL, "parameters": pixelwise.parameters(frame.kernel, unit),
-                "method": "stencil: weights are computed anew at each average"}  # fmt: skip
-    elif frame.groupings is not None:
-        told = groupwise.described(frame.groupings)
-    return DenoiseInfo(
-        sigma=float(np.sqrt(np.mean(np.square(frame.scale)))),
-        sigma_estimated=estimated_sigma,
-        noise="white noise" if frame.model is None else frame.model.describe(),
-        model=None if frame.model is None else frame.model.as_dict(),
-        quality=frame.quality,
-        steps=frame.steps if frame.preset is None else frame.preset.steps + 1,
-        stopped_by=why,
-        residual=math.nan,
-        tiles=tiles,
-        memory_bytes=memory,
-        **told,
-    )
+@dataclass(frozen=True)
+class Blocks:
+    """An image as a Dask array, its channels in one chunk.
+
+    Attributes
+    ----------
+    image : dask.array.Array
+    channel_axis : int or None
+    """
+
+    image: Any
+    channel_axis: int | None
+
+    def without_channels(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the entries of the axes that are no channels."""
+        return tuple(value for axis, value in enumerate(values) if axis != self.channel_axis)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape without channels."""
+        return self.without_channels(self.image.shape)
+
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes of the blocks without channels."""
+        return self.without_channels(self.image.chunks)
+
+    def even(self, size: int) -> tuple[int, ...]:
+        """Return a number for each axis that is no channel."""
+        return (size,) * len(self.shape)
+
+    def cuts(self, halo: tuple[int, ...]) -> Cuts:
+        """Return where the blocks lie."""
+        return Cuts(self.chunks, halo)
+
+    def _with_channels(self, values: Sequence[int]) -> list[int]:
+        """Return numbers of the axes that are no channels with a 0 for the channels."""
+        found = list(values)
+        if self.channel_axis is not None:
+            found.insert(self.channel_axis, 0)
+        return found
+
+    def at_least(self, size: tuple[int, ...]) -> Blocks:
+        """Return the same image with neighbouring blocks joined until none is smaller than this, if need be."""
+        wanted = self._with_channels(size)
+        chunks = tuple(_joined(sizes, n) for sizes, n in zip(self.image.chunks, wanted, strict=True))
+        return self if chunks == self.image.chunks else Blocks(self.image.rechunk(chunks), self.channel_axis)
+
+    def with_halo(self, halo: tuple[int, ...]) -> Any:
+        """Return the array whose blocks are these with a halo, except where the image ends."""
+        from dask.array.overlap import overlap
+
+        wanted = zip(self.image.chunks, self._with_channels(halo), strict=True)
+        depth = {axis: 0 if len(sizes) == 1 else n for axis, (sizes, n) in enumerate(wanted)}
+        return overlap(self.image, depth, boundary="none", allow_rechunk=False)
+
+    def each(self, halo: tuple[int, ...], function: Callable[..., Any], **words: Any) -> list[Any]:
+        """Return ``function(block, corner, inner, **words)`` of every block as a delayed value; see `Cuts.place`."""
+        from dask import delayed
+
+        later, cuts = delayed(function, pure=False), self.cuts(halo)
+        array = self.with_halo(halo)
+        places = map(cuts.place, map(self.without_channels, itertools.product(*map(range, array.numblocks))))
+        return [
+            later(block, *place, **words)
+            for block, place in zip(array.to_delayed().ravel().tolist(), places, strict=True)
+        ]
+
+
+def _joined(sizes: tuple[int, ...], least: int) -> tuple[int, ...]:
+    result: list[int] = []
+    for size in sizes:
+        if result and result[-1] < least:
+            result[-1] += size
+        else:
+            result.append(size)
+    if len(result) > 1 and result[-1] < least:
+        last = result.pop()
+        result[-1] += last
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the samples, counts stabilized.
+
+    Attributes
+    ----------
+    count : int
+        Samples of a channel.
+    low, high, mean : array of shape (C,)
+        The means are correctly rounded, whatever the blocks.
+    moments : array of shape (C, C)
+        Sums of products about the mean.
+    digest : str
+        Of the sums, ranges and second moments of all blocks: two images that differ in a sample differ in it, but for
+        changes that keep every sum.
+    """
+
+    count: int
+    low: Array
+    high: Array
+    mean: Array
+    moments: Array
+    digest: str
+
+    def of_channels(self, which: NDArray[np.bool_]) -> Statistics:
+        """Return those of some channels."""
+        low, high, mean = (values[which] for values in (self.low, self.high, self.mean))
+        return replace(self, low=low, high=high, mean=mean, moments=self.moments[np.ix_(which, which)])
+
+
+@dataclass(frozen=True)
+class Share:
+    """Statistics of a part of an image, or of several that are joined; see `Statistics`."""
+
+    count: int
+    low: Array
+    high: Array
+    sums: list[int]
+    moments: Array  # about its own mean
+
+
+def statistics(blocks: Blocks, model: Noise | None) -> Statistics:
+    """Return the statistics of an image, in one pass over it."""
+    import dask
+
+    tasks = blocks.each(blocks.even(0), share_of, channel_axis=blocks.channel_axis, model=model)
+    return gathered(dask.compute(*tasks))
+
+
+def gathered(parts: Sequence[Share]) -> Statistics:
+    """Return the statistics of an image from those of its parts."""
+    one = merged(parts)
+    told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
+    mean = mean_of_sums(one.sums, one.count)
+    return Statistics(one.count, one.low, one.high, mean, one.moments, digest(encode(told)))
+
+
+def merged(parts: Sequence[Share]) -> Share:
+    """Return the statistics of several parts as those of one."""
+    count = sum(part.count for part in parts)
+    channels = range(len(parts[0].low))
+    sums = [sum(part.sums[c] for part in parts) for c in channels]
+    mean = mean_of_sums(sums, count)
+    moments = np.zeros_like(parts[0].moments)
+    for part in parts:  # in the order of the blocks
+        shift = mean_of_sums(part.sums, part.count) - mean
+        moments += part.moments + part.count * np.outer(shift, shift)
+    low = np.min([part.low for part in parts], axis=0)
+    return Share(count, low, np.max([part.high for part in parts], axis=0), sums, moments)
+
+
+def share_of(
+    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], channel_axis: int | None, model: Noise | None
+) -> Share:
+    """Return the statistics of a block."""
+    try:
+        signal, _ = as_signal(block, channel_axis)
+        signal = signal if model is None else model.reduce(signal).samples
+    except InputError as error:
+        raise InputError(f"{error} (in the block that begins at {corner})") from error
+    flat = signal.reshape(-1, signal.shape[-1])
+    sums = exact_sums(flat)
+    about = flat - mean_of_sums(sums, len(flat))
+    return Share(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
+
+
+def estimated(blocks: Blocks, found: Statistics) -> Array:
+    """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole, in a pass.
+
+    A second pass, and a third, are made where too few windows are left, as in memory. Of a volume or a clip some planes
+    are looked at, evenly far apart, each as an image; the median counts. A channel that is constant has none.
+    """
+    return for_all(_levels(blocks, found), found)
+
+
+def for_all(levels: Array, found: Statistics | Share) -> Array:
+    """Return one number for all channels that vary where their levels are near each other, and 0 for the others."""
+    live = found.high > found.low
+    result = np.zeros(len(live))
+    if live.any():
+        result[live] = channel_levels(levels[live])
+    return result
+
+
+def _levels(blocks: Blocks, found: Statistics) -> Array:
+    """Return the noise of each channel by itself; 0 of one that is constant."""
+    import dask
+
+    if len(blocks.shape) == 3:
+        return _of_planes(blocks)
+    limits = {c: (float(low), float(high)) for c, (low, high) in enumerate(zip(found.low, found.high, strict=True))}
+    pending = {c: pair for c, pair in limits.items() if 0 < pair[1] - pair[0] < math.inf}
+    sigmas = dict.fromkeys(limits, 0.0)
+    halo = blocks.even(PART_HALO)
+    blocks = blocks.at_least(halo)
+    for side in window_sides(blocks.shape):
+        if not pending:
+            break
+        tasks = blocks.each(
+            halo, _windows, channel_axis=blocks.channel_axis, whole=blocks.shape, limits=pending, side=side
+        )
+        parts: tuple[dict[int, PartWindows], ...] = dask.compute(*tasks)
+        for c, pair in list(pending.items()):
+            sigma = sigma_of_parts([part[c] for part in parts], blocks.shape, pair, side)
+            if sigma is not None:
+                sigmas[c] = sigma
+                del pending[c]
+    return np.array(list(sigmas.values()))
+
+
+def _of_planes(blocks: Blocks) -> Array:
+    """Return the median of the estimates for planes across the first axis; planes without noise, as of air, aside."""
+    count = blocks.shape[0]
+    first = 1 if blocks.channel_axis == 0 else 0
+    axis = None if blocks.channel_axis is None else max(blocks.channel_axis - (blocks.channel_axis > first), 0)
+    places = sorted({(2 * k + 1) * count // (2 * _PLANES) for k in range(_PLANES)})
+    planes = [Blocks(blocks.image[(slice(None),) * first + (place,)], axis) for place in places]
+    return typical([estimated(plane, statistics(plane, None)) for plane in planes])
+
+
+def typical(sigmas: Sequence[Array]) -> Array:
+    """Return the median of the estimates of each channel (C,), but for zeros; 0 if there are no others."""
+    found = [of_channel[of_channel > 0] for of_channel in np.array(sigmas).T]
+    return np.array([float(np.median(one)) if one.size else 0.0 for one in found])
+
+
+def _windows(
+    block: Array,
+    corner: tuple[int, ...],
+    inner: tuple[slice, ...],
+    channel_axis: int | None,
+    whole: tuple[int, ...],
+    limits: dict[int, tuple[float, float]],
+    side: int,
+) -> dict[int, PartWindows]:
+    signal, _ = as_signal(block, channel_axis)
+    return {c: windows_of_part(signal[..., c], corner, inner, whole, pair, side) for c, pair in limits.items()}
+
+
+def settled(blocks: Blocks, frame: Frame) -> tuple[Frame, str]:
+    """Return the frame with the steps after which the flow of pixels stops, and why: the residual of the whole.
+
+    For each number of steps that is tried the residual is summed over the blocks until it is enough, which it mostly
+    is after one step and a sixth of the image.
+    """
+    flow = frame.flow
+    assert isinstance(flow, Pixels)
+    if flow.steps is not None:
+        return frame, f"{flow.steps} step(s) were asked for"
+    count = math.prod(blocks.shape) * len(frame.level)
+    for steps in range(1, MOST_STEPS):
+        tried = replace(frame, flow=replace(flow, steps=steps))
+        tasks = blocks.at_least(tried.halo).each(tried.halo, residual_squares, frame=tried)
+        squares = 0.0
+        for part in _in_order(tasks):
+            squares += part
+            if enough(squares, count):
+                return tried, f"discrepancy: the residual of the whole image is enough after {steps} step(s)"
+    return replace(frame, flow=replace(flow, steps=MOST_STEPS)), f"all of {MOST_STEPS} steps were taken"
+
+
+def _in_order(tasks: list[Any]) -> Iterator[float]:
+    """Compute delayed values a batch at a time, so that what is not asked for is not computed."""
+    import dask
+
+    for start in range(0, len(tasks), _BATCH):
+        yield from dask.compute(*tasks[start : start + _BATCH])
+
+
+def info_of(frame: Frame, why: str, memory: int, tiles: int) -> DenoiseInfo:
+    """Return what is told of the parts of a whole, of which nothing has been denoised yet."""
+    told = {**frame.told(), "residual": math.nan, "tiles": tiles, "memory_bytes": memory}
+    return DenoiseInfo(**(told | ({"stopped_by": why} if why else {})))
 
 
 def _denoised(
-    block: Array,
-    layout: Layout,
-    frame: Frame,
-    memory_limit: float | None,
-    into: np.dtype[Any],
-    block_id: tuple[int, ...],
+    block: Array, cuts: Cuts, frame: Frame, memory_limit: float | None, into: np.dtype[Any], block_id: tuple[int, ...]
 ) -> Array:
     """Return a block of the result."""
-    index = tuple(k for axis, k in enumerate(block_id) if axis != frame.channel_axis)
-    corner, inner = layout.place(index)
+    corner, inner = cuts.place(frame.axes.without(block_id))
     result = denoise_part(block, corner, inner, frame, memory_limit)
     return rounded(result, into) if into.kind in "iu" else result.astype(into, copy=False)
+
+
+@underflowing
+def denoise_part(
+    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None,
+    alone: bool = False,
+) -> Array:  # fmt: skip
+    """Return the estimate for a part of an image, in the units of the input, with the bits of the whole.
+
+    Parameters
+    ----------
+    block : array
+        A block of the image with `Frame.halo` more samples around it where the image goes on, channels included; of a
+        clip whole frames.
+    corner : tuple of int
+        Where the array begins in the image, without channels.
+    inner : tuple of slice
+        The block in the array, without channels.
+    frame : Frame
+    memory_limit : float, optional
+        Bytes; half of the physical memory by default.
+    alone : bool
+        Whether this part is the only one at this time, and takes all threads; one of many takes one.
+
+    Returns
+    -------
+    array
+        Of the block's shape; float32 for integers of up to 16 bits, float16 and float32, otherwise float64.
+
+    Raises
+    ------
+    InputError
+        As `nlflow.denoise`.
+    MemoryLimitError
+        When the part does not fit the limit.
+    """
+    part = frame.part(block)
+    if frame.idle:
+        return np.array(part.restore(part.samples[inner]))
+    u = _estimate(part, corner, frame, memory_limit, alone)
+    return np.array(part.restore(part.result(u, frame, inner)))
+
+
+@underflowing
+def residual_squares(
+    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None
+) -> float:
+    """Return the sum of squares of input minus result over a block, in units of the noise; see `denoise_part`."""
+    part = frame.part(block)
+    u = _estimate(part, corner, frame, memory_limit)
+    return float(np.sum(np.square(u[inner] - part.f[inner]), dtype=np.float64))
+
+
+def _estimate(
+    part: Part, corner: tuple[int, ...], frame: Frame, memory_limit: float | None, alone: bool = False
+) -> Array:
+    """Return the estimate of a part in units of the noise."""
+    shape, flow = part.f.shape[:-1], frame.flow
+    assert flow is not None
+    check_memory(f"a block of {' x '.join(map(str, shape))} samples with its halo", frame.bytes_needed(shape),
+                 "use smaller chunks, or raise max_memory", memory_limit)  # fmt: skip
+    with nullcontext() if alone else one_loop_thread():
+        return flow.of_part(part.f, corner, frame.shape)

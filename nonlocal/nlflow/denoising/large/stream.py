@@ -6,17 +6,28 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising import DenoiseInfo
-from nlflow.denoising.large.arrays import counts_only, frame_for, info_of, levels_of
-from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
-from nlflow.denoising.large.survey import Part, gathered, merged, part_of, typical
-from nlflow.denoising.layout import layout_of
+from nlflow.denoising.frame import Frame
+from nlflow.denoising.info import DenoiseInfo
+from nlflow.denoising.large.arrays import (
+    Share,
+    counts_only,
+    denoise_part,
+    for_all,
+    frame_for,
+    gathered,
+    info_of,
+    levels_of,
+    merged,
+    share_of,
+    typical,
+)
+from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.options import Options
 from nlflow.domains.samples import as_signal
@@ -31,24 +42,6 @@ _LONG = 8  # times the margin: longer parts save little
 _COPIES = 6  # of the samples of a part in single precision, beside the work of the flow
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What the first reading of a clip tells.
-
-    Attributes
-    ----------
-    frame : Frame
-    why : str
-        Why the flow stops where it does.
-    estimated : bool
-        Whether sigma was.
-    """
-
-    frame: Frame
-    why: str
-    estimated: bool
-
-
 def surveyed(
     frames: Iterable[Array],
     sigma: Any = None,
@@ -57,7 +50,7 @@ def surveyed(
     noise: Any = "auto",
     options: Options | None = None,
     **more: Any,
-) -> Survey:
+) -> Frame:
     """Read a clip once, and find what its parts have to know of the whole.
 
     Parameters
@@ -76,28 +69,25 @@ def surveyed(
     chosen.refuse(("separate", "stopping"), _FILM)
     chosen.check(quality, 3)
     model = counts_only(noise, sigma, chosen.strength, _FILM)
-    whole: Part | None = None
+    whole: Share | None = None
     shape: tuple[int, ...] = ()
     dtype, count, sigmas = np.dtype(np.uint8), 0, []
     for one in frames:
         axis = 3 if one.ndim == 3 else None
         inner = (slice(0, 1), slice(0, one.shape[0]), slice(0, one.shape[1]))
-        part = part_of(one[None], (count, 0, 0), inner, axis, model)
+        part = share_of(one[None], (count, 0, 0), inner, axis, model)
         whole = part if whole is None else merged([whole, part])
         if sigma is None and model is None and count < FIRST:
             sigmas.append(estimate_sigmas(as_signal(one, None if axis is None else 2)[0]))
         shape, dtype, count = one.shape, one.dtype, count + 1
     if whole is None:
         raise InputError("image: got a clip without frames, expected at least one")
-    layout, axis = layout_of((count, *shape), None, "TYXC" if len(shape) == 3 else "TYX")
-    if model is not None:
-        levels = np.ones(len(whole.low))
-    else:
-        levels = typical(sigmas) if sigma is None else levels_of(sigma, (count, *shape), axis)
-    levels = levels * chosen.strength
-    frame, why = frame_for((count, *shape[:2]), axis, dtype, layout, gathered([whole]), levels, quality, model, chosen,
-                           lambda frame_of: (0, ""))  # fmt: skip
-    return Survey(frame, why, sigma is None and model is None)
+    axes = Axes.of((count, *shape), None, "TYXC" if len(shape) == 3 else "TYX")
+    levels = None
+    if model is None:
+        levels = for_all(typical(sigmas), whole) if sigma is None else levels_of(sigma, axes)
+    frame = frame_for(axes, dtype, gathered([whole]), levels, quality, model, chosen)
+    return replace(frame, estimated=sigma is None and model is None)
 
 
 def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
@@ -114,8 +104,8 @@ def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
 
     def needed(core: int) -> int:
         part = (min(core + 2 * margin, count), height, width)
-        copies = _COPIES * math.prod(part) * len(frame.scale) * 4
-        return copies + (0 if frame.idle else bytes_for(frame, part))
+        copies = _COPIES * math.prod(part) * frame.axes.channels * 4
+        return copies + frame.bytes_needed(part)
 
     if needed(1) > allowed:
         raise MemoryLimitError(
@@ -131,14 +121,14 @@ def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
 
 
 def denoise_frames(
-    frames: Iterable[Timed], found: Survey, max_memory: float | None = None, tell: Callable[[int], Any] = lambda n: None
+    frames: Iterable[Timed], frame: Frame, max_memory: float | None = None, tell: Callable[[int], Any] = lambda n: None
 ) -> Iterator[tuple[Timed, Array]]:
     """Denoise the frames of a clip in its second reading, with the bits of `nlflow.denoise` on the whole clip.
 
     Parameters
     ----------
     frames : iterable of (time, duration, array)
-    found : Survey
+    frame : Frame
         Of the first reading of the same clip.
     max_memory : float, optional
         Bytes; half of the physical memory by default.
@@ -147,7 +137,7 @@ def denoise_frames(
 
     Yields
     ------
-    frame : (time, duration, array)
+    read : (time, duration, array)
         As it was read.
     estimate : array
         In the units of the input, float32 for integers of up to 16 bits.
@@ -163,7 +153,6 @@ def denoise_frames(
     -----
     Memory is that of a window with the frames that it looks at, whatever the length of the clip.
     """
-    frame = found.frame
     count, margin = frame.shape[0], frame.halo[0]
     core, _ = window(frame, max_memory)
     source, held = iter(frames), deque[Timed]()
@@ -183,8 +172,7 @@ def denoise_frames(
         tell(stop)
 
 
-def told(found: Survey, max_memory: float | None, residual: float) -> DenoiseInfo:
+def told(frame: Frame, max_memory: float | None, residual: float) -> DenoiseInfo:
     """Return how a clip was denoised."""
-    core, memory = window(found.frame, max_memory)
-    info = info_of(found.frame, found.estimated, found.why, memory, -(-found.frame.shape[0] // core))
-    return replace(info, residual=residual)
+    core, memory = window(frame, max_memory)
+    return replace(info_of(frame, "", memory, -(-frame.shape[0] // core)), residual=residual)

@@ -175,7 +175,7 @@ def _over_channels(mask: Array, media: Media) -> Array:
 def _denoise(given: Inputs, options: Options, progress: bool | Log) -> tuple[Array, dict[str, Any], list[str]]:
     """Return the result, how it was found, and warnings."""
     from nlflow.denoising import denoise
-    from nlflow.denoising.progress import within
+    from nlflow.denoising.runs import within
 
     media = given.media
     with stopping(), warnings_kept() as warned:

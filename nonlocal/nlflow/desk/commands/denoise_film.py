@@ -101,7 +101,7 @@ def denoise_film(
         if coding is not None:
             media = replace(media, extras={**media.extras, "video_quality": coding})
         notes = [*media.notes, *files.check_output(job.target, media)]
-        core, _ = window(found.frame, limit)
+        core, _ = window(found, limit)
         notes.append(f"{job.source}: is denoised in parts of {core} frames, so that it fits the memory")
         if found.estimated:
             first = min(FIRST, len(times))

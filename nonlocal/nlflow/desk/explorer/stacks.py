@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nlflow.denoising.layout import layout_of
-from nlflow.denoising.presets import preset_for
-from nlflow.denoising.tiles import margins
+from nlflow.denoising.groupwise import margins, preset_for
+from nlflow.denoising.layout import Axes
 from nlflow.desk.formats.media import Array, Media
 from nlflow.errors import InputError
 
@@ -45,8 +44,7 @@ def layout(media: Media) -> dict[str, Any]:
 
 def reach(media: Media) -> int:
     """Return over how many pictures to each side a sample of a result of ``fast`` looks."""
-    known, _ = layout_of(media.data.shape, None, media.axes, media.spacing)
-    preset = preset_for("fast", known)
+    preset = preset_for("fast", Axes.of(media.data.shape, None, media.axes, media.spacing))
     assert preset is not None  # three axes have groups in all qualities
     # The grouping of the largest noise; the presets of stacks have one alone.
     groupings = preset.first[-1][1], preset.later[-1][1]

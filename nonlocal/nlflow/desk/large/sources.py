@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.large.arrays import need_dask
-from nlflow.denoising.layout import layout_of
+from nlflow.denoising.layout import Axes
 from nlflow.desk.formats.tiff_pages import check_compression, check_own, opened
 from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.store.codecs import strange_codecs
@@ -123,8 +123,8 @@ def open_stack(
     axis = None if channel_axis is None else channel_axis % len(shape)
     moving = False
     if axes is not None:
-        layout, axis = layout_of(shape, axis, axes)
-        moving = layout.moving
+        placed = Axes.of(shape, axis, axes)
+        axis, moving = placed.channel, placed.moving
     if block is None:
         flat = len(shape) - (axis is not None) < 3
         block = ((1024, 2048) if flat else (256, 192))[quality != "fast"]

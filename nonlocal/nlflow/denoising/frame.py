@@ -1,0 +1,599 @@
+"""What a whole image decides before any part of it is denoised, and samples in units of their noise and back.
+
+Arrays, blocks, frames of a film and items of a batch all go this way: observe -> `Frame`; run the flow on each part;
+give back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import is_tensor, on_host, root_mean_square
+from nlflow.denoising.info import check_units
+from nlflow.denoising.layout import Axes, shape_of
+from nlflow.denoising.noise.base import Noise, NoiseEstimate, Reduction
+from nlflow.denoising.noise.names import choose_noise
+from nlflow.denoising.options import Options
+from nlflow.denoising.runs import Run, Trail, Watch, select, within
+from nlflow.domains.samples import as_signal, exact_means, range_of, varying
+from nlflow.errors import InputError, check_floats, check_number
+
+if TYPE_CHECKING:
+    from nlflow.denoising.groupwise import Groups
+    from nlflow.denoising.noise.gaussian import GaussianNoise
+    from nlflow.denoising.pixelwise import Pixels
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+LEVELS = 2  # coarser images, at most
+TELL_MISSING = "tell with mask which samples are missing"  # ends messages about what is no number
+HINT = "the noise in the units of the input"
+#: A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
+LEAST_VARIANCE = 1e-4
+# Beyond this ratio of range to noise no two patches are ever alike, and squares would leave the range of float32.
+_NOISELESS = 1e12
+# Noise assumed for filling in where there is none, of the standard deviation of the samples.
+_FILLING = 0.08
+_HELD = 10.0  # lambda~ where there is data, of the flow that first fills in
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What a flow is chosen by: of samples in units of their noise, their range, mean variance and second moments."""
+
+    extent: float
+    variance: float
+    channels: int
+    dtype: np.dtype[Any]
+    moments: Callable[[], Array]
+
+    @classmethod
+    def of(cls, f: Array) -> Spread:
+        """Look at samples (..., C)."""
+
+        def moments() -> Array:
+            flat = f.reshape(-1, f.shape[-1]).astype(np.float64)
+            return np.asarray(flat.T @ flat)
+
+        return cls(float(np.ptp(f)), float(np.var(f, dtype=np.float64)), int(f.shape[-1]), f.dtype, moments)
+
+    @property
+    def ratio(self) -> float:
+        """The noise over the signal, a channel."""
+        return 1 / math.sqrt(max(self.variance - 1.0, 0.01)) / self.channels
+
+
+@dataclass(frozen=True)
+class Coloured:
+    """Noise that has a spectrum or follows the intensity, in units of `Frame.level`.
+
+    Attributes
+    ----------
+    axes : array of shape (C, C)
+        Channels along which the noise is independent, as rows.
+    spectrum : array of shape (C, h, w)
+        Its power along them.
+    strength : array of shape (..., 1)
+        Its variance relative to that of the spectrum.
+    levels : int
+        Coarser images on which low frequencies are met.
+    """
+
+    axes: Array
+    spectrum: Array
+    strength: Array
+    levels: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the whole decides: units, channels, noise, missing and kept samples, and the flow.
+
+    Of an array, an image in blocks, a film, or an item of a batch. Maps, which parts do not know, are of arrays and
+    items alone; those of an item are tensors.
+
+    Attributes
+    ----------
+    axes : Axes
+    quality : str
+    options : Options
+    offset, level : array of shape (C,)
+        What is subtracted from the channels that vary, and their noise, which is divided by.
+    idle : str
+        Why nothing is done; empty when something is.
+    flow : Groups or Pixels, or None
+        None where nothing is done, and for noise that is coloured.
+    exact : bool array that broadcasts to (..., C), or None
+        Where samples are free of noise, and are kept.
+    live : bool array, or None
+        Which of all channels vary; None where all or none do. The others count as none, and are kept.
+    model : Noise or None
+        None for white noise.
+    found : NoiseEstimate or None
+        Where the noise was found out.
+    estimated : bool
+        Whether the noise was.
+    variance : array of shape (...), or None
+        Relative variance of the noise where it varies, of mean 1.
+    missing, kept : bool array of shape (...), or None
+    coloured : Coloured or None
+    sigma : float
+        Of the noise in the picture, whatever the flow makes of it.
+    sigma_effective : float or None
+        That which the flow takes it for, where it is another one.
+    """
+
+    axes: Axes
+    quality: str
+    options: Options
+    offset: Array
+    level: Array
+    idle: str = ""
+    flow: Groups | Pixels | None = None
+    exact: Any = None
+    live: Mask | None = None
+    model: Noise | None = None
+    found: NoiseEstimate | None = None
+    estimated: bool = False
+    variance: Any = None
+    missing: Mask | None = None
+    kept: Any = None
+    coloured: Coloured | None = None
+    sigma: float = 0.0
+    sigma_effective: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole image without its channels."""
+        return self.axes.spatial
+
+    @property
+    def halo(self) -> tuple[int, ...]:
+        """How far a sample of the result looks, along each axis."""
+        count = len(self.shape)
+        return (0,) * count if self.flow is None else self.flow.halo[-count:]
+
+    def bytes_needed(self, shape: tuple[int, ...]) -> int:
+        """Return the working memory for a part of a shape without its channels."""
+        return 0 if self.flow is None else self.flow.bytes_needed(shape, len(self.level))
+
+    def with_flow(self, spread: Spread, weakest: float = 1.0) -> Frame:
+        """Return the frame with the flow that samples ask for, of which the weakest noise is so strong."""
+        return replace(self, flow=flow_for(self.axes, self.quality, self.options, spread, self.unit, weakest))
+
+    @property
+    def unit(self) -> float:
+        """The noise in the units of the input; of counts, 1."""
+        return root_mean_square(self.level)
+
+    @property
+    def noise(self) -> str:
+        """The noise in words."""
+        if self.model is not None:
+            return self.model.describe()
+        return "white noise" + (", varying" if self.variance is not None else "")
+
+    def told(self) -> dict[str, Any]:
+        """Return what `DenoiseInfo` says of noise and flow before the flow has run."""
+        found, model = self.found, self.model
+        flow: dict[str, Any] = {"functional": "none"}
+        if self.idle:
+            flow["stopped_by"] = f"returned unchanged: {self.idle}"
+        elif self.flow is not None:
+            flow = self.flow.told()
+        return {
+            "sigma": self.sigma, "sigma_effective": self.sigma_effective, "sigma_estimated": self.estimated,
+            "noise": self.noise, "model": None if model is None else model.as_dict(), "quality": self.quality,
+            "confidence": found.confidence if found else "", "reasons": found.reasons if found else (), **flow,
+        }  # fmt: skip
+
+    def too_strong(self, span: float) -> str:
+        """Return what to say of a strength with which the noise is larger than the range; empty otherwise."""
+        strength = self.options.strength
+        if strength <= 1 or not self.sigma > span > 0:
+            return ""
+        return (f"strength: got {strength:g}, with which the noise is {self.sigma:.4g}, more than the range of the "
+                f"samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
+
+    def part(self, block: Any) -> Part:
+        """Return a part of an image as samples in units of the noise."""
+        samples, restore = as_signal(block, self.axes.channel)
+        if self.live is not None:
+            samples, restore = _without_constant(samples, None, self.live, restore)
+        reduction = Reduction(samples) if self.model is None else self.model.reduce(samples)
+        return Part(samples, reduction, in_units(reduction.samples, self.offset, self.level), restore)
+
+    def run(self, f: Array, watch: Watch) -> Run:
+        """Run the flow on samples of the whole in units of the noise."""
+        if self.coloured is not None:
+            from nlflow.denoising.groupwise import coloured, preset_for
+
+            preset = preset_for(self.quality, self.axes)
+            assert preset is not None
+            return coloured(f, self, self.coloured, preset, watch)
+        assert self.flow is not None
+        return self.flow.run(f, self, watch)
+
+    def solve(self, part: Part, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
+        """Return the estimate of the whole that the preset or a rule chooses, its estimated risk, and what is told."""
+        unit, tell, stopping, f = self.unit, watch.tell, self.options.stopping, part.f
+        half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
+        found = self.run(f, replace(watch, every=stopping is not None, tell=within(tell, 0.0, half)))
+        if watch.trail is not None and "distance" in watch.trail.course:
+            watch.trail.course["distance"] *= unit
+        if stopping is None:
+            return found.path[-1], None, found.told
+
+        def rerun(moved: Array) -> list[Array]:
+            again = self.with_flow(Spread.of(moved), self.weakest)
+            return again.run(moved, Watch(True, watch.limit, within(tell, half, 1.0))).path
+
+        relative = 1.0 if self.variance is None else np.sqrt(self.variance)[..., None]
+        seen = slice(None) if self.missing is None else ~self.missing
+        seed, units = self.options.seed, self.level / unit
+        index, risk, why = select(stopping, f, found.path, rerun, relative, seen, seed, units)
+        told = {**found.told, "stopped_by": why, "steps": index + 1}
+        return found.path[index], None if risk is None else risk * unit**2, told
+
+    @property
+    def weakest(self) -> float:
+        """The weakest noise in units of the noise."""
+        return 1.0 if self.variance is None else float(np.sqrt(self.variance.min()))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples of a whole or of a part of it.
+
+    Attributes
+    ----------
+    samples : array of shape (..., C)
+        Of the channels that vary, in the units of the input.
+    reduction : Reduction
+        The same in units in which the noise is Gaussian, and the way back.
+    f : array of shape (..., C)
+        In units of the noise, about 0; what is missing is filled in.
+    restore : callable
+        From (..., C) to the shape of the input.
+    """
+
+    samples: Array
+    reduction: Reduction
+    f: Array
+    restore: Callable[[Array], Any]
+
+    @property
+    def known(self) -> Array:
+        """The samples without what needs no flow to be taken out, such as stripes."""
+        reduced = self.reduction.samples
+        if reduced is self.samples or not self.reduction.keeps_units:
+            return self.samples
+        return reduced.astype(self.samples.dtype, copy=False)
+
+    def unchanged(self, missing: Mask | None = None) -> Array:
+        """Return the samples, those that are missing with the value of one that is not."""
+        return self.known if missing is None else np.where(missing[..., None], self.known[~missing][0], self.known)
+
+    def result(self, u: Array, frame: Frame, inner: Any = ...) -> Array:
+        """Return an estimate in units of the noise as samples (..., C), of a part of this one where it is told."""
+        gaussian = (u[inner] * frame.level + frame.offset).astype(self.f.dtype)
+        return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame, inner)
+
+    def with_known(self, u: Array, frame: Frame, inner: Any = ...) -> Array:
+        """Return an estimate with the samples that are kept, or known to be free of noise."""
+        kept, missing = None if frame.kept is None else frame.kept[..., None], frame.missing
+        for where, values in ((frame.exact, self.known), (kept, self.samples)):
+            if where is not None:
+                u = np.where(where if missing is None else where & ~missing[..., None], values[inner], u)
+        return u
+
+
+def observe(
+    image: Any, sigma: Any, noise: Any, axes: Axes, quality: str, options: Options, *, mask: Any = None,
+    keep: Any = None, trail: Trail | None = None,
+) -> tuple[Frame, Part]:  # fmt: skip
+    """Return what an array decides as a whole, and the array as its only part."""
+    axes.check_patch(options.patch_size)
+    given, sigma = choose_noise(noise, sigma)
+    kept = None if keep is None else axes.place("keep", keep)
+    missing, strength = None, options.strength
+    if mask is not None:
+        image, missing = _without_missing(image, mask, axes)
+    samples, restore = as_signal(image, axes.channel, TELL_MISSING)
+    asked = sigma
+    live = live_of(varying(samples, missing))
+    if live is not None:  # an opaque alpha channel, or one that recorded nothing
+        sigma = _of_channels(sigma, live, axes)
+        given = given if isinstance(given, str) else given.of_channels(live)
+        samples, restore = _without_constant(samples, missing, live, restore)
+    found = _examine(samples, missing, trail) if given == "auto" else None
+    model = found.model if found is not None else None if isinstance(given, str) else given
+    if found is not None and found.is_white and samples.ndim < 4:
+        model = None  # its strength is estimated below
+    if model is not None:
+        model = model.completed(samples, missing)
+    if model is not None and strength != 1:
+        model = (model if found is None else model.by_intensity(samples)).scaled(strength)
+    by_pixels = is_by_pixels(quality, axes)
+    used = model.nearest_white(samples.shape[-1], samples.ndim - 1) if model is not None and by_pixels else model
+    frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept)
+    reduction = Reduction(samples, missing=missing) if used is None else used.separated().reduce(samples, missing)
+    rest, signal = reduction.rest, reduction.samples
+    if rest is not None and sigma is not None:
+        raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
+                         "leave one of them out")  # fmt: skip
+    frame = replace(frame, missing=reduction.missing)
+    if rest is not None and not rest.is_white and signal.ndim < 4:
+        frame, f = _coloured(frame, signal, rest)
+    else:
+        if rest is not None and not rest.is_white:
+            rest.powers(signal.shape[-1], 3)  # correlated noise is refused
+            sigma = rest.along(signal)
+        elif rest is not None:
+            sigma = rest.sigma
+        elif sigma is not None and strength != 1:
+            sigma = np.asarray(sigma) * strength
+        frame, f = _white(frame, signal, sigma, trail)
+    if isinstance(given, str):
+        check_units(np.asarray(image).dtype, asked, stacklevel=5)
+    sigma_of, effective = root_mean_square(frame.level), None
+    if model is not None and model.is_coloured and samples.ndim < 4:
+        own = model.strength(samples, frame.missing)
+        effective = sigma_of if by_pixels else model.strength(samples, frame.missing, counted=True)
+        sigma_of, effective = own or 0.0, None if not by_pixels and effective == own else effective
+    frame = replace(frame, sigma=sigma_of, sigma_effective=effective, estimated=frame.estimated or found is not None)
+    return frame, Part(samples, reduction, f, restore)
+
+
+def _examine(samples: Array, missing: Mask | None, trail: Trail | None) -> NoiseEstimate:
+    if trail is not None:
+        return trail.examine(samples, missing)
+    from nlflow.denoising.noise.verdict import examine
+
+    return examine(samples, missing)
+
+
+def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tuple[Frame, Array]:
+    """Return the frame of samples with white noise of a strength, and the samples in its units."""
+    missing, axes = frame.missing, frame.axes
+    if sigma is None:
+        levels, variance = _estimated(signal, missing, frame.options.strength, trail), None
+        exact = levels == 0 if levels.any() else None
+    else:
+        levels, variance, exact = _given(sigma, signal, missing, axes.channel)
+    exact = exact if exact is not None and exact.any() else None
+    present = (signal if missing is None else signal[~missing]).reshape(-1, signal.shape[-1])
+    spans = np.array([float(range_of(present[:, c])) for c in range(signal.shape[-1])])
+    levels, level, exact, idle = units_of(levels, spans, exact)
+    if missing is not None and idle and spans.max() > 0:
+        if math.isinf(spans.max()):
+            raise InputError("image: got a range that overflows, with samples missing; divide it by a number first")
+        idle, exact = "", np.ones(levels.shape, bool)
+        with np.errstate(over="ignore"):
+            spread = float(present.std(dtype=np.float64))
+        if math.isinf(spread):
+            raise InputError("image: got values whose squares overflow; divide it by a number first")
+        level = np.full_like(levels, spread * _FILLING)
+    frame = replace(frame, variance=variance, level=level, estimated=sigma is None, idle=idle, exact=exact)
+    if idle:
+        return replace(frame, offset=np.zeros(len(levels))), np.zeros_like(signal)
+    offset = exact_means(present)
+    f = in_units(signal, offset, level)
+    if missing is not None:
+        f[missing] = 0
+        f = filled(f, missing)
+    return replace(frame, offset=offset).with_flow(Spread.of(f), frame.weakest), f
+
+
+def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
+    """Return the frame of samples whose noise is not white, in units of its root mean square, and the samples so."""
+    from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
+    from nlflow.denoising.noise.spectra import levels_for
+
+    missing, channels, dimension = frame.missing, signal.shape[-1], signal.ndim - 1
+    counted = noise.counted(channels, dimension)
+    unit = math.sqrt(float(noise.powers(channels, dimension).mean()))
+    present = (signal if missing is None else signal[~missing]).reshape(-1, channels)
+    idle = idle_for(range_of(present), unit)
+    frame = replace(frame, level=np.full(channels, unit), idle=idle)
+    if idle:
+        return replace(frame, offset=np.zeros(channels)), np.zeros_like(signal)
+    offset = exact_means(present)
+    f = in_units(signal, offset, frame.level)
+    if missing is not None:
+        f[missing] = 0
+    axes = np.asarray(OPPONENT) if noise.opponent else channels_for(channels, Spread.of(f).moments)
+    spectrum = (counted if noise.opponent else np.tensordot(axes**2, counted, axes=1)) / unit**2
+    strength = np.maximum(np.square(noise.relative(smoothed(signal)))[..., None], LEAST_VARIANCE)
+    levels = LEVELS if noise.compressed else levels_for(spectrum, LEVELS)
+    frame = replace(frame, offset=offset, coloured=Coloured(axes, spectrum, strength, levels))
+    return frame, f if missing is None else filled(f, missing)
+
+
+def is_by_pixels(quality: str, axes: Axes) -> bool:
+    """Tell whether a quality is a flow of pixels, not of groups."""
+    return quality == "fast" and len(axes.letters) < 3
+
+
+def flow_for(
+    axes: Axes, quality: str, options: Options, spread: Spread, unit: float, weakest: float = 1.0
+) -> Groups | Pixels:
+    """Return the flow of a quality for samples in units of their noise, of which the weakest is so strong."""
+    if is_by_pixels(quality, axes):
+        from nlflow.denoising.pixelwise import Pixels
+
+        return Pixels.of(spread, axes.dimension, options, unit)
+    from nlflow.denoising.groupwise import Groups, preset_for
+
+    preset = preset_for(quality, axes)
+    assert preset is not None
+    return Groups.of(preset, spread, axes.dimension, weakest)
+
+
+def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Array, Any, str]:
+    """Return the noise of channels (C,), what they are divided by, where samples are exact, and why nothing is done.
+
+    A channel whose noise no sample shows is exact: in units of it samples have squares that overflow. Channels without
+    noise count as ones with little, and are divided by that.
+    """
+    with np.errstate(over="ignore"):
+        none = (levels > 0) & (levels * _NOISELESS < spans)
+    if none.any() and not none.all():
+        levels, exact = np.where(none, 0.0, levels), none if exact is None else exact | none
+    strongest = float(levels.max())
+    idle = idle_for(float(spans.max()), strongest)
+    little = 1.0 if strongest == 0 else strongest * math.sqrt(LEAST_VARIANCE)
+    return levels, levels if idle else np.where(levels > 0, levels, little), exact, idle
+
+
+def idle_for(span: float, strongest: float) -> str:
+    """Return why there is nothing to do about samples of a range and a strongest noise; empty when there is."""
+    if span == 0:
+        return "the input is constant"
+    if strongest == 0 or strongest * _NOISELESS < span:
+        return f"there is no noise to remove (sigma={strongest:g})"
+    return ""
+
+
+def in_units(signal: Array, offset: Array, level: Array) -> Array:
+    """Return samples (..., C) about 0 in units of their noise."""
+    # In double precision, since an offset or a level may be no number of the samples' precision.
+    return np.asarray(((signal - offset) / level).astype(signal.dtype))
+
+
+def live_of(varies: Mask) -> Mask | None:
+    """Return which channels vary; None where all or none do."""
+    return varies if 0 < np.count_nonzero(varies) < len(varies) else None
+
+
+def channels_for(count: int, moments: Callable[[], Array]) -> Array:
+    """Return channels that are not correlated as orthonormal rows (C, C), from second moments (C, C) of all samples.
+
+    Three channels take the opponent colours (luminance, red - blue, green - magenta), others their principal axes.
+    """
+    if count == 3:
+        from nlflow.denoising.noise.gaussian import OPPONENT
+
+        return np.asarray(OPPONENT)
+    return np.asarray(np.linalg.eigh(moments())[1].T[::-1])
+
+
+def numbers_of(sigma: Any, spatial: tuple[int, ...], channels: int, named: bool, batch: int | None = None) -> Any:
+    """Return the noise of each channel (C,), or of each item and channel (B, C), as a sigma says; None for a map of it.
+
+    `named` says whether channels have an axis.
+    """
+    shape = shape_of("sigma", sigma)
+    whole = (channels,) if batch is None else (batch, channels)
+    if shape == ():
+        return np.full(whole, check_number("sigma", sigma, minimum=0, hint=HINT))
+    if (named and shape == (channels,) and shape != spatial) or (batch is not None and shape == whole):
+        levels = check_floats("sigma", on_host(sigma) if is_tensor(sigma) else sigma)
+        _check_levels(levels)
+        return levels if batch is None else np.broadcast_to(levels.astype(np.float64), whole)
+    return None
+
+
+def _check_levels(levels: Array) -> None:
+    if levels.min() < 0:
+        raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, {HINT}")
+
+
+def _estimated(signal: Array, missing: Mask | None, strength: float, trail: Trail | None) -> Array:
+    """Return the noise of each channel of samples, times a strength."""
+    from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
+
+    levels = (estimate_sigmas if trail is None else trail.estimate)(signal, missing)
+    return channel_levels(levels * strength if strength != 1 else levels)
+
+
+def _given(
+    sigma: Any, signal: Array, missing: Mask | None, channel_axis: int | None
+) -> tuple[Array, Array | None, Mask | None]:
+    """Return the noise of each channel (root mean square), its relative variance where it varies, and where it is 0."""
+    channels, spatial = signal.shape[-1], signal.shape[:-1]
+    numbers = numbers_of(sigma, spatial, channels, channel_axis is not None)
+    if numbers is not None:
+        return numbers, None, numbers == 0 if shape_of("sigma", sigma) else None
+    levels = check_floats("sigma", sigma)
+    _check_levels(levels)
+    if levels.shape == spatial:
+        levels = np.broadcast_to(levels[..., None], signal.shape)
+    elif channel_axis is not None and levels.ndim == signal.ndim:
+        levels = np.moveaxis(levels, channel_axis, -1)
+    if levels.shape != signal.shape:
+        each = f", ({channels},) for one number a channel" if channel_axis is not None else ""
+        raise InputError(
+            f"sigma: got an array of shape {np.shape(sigma)}, expected a number, {spatial} for a map{each}"
+        )
+    present = levels.reshape(-1, channels) if missing is None else levels[~missing]
+    if present.min() == present.max():
+        return present[0].astype(np.float64), None, present[0] == 0
+    squares = (present.astype(np.float64) ** 2).mean(axis=0)
+    relative = np.mean(levels**2 / np.where(squares > 0, squares, 1), axis=-1)
+    if missing is not None:
+        relative = np.where(missing, 1.0, relative)
+    return np.sqrt(squares), np.maximum(relative, LEAST_VARIANCE), levels == 0
+
+
+def _of_channels(sigma: Any, which: Mask, axes: Axes) -> Any:
+    """Return what `sigma` says of some of the channels; one number, and a map, are of all."""
+    given = () if sigma is None else shape_of("sigma", sigma)
+    if given == (len(which),) and axes.channel is not None and given != axes.spatial:
+        return np.asarray(sigma)[which]
+    return np.compress(which, np.asarray(sigma), axes.channel) if given == axes.shape else sigma
+
+
+def _without_constant(
+    samples: Array, missing: Mask | None, live: Mask, restore: Callable[[Array], Any]
+) -> tuple[Array, Callable[[Array], Any]]:
+    """Return the channels of samples (..., C) that vary, and how a result of them gets the others and its shape."""
+    constant = (samples.reshape(-1, len(live)) if missing is None else samples[~missing])[0]
+
+    def whole(u: Array) -> Any:
+        result = np.empty((*u.shape[:-1], len(live)), u.dtype)
+        result[..., live], result[..., ~live] = u, constant[~live]
+        return restore(result)
+
+    return np.ascontiguousarray(samples[..., live]), whole
+
+
+def _without_missing(image: Any, mask: Any, axes: Axes) -> tuple[Array, Mask]:
+    """Return the input with 0 in place of what is missing, and where that is."""
+    array = np.asarray(image)
+    foreign = isinstance(image, np.ma.MaskedArray) or type(image).__module__.startswith("torch")
+    if foreign or array.dtype.kind not in "biuf" or not array.ndim > (axes.channel is not None) or array.size == 0:
+        return image, np.zeros(array.shape, bool)  # refused as any input of this kind
+    if not isinstance(mask, str):
+        missing = axes.place("mask", mask)
+    elif mask == "nan":
+        missing = axes.place("mask", ~np.isfinite(array))
+    else:
+        raise InputError(f"mask: got {mask!r}, expected booleans, True where a sample is missing, or 'nan'")
+    if missing.all():
+        raise InputError("mask: hides every sample; leave at least one")
+    hidden = missing if axes.channel is None else np.expand_dims(missing, axes.channel)
+    return np.where(hidden, array.dtype.type(0), array), missing
+
+
+def filled(f: Array, missing: Mask) -> Array:
+    """Return samples (..., C) with what is missing filled in: the minimizer of E with fidelity 0 there.
+
+    The kernel is a Gaussian of one sample in a window of 5: a discrete harmonic extension. O(N) a conjugate gradient
+    iteration, of which there are about as many as the largest hole is wide.
+    """
+    from nlflow.affinities import affinity
+    from nlflow.domains import Grid
+    from nlflow.functionals.energies import E
+    from nlflow.kernels import Gaussian
+
+    grid, window = Grid(missing.shape, boundary="reflect"), min(2, max(missing.shape) - 1) or 1
+    strength = np.where(missing, 0.0, _HELD).astype(f.dtype)
+    found = E(affinity(Gaussian(width=1.0), grid, window=window), f, strength, measure="degree").minimizer(rtol=1e-4)
+    return np.where(missing[..., None], found.u, f)

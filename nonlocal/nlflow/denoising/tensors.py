@@ -1,0 +1,577 @@
+"""`denoise` on torch tensors, with derivatives: items that are alike lie side by side in one flow on their device.
+
+Noise is white here. What a model of it does, and what is missing, is met on the host: the image is copied there and
+back once, and the flow alone runs on the device.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nlflow._array import constant_like, is_tensor, root_mean_square, to_numpy
+from nlflow.backends.devices import Device
+from nlflow.denoising.frame import (
+    LEAST_VARIANCE,
+    TELL_MISSING,
+    Frame,
+    Spread,
+    is_by_pixels,
+    live_of,
+    numbers_of,
+    units_of,
+)
+from nlflow.denoising.groupwise import Groups, bytes_needed, in_tiles, problem
+from nlflow.denoising.info import DenoiseInfo, doubts
+from nlflow.denoising.layout import Axes
+from nlflow.denoising.noise.base import Noise, NoiseEstimate
+from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.names import choose_noise
+from nlflow.denoising.noise.risk import perturbation
+from nlflow.denoising.noise.verdict import examine
+from nlflow.denoising.options import Options
+from nlflow.denoising.patches import Grouping, TensorFilter
+from nlflow.denoising.patches.lattice import three
+from nlflow.denoising.runs import EPSILON, Trail, Watch, telling, unrolled, within
+from nlflow.errors import InputError, MemoryLimitError, NlflowWarning, check_array, check_memory, format_bytes
+
+Denoise = Callable[..., Any]
+_TRACKED = 8  # planes that a step keeps for its derivative
+
+
+def denoised_tensor(
+    denoise: Denoise, image: Tensor, sigma: Any, options: Options, *, quality: str, noise: Any,
+    channel_axis: int | None, axes: str | None, spacing: Any, mask: Any, keep: Any, return_info: bool, progress: Any,
+) -> Any:  # fmt: skip
+    """Return what `nlflow.denoise` says of tensors; `denoise` is that function, for what is met on the host."""
+    if options.device != "cpu":
+        raise InputError(f"device: got {options.device!r} for a tensor, which stays on {image.device}; leave it out")
+    begun, image = time.perf_counter(), check_tensor(image)
+    for name, value in (("sigma", sigma), ("mask", mask), ("keep", keep)):
+        beside(name, value, image)
+    if options.separate:
+        raise InputError("separate: got True for a tensor, expected False; name its channels as a batch (axes='BYX')")
+    if isinstance(progress, Trail):
+        raise InputError("progress: got a Trail for a tensor, expected True or a callable; a Trail keeps NumPy arrays")
+    stopping, max_memory = options.stopping, options.max_memory
+    placed = Axes.of(image.shape, channel_axis, axes, spacing, batches=True)
+    placed.check_count()
+    options.check(quality, len(placed.letters))
+    words = {"quality": quality, "noise": noise, "options": options}
+    model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
+    items = placed.items(image.detach())
+    found = "a mask of missing samples" if mask is not None else Noisy.of(items, left, model)
+    tracked = image.requires_grad and torch.is_grad_enabled()
+    if isinstance(found, str):
+        if tracked:
+            raise InputError(
+                f"image: got a tensor that requires a gradient with {found}, which is met on the host without "
+                "derivatives; detach it, or give sigma as the strength of white noise"
+            )
+        with telling(progress, quality) as tell:
+            given = {"sigma": sigma, "mask": mask, "keep": keep}
+            return _on_host(denoise, image, placed, given, words, tell, return_info)
+    task = Items.of(image, found, placed, quality, options, keep)
+    with telling(progress, quality) as tell:
+        watch = Watch(limit=max_memory, tell=tell)
+        results, told = [], list[dict[str, Any]]()
+        for number, (one, f) in enumerate(task.parts(image)):
+            part = replace(watch, tell=within(tell, number / len(task.flows), (number + 1) / len(task.flows)))
+            with _guarded(one, f, max_memory):
+                u, known = _chosen(one, f, options, part, tracked)
+            results.append((one, u))
+            told.append(known)
+        result = task.assembled(image, results)
+        for frame, sample, u in zip(task.frames, items, placed.items(result.detach()), strict=True):
+            said = [frame.too_strong(float(sample.max() - sample.min()))]
+            if frame.found is not None:
+                said += doubts(to_numpy(sample), to_numpy(u), frame.found)
+            for text in filter(None, said):
+                warnings.warn(text, NlflowWarning, stacklevel=5)
+        if tell is not None:
+            tell(1.0)
+    if not return_info:
+        return result
+    return result, _info(task.frames, told, root_mean_square((image - result).detach()), begun)
+
+
+def _chosen(one: Alike, f: Tensor, options: Options, watch: Watch, tracked: bool) -> tuple[Tensor, dict[str, Any]]:
+    """Return the estimate (b, ..., C) in units of noise that the preset or a rule chooses, and what is told."""
+    stopping = options.stopping
+    told = one.groups.told()
+    if stopping is None:
+        path, told["tiles"], told["memory_bytes"] = one.paths(f, watch, TensorFilter() if tracked else None)
+        return path[-1], told
+    if tracked:
+        raise InputError(
+            f"stopping: got {stopping!r} with a tensor that requires a gradient, expected None; a choice between "
+            "estimates has no derivative"
+        )
+    relative = torch.ones((), dtype=torch.float64, device=f.device)
+    if one.variance is not None:
+        relative = one.variance.sqrt()[..., None]
+    inner, every = tuple(range(1, f.ndim - 1)), replace(watch, every=True)
+    if stopping == "discrepancy":
+        path, told["tiles"], told["memory_bytes"] = one.paths(f, every)
+        squares = [((f - u) / relative).square().mean(dim=tuple(range(1, f.ndim)), dtype=torch.float64) for u in path]
+        residuals = to_numpy(torch.stack(squares).sqrt())
+        best = np.abs(residuals - 1).argmin(axis=0)
+        said = f"discrepancy: rms residual of {residuals[best[0], 0]:.4g} sigma, the nearest to sigma"
+    else:
+        path, told["tiles"], told["memory_bytes"] = one.paths(f, replace(every, tell=within(watch.tell, 0.0, 0.5)))
+        signs = torch.from_numpy(perturbation(tuple(f.shape), rng=options.seed)).to(f)
+        # Groups of the moved samples are others, which a derivative for groups held still would not see.
+        moved, *_ = one.paths(f + EPSILON * signs, replace(every, tell=within(watch.tell, 0.5, 1.0)))
+        levels, risks = np.stack([frame.level for frame in one.frames]), []
+        for u, v in zip(path, moved, strict=True):
+            divergence = signs * (v - u).double() / EPSILON
+            each = ((u - f).double().square() + relative**2 * (2 * divergence - 1)).mean(dim=inner)
+            risks.append(np.mean(levels**2 * to_numpy(each), axis=1))
+        best = np.argmin(risks, axis=0)
+        told["risk"] = float(np.mean(np.min(risks, axis=0)))
+        said = f"SURE: least estimated risk, of {len(path)} estimates the number {best[0] + 1}"
+    told |= {"steps": int(best.max()) + 1, "stopped_by": said}
+    return torch.stack([path[index][row] for row, index in enumerate(best)]), told
+
+
+@contextmanager
+def _guarded(one: Alike, f: Tensor, limit: float | None) -> Iterator[None]:
+    """Turn a device's "out of memory" into `MemoryLimitError`."""
+    try:
+        yield
+    except RuntimeError as error:  # which torch.OutOfMemoryError is; other devices raise nothing more special
+        if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
+            raise
+        free = free_bytes(f) if limit is None else int(limit)
+        needed, each = one.bytes_needed(f, free)
+        fits = min(max(int((free - (needed - each * f.numel())) / each), 0), f.numel() // 2)
+        raise MemoryLimitError(
+            f"image: {f.numel()} samples in {one.precision} need about {format_bytes(needed)} on {f.device}, where "
+            f"{format_bytes(free)} are free; about {fits} samples fit at most: give max_memory, with which images are "
+            "cut into parts, or close other programs that use the device"
+        ) from error
+
+
+def _on_host(
+    denoise: Denoise, image: Tensor, axes: Axes, given: dict[str, Any], words: dict[str, Any], tell: Any, info: bool
+) -> Any:
+    """Return the result of the image as an array, whose flow runs on the device of the tensor."""
+    if axes.batch is not None:
+        return _one_by_one(denoise, image, axes, given, words, tell, info)
+    arrays = {name: to_numpy(value) if is_tensor(value) else value for name, value in given.items()}
+    letters = {"channel_axis": axes.channel} if len(axes.letters) < 3 else {"axes": axes.word}
+    device = "cuda" if image.is_cuda else "cpu-tensors"
+    with torch.cuda.device(image.device) if image.is_cuda else nullcontext():
+        made = denoise(
+            to_numpy(image), **arrays, **letters, **words, spacing=axes.spacing, device=device,
+            return_info=True,
+            progress=tell or False,
+        )  # fmt: skip
+    result = torch.from_numpy(made[0]).to(image.device)
+    return (result, made[1]) if info else result
+
+
+def _one_by_one(
+    denoise: Denoise, image: Tensor, axes: Axes, given: dict[str, Any], words: dict[str, Any], tell: Any, info: bool
+) -> Any:
+    """Return the results of the items of a batch."""
+    batch, count, results = int(axes.batch or 0), image.shape[axes.batch or 0], []
+    whole = {tuple(image.shape), tuple(n for axis, n in enumerate(image.shape) if axis != axes.channel)}
+    for number, item in enumerate(image.unbind(batch)):
+        own = {
+            name: value.select(batch, number) if is_tensor(value) and tuple(value.shape) in whole else value
+            for name, value in given.items()
+        }
+        part = within(tell, number / count, (number + 1) / count)
+        alone = Axes.of(item.shape, None, axes.word.replace("B", ""), axes.spacing)
+        results.append(_on_host(denoise, item, alone, own, words, part, True))
+    result = torch.stack([one for one, _ in results], batch)
+    return (result, replace(results[0][1], columns=tuple(one for _, one in results))) if info else result
+
+
+def _info(frames: list[Frame], told: list[dict[str, Any]], residual: float, begun: float) -> DenoiseInfo:
+    """Return what was done; of several flows the largest numbers, and parameters where they share them."""
+    first = next((frame for frame in frames if frame.idle), frames[0]).told()
+    if told:
+        risks = [one["risk"] for one in told if "risk" in one]
+        shared = all(one["parameters"] == told[0]["parameters"] for one in told)
+        first |= {
+            **told[0],
+            "parameters": told[0]["parameters"] if shared else {},
+            "risk": float(np.mean(risks)) if risks else None,
+            **{name: max(one[name] for one in told) for name in ("steps", "tiles", "memory_bytes")},
+        }
+    varying = next((frame.noise for frame in frames if frame.variance is not None), first["noise"])
+    sigma = root_mean_square(np.concatenate([frame.level for frame in frames]))
+    return DenoiseInfo(
+        **{**first, "sigma": sigma, "noise": varying}, residual=residual, seconds=time.perf_counter() - begun
+    )
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """The noise of a tensor's items, where it is white.
+
+    Attributes
+    ----------
+    sigma : number, sequence or tensor
+        One number, one a channel, one an item and channel, or a map.
+    estimated : bool
+    found : tuple of NoiseEstimate
+        What was found out about each item; empty where the noise was given.
+    """
+
+    sigma: Any
+    estimated: bool = False
+    found: tuple[NoiseEstimate, ...] = ()
+
+    @classmethod
+    def of(cls, items: Tensor, sigma: Any, model: Noise | str) -> Noisy | str:
+        """Return the noise of items (B, ..., C), or why it is met on the host; estimates are constants of the host."""
+        if not isinstance(model, str):
+            white = model.white_sigma if sigma is None else None
+            return f"noise={type(model).__name__}" if white is None else cls(white)
+        if sigma is not None:
+            return cls(sigma)
+        samples, found = [to_numpy(one) for one in items], []
+        live = [_varies(one) for one in samples]
+        if model == "auto":
+            found = [examine(one[..., which], None) for one, which in zip(samples, live, strict=True)]
+            other = [one for one in found if not one.is_white]
+            if other or items.ndim == 5:
+                return f"noise that was found to be {(other or found)[0].model.describe()}"
+        levels = np.zeros((len(items), items.shape[-1]))
+        for level, one, which in zip(levels, samples, live, strict=True):
+            level[which] = channel_levels(estimate_sigmas(one[..., which], None))
+        return cls(levels, True, tuple(found))
+
+
+def _varies(samples: NDArray[Any]) -> Any:
+    """Return which channels of samples (..., C) vary, or all of them where none does."""
+    live = live_of(np.ptp(samples.reshape(-1, samples.shape[-1]), axis=0) > 0)
+    return slice(None) if live is None else live
+
+
+def check_tensor(image: Tensor) -> Tensor:
+    """Return a tensor in its computing precision, or raise `InputError`.
+
+    float32 and float64 are kept, float16 becomes float32 as that of arrays does.
+    """
+    if image.layout is not torch.strided:
+        raise InputError(f"image: got a tensor of layout {image.layout}, expected a dense one; use .to_dense()")
+    if image.device.type not in ("cpu", "cuda"):
+        raise InputError(
+            f"image: it is on {image.device}, expected a tensor on cpu or cuda (mps has no float64, in which sums are "
+            "formed); move it with .cpu()"
+        )
+    if image.dtype == torch.bfloat16:
+        raise InputError("image: got bfloat16, whose 8 binary digits are fewer than a grey level has, expected float32 "
+                         "or float64; convert it with .float()")  # fmt: skip
+    if not (image.is_floating_point() or image.is_complex()):
+        raise InputError(f"image: got a tensor of {image.dtype}, expected float32 or float64; convert it with .float()")
+    checked: Tensor = check_array("image", image, missing=TELL_MISSING)
+    return checked
+
+
+def beside(name: str, value: Any, image: Tensor) -> None:
+    """Refuse an argument that does not lie where the image does, or asks for a gradient."""
+    if is_tensor(value) and value.device != image.device:
+        raise InputError(f"{name}: it is on {value.device}, expected {image.device}, as the image; move one of them")
+    if isinstance(value, np.ndarray) and value.ndim:
+        raise InputError(
+            f"{name}: got an array beside a tensor on {image.device}, expected a tensor there; use torch.as_tensor"
+        )
+    if getattr(value, "requires_grad", False):
+        raise InputError(f"{name}: got a tensor that requires a gradient, expected a constant one; detach it")
+
+
+def _groups(frame: Frame) -> Groups:
+    flow = frame.flow
+    assert isinstance(flow, Groups)  # tensors know no other flow
+    return flow
+
+
+def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options) -> list[Frame]:
+    """Return what each of items (B, ..., C) decides as a whole."""
+    if is_by_pixels(quality, axes):
+        raise InputError(
+            f"quality: got {quality!r} for a tensor, a flow of pixels on the CPU alone, expected 'balanced' or 'best'; "
+            "or denoise the NumPy array (.cpu().numpy())"
+        )
+    if axes.moving:
+        raise InputError("axes: got a clip for a tensor, whose search follows no motion, expected images or volumes; "
+                         "denoise the NumPy array (.cpu().numpy()), or name its first axis Z")  # fmt: skip
+    sigma, inner = noisy.sigma, tuple(range(1, items.ndim - 1))
+    given = items.detach().double()
+    means, spans = to_numpy(given.mean(dim=inner)), to_numpy(given.amax(dim=inner) - given.amin(dim=inner))
+    numbers = numbers_of(sigma, axes.spatial, items.shape[-1], axes.channel is not None, len(items))
+    maps = None
+    if numbers is not None:
+        numbers = numbers * options.strength
+    elif is_tensor(sigma):
+        maps = axes.spread("sigma", check_array("sigma", sigma).double()) * options.strength
+        if float(maps.min()) < 0:
+            raise InputError(f"sigma: got {float(maps.min()):g}, expected values >= 0")
+        squares = maps.square().mean(dim=inner)
+        numbers = to_numpy(squares.sqrt())
+    else:
+        raise InputError(f"sigma: got numbers of shape {np.shape(sigma)}, expected one, or ({items.shape[-1]},) for "
+                         "one a channel")  # fmt: skip
+    frames = []
+    for number, item in enumerate(given):
+        live = live_of(spans[number] > 0)
+        which = slice(None) if live is None else torch.from_numpy(live).to(items.device)
+        own = slice(None) if live is None else live
+        _, level, lost, idle = units_of(numbers[number][own], spans[number][own])
+        exact, variance = None, None
+        if maps is not None:
+            each, mean = maps[number][..., which], squares[number][which]
+            exact = each == 0
+            if bool((each.flatten(0, -2).amax(dim=0) > each.flatten(0, -2).amin(dim=0)).any()):
+                variance = (each.square() / torch.where(mean > 0, mean, 1)).mean(dim=-1).clamp(min=LEAST_VARIANCE)
+        elif is_tensor(sigma) or np.ndim(sigma):
+            exact = torch.from_numpy(numbers[number][own] == 0).to(items.device)
+        if lost is not None:
+            hidden = torch.from_numpy(lost).to(items.device)
+            exact = hidden if exact is None else exact | hidden
+        exact = exact if exact is not None and bool(exact.any()) else None
+        found = noisy.found[number] if noisy.found else None
+        offset = means[number][own]
+        frame = Frame(axes, quality, options, offset, level, idle, exact=exact, live=live, variance=variance,
+                      found=found, estimated=noisy.estimated, sigma=root_mean_square(level))  # fmt: skip
+        if not idle:
+            f = (item[..., which] - constant_like(offset, item)) / constant_like(level, item)
+            weakest = 1.0 if variance is None else float(variance.amin().sqrt())
+            frame = frame.with_flow(_spread(f), weakest)
+        frames.append(frame)
+    return frames
+
+
+def _spread(f: Tensor) -> Spread:
+    flat = f.flatten(0, -2)
+    extent, variance = float(f.amax() - f.amin()), float(f.var(correction=0))
+    return Spread(extent, variance, f.shape[-1], np.dtype(np.float64), lambda: to_numpy(flat.T @ flat))
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of a tensor, each with its frame, and the flows of those that are alike.
+
+    Attributes
+    ----------
+    axes : Axes
+    frames : list of Frame
+    flows : list of Alike
+        Of all items that are not idle.
+    kept : bool tensor (B, ..., C), or None
+        Where the result is the input.
+    """
+
+    axes: Axes
+    frames: list[Frame]
+    flows: list[Alike]
+    kept: Tensor | None
+
+    @classmethod
+    def of(cls, image: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, keep: Any) -> Items:
+        """Observe a tensor."""
+        items = axes.items(image.detach())
+        frames, kept = frames_of(items, noisy, axes, quality, options), None
+        if keep is not None:
+            if keep.dtype != torch.bool:
+                raise InputError(f"keep: got values of type {keep.dtype}, expected booleans; compare first")
+            kept = axes.spread("keep", keep).any(dim=-1, keepdim=True)
+        kinds: dict[Any, list[int]] = {}
+        for number, frame in enumerate(frames):
+            if not frame.idle:
+                flow, live = _groups(frame), None if frame.live is None else frame.live.tobytes()
+                alone = number if len(axes.letters) == 3 else -1  # a volume has no axis left to lie beside another
+                key = (flow.groupings, flow.precision, live, frame.variance is None, alone)
+                kinds.setdefault(key, []).append(number)
+        task = cls(axes, frames, [Alike.of(which, frames, items) for which in kinds.values()], kept)
+        if image.requires_grad and torch.is_grad_enabled():
+            task.check_moves()
+        return task
+
+    def check_moves(self) -> None:
+        """Raise `InputError` where an item is returned unchanged, so that there is no flow to differentiate."""
+        for number, frame in enumerate(self.frames):
+            if frame.idle:
+                item = f", item {number}" if self.axes.batch is not None else ""
+                raise InputError(
+                    f"image: {frame.idle}{item}, so that it is returned unchanged and has no derivative; detach it, or "
+                    "leave it out"
+                )
+
+    def parts(self, image: Tensor) -> list[tuple[Alike, Tensor]]:
+        """Return each flow with its samples in units of their noise."""
+        items = self.axes.items(image)
+        return [(one, one.observe(items)) for one in self.flows]
+
+    def differentiable(self, image: Tensor, filters: Sequence[TensorFilter], limit: float | None) -> Tensor:
+        """Return the estimate with its derivatives; each flow has a filter, whose groups are constants."""
+        found = [
+            (one, one.paths(f, Watch(limit=limit), filter)[0][-1])
+            for (one, f), filter in zip(self.parts(image), filters, strict=True)
+        ]
+        return self.assembled(image, found)
+
+    def assembled(self, image: Tensor, found: list[tuple[Alike, Tensor]]) -> Tensor:
+        """Return estimates of all flows, in units of noise, in the units and the shape of the tensor."""
+        items = self.axes.items(image)
+        rows: list[Tensor] = list(items)
+        for one, u in found:
+            one.put(rows, items, u)
+        whole = torch.stack(rows)
+        return self.axes.back(whole if self.kept is None else torch.where(self.kept, items, whole))
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Items with the same groupings, precision and channels: one flow, in which they lie side by side.
+
+    Attributes
+    ----------
+    which : list of int
+        Their numbers among all items.
+    frames : list of Frame
+    offset, level, colours : float64 tensors of shape (b, 1, ..., C), (b, 1, ..., C) and (b, C, C)
+        What is subtracted and divided by, and the channels that are not correlated, as rows.
+    variance : tensor of shape (b, ...), or None
+    live : tensor of int, or None
+        The channels that vary, where not all do.
+    """
+
+    which: list[int]
+    frames: list[Frame]
+    offset: Tensor
+    level: Tensor
+    colours: Tensor
+    variance: Tensor | None
+    live: Tensor | None
+
+    @classmethod
+    def of(cls, which: list[int], frames: list[Frame], items: Tensor) -> Alike:
+        """Put items side by side."""
+        own, device = [frames[number] for number in which], items.device
+        flat = (len(own), *(1 for _ in items.shape[1:-1]), len(own[0].level))
+        offset, level = (
+            torch.from_numpy(np.stack(given)).to(device).view(flat)
+            for given in ([frame.offset for frame in own], [frame.level for frame in own])
+        )
+        colours = [constant_like(_groups(frame).colours.copy(), level) for frame in own]
+        maps = [frame.variance for frame in own]
+        live = None if own[0].live is None else torch.from_numpy(np.flatnonzero(own[0].live)).to(device)
+        variance = None if maps[0] is None else torch.stack(maps)
+        return cls(which, own, offset, level, torch.stack(colours), variance, live)
+
+    @property
+    def groups(self) -> Groups:
+        """The flow of one of them; colours are those of each."""
+        return _groups(self.frames[0])
+
+    @property
+    def precision(self) -> torch.dtype:
+        """That of the flow."""
+        return torch.float32 if self.groups.precision == np.float32 else torch.float64
+
+    def observe(self, items: Tensor) -> Tensor:
+        """Return samples (b, ..., C) of all items in units of their noise."""
+        own = items[self.which]
+        own = own if self.live is None else own.index_select(-1, self.live)
+        return ((own - self.offset) / self.level).to(items.dtype)
+
+    def put(self, rows: list[Tensor], items: Tensor, u: Tensor) -> None:
+        """Put estimates, in units of noise, where their items are among rows (..., C)."""
+        found = (u * self.level + self.offset).to(items.dtype)
+        for number, frame, row in zip(self.which, self.frames, found, strict=True):
+            item = items[number] if self.live is None else items[number].index_select(-1, self.live)
+            row = row if frame.exact is None else torch.where(frame.exact, item, row)
+            rows[number] = row if self.live is None else items[number].index_copy(-1, self.live, row)
+
+    def flow(self, f: Tensor) -> tuple[Tensor, Tensor | None, tuple[Grouping, ...]]:
+        """Return samples in units of noise as the signal of a flow, its variance, and its groupings.
+
+        Several images lie in a volume as slices that know nothing of each other, several signals in an image as rows.
+        """
+        mixed = self._mixed(f, self.colours.mT).to(self.precision)
+        variance = None
+        if self.variance is not None:
+            variance = self.variance[..., None].to(self.precision).expand(mixed.shape)
+        if len(mixed) == 1:
+            return mixed[0], None if variance is None else variance[0], self.groups.groupings
+        signals = mixed.ndim == 3
+        groupings = tuple(_apart(grouping, signals) for grouping in self.groups.groupings)
+        if signals:
+            mixed, variance = mixed[None], None if variance is None else variance[None]
+        return mixed, variance, groupings
+
+    def back(self, u: Tensor, like: Tensor) -> Tensor:
+        """Return a signal of the flow as samples (b, ..., C) in units of noise, in the precision of `like`."""
+        return self._mixed(u.reshape(like.shape), self.colours).to(like.dtype)
+
+    def _mixed(self, f: Tensor, matrices: Tensor) -> Tensor:
+        # One channel after the other: a caller may have allowed products of matrices to lose digits.
+        flat, columns = f.flatten(1, -2), matrices.to(f.dtype)
+        parts = [flat[..., c : c + 1] * columns[:, c : c + 1] for c in range(f.shape[-1])]
+        return torch.stack(parts).sum(dim=0).view(f.shape) if len(parts) > 1 else parts[0].view(f.shape)
+
+    def paths(self, f: Tensor, watch: Watch, filter: TensorFilter | None = None) -> tuple[list[Tensor], int, int]:
+        """Return estimates in units of noise (the last alone, or all), the tiles of the flow, and the bytes of one.
+
+        With a filter the steps are unrolled, so that they have derivatives in f.
+        """
+        preset, (signal, variance, groupings) = self.groups.preset, self.flow(f)
+        options = {} if variance is None else {"variance": variance}
+        limit = free_bytes(f) if watch.limit is None else watch.limit
+        chunked, working = TensorFilter.within(signal, limit)
+        if filter is None:
+            make = partial(problem, filter=chunked)
+            path, tiles, memory = in_tiles(
+                signal, preset, groupings, variance, None, make, replace(watch, limit=limit), working
+            )
+        else:
+            memory = _bytes(signal, groupings, preset.steps, working)
+            memory += _TRACKED * preset.steps * signal.nbytes
+            check_memory("image: its flow with derivatives", memory, "denoise smaller parts, or detach it", limit)
+            path, tiles = unrolled(problem(signal, preset, groupings, filter=filter, **options)), 1
+        return [self.back(u, f) for u in (path if watch.every else path[-1:])], tiles, memory
+
+    def bytes_needed(self, f: Tensor, limit: float) -> tuple[int, float]:
+        """Return the working memory of the flow of samples as a whole, and what it grows by with a sample."""
+        signal, _, groupings = self.flow(f)
+        working = TensorFilter.within(signal, limit)[1]
+        needed = _bytes(signal, groupings, self.groups.preset.steps, working)
+        return needed, (needed - working) / f.numel()
+
+
+def _bytes(signal: Tensor, groupings: tuple[Grouping, ...], steps: int, working: int) -> int:
+    shape = (signal.shape[-1], *three(tuple(signal.shape[:-1])))
+    return bytes_needed(shape, groupings, steps, signal.itemsize, working)
+
+
+def free_bytes(like: Tensor) -> int:
+    """Return the bytes that a computation may take where a tensor lies."""
+    with torch.cuda.device(like.device) if like.is_cuda else nullcontext():
+        return Device(like.device.type, torch=str(torch.__version__)).free_bytes()
+
+
+def _apart(grouping: Grouping, signals: bool) -> Grouping:
+    """Return a grouping that has no extent along the axis of the items."""
+
+    def along(name: str, least: int) -> tuple[int, int, int]:
+        _, b, c = grouping.along(name)
+        return (least, least, c) if signals else (least, b, c)
+
+    means = None if grouping.means is None else _apart(grouping.means, signals)
+    return Grouping(along("patch", 1), grouping.neighbours, along("radius", 0), along("stride", 1), means)

@@ -1,1 +1,0 @@
-"""`nlflow.denoise` on torch tensors, with derivatives."""
