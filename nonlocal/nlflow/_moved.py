@@ -18,6 +18,7 @@ _PLACES = {
     "nlflow.commands": "nlflow.desk.commands",
     "nlflow.denoising.large.sources": "nlflow.desk.large.sources",
     "nlflow.denoising.large.store": "nlflow.desk.large.store",
+    "nlflow.denoising.presets": "nlflow.denoising.groupwise",
     "nlflow.explorer": "nlflow.desk.explorer",
     "nlflow.io": "nlflow.store",
     "nlflow.io.companions": "nlflow.desk.companions",

@@ -148,13 +148,16 @@ def test_noise_is_estimated_once(noisy: np.ndarray[Any, Any], monkeypatch: pytes
     estimated: list[int] = []
     estimate = estimation.estimate_sigmas
     monkeypatch.setattr(estimation, "estimate_sigmas", lambda *words: (estimated.append(1), estimate(*words))[1])
-    trail = Trail()
-    for image in (noisy, noisy, noisy + np.random.default_rng(1).normal(0, 9, noisy.shape)):
+    trail, found = Trail(), []
+    images = (noisy, noisy, noisy + np.random.default_rng(1).normal(0, 9, noisy.shape))
+    for image in images:
         told, info = denoise(image, quality="fast", return_info=True, progress=trail)
+        found.append((told, info, len(estimated)))
+    assert [count for *_, count in found] == [1, 1, 2]
+    for image, (told, info, _) in zip(images, found, strict=True):
         expected, plain = denoise(image, quality="fast", return_info=True)
         assert np.array_equal(told, expected)
         assert (info.sigma, info.sigma_estimated) == (plain.sigma, True)
-    assert len(estimated) == 2
 
 
 def test_weights_of_another_image_are_others(noisy: np.ndarray[Any, Any]) -> None:

@@ -309,6 +309,25 @@ def test_a_batch_is_its_items_one_by_one(axes: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_constant_channel_counts_as_none() -> None:
+    """As for arrays: an opaque alpha channel decides nothing and comes back, in one item of a batch too."""
+    image = np.stack([IMAGE, IMAGE[::-1], np.full_like(IMAGE, 255.0)], -1)
+    made = denoise(torch.from_numpy(image), 8.0, channel_axis=-1)
+    assert torch.equal(made[..., 2], torch.from_numpy(image[..., 2]))
+    assert torch.equal(made[..., :2], denoise(torch.from_numpy(image[..., :2].copy()), 8.0, channel_axis=-1))
+    assert np.abs(made.numpy() - denoise(image, 8.0, channel_axis=-1)).max() < 0.02
+    noisy_third = image + np.random.default_rng(3).normal(0, 8, image.shape) * (np.arange(3) == 2)
+    batch = denoise(torch.from_numpy(np.stack([image, noisy_third])), (8.0, 8.0, 8.0), axes="BYXC")
+    assert float((batch[0] - made).abs().max()) < 0.02
+    assert float((batch[1] - denoise(torch.from_numpy(noisy_third), 8.0, channel_axis=-1)).abs().max()) < 0.02
+    tracked = torch.from_numpy(image).requires_grad_()
+    denoise(tracked, 8.0, channel_axis=-1)[..., 2].sum().backward()
+    assert tracked.grad is not None
+    assert torch.equal(tracked.grad, torch.ones_like(tracked) * (torch.arange(3) == 2))
+    _, info = denoise(torch.from_numpy(image), channel_axis=-1, noise="white", return_info=True)
+    assert info.sigma == pytest.approx(denoise(image, channel_axis=-1, noise="white", return_info=True)[1].sigma)
+
+
 def test_what_is_said_of_each_item_of_a_batch() -> None:
     images = torch.from_numpy(np.stack([IMAGE, np.full_like(IMAGE, 7.0), IMAGE[::-1]]))
     sigma = torch.full(images.shape, 8.0, dtype=torch.float64)

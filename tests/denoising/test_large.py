@@ -165,6 +165,30 @@ def test_the_halo_is_as_wide_as_it_must_be(monkeypatch: pytest.MonkeyPatch):
     assert (result.compute() != denoise(GREY, 20.0, quality="fast", steps=1)).any()
 
 
+@pytest.mark.parametrize("quality", ["fast", pytest.param("balanced", marks=pytest.mark.slow)])
+def test_a_constant_channel_counts_as_none(quality: str) -> None:
+    """An opaque alpha channel decides neither groups nor noise, in blocks as in memory."""
+    image = np.concatenate([COLOUR[:60, :90], np.full((60, 90, 1), 255.0)], axis=-1).astype(np.float32)
+    blocks = da.from_array(image, chunks=(60, 45, 4))
+    for sigma in (20.0, (20.0, 20.0, 20.0, 5.0)):
+        result = denoise_array(blocks, sigma, quality=quality, channel_axis=-1).compute()
+        np.testing.assert_array_equal(result, denoise(image, sigma, quality=quality, channel_axis=-1))
+        np.testing.assert_array_equal(result[..., :3], denoise(image[..., :3], 20.0, quality=quality, channel_axis=-1))
+    estimated = denoise_array(blocks, quality=quality, channel_axis=-1, return_info=True)[1]
+    assert estimated.sigma == pytest.approx(20, rel=0.1)
+
+
+def test_a_strength_that_leaves_nothing_is_told() -> None:
+    with pytest.warns(NlflowWarning, match="strength: got 1000, with which the noise is"):
+        denoise_array(da.from_array(GREY[:40, :40]), 20.0, strength=1000, quality="fast", steps=1)
+
+
+def test_options_that_need_the_whole_are_refused() -> None:
+    for word in ({"separate": True}, {"stopping": "sure"}, {"device": "auto"}):
+        with pytest.raises(InputError, match=rf"{next(iter(word))}: got .* for an array in blocks"):
+            denoise_array(da.from_array(GREY), 20.0, **word)
+
+
 def test_nothing_is_denoised_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
     from nlflow.denoising.large import arrays
 

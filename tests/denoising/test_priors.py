@@ -27,7 +27,7 @@ from nlflow import (
 )
 from nlflow.affinities import Affinity
 from nlflow.denoising.priors import EA, Denoiser, Forward, Reconstruction, Resolvent, reconstruct
-from nlflow.denoising.priors.packages import base
+from nlflow.denoising.priors.denoisers import base
 
 N, M, SIGMA = 30, 45, 0.5
 RNG = np.random.default_rng(0)

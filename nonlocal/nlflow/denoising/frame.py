@@ -207,7 +207,8 @@ class Frame:
         if self.live is not None:
             samples, restore = _without_constant(samples, None, self.live, restore)
         reduction = Reduction(samples) if self.model is None else self.model.reduce(samples)
-        return Part(samples, reduction, in_units(reduction.samples, self.offset, self.level), restore)
+        f = samples if self.idle else in_units(reduction.samples, self.offset, self.level)
+        return Part(samples, reduction, f, restore)
 
     def run(self, f: Array, watch: Watch) -> Run:
         """Run the flow on samples of the whole in units of the noise."""

@@ -433,7 +433,8 @@ class Items:
         for one, u in found:
             one.put(rows, items, u)
         whole = torch.stack(rows)
-        return self.axes.back(whole if self.kept is None else torch.where(self.kept, items, whole))
+        back: Tensor = self.axes.back(whole if self.kept is None else torch.where(self.kept, items, whole))
+        return back
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.denoising.priors import denoisers
-from nlflow.denoising.priors.packages import base
+from nlflow.denoising.priors.denoisers import base
 from nlflow.errors import InputError
 
 Base: Any = base("deepinv.models", "Denoiser", "pip install deepinv")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import importlib
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,31 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.denoising.api import denoise
 from nlflow.denoising.options import OPTIONS, QUALITIES
-from nlflow.errors import InputError, NumericalError, check_choice, check_number
+from nlflow.errors import InputError, NumericalError, check_choice, check_number, shortened
 from nlflow.functionals.energies import E
 
 Array = NDArray[Any]
 
-# Those that say what the noise is come with each call, and a result is an array.
-_OWN = ("image", "sigma", "noise", "quality", "return_info", "progress")
-_OPTIONS = tuple(
-    name for name in (*inspect.signature(denoise).parameters, *OPTIONS) if name not in (*_OWN, "options", "more")
-)
+# What says how strong the noise is comes with each call, and a result is an array.
+_OPTIONS = ("channel_axis", "axes", "spacing", "mask", "keep", "preserve_range", *OPTIONS)
+
+
+def base(module: str, name: str, install: str) -> Any:
+    """Return a class to derive an adapter from.
+
+    Where its package is missing it is one that cannot be instantiated: that raises `InputError` with the command that
+    installs the package. So adapters can be imported, and documented, without it.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        message = f"{module.partition('.')[0]}: it cannot be imported ({shortened(error)}); {install}"
+
+    class Missing:
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            raise InputError(message)
+
+    return Missing
 
 
 class Denoiser:

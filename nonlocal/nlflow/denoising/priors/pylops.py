@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.denoising.priors.packages import base
+from nlflow.denoising.priors.denoisers import base
 from nlflow.errors import InputError, install_command
 from nlflow.functionals.energies import J
 from nlflow.functionals.operators import Forward

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.priors import denoisers
-from nlflow.denoising.priors.packages import base
+from nlflow.denoising.priors.denoisers import base
 from nlflow.errors import InputError, check_number, install_command
 from nlflow.functionals.operators import checked_shape
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.backends.progress import bar
 from nlflow.denoising.priors.denoisers import Denoiser, check_denoised
-from nlflow.denoising.priors.methods import METHODS, Method, Problem
 from nlflow.errors import (
     InputError,
     NumericalError,
@@ -25,6 +24,7 @@ from nlflow.errors import (
     check_number,
 )
 from nlflow.flows.result import Status
+from nlflow.functionals.forward import nearest
 from nlflow.functionals.operators import Forward
 
 Array = NDArray[Any]
@@ -32,6 +32,7 @@ Array = NDArray[Any]
 WEIGHT = 0.23
 """Of the prior, as Zhang et al. 2021 chose it for their denoiser and their schedule."""
 _STEPS = 8
+_SYSTEMS = 2000  # iterations of conjugate gradients
 _LARGEST = 1e3  # times the size of the first estimate, beyond which a loop has diverged
 
 
@@ -67,6 +68,100 @@ class Reconstruction:
 
     def __repr__(self) -> str:
         return f"<Reconstruction {self.status.value} after {self.iterations} iterations: {self.message}>"
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Data f = A u + noise, and the prior that is to help.
+
+    Attributes
+    ----------
+    data : array
+    forward : Forward
+    sigma, weight : float
+        Of the noise, and mu of the prior.
+    denoise : callable
+        A checked denoiser.
+    rtol : float
+        Of linear systems.
+    """
+
+    data: Array
+    forward: Forward
+    sigma: float
+    weight: float
+    denoise: Callable[[Array, float], Array]
+    rtol: float
+
+    def near(self, u: Array, strength: float) -> Array:
+        """Return argmin_x |A x - f|^2 / (2 sigma^2) + mu |x - u|^2 / (2 s^2)."""
+        pull = self.weight * (self.sigma / strength) ** 2
+        found = nearest(self.forward, self.data, u, pull, self.rtol, _SYSTEMS)
+        if not found.success:
+            raise NumericalError(
+                f"operator: the linear system of the misfit is not solved: {found.message}; lower the strength, raise "
+                "the weight, or ask for less accuracy (rtol)"
+            )
+        return np.asarray(found.u)
+
+    def limit(self) -> float:
+        """Return the strength that ``forward-backward`` must not reach: its step is s^2 / (mu sigma^2) < 2 / |A|^2."""
+        return self.sigma * math.sqrt(2 * self.weight / self.forward.squared_norm)
+
+    def slope(self, u: Array) -> Array:
+        """Return A'(A u - f)."""
+        return self.forward.adjoint(self.forward.apply(u) - self.data)
+
+    def misfit(self, u: Array) -> float:
+        """Return |A u - f| / (sigma sqrt(M))."""
+        residual = self.forward.apply(u) - self.data
+        return float(np.linalg.norm(residual)) / (self.sigma * math.sqrt(self.data.size))
+
+    def constant(self) -> Array:
+        """Return the constant signal that fits the data best, 0 where A maps constants to 0."""
+        ones = np.ones(self.forward.shape)
+        seen = self.forward.apply(ones)
+        mass = float(np.sum(seen * seen))
+        return ones * (float(np.sum(seen * self.data)) / mass if mass > 0 else 0.0)
+
+    def spread(self, first: Array) -> float:
+        """Return about the standard deviation of the signal: that of a rough solution without prior."""
+        rough = nearest(self.forward, self.data, first, 0.01 * self.forward.squared_norm, 0.01, _SYSTEMS)
+        return float(np.std(rough.u))
+
+
+def half_quadratic(problem: _Problem, z: Array, strength: float) -> tuple[Array, Array]:
+    """Fit the data near z, then denoise; the state is z."""
+    z = problem.denoise(problem.near(z, strength), strength)
+    return z, z
+
+
+def douglas_rachford(problem: _Problem, v: Array, strength: float) -> tuple[Array, Array]:
+    """Denoise, then fit the data near the reflection; the state is v = x + y, y the multiplier of ADMM."""
+    z = problem.denoise(v, strength)
+    return v + problem.near(2 * z - v, strength) - z, z
+
+
+def forward_backward(problem: _Problem, u: Array, strength: float) -> tuple[Array, Array]:
+    """Take a gradient step of the misfit, then denoise; the state is u."""
+    length = strength**2 / (problem.weight * problem.sigma**2)
+    u = problem.denoise(u - length * problem.slope(u), strength)
+    return u, u
+
+
+def red(problem: _Problem, x: Array, strength: float) -> tuple[Array, Array]:
+    """Denoise, then fit the data near the result; the state is x."""
+    x = problem.near(problem.denoise(x, strength), strength)
+    return x, x
+
+
+Method = Callable[[_Problem, Array, float], tuple[Array, Array]]
+METHODS: dict[str, Method] = {
+    "hqs": half_quadratic,
+    "admm": douglas_rachford,
+    "forward-backward": forward_backward,
+    "red": red,
+}
 
 
 @underflowing
@@ -190,7 +285,7 @@ def reconstruct(
     if not callable(denoiser):
         raise InputError(f"denoiser: got {type(denoiser).__name__}, expected a function of a signal and a strength")
     # In double precision, since linear systems are far from well conditioned.
-    problem = Problem(data.astype(np.float64), forward, sigma, weight, _checked(denoiser), 0.1 * rtol)
+    problem = _Problem(data.astype(np.float64), forward, sigma, weight, _checked(denoiser), 0.1 * rtol)
     first = problem.constant() if start is None else _start(start, problem)
     limit = problem.limit() if method == "forward-backward" else math.inf
     scheduled, strengths = _strengths(strength, problem, first, limit, maxiter)
@@ -201,7 +296,7 @@ def _checked(denoiser: Callable[[Array, float], Any]) -> Callable[[Array, float]
     return lambda u, strength: check_denoised(denoiser(u, strength), u)
 
 
-def _start(start: Any, problem: Problem) -> Array:
+def _start(start: Any, problem: _Problem) -> Array:
     array = check_array("start", start)
     if not isinstance(array, np.ndarray):
         raise InputError(f"start: got {type(start).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -211,7 +306,7 @@ def _start(start: Any, problem: Problem) -> Array:
 
 
 def _strengths(
-    given: Any, problem: Problem, first: Array, limit: float, maxiter: int
+    given: Any, problem: _Problem, first: Array, limit: float, maxiter: int
 ) -> tuple[bool, NDArray[np.float64]]:
     """Return whether there is a schedule, and the strength of each iteration."""
     if given is None and math.isfinite(limit):
@@ -233,7 +328,7 @@ def _strengths(
 class _Loop:
     """One run of a method, and what is told of each iteration."""
 
-    def __init__(self, problem: Problem, step: Method, first: Array, progress: bool) -> None:
+    def __init__(self, problem: _Problem, step: Method, first: Array, progress: bool) -> None:
         self.problem, self.step, self.progress = problem, step, progress
         self.state = self.estimate = first
         self.strength: list[float] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nlflow.denoising.noise.names import WORDS
-from nlflow.denoising.priors.packages import base
+from nlflow.denoising.priors.denoisers import base
 from nlflow.desk.napari.layers import TAKES, Result, Settings, denoised, layer_of, samples_of
 from nlflow.errors import InputError, NlflowError, install_command
 
