@@ -49,6 +49,7 @@ class Denoiser:
 
     def __call__(self, image: Any, sigma: Any = None, **options: Any) -> tuple[Any, Info]:
         self.layouts.append({name: options.pop(name) for name in ("axes", "spacing") if name in options})
+        options |= dataclasses.asdict(options.pop("options"))
         assert set(options) == set(OPTIONS)
         failure = self.failures.get(len(self.calls), self.failures.get(-1))
         if callable(options["progress"]):  # of a log, as every run without a terminal has one
@@ -80,6 +81,7 @@ OPTIONS = {
     "keep": None,
     "stopping": None,
     "max_memory": None,
+    "seed": 0,
     "device": "cpu",
     "preserve_range": True,
     "return_info": True,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 # The longest that fits counts; what was in `nlflow.io` and is not named is in `nlflow.store`.
 _PLACES = {
     "nlflow.commands": "nlflow.desk.commands",
-    "nlflow.denoising.large.sources": "nlflow.desk.large.sources",
-    "nlflow.denoising.large.store": "nlflow.desk.large.store",
+    "nlflow.denoising.large.sources": "nlflow.desk.large",
+    "nlflow.denoising.large.store": "nlflow.desk.large",
     "nlflow.denoising.presets": "nlflow.denoising.groupwise",
     "nlflow.explorer": "nlflow.desk.explorer",
     "nlflow.io": "nlflow.store",
@@ -26,8 +26,8 @@ _PLACES = {
     "nlflow.io.formats": "nlflow.desk.formats",
     "nlflow.io.formats.codecs": "nlflow.store.codecs",
     "nlflow.io.formats.links": "nlflow.store.links",
-    "nlflow.io.frames": "nlflow.desk.frames",
-    "nlflow.io.loading": "nlflow.desk.loading",
+    "nlflow.io.frames": "nlflow.desk.files",
+    "nlflow.io.loading": "nlflow.desk.files",
     "nlflow.io.terminal": "nlflow.desk.terminal",
     "nlflow.io.video": "nlflow.plotting.video",
     "nlflow.napari": "nlflow.desk.napari",

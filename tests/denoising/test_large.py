@@ -26,8 +26,8 @@ from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.large import denoise_array
 from nlflow.denoising.large.arrays import Blocks, estimated, statistics
 from nlflow.denoising.noise import GaussianNoise, Speckle, estimate_sigma
+from nlflow.desk import large as storing
 from nlflow.desk.large import denoise_store, open_image
-from nlflow.desk.large import store as storing
 from nlflow.domains.samples import exact_means, exact_sums, mean_of_sums
 from nlflow.errors import WorkerError
 from tests.commands import fails, run

@@ -19,9 +19,8 @@ from nlflow.denoising.groupwise import CLIPS, VOLUMES, GroupPreset, Groups
 from nlflow.denoising.large import denoise_array
 from nlflow.denoising.large.arrays import Blocks, estimated, statistics
 from nlflow.denoising.patches import Grouping
-from nlflow.desk.large import denoise_store
-from nlflow.desk.large import store as storing
-from nlflow.desk.large.sources import block_sides
+from nlflow.desk import large as storing
+from nlflow.desk.large import block_sides, denoise_store
 from tests.commands import run
 from tests.pictures import Floats
 

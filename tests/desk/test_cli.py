@@ -9,6 +9,7 @@ import re
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from nlflow.denoising.info import doubts
 from nlflow.denoising.noise import GaussianNoise, NoiseEstimate, gaussian, verdict
 from nlflow.denoising.noise import rules as noise_rules
 from nlflow.desk import terminal
-from nlflow.desk.commands.effects import _RULES
 from nlflow.desk.commands.main import app
+from nlflow.desk.options import _RULES
 from tests.commands import IMAGE, fails, run
 
 
@@ -142,6 +143,10 @@ def test_version_and_help() -> None:
         ("denoise in.zarr out.zarr --jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
         ("denoise in.png out.png --format png", "--format"),
         ("denoise in.png out.png --width 3", "--width"),
+        ("denoise in.png out.png --set width=3", "--set width"),
+        ("denoise in.png out.png --write quality=4", "--write quality"),
+        ("denoise in.png out.png --write workers=2", "--write workers"),
+        ("denoise in.zarr out.zarr --write workers=2 --write workers=tcp://127.0.0.1:1", "--write workers"),
         ("noise in.png --existing overwrite", "--existing"),
         ("attention model --text a --words 48", "--words"),
         ("attention model --text a --metric auto", "--metric"),
@@ -164,9 +169,9 @@ def test_options_without_effect_are_refused_by_name(
 
 
 def test_the_table_of_options_names_options() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands: Any = typer.main.get_command(app)
     for name, rules in _RULES.items():
-        known = {param.name for param in commands[name].params}
+        known = {param.name for param in commands.get_command(None, name).params}
         for rule in rules:
             assert set(rule.options.split()) <= known
 
@@ -201,5 +206,7 @@ def test_advice_of_the_library_is_given_in_words_of_the_shell(capsys: pytest.Cap
         ),
         (gaussian._of_others(1, 3), "(nonlocal noise FILE --save MODEL.json)"),
     ):
-        terminal.echo(text)
-        assert command in capsys.readouterr().out
+        terminal.say("note", text)
+        assert command in capsys.readouterr().err
+    terminal.echo("such as flat=np.s_[20:84, 300:400]")  # which is no message: it may be the name of a file
+    assert capsys.readouterr().out == "such as flat=np.s_[20:84, 300:400]\n"

@@ -600,3 +600,66 @@ def test_json_has_a_list_of_numbers_on_one_line() -> None:
     text = json_text(value)
     assert json.loads(text) == value
     assert "    [1.0, 2.5]," in text.splitlines()
+
+
+# --- finer settings, and former options ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [
+        ("--stopping sure", "--set stopping=sure"),
+        ("--quality fast --width 12 --patch-size 5", "--quality fast --set width=12 --set patch-size=5"),
+        ("--quality fast --search-radius=4 --fidelity 0.5", "--quality fast --set search_radius=4 --set fidelity=0.5"),
+        ("--quality fast --steps 3", "--quality fast --set steps=3"),
+        ("--max-memory 2GiB --device auto", "--set max-memory=2GiB --set device=auto"),
+        ("--kind signal", "--axes kind=signal"),
+        ("--channel-axis -1", "--axes channel-axis=-1"),
+    ],
+)
+def test_former_options_do_what_they_did(folder: Path, denoiser: Denoiser, former: str, now: str) -> None:
+    for number, words in enumerate((former, now)):
+        run("denoise", "in.npy", f"out{number}.npy", *words.split())
+    (_, _, before), (_, _, after) = denoiser.calls
+    assert before == after
+    assert before != OPTIONS
+
+
+def test_the_help_has_few_options_and_names_the_others() -> None:
+    story = run("denoise", "--help-all").stdout
+    assert len(re.findall(r"^  (?:-\w, )?--[a-z]", story.partition("\nOptions:\n")[2], re.MULTILINE)) <= 20
+    for name, one in denoising_options.OPTIONS.items():
+        known = name in ("strength", "separate") or re.search(rf"^  {name.replace('_', '-')}  ", story, re.MULTILINE)
+        assert known, (name, one)
+    for former in ("--width", "--gain", "--spacing", "--video-quality", "--scheduler"):
+        assert former not in story
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "steps"), "--set: got 'steps', expected NAME=VALUE"),
+        (("--set", "spacing=1"), "--set: got 'spacing=1', expected NAME=VALUE with a NAME of stopping, width"),
+        (("--set", "device=gpu"), "--set device: got 'gpu', expected one of auto, cpu"),
+        (("--quality", "fast", "--set", "patch-size=4"), "--set patch-size: got 4, expected an odd integer"),
+        (("--patch-size", "4", "--quality", "fast"), "--patch-size: got 4, expected an odd integer"),
+        (("--width",), "--width: needs a value; it is now written --set width=VALUE"),
+        (("--axes", "ZYX:5,a"), "--axes spacing: got '5,a', expected positive numbers"),
+        (("--write", "quality=101"), "--write quality: got '101', expected lossless, or a whole number"),
+        (("--write", "workers=0"), "--write workers: is for an OUT that ends in .zarr"),
+    ],
+)
+def test_settings_are_refused_by_name(folder: Path, words: tuple[str, ...], said: str) -> None:
+    assert f"Invalid value for {said}" in " ".join(run("denoise", "in.png", "out.png", *words, code=2).stderr.split())
+    assert listing() == ["in.npy", "in.png"]
+
+
+def test_quality_of_jpeg(folder: Path, denoiser: Denoiser) -> None:
+    sizes = []
+    for words in ((), ("--write", "quality=20")):
+        run("denoise", "in.png", "out.jpg", "--existing", "overwrite", *words)
+        sizes.append(Path("out.jpg").stat().st_size)
+    assert sizes[1] < sizes[0]
+    assert "expected a whole number from 1 to 100 for a JPEG file" in " ".join(
+        run("denoise", "in.png", "more.jpg", "--write", "quality=lossless", code=2).stderr.split()
+    )

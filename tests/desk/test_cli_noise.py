@@ -203,7 +203,7 @@ def test_what_was_found_is_printed(folder: Path) -> None:
     ("options", "message"),
     [
         (["--noise", "gaussian"], "is now called white; say --noise white"),
-        (["--noise", "pink"], "expected auto, white, rician, poisson or a file"),
+        (["--noise", "pink"], "expected auto, white, poisson, rician or a file"),
         (["--noise", "model.json", "--sigma", "3"], "leave one of them out"),
         (["--noise", "model.json", "--sigma", "map.npy"], "leave one of them out"),
         (["--noise", "model.json", "--gain", "2"], "give --noise poisson too"),
@@ -253,7 +253,7 @@ def test_zarr_says_that_noise_is_white(folder: Path, monkeypatch: pytest.MonkeyP
         calls.append((sigma, words["noise"], words["strength"]))
         return DenoiseInfo(1.0, sigma is None, "Gaussian", "balanced", "E"), {"blocks": 1, "kept": 0, "bytes": 1}
 
-    monkeypatch.setattr("nlflow.desk.commands.denoise_large.denoise_store", store)
+    monkeypatch.setattr("nlflow.desk.large.denoise_store", store)
     assert "note: the noise is taken to be white" in run("denoise", "in.tif", "out.zarr").stderr
     for words in (["--sigma", "3"], ["--noise", "white"], ["--quiet"], ["--noise", "poisson"]):
         assert run("denoise", "in.tif", "out.zarr", *words).stderr == ""

@@ -102,8 +102,8 @@ def test_one_end_in_a_pipe(folder: Path, denoiser: Denoiser) -> None:
         (b"words", ["-", "-"], 1, "stdin: got content of an unknown format, expected one of .png, .jpg"),
         (b"%PDF-1.4", ["-", "o.png"], 1, "stdin: got a PDF document, expected one of .png"),
         (b"\x89PNG\r\n\x1a\n" + bytes(99), ["-", "-"], 1, "stdin: got content that is no PNG image"),
-        (b"", ["in.png", "-", "--format", "gif"], 1, "--format: got 'gif', expected one of png, jpg"),
-        (b"", ["in.png", "-", "--format", "zarr"], 1, "--format: got 'zarr'"),
+        (b"", ["in.png", "-", "--format", "gif"], 1, "--write format: got 'gif', expected one of png, jpg"),
+        (b"", ["in.png", "-", "--format", "zarr"], 1, "--write format: got 'zarr'"),
         (b"", ["in.png", "-", "--format", "wav"], 1, "stdout: WAV files cannot hold an image; name the output .png"),
         (b"", ["in.png", "o.png", "--format", "tif"], 2, "is for - as OUT"),
         (b"", ["in.png", "in.png", "-"], 2, "expected one file in and one file out"),
@@ -113,7 +113,12 @@ def test_one_end_in_a_pipe(folder: Path, denoiser: Denoiser) -> None:
         (b"", ["in.png", "-", "--recursive"], 2, "expected one file in and one file out"),
         (b"", ["in.png", "-", "--json"], 2, "goes to stdout, and so does the file"),
         (b"", ["none.png", "-"], 1, "none.png: there is no such file or folder; check the name"),
-        (b"", ["none", "-"], 1, "OUT: got - for none, expected a format that fits a stream; say which: --format png"),
+        (
+            b"",
+            ["none", "-"],
+            1,
+            "for none, expected a format that fits a stream; say which: --write format=png",
+        ),
     ],
 )
 def test_refused_in_a_pipe(

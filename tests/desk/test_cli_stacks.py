@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image
 
 from nlflow.desk import files
-from nlflow.desk.commands import stacks
+from nlflow.desk.commands import denoise_file
 from tests.commands import RNG, Denoiser, fails, listing, run
 
 STACK = RNG.integers(0, 200, (5, 9, 8), dtype=np.uint8)
@@ -184,7 +184,7 @@ def test_the_figure_of_times_of_a_scan(folder: Path, denoiser: Denoiser) -> None
     nibabel = pytest.importorskip("nibabel")
     data = RNG.integers(0, 200, (7, 6, 5, 3)).astype(np.int16)
     nibabel.save(nibabel.Nifti1Image(data, np.diag([2.0, -2.0, 3.0, 1.0])), "scan.nii")
-    assert stacks.upward(files.read("scan.nii")) == "Z"  # Y runs to the back of the head
+    assert denoise_file.upward(files.read("scan.nii")) == "Z"  # Y runs to the back of the head
     run("denoise", "scan.nii", "out.nii", "--compare", "fig.png")
     assert (folder / "fig.png").read_bytes().startswith(b"\x89PNG")
 
@@ -192,8 +192,8 @@ def test_the_figure_of_times_of_a_scan(folder: Path, denoiser: Denoiser) -> None
 def test_the_middle_of_times_slices_and_channels() -> None:
     data = RNG.normal(size=(4, 3, 2, 6, 5))
     media = files.Media(Path("a.npy"), "npy", "volume", data, channel_axis=2, axes="TZCYX")
-    np.testing.assert_array_equal(stacks.plane(data, media), data[2, 1])
-    np.testing.assert_array_equal(stacks.plane(data[:, :, 0], media), data[2, 1, 0])
+    np.testing.assert_array_equal(denoise_file.plane(data, media), data[2, 1])
+    np.testing.assert_array_equal(denoise_file.plane(data[:, :, 0], media), data[2, 1, 0])
 
 
 def test_many_stacks_and_going_on(folder: Path, denoiser: Denoiser) -> None:
@@ -293,3 +293,13 @@ def test_the_explorer_takes_no_slices_at_several_times(folder: Path) -> None:
     tifffile.imwrite("times.tif", np.zeros((3, 4, 9, 8), np.uint8), imagej=True, metadata={"axes": "TZYX"})
     with pytest.raises(InputError, match=r"times.tif: got a stack of slices at several times \(TZYX\)"):
         open_source("times.tif")
+
+
+def test_quality_of_frames(folder: Path, denoiser: Denoiser) -> None:
+    Path("jpegs").mkdir()
+    for number in range(3):
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (24, 32), np.uint8)).save(f"jpegs/{number}.jpg")
+    run("denoise", "jpegs", "fine", "--axes", "TYX")
+    run("denoise", "jpegs", "coarse", "--axes", "TYX", "--write", "quality=20")
+    for number in range(3):
+        assert Path(f"coarse/{number}.jpg").stat().st_size < Path(f"fine/{number}.jpg").stat().st_size

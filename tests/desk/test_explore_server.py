@@ -33,12 +33,12 @@ from tests.explorer import serving
 pytest.importorskip("panel")
 tornado = pytest.importorskip("tornado.websocket")
 
-from nlflow.desk.explorer import layout  # noqa: E402
+from nlflow.desk.explorer import widgets  # noqa: E402
 from nlflow.desk.explorer.denoise_tab import DenoiseTab  # noqa: E402
 from nlflow.desk.explorer.desk import Desk  # noqa: E402
 from nlflow.desk.explorer.flow_tab import FlowTab  # noqa: E402
 from nlflow.desk.explorer.layers_tab import LayersTab  # noqa: E402
-from nlflow.desk.explorer.page import Contents  # noqa: E402
+from nlflow.desk.explorer.server import Contents  # noqa: E402
 from nlflow.desk.explorer.worker import Job  # noqa: E402
 
 
@@ -552,19 +552,19 @@ def test_strength_is_for_noise_that_is_found(desk: Desk) -> None:
 
 
 def test_parts_beside_each_other_keep_their_least_width() -> None:
-    narrow = layout.columns(layout.heading("a"), layout.heading("b"), least=120)
+    narrow = widgets.columns(widgets.heading("a"), widgets.heading("b"), least=120)
     assert [part.styles["flex"] for part in narrow] == ["1 1 120px", "1 1 120px"]
     assert {part.styles["min-width"] for part in narrow} == {"min(120px, 100%)"}
 
 
 def test_a_choice_keeps_what_is_chosen_where_it_can() -> None:
     moves: list[Any] = []
-    one = layout.choice("run", "run", {}, lambda: moves.append(one.value))
-    layout.offer(one, {"0": "as it is", "1": "with it"})
+    one = widgets.choice("run", "run", {}, lambda: moves.append(one.value))
+    widgets.offer(one, {"0": "as it is", "1": "with it"})
     one.value = "1"
-    layout.offer(one, {"1": "with it", "2": "more"})
+    widgets.offer(one, {"1": "with it", "2": "more"})
     assert one.value == "1"
-    layout.offer(one, {"0": "as it is"})
+    widgets.offer(one, {"0": "as it is"})
     assert (one.value, one.options) == ("0", {"as it is": "0"})
     assert moves == ["0", "1", "0"]
 
@@ -691,7 +691,7 @@ def test_other_addresses_are_warned_of() -> None:
 
 @pytest.mark.slow
 def test_names_as_browsers_write_them() -> None:
-    from nlflow.desk.explorer.gate import hosts_of
+    from nlflow.desk.explorer.server import hosts_of
 
     assert hosts_of(["0:0:0:0:0:0:0:1", "MyHost", "127.0.0.1"], 80) == {
         "[::1]", "[::1]:80", "myhost", "myhost:80", "127.0.0.1", "127.0.0.1:80",

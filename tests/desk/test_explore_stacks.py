@@ -19,7 +19,7 @@ from nlflow import InputError, denoise
 from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.quality import psnr
 from nlflow.desk.commands import main as cli
-from nlflow.desk.explorer import denoising_view, pictures, sources, stacks, uploads
+from nlflow.desk.explorer import denoising_view, pictures, sources, uploads
 from nlflow.desk.explorer.denoise_tab import DenoiseTab
 from nlflow.desk.explorer.denoising_view import DenoiseSettings
 from nlflow.desk.explorer.desk import Desk
@@ -100,17 +100,17 @@ def test_slices_around_the_one_that_is_shown(tmp_path: Path, monkeypatch: pytest
     path = stored(tmp_path / "a.tif", "ZYX", (60, 20, 24))
     source = sources.open_source(path)
     assert sources.preview(source) is None  # small: the whole stack
-    monkeypatch.setattr(stacks, "_SAMPLES", 60 * 20 * 24 - 1)
-    around = stacks.reach(source.media)
+    monkeypatch.setattr(sources, "_SAMPLES", 60 * 20 * 24 - 1)
+    around = sources.reach(source.media)
     assert around == 2 * (5 + 4 - 1)  # to references of groups, and on to their members
     assert sources.preview(source, (), 30) == ((30 - around, 31 + around), (0, 20), (0, 24))
     assert sources.preview(source, (), 0) == ((0, 1 + around), (0, 20), (0, 24))
     assert sources.preview(source, (), 59) == ((59 - around, 60), (0, 20), (0, 24))
-    monkeypatch.setattr(stacks, "_SAMPLES", (2 * around + 1) * 100)
+    monkeypatch.setattr(sources, "_SAMPLES", (2 * around + 1) * 100)
     cut = ((30 - around, 31 + around), (5, 15), (14, 24))
     assert sources.preview(source, (0.5, 1.0), 30) == cut
     assert sources.preview(source, (0.5, 1.0), 0) == ((0, 1 + around), *cut[1:])
-    told = stacks.told(source.media, 30, cut)
+    told = sources.told_stack(source.media, 30, cut)
     assert told == (
         "Shown: slice 31 of 60, denoised together with slices 15 to 47; "
         "in full resolution, pixels 5–14 × 14–23 of 20 × 24."
@@ -123,7 +123,7 @@ def test_far_slices_do_not_change_the_one_that_is_shown(tmp_path: Path) -> None:
     The samples are centred by another mean before the flow, so a few roundings differ.
     """
     source = sources.open_source(stored(tmp_path / "a.tif", "TYX", (44, 18, 20)))
-    at, around = 22, stacks.reach(source.media)
+    at, around = 22, sources.reach(source.media)
     assert 2 * around + 1 < 44
     crop = ((at - around, at + around + 1), (0, 18), (0, 20))
     whole = denoising_view.compute(DenoiseSettings(sigma=12.0), source).result
@@ -158,7 +158,7 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     tab.slice._take({"value": 4, "automatic": False, "move": 1})
     shows(3)
     assert len(calls) == 1  # the result is there already
-    monkeypatch.setattr(stacks, "_SAMPLES", 40 * 20 * 24 - 1)
+    monkeypatch.setattr(sources, "_SAMPLES", 40 * 20 * 24 - 1)
     tab.slice._take({"value": 40, "automatic": False, "move": 2})
     tab.start()
     shows(39)
@@ -178,9 +178,9 @@ def test_a_coarse_answer_is_of_the_picture_that_is_shown(axes: str, tmp_path: Pa
     coarse = denoising_view.coarse(DenoiseSettings(strength=3.0), source, 2, known)
     assert coarse is not None
     assert coarse.coarse
-    through = stacks.through(source.media, channels=True)
+    through = sources.through(source.media, channels=True)
     flat = np.take(source.media.data, 2, through)
-    channels = stacks.plane_channels(source.media)
+    channels = sources.plane_channels(source.media)
     words: dict[str, Any] = {"quality": "fast", "search_radius": 3, "preserve_range": True, "channel_axis": channels}
     expected = denoise(flat, noise=GaussianNoise(known.info.sigma / 2), strength=3.0, **words)
     np.testing.assert_allclose(np.take(coarse.result, 0, through), expected, rtol=1e-5)
@@ -257,7 +257,7 @@ def test_arrays_are_opened_as_the_command_opens_them(
     np.testing.assert_array_equal(copied["result"], tab._result.result)
     words = re.split(r"\s+", tab.code.shown["command"])
     assert words[4:] == [
-        *("--quality", "fast", "--axes", "ZYX", "--spacing", "2.0,1.0,1.0"),
+        *("--quality", "fast", "--axes", "ZYX:2.0,1.0,1.0"),
         *(("--array", told["array"]) if "array" in told else ()),
     ]
     done = CliRunner().invoke(cli.app, words[1:])

@@ -278,8 +278,8 @@ def ran_in_a_shell(command: str) -> None:
 def test_commands_of_a_file(tmp_path: Path) -> None:
     source = sources.open_source(small_image(tmp_path / "a.png"))
     assert denoising_view.command_note(DenoiseSettings(patch_size=5), source) == ""
-    assert "--patch-size 5" in denoising_view.as_command(DenoiseSettings(patch_size=5), source)
-    assert "--patch-size" not in denoising_view.as_command(DenoiseSettings(patch_size=5, quality="best"), source)
+    assert "--set patch-size=5" in denoising_view.as_command(DenoiseSettings(patch_size=5), source)
+    assert "patch-size" not in denoising_view.as_command(DenoiseSettings(patch_size=5, quality="best"), source)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the command is one of the shells of Unix")

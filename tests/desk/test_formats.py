@@ -239,7 +239,7 @@ def test_the_first_column_of_a_table(tmp_path: Path) -> None:
     media = files.read(path)
     assert (media.time, media.columns, media.separate) == (("1", "2", "4"), ("x", "y"), True)
     assert media.notes[0].endswith(
-        "column 'depth' is strictly increasing and is kept as it is; give --first-column denoise if it is data"
+        "column 'depth' is strictly increasing and is kept as it is; give --axes first-column=denoise if it is data"
     )
     assert "steps of 'depth' are unequal" in media.notes[1]
     data = files.read(path, first_column="denoise")
@@ -293,7 +293,7 @@ def test_one_column_is_data(tmp_path: Path) -> None:
     assert media.notes == (
         f"{path}: column 'time' is strictly increasing and is denoised all the same, since there is no other",
     )
-    with pytest.raises(FileFormatError, match=r"one column, to be kept.*leave --first-column out"):
+    with pytest.raises(FileFormatError, match=r"one column, to be kept.*leave first-column=keep out"):
         files.read(path, first_column="keep")
 
 

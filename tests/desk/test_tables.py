@@ -82,7 +82,7 @@ def test_the_first_column_can_be_decided() -> None:
     table("raw.csv", NOISY, first=None, header=",".join(NAMES))
     second = report("raw.csv", "o.csv", "--first-column", "keep", "--steps", "1")
     assert [column["name"] for column in second["columns"]] == ["pascal", "kelvin"]
-    assert "leave --first-column out" in run_on_one_column("--first-column", "keep")
+    assert "leave first-column=keep out" in run_on_one_column("--first-column", "keep")
 
 
 def run_on_one_column(*words: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -87,11 +86,10 @@ def probe(path: Path) -> dict[str, Any]:
 
 def written(path: Path, target: str, quality: Any = None, **words: Any) -> tuple[files.Media, Path, tuple[str, ...]]:
     media = files.read(path, **words)
-    if quality is not None:
-        media = replace(media, extras={**media.extras, "video_quality": quality})
     place = path.with_name(target)
-    notes = files.check_output(place, media)
-    files.write(place, media.data, media)
+    writing = files.Writing(place, quality)
+    notes = files.check_output(writing, media)
+    files.write(writing, media.data, media)
     return media, place, notes
 
 
@@ -184,7 +182,7 @@ def test_times_that_vary_are_kept(tmp_path: Path) -> None:
     assert "the frame rate varies (7.493 to 29.97 a second); each frame keeps its time" in media.notes[0]
     assert probe(place)["times"] == pytest.approx([float(time / RATE) for time in times])
     with pytest.raises(FileFormatError, match="cannot hold frames at unequal times"):
-        files.check_output(tmp_path / "out.avi", replace(media, extras={**media.extras, "video_quality": "lossless"}))
+        files.check_output(files.Writing(tmp_path / "out.avi", "lossless"), media)
 
 
 def test_streams_that_have_no_place_are_named(tmp_path: Path) -> None:
@@ -205,7 +203,10 @@ def test_frame_by_frame(tmp_path: Path) -> None:
     reader = VideoReader(tmp_path / "a.mp4")
     info = reader.info
     assert (info.shape, info.dtype, info.bits, info.count, info.rate) == ((48, 64, 3), np.uint8, 8, 8, RATE)
-    with (tmp_path / "out.mp4").open("xb") as stream, VideoWriter(stream, tmp_path / "out.mp4", info, 12) as writer:
+    with (
+        (tmp_path / "out.mp4").open("xb") as stream,
+        VideoWriter(stream, info, files.Writing(tmp_path / "out.mp4", 12)) as writer,
+    ):
         for time, duration, frame in reader:
             writer.write(time, duration, frame)
     one, other = probe(tmp_path / "a.mp4"), probe(tmp_path / "out.mp4")

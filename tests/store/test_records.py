@@ -110,7 +110,7 @@ def test_foreign_records_of_outputs(written: tuple[Path, Job], content: Any) -> 
 def test_foreign_records_of_blocks(tmp_path: Path) -> None:
     pytest.importorskip("dask")
     pytest.importorskip("zarr")
-    from nlflow.desk.large.store import _KIND, _RECORD, _done_before
+    from nlflow.desk.large import _KIND, _RECORD, _done_before
 
     digests = {"0/0": "a", "7/7": "b", "x": "c", "1/1": None, "0/1": 3}
     save_record(tmp_path / _RECORD, _KIND, {"problem": "p", "done": digests})

@@ -9,33 +9,51 @@ not at all.
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nlflow.desk.formats import FORMATS, left_out, ngff, tiff
+from nlflow.desk.formats import FORMATS, left_out
 from nlflow.desk.formats.axes import check_axes, settle
+from nlflow.desk.formats.content import HEAD, by_content, foreign, is_text
 from nlflow.desk.formats.media import (
     ARRAYS,
+    CONTAINERS,
     EXTENSIONS,
+    PICTURES,
+    READABLE,
     STACKS,
     Array,
     FirstColumn,
     Kind,
     Media,
+    Writing,
     as_stored,
     extension,
     format_of,
     upright,
+    writing_of,
 )
-from nlflow.desk.frames import check_frames, load_frames, pictures_in, write_frames
-from nlflow.desk.loading import known_format, load
 from nlflow.domains.samples import rounded
-from nlflow.errors import FileFormatError, InputError, NlflowError, check_choice, check_integer, file_error
-from nlflow.store.atomic import write_atomic, write_folder
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    NlflowError,
+    check_choice,
+    check_integer,
+    check_memory,
+    file_error,
+)
+from nlflow.store.atomic import make_folder, write_atomic, write_folder
+from nlflow.store.links import check_links
 
 __all__ = [
     "EXTENSIONS",
@@ -44,6 +62,7 @@ __all__ = [
     "FirstColumn",
     "Kind",
     "Media",
+    "Writing",
     "as_stored",
     "check_distinct",
     "check_output",
@@ -62,6 +81,180 @@ __all__ = [
 
 _PILLOW = ("png", "jpeg", "bmp", "webp")
 _ARTICLES = {"image": "an image", "signal": "a signal", "volume": "a volume", "clip": "a clip"}
+
+
+# ---- one file, read as its format has it, whatever is wrong with it
+
+# Content of a format, and names that say more: camera raws are TIFF files, and MAT files of version 7.3 are HDF5.
+_ALIKE = (("tiff", "raw"), ("hdf5", "mat"))
+#: One extension of each format that is written, for messages.
+WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(Path(f"x{name}"))].written)
+
+
+def missing(path: Path) -> FileFormatError:
+    """Return the exception that says that `path` is not there, and which name in its folder is nearly the same."""
+    names: list[str] = []
+    with suppress(OSError):  # a folder that is missing too, or that nobody may look into
+        names = [entry.name for entry in path.parent.iterdir()]
+    near = get_close_matches(path.name, names, n=1, cutoff=0.75)
+    remedy = f"did you mean {path.with_name(near[0])}?" if near else "check the name and the folder"
+    return FileFormatError(f"{path}: there is no such file or folder; {remedy}")
+
+
+def known_format(path: Path) -> str:
+    """Return the format that the name of an output tells, or raise `FileFormatError`."""
+    form = format_of(path)
+    if not form:
+        got = f"the extension {path.suffix!r}" if path.suffix else "a name without extension"
+        raise file_error(path, got, f"one of {WRITABLE}", "choose one of them")
+    return form
+
+
+def found_format(path: Path) -> tuple[str, list[str]]:
+    """Return the format of a file, which its content decides before its name, and notes.
+
+    Raises
+    ------
+    FileFormatError
+        If it is of a format that is not read; the message names a way.
+    """
+    extension = ""
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as stream:  # what is wrong with it is said when it is read
+            extension = by_content(stream.read(HEAD))
+    form, named = format_of(Path(f"x{extension}")), format_of(path)
+    if form and form != named and (form, named) not in _ALIKE:
+        return form, [f"{path}: the content is {form.upper()}, whatever its name says"]
+    got, way = foreign(path, extension)
+    if named and not got:
+        return named, []
+    if not path.exists():
+        raise missing(path)
+    if not got:
+        got, way = foreign(path, path.suffix.lower())
+    got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
+    raise file_error(path, got, f"one of {READABLE}", way or "export it as one of them from the program that made it")
+
+
+def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None, array: str | None = None) -> Media:
+    """Read a file without settling what the axes of an array or of a stack are; see `nlflow.desk.files.read`.
+
+    Raises
+    ------
+    FileFormatError
+        If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
+    """
+    path = Path(path)
+    form, notes = found_format(path)
+    expected = f"a readable {form.upper()} file"
+    words: dict[str, str | None] = {"first_column": first_column} if form == "csv" else {}
+    if form in CONTAINERS:
+        words = {"array": array}
+    elif array is not None:
+        raise InputError(f"array: got {array!r} for {path}, expected a file of several arrays; leave it out")
+    if not path.exists():
+        raise missing(path)
+    if FORMATS[form].folder:
+        if not path.is_dir():
+            raise file_error(path, "a file", "a folder, as zarr stores are", "check the name")
+    elif not path.is_file():
+        raise file_error(path, "a folder" if path.is_dir() else "no regular file", expected, "name the file itself")
+    else:
+        if path.stat().st_size == 0:
+            raise file_error(path, "an empty file", expected, "copy or export it again")
+        try:
+            with path.open("rb") as stream:
+                head = stream.read(HEAD)
+        except OSError as error:
+            raise file_error(path, f"{error.strerror}", expected, "check its permissions") from error
+        if form != "csv" and is_text(head):  # no other format is a text
+            remedy = "give a picture" if form in PICTURES else "copy or export it again"
+            raise file_error(path, "a text file", expected, remedy)
+    try:
+        with warnings.catch_warnings():  # decoders warn about odd metadata; lost samples are errors in every one
+            warnings.simplefilter("ignore")
+            media = FORMATS[form].decode(path, **words)
+    except NlflowError:
+        raise
+    except MemoryError as error:
+        raise file_error(path, "more samples than memory can hold", expected, "crop or downsample it") from error
+    except Exception as error:  # a damaged file makes decoders fail in any way: IndexError, struct.error, zlib.error
+        got = f"a damaged or foreign file ({str(error) or type(error).__name__})"
+        raise file_error(path, got, expected, "copy or export it again") from error
+    data = media.data
+    if data.dtype.kind not in "biuf":
+        raise file_error(path, f"values of type {data.dtype}", "real numbers", "convert them, e.g. with astype or abs")
+    if data.size == 0:
+        raise file_error(path, f"an empty array of shape {data.shape}", "at least one sample", "export it again")
+    if not data.dtype.isnative:
+        media = replace(media, data=data.astype(data.dtype.newbyteorder("=")))
+    return replace(media, notes=(*notes, *media.notes)) if notes else media
+
+
+# ---- a folder of pictures as one stack: frames of a clip or slices of a volume, by the order of their names
+
+_FRAMES = ("png", "jpeg", "tiff", "bmp", "webp")
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts names as people count: frame 9 before frame 10."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part.lower()) for part in parts if part]
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """Return the pictures of a folder in the order of their names, without hidden ones and those in folders inside."""
+    found = [path for path in folder.iterdir()
+             if path.is_file() and not path.name.startswith(".") and format_of(path) in _FRAMES]  # fmt: skip
+    return sorted(found, key=lambda path: natural(path.name))
+
+
+def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
+    """Read pictures of one size and type, in this order, as one stack whose first axis the user has to name.
+
+    Raises
+    ------
+    FileFormatError
+        If there is none, or if a picture differs from the first in size, type, orientation or format.
+    """
+    if not paths:
+        raise FileFormatError(f"{folder}: got no pictures, expected at least one; check the name")
+    check_links(folder, paths, "a folder of pictures")
+    kept: list[Media] = []
+    data: Array | None = None
+    for number, path in enumerate(paths):
+        one = load(path)
+        if one.format not in _FRAMES or one.kind != "image":
+            got = "a stack" if one.stacked else f"a {one.format.upper()} file"
+            expected = "a picture that is written as well, PNG, JPEG, TIFF, BMP or WebP"
+            raise FileFormatError(f"{path}: got {got}, expected {expected}; take it out of {folder}")
+        if data is None:
+            needed = 2 * len(paths) * one.data.nbytes
+            check_memory(f"{folder}: {len(paths)} frames", needed, "denoise it in parts")
+            data = np.empty((len(paths), *one.data.shape), one.data.dtype)
+        first = kept[0] if kept else one
+        for name, mine, theirs in (
+            ("size", one.data.shape, data.shape[1:]), ("type", one.data.dtype, data.dtype),
+            ("orientation", one.orientation, first.orientation),
+            ("alpha channel", one.alpha is not None, first.alpha is not None),
+        ):  # fmt: skip
+            if mine != theirs:
+                raise FileFormatError(
+                    f"{path}: got the {name} {mine}, expected {theirs} as in {paths[0]}; frames of one clip are "
+                    "alike: convert it, or take it out"
+                )
+        data[number] = one.data
+        kept.append(replace(one, data=data[number], channel_axis=2 if one.data.ndim == 3 else None))
+    assert data is not None
+    notes = list(dict.fromkeys(note for one in kept for note in one.notes))
+    if len(notes) > 1:
+        notes = [notes[0] + f"; of other frames there are {len(notes) - 1} more such notes"]
+    axes = "?YX" + ("C" if data.ndim == 4 else "")
+    return Media(folder, "frames", "volume", data, orientation=kept[0].orientation, extras={"frames": tuple(kept)},
+                 notes=tuple(notes), axes=axes)  # fmt: skip
+
+
+# ---- what is read: the axes of arrays and stacks settled
 
 
 def read(
@@ -144,8 +337,14 @@ def is_stack(path: Path) -> bool:
     """Return whether a name is that of a stack: a video, NIfTI, a group of OME-Zarr, a TIFF file of many pages."""
     form = format_of(path)
     if form == "zarr":
-        return ngff.is_group(path)
-    return form in ("nifti", "video") or (form == "tiff" and path.is_file() and tiff.is_stack(path))
+        from nlflow.desk.formats.ngff import is_group
+
+        return is_group(path)
+    if form == "tiff" and path.is_file():
+        from nlflow.desk.formats.tiff import is_stack as has_pages
+
+        return has_pages(path)
+    return form in ("nifti", "video")
 
 
 def read_kind(path: Path) -> Kind:
@@ -209,6 +408,9 @@ def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> M
     return replace(media, kind=found_kind, channel_axis=axis)
 
 
+# ---- what is written
+
+
 def check_target(path: str | os.PathLike[str]) -> None:
     """Check that a file can be created or replaced; nothing is written.
 
@@ -264,13 +466,13 @@ def _identity(path: Path) -> list[object]:
     return [os.path.realpath(path), (found.st_dev, found.st_ino)]
 
 
-def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
+def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tuple[str, ...]:
     """Check, before any work, that a result for `media` can be written to `path`; nothing is written.
 
     Parameters
     ----------
-    path : str or PathLike
-        The output; its extension decides the format.
+    target : str, PathLike or Writing
+        The output, whose extension decides the format, or how it is written.
     media : Media
         The input that the result belongs to.
 
@@ -284,7 +486,8 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     FileFormatError
         If the extension is unknown, the format cannot hold the result, or the file cannot be created.
     """
-    path = Path(path)
+    writing = writing_of(target)
+    path = writing.path
     if media.format == "frames" and not format_of(path):
         check_frames(path, media)
         return ()
@@ -292,12 +495,14 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     why, other = FORMATS[form].instead
     if other:
         raise FileFormatError(f"{path}: {why}; name the output {path.stem}{other}, for example")
-    media = replace(media, extras={**media.extras, "target": path.name})
     if not FORMATS[form].folder or not path.is_dir():
         check_target(path)
-    elif not ngff.is_store(path) or media.path.resolve().is_relative_to(path.resolve()):
-        got = "a folder that holds the input" if ngff.is_store(path) else "a folder that is no zarr store"
-        raise file_error(path, got, "a new name", "choose another")
+    else:
+        from nlflow.desk.formats.ngff import is_store
+
+        if not is_store(path) or media.path.resolve().is_relative_to(path.resolve()):
+            got = "a folder that holds the input" if is_store(path) else "a folder that is no zarr store"
+            raise file_error(path, got, "a new name", "choose another")
     dtype = media.data.dtype
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
     got, instead = "", ".tif or .npy"
@@ -320,16 +525,34 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     elif form in STACKS.values() and not media.axes:
         got = _ARTICLES[media.kind]
     else:
-        got = FORMATS[form].check(path, media)
+        got = FORMATS[form].check(media, writing)
     if got:
         raise FileFormatError(f"{path}: {form.upper()} files cannot hold {got}; name the output {instead}")
-    names = left_out(form, media)
-    told = FORMATS[form].notes(path, media)
+    names = left_out(form, media, writing)
+    told = FORMATS[form].notes(media, writing)
     if not names:
         return tuple(told)
     several = len(names) > 1 or names[0].endswith("s")
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     return (f"{path}: {listed} {'are' if several else 'is'} left out", *told)
+
+
+def check_frames(folder: Path, media: Media) -> None:
+    """Raise `FileFormatError` where frames cannot be written into a folder."""
+    if folder.exists() and not folder.is_dir():
+        raise FileFormatError(f"{folder}: got a file, expected a folder for the frames; choose another name")
+    if "frames" not in media.extras:
+        raise FileFormatError(f"{folder}: got a name without extension, expected a file name; add .tif or .npy")
+
+
+def write_frames(writing: Writing, values: Array, media: Media) -> None:
+    """Write a stack as pictures of the names and formats of the input, each complete or not at all."""
+    frames = media.extras["frames"]
+    folder = make_folder(writing.path)
+    for frame, one in zip(values.reshape(len(frames), *frames[0].data.shape), frames, strict=True):
+        place = writing.at(folder / one.path.name)
+        encode = partial(FORMATS[one.format].encode, values=frame, media=one, writing=place)
+        write_atomic(place.path, encode)
 
 
 def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:
@@ -343,7 +566,7 @@ def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Ar
     return rounded(data if bits is None else np.clip(data, 0, 2**bits - 1), dtype)
 
 
-def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
+def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -> None:
     """Write a result in the way its input is stored.
 
     Integers are rounded and clipped to the range of the input's dtype. NPY, NPZ and CSV files keep the precision of the
@@ -353,8 +576,8 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
 
     Parameters
     ----------
-    path : str or PathLike
-        The output; its extension decides the format.
+    target : str, PathLike or Writing
+        The output, whose extension decides the format, or how it is written.
     data : numpy.ndarray
         The result in the file's own units, of the same shape as ``media.data``.
     media : Media
@@ -367,27 +590,25 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     InputError
         If `data` has another shape than the input, or non-finite values that an integer format cannot hold.
     """
-    path = Path(path)
-    check_output(path, media)
+    writing = writing_of(target)
+    path = writing.path
+    check_output(writing, media)
     data = np.asarray(data)
     if data.shape != media.data.shape:
         raise InputError(f"data: got shape {data.shape}, expected {media.data.shape} as in {media.path}")
     if media.format == "frames" and not format_of(path):
-        write_frames(path, stored(data, media.data.dtype, "", None), media)
+        write_frames(writing, stored(data, media.data.dtype, "", None), media)
         return
     form = known_format(path)
     values = stored(data, media.data.dtype, form, media.bits)
-    media = replace(media, extras={**media.extras, "target": path.name})
     if media.axes and form not in _PILLOW:
         if form in ARRAYS and media.format in ARRAYS:
             values = values.reshape(media.stored_shape)
     elif media.channel_axis is not None and form not in ARRAYS:
         values = np.ascontiguousarray(np.moveaxis(values, media.channel_axis, -1))
     write_whole = write_folder if FORMATS[form].folder else write_atomic
-    encode = FORMATS[form].encode
-    assert encode is not None  # `check_output` has refused a format that is not written
     try:
-        write_whole(path, lambda place: encode(place, values, media))
+        write_whole(path, lambda place: FORMATS[form].encode(place, values, media, writing))
     except NlflowError:
         raise
     except Exception as error:  # encoders refuse odd metadata in many ways

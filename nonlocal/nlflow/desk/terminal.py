@@ -32,6 +32,13 @@ _IN_SHELL = (
 )
 
 
+def in_shell(message: str) -> str:
+    """Return a message of the library with what it advises as the shell says it."""
+    for advice, command in _IN_SHELL:
+        message = re.sub(advice, command, message)
+    return message
+
+
 def echo(text: str, *, err: bool = False) -> None:
     """Print `text`, what the terminal would obey, or its encoding cannot show, as escapes: names may hold any byte."""
     import typer
@@ -39,8 +46,6 @@ def echo(text: str, *, err: bool = False) -> None:
     from nlflow.errors import visible
 
     text = visible(text, keep="\n\t")
-    for advice, command in _IN_SHELL:
-        text = re.sub(advice, command, text)
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
@@ -49,7 +54,7 @@ def say(level: str, text: str) -> None:
     """Print a note, a warning or an error about what was asked for, on one line of stderr."""
     from nlflow.errors import visible
 
-    echo(f"nonlocal: {level}: {visible(text)}", err=True)
+    echo(f"nonlocal: {level}: {in_shell(visible(text))}", err=True)
 
 
 def ensure_stderr() -> None:

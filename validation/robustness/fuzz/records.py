@@ -35,7 +35,7 @@ def _job(folder: Path) -> Any:
 
 def record(folder: Path) -> Callable[[bytes], object]:
     """Return a reader of records, by the kind that is written in them."""
-    from nlflow.desk.large.store import _RECORD, _done_before
+    from nlflow.desk.large import _RECORD, _done_before
     from nlflow.errors import FileFormatError, NlflowWarning
     from nlflow.store.storage import load_record
     from validation.claims import all_claims
@@ -105,7 +105,7 @@ def record(folder: Path) -> Callable[[bytes], object]:
 
 def records() -> list[bytes]:
     """Return a record of each kind."""
-    from nlflow.desk.large.store import _KIND
+    from nlflow.desk.large import _KIND
     from nlflow.store.storage import save_record
     from validation.claims import all_claims
     from validation.finding import Finding, findings_in

@@ -335,6 +335,7 @@ def commands() -> list[bytes]:
         "denoise in.png out.png --quality fast --width 12 --patch-size 3 --search-radius 4 --fidelity 0.5",
         "denoise in.png out.npy --noise poisson --gain 2.1 --read-noise 4 --offset 100",
         "denoise in.npy out.npy --channel-axis -1 --kind image --max-memory 2GiB --mask nan",
+        "denoise in.png out.npy --quality fast --set width=12 --set steps=3 --axes channel-axis=0 --write format=npy",
         "denoise in.png in.npy out --mask in.npy --keep in.png --existing skip --stopping sure",
         "denoise *.png out --sigma 1,2,3 --reference in.png --quiet",
         "study time-order --nodes 8 --dt 0.1,0.05,0.02 --kernel gaussian:width=0.1 --json",

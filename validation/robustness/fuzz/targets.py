@@ -62,7 +62,7 @@ _COMMANDS = (
     "--boundary", "--channels", "--fidelity", "--metric", "--integrator", "--dt", "--laziness", "--seeds", "--seed",
     "--queries", "--keys", "--values", "--device", "cpu", "auto", "cuda", "cpu-tensors", "--dtype", "float32", "--out",
     "--jobs", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--list", "--width", "--patch-size",
-    "--search-radius", "\n",
+    "--search-radius", "--set", "width=12", "stopping=sure", "--write", "quality=8", "--axes", "ZYX:5,1,1", "\n",
 )  # fmt: skip
 
 #: From the name of a reader to how it is fuzzed.
@@ -74,13 +74,13 @@ TARGETS: dict[str, Target] = {
     ),
     "tiff": Target(
         "TIFF images", readers.media(".tif"), seeds.tiff, "bytes",
-        (*_FILES, *_PILLOW, "nlflow.desk.formats.tiff", "nlflow.desk.formats.tiff_stacks", "nlflow.desk.formats.axes",
+        (*_FILES, *_PILLOW, "nlflow.desk.formats.tiff", "nlflow.desk.formats.tiff_pages", "nlflow.desk.formats.axes",
          _TIFFFILE),
     ),
     "nifti": Target("NIfTI volumes", readers.media(".nii"), seeds.nifti, "bytes",
                     (*_FILES, "nlflow.desk.formats.nifti", "nlflow.desk.formats.axes", "nibabel.nifti1")),
     "video": Target("films", readers.media(".mkv"), seeds.video, "bytes",
-                    (*_FILES, "nlflow.desk.formats.film", "nlflow.desk.formats.video")),
+                    (*_FILES, "nlflow.desk.formats.film")),
     "npy": Target("NPY arrays and tokens", readers.npy, seeds.npy, "npy",
                   (*_FILES, *_NUMPY, "nlflow.desk.formats.tables", "nlflow.desk.terminal")),
     **{
@@ -90,12 +90,12 @@ TARGETS: dict[str, Target] = {
                              ("avif", "AvifImagePlugin"))
     },
     "npz": Target("NPZ archives", readers.media(".npz"), files.npz, "npz",
-                  (*_FILES, *_NUMPY, "nlflow.desk.formats.npz", "nlflow.desk.formats.containers", "zipfile")),
+                  (*_FILES, *_NUMPY, "nlflow.desk.formats.containers", "zipfile")),
     "mat": Target("MAT files", readers.media(".mat"), files.mat, "bytes",
                   (*_FILES, "nlflow.desk.formats.mat", "nlflow.desk.formats.containers")),
     "hdf5": Target("HDF5 files", readers.media(".h5"), files.hdf5, "bytes",
                    (*_FILES, "nlflow.desk.formats.hdf5", "nlflow.desk.formats.containers")),
-    "raw": Target("camera raws", readers.media(".dng"), files.raw, "bytes", (*_FILES, "nlflow.desk.formats.raw")),
+    "raw": Target("camera raws", readers.media(".dng"), files.raw, "bytes", (*_FILES, "nlflow.desk.formats.pictures")),
     "wav": Target("WAV signals", readers.media(".wav"), seeds.wav, "bytes",
                   (*_FILES, "nlflow.desk.formats.sound", "scipy.io.wavfile")),
     "csv": Target("CSV tables", readers.media(".csv"), seeds.csv_tables, "bytes",
@@ -133,6 +133,6 @@ TARGETS: dict[str, Target] = {
                     ("validation.training.state",), (), 16384),
     "record": Target("records that later runs go by", records.record, records.records, "record",
                      ("nlflow.store.storage", "nlflow.store.records", "nlflow.store.encoding",
-                      "nlflow.desk.commands.denoise_folder", "nlflow.desk.large.store",
+                      "nlflow.desk.commands.denoise_folder", "nlflow.desk.large",
                       "validation.finding", "validation.training.record", "validation.training.report"), (), 16384),
 }  # fmt: skip

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nlflow.denoising.noise.names import WORDS
-from nlflow.desk.commands.effects import refuse_without_film
-from nlflow.desk.commands.wording import (
-    DeviceName,
+from nlflow.denoising.noise.names import WORDS, has_sigma
+from nlflow.desk.options import (
+    PIPE,
+    SETTINGS,
+    WRITINGS,
+    ArrayName,
+    AsJson,
+    Axes,
+    Flat,
+    Given,
+    Mask,
     Quality,
-    check_pipes,
-    is_whole,
+    Quiet,
+    check_device,
+    described,
+    given,
     noise_of,
-    of_fast,
-    parse_bytes,
+    options_of,
+    parse_axes,
     split_flat,
     split_sigma,
-    split_spacing,
-    video_coding,
 )
-from nlflow.desk.terminal import print_json, print_table, progress_of, say
+from nlflow.desk.terminal import print_json, print_table, progress_bar, progress_of, say
 
 if TYPE_CHECKING:
-    from nlflow.desk.commands.inputs import Options
+    from nlflow.desk.commands.denoise_file import Request
     from nlflow.desk.commands.jobs import Job
     from nlflow.desk.commands.pipes import Ends
 
 BRIEF = """Remove noise from images, signals, volumes and video.
 
 Kind and strength of the noise are found out, unless told. OUT has the size, the type and the units of IN. Several files
-or a folder need a folder as OUT. - is stdin or stdout, in the format of IN or of --format.
+or a folder need a folder as OUT. - is stdin or stdout, in the format of IN or of --write format=png.
 
 \b
 Examples:
@@ -47,7 +54,7 @@ files larger than memory.
 
 USUAL = (
     "quality", "sigma", "noise", "strength", "mask", "compare", "recursive", "axes", "existing", "as_json", "verbose",
-    "quiet", "form",
+    "quiet",
 )  # fmt: skip
 
 _WORDS = "\n".join(f"  {f'--noise {name}':<38}{word.help}" for name, word in WORDS.items() if name != "auto")
@@ -62,7 +69,8 @@ format than IN if it can hold the data; NPY, NPZ and CSV keep all digits.
 Formats: PNG, JPEG, TIFF, BMP, WebP; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV, CSV; stacks and video (below).
 Read only, with OUT in another format: GIF (its first frame), AVIF, camera raws (DNG, NEF, CR2, ARW, ...; extra raw).
 The content of a file decides what it is, and not its name. Of several arrays in a file, --array names one; OUT of the
-same format keeps the others. IN or OUT may be - for stdin or stdout, which gets the format of IN or of --format.
+same format keeps the others. IN or OUT may be - for stdin or stdout, which gets the format of IN or of --write
+format=png.
 
 \b
 The kind of noise and its strength are found out from the file, unless told otherwise:
@@ -74,7 +82,7 @@ The kind of noise and its strength are found out from the file, unless told othe
   --flat 20:84,300:400                  measured in a flat part: rows and columns of the picture as it is seen
 {_WORDS}
   --noise model.json                    a model, from `nonlocal noise FILE --save model.json`
-  --noise poisson --gain 2.1 --read-noise 4 --offset 100
+  --noise poisson --set gain=2.1 --set read-noise=4 --set offset=100
                                         raw data of a camera
 
 \b
@@ -82,13 +90,13 @@ Colours, and the channels of WAV and NPY files, are denoised together: patches a
 one noise level is estimated. Each column of a CSV table is denoised alone, in its own units, with its own
 estimated level. One number for --sigma is the level of every column; several numbers are one for each column. The first
 of several columns is kept as it is if it has a name for times (time, t, index), or is strictly increasing or
-decreasing; a note says so. --first-column denoise or keep decides otherwise. Rows out of the order of their times are
-refused: sort them first.
+decreasing; a note says so. --axes first-column=denoise or =keep decides otherwise. Rows out of the order of their times
+are refused: sort them first.
 
 \b
-Quality against time: --quality fast, balanced (default) or best. --stopping says when the smoothing ends: by the
-discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest). The settings
-that fast chooses by itself can be given: --width, --patch-size, --search-radius, --fidelity, --steps.
+Quality against time: --quality fast, balanced (default) or best. Finer settings are given by name, such as --set
+max-memory=2GiB; the list below has them. --set stopping=sure ends the smoothing where the estimated risk is smallest,
+=discrepancy where the residual is as large as the noise.
 
 \b
 Files that belong to IN, of its size (pictures as they are seen, arrays as they are stored):
@@ -109,19 +117,20 @@ refuses outputs without a record.
 \b
 Volumes, time series and video are denoised as a whole, not picture by picture: TIFF (ImageJ, OME, pages), OME-Zarr,
 NIfTI (extra volumes), NPY, video (extra video), and with --axes a folder of frames. A note says how IN was read.
-  --axes ZYX        which axis is which, where the file does not say it: Z slices, T times, Y, X, C channels
-  --spacing 5,1,1   how far apart slices, rows and columns are, in any unit
-  --video-quality   lossless, or a rate factor from 0 (best) to 51
+  --axes ZYX         which axis is which, where the file does not say it: Z slices, T times, Y, X, C channels
+  --axes ZYX:5,1,1   and how far apart slices, rows and columns are, in any unit; :5,1,1 where the axes are known
+  --write quality=8  of a film: lossless, or a rate factor from 0 (best) to 51
 With times and slices, each time is denoised on its own. Axes, distances and metadata are kept.
 
 \b
---device cuda runs the flows of balanced and best on a GPU (extra torch), auto where there is one, cpu-tensors on
+--set device=cuda runs the flows of balanced and best on a GPU (extra torch), auto where there is one, cpu-tensors on
 tensors of the CPU, to compare with. The noise is found out, and fast and clips are denoised, on the CPU.
 
 \b
 Larger than memory: if OUT ends in .zarr and IN is a zarr array (of a stack with --axes) or a TIFF file of one picture
-(of pages with --axes and --block), noise is taken to be white (or of counts), and OUT is written block by block by
-processes of this machine, or by workers of --scheduler. Until it is complete it is called OUT.partial; with --existing
+(of pages with --axes and --write block=192), noise is taken to be white (or of counts), and OUT is written block by
+block by processes of this machine, or by workers of a Dask scheduler: --write workers=ADDRESS.
+Until it is complete it is called OUT.partial; with --existing
 resume the same command goes on with that.
 
 \b
@@ -142,24 +151,31 @@ Examples:
   nonlocal denoise counts.tif out.tif --noise poisson
   nonlocal denoise holes.npy filled.npy --mask nan
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
-  nonlocal denoise bands.npy out.npy --channel-axis 0
+  nonlocal denoise bands.npy out.npy --axes channel-axis=0
   nonlocal denoise stack.tif out.tif
-  nonlocal denoise pages.tif out.tif --axes ZYX --spacing 0.5,0.2,0.2
+  nonlocal denoise pages.tif out.tif --axes ZYX:0.5,0.2,0.2
   nonlocal denoise scan.nii.gz out.nii.gz --mask nan
-  nonlocal denoise film.mp4 out.mp4 --video-quality 8
+  nonlocal denoise film.mp4 out.mp4 --write quality=8
   nonlocal denoise frames cleaned --axes TYX
-  nonlocal denoise eeg.npy out.npy --kind signal
-  nonlocal denoise noisy.png out.png --quality fast --sigma 20 --width 12 --steps 5
+  nonlocal denoise eeg.npy out.npy --axes kind=signal
+  nonlocal denoise noisy.png out.png --quality fast --sigma 20 --set width=12 --set steps=5
   nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
-  nonlocal denoise volume.zarr clean.zarr --axes ZYX --quality fast --max-memory 4GiB
-  nonlocal denoise sky.zarr clean.zarr --scheduler tcp://10.0.0.1:8786
+  nonlocal denoise volume.zarr clean.zarr --axes ZYX --quality fast --set max-memory=4GiB
+  nonlocal denoise sky.zarr clean.zarr --write workers=tcp://10.0.0.1:8786
 """
 
 
 Existing = Literal["refuse", "overwrite", "skip", "resume"]
 
 
+def sections() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return sections of the whole help: what --set and --write take."""
+    return [("Settings (--set NAME=VALUE) [default]", described(SETTINGS)),
+            ("Ways to write (--write NAME=VALUE) [default]", described(WRITINGS))]  # fmt: skip
+
+
 def denoise(
+    context: typer.Context,
     sources: Annotated[
         list[Path],
         typer.Argument(
@@ -180,21 +196,11 @@ def denoise(
         str,
         typer.Option(metavar=f"{'|'.join(WORDS)}|FILE", help="Kind of the noise: found out, a word, or a model."),
     ] = "auto",
-    flat: Annotated[
-        str | None,
-        typer.Option(metavar="ROWS,COLUMNS", help="Measure the noise in a flat part of a picture: 20:84,300:400."),
-    ] = None,
+    flat: Flat = None,
     strength: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Count so many times the noise that was found or given.")
     ] = None,
-    gain: Annotated[float | None, typer.Option(metavar="NUMBER", help="Units of the file per count.")] = None,
-    read_noise: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Gaussian noise beside that of counts, in the file's units.")
-    ] = None,
-    offset: Annotated[float | None, typer.Option(metavar="NUMBER", help="What the file holds for no counts.")] = None,
-    mask: Annotated[
-        str | None, typer.Option(metavar="FILE|nan", help="Samples to fill in: not 0 in FILE, or those that are NaN.")
-    ] = None,
+    mask: Mask = None,
     keep: Annotated[Path | None, typer.Option(metavar="FILE", help="Samples to leave as they are: not 0.")] = None,
     reference: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Noise-free reference: report PSNR and SSIM or SNR.")
@@ -202,155 +208,88 @@ def denoise(
     compare: Annotated[
         Path | None, typer.Option(metavar="FIG", help="Also draw noisy, result and residual (.png, .pdf, .svg).")
     ] = None,
-    stopping: Annotated[
-        Literal["discrepancy", "sure"] | None,
-        typer.Option(help="Rule by which the flow ends [default: that of the quality]."),
-    ] = None,
-    width: Annotated[
-        float | None,
+    axes: Axes = None,
+    array: ArrayName = None,
+    settings: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="NUMBER", help="Of fast: filter parameter h, in the file's units [default: of the noise]."
+            "--set",
+            metavar="NAME=VALUE",
+            help="A finer setting, of the list below. May be repeated.",
+            show_default=False,
         ),
     ] = None,
-    patch_size: Annotated[
-        int | None, typer.Option(metavar="ODD", help="Of fast: side of the patches [default: of the noise].")
-    ] = None,
-    search_radius: Annotated[
-        int | None,
-        typer.Option(metavar="PIXELS", help="Of fast: half side of the search window [default: of the noise]."),
-    ] = None,
-    fidelity: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="Of fast: one lambda~ for all samples, 0 for the J-flow [default: local]."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Of fast: exactly this many steps [default: to the noise].")
-    ] = None,
-    max_memory: Annotated[
-        int | None,
-        typer.Option(metavar="SIZE", parser=parse_bytes, help="Work in tiles below this size, e.g. 2GiB."),
-    ] = None,
-    kind: Annotated[
-        Literal["image", "signal"] | None, typer.Option(help="What a two-dimensional .npy array is.")
-    ] = None,
-    channel_axis: Annotated[
-        int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
-    ] = None,
-    axes: Annotated[
-        str | None,
+    write: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="LETTERS", help="Which axis of a stack is which: ZYX, TYX, CZYX, ... [default: the file's]."
+            metavar="NAME=VALUE", help="How OUT is written, of the list below. May be repeated.", show_default=False
         ),
-    ] = None,
-    spacing: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBERS", help="Distance of samples along Z, Y and X, with commas between [default: the file's]."
-        ),
-    ] = None,
-    video_quality: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NUMBER|lossless", help="Of a video that is written: rate factor, 0 (best) to 51 [default: 12]."
-        ),
-    ] = None,
-    first_column: Annotated[
-        Literal["keep", "denoise"] | None,
-        typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
-    ] = None,
-    device: Annotated[DeviceName, typer.Option(help="Where balanced and best run; all else runs on the CPU.")] = "cpu",
-    array: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which array of an NPZ, MAT or HDF5 file, where there are several."),
     ] = None,
     recursive: Annotated[
         bool, typer.Option("--recursive", "-r", help="Folders inside folders too; OUT gets the same tree.")
     ] = False,
-    form: Annotated[
-        str | None,
-        typer.Option("--format", metavar="EXTENSION", help="Of - as OUT: png, tif, npy, ... [default: that of IN]."),
-    ] = None,
     existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = "refuse",
-    scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers denoise an OUT of zarr [default: local]."),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Local processes for an OUT of zarr [default: all cores].")
-    ] = None,
-    block: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PIXELS",
-            help="Side of the blocks of an OUT of zarr [default: 1024 for fast, or 2048; of volumes 256 or 192].",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Report as one JSON object; of several inputs, with a list 'files'.")
-    ] = False,
+    as_json: AsJson = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say how it was done too: flow, steps, memory and so on.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Remove noise from images, signals, volumes and video."""
+    former = context.meta.get("former", {})
+    finer, output = given("--set", settings, SETTINGS, former), given("--write", write, WRITINGS, former)
+    reading = parse_axes(axes, former) | ({} if array is None else {"array": array})
     level, sigma_map = split_sigma(sigma)
     part = split_flat(flat)
     if part is not None and (sigma is not None or noise != "auto"):
         raise typer.BadParameter("measures the noise; leave --sigma and --noise out, or --flat", param_hint="--flat")
-    if strength is not None and not 0 <= strength < math.inf:
-        raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")
-    words: dict[str, Any] = {
-        "quality": quality,
-        "noise": noise_of(
-            noise, level if sigma_map is None else sigma_map, strength, gain=gain, read_noise=read_noise, offset=offset
-        ),
-        "strength": 1.0 if strength is None else strength,
-        "stopping": stopping,
-        "max_memory": max_memory,
-        "device": device,
-        **of_fast(
-            stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps
-        ),
-    }  # fmt: skip
+    options = options_of(quality, strength, finer)
+    model = noise_of(noise, level if sigma_map is None else sigma_map, strength, finer)
     if verbose and (quiet or as_json):
         raise typer.BadParameter(
             "is for the printed report; leave it out, or --quiet and --json", param_hint="--verbose"
         )
-    check_pipes(sources, target, as_json=as_json, recursive=recursive)
-    large = scheduler is not None or jobs is not None or block is not None
-    if target.endswith(".zarr") and (large or not is_whole(sources, target, axes)):
-        from nlflow.desk.commands.denoise_large import denoise_large
-
-        refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
-                   "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
-                   "--video-quality": video_quality, "--array": array, "--format": form,
-                   "--recursive": recursive or None, "--verbose": verbose or None, "--flat": flat,
-                   "--device": None if device in ("auto", "cpu") else device}  # fmt: skip
-        del words["stopping"], words["device"]
-        words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block, "axes": axes,
-                  "spacing": split_spacing(spacing), "scheduler": scheduler or "local"}  # fmt: skip
-        denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
+    _check_pipes(sources, target, as_json=as_json, recursive=recursive)
+    for name, acts, why in (
+        ("format", target == PIPE, "is for - as OUT; leave it out, and end the name of OUT so"),
+        ("block", target.endswith(".zarr"), "is for an OUT that ends in .zarr; name one, or leave it out"),
+        ("workers", target.endswith(".zarr"), "is for an OUT that ends in .zarr; name one, or leave it out"),
+    ):
+        if name in output.values and not acts:
+            raise output.refuse(name, why)
+    by_blocks = "block" in output.values or "workers" in output.values
+    if target.endswith(".zarr") and (by_blocks or not _is_whole(sources, target, reading)):
+        refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare,
+                   "--sigma FILE": sigma_map, "--array": array, "--recursive": recursive or None,
+                   "--verbose": verbose or None, "--flat": flat}  # fmt: skip
+        for given_, name in ((finer, "stopping"), (finer, "device"), (output, "format"), (output, "quality")):
+            harmless = name == "device" and options.device in ("auto", "cpu")
+            refused[given_.hint(name)] = None if harmless else given_.values.get(name)
+        hints = Given("--axes", reading, former)
+        refused |= {hints.hint(name): reading.get(name) for name in ("kind", "first_column")}
+        words = {"quality": quality, "noise": model, "options": options, "existing": existing,
+                 "block": output.values.get("block"), **_workers(output)}  # fmt: skip
+        words |= {name: reading.get(name) for name in ("channel_axis", "axes", "spacing")}
+        _denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
         return
-    from nlflow.desk.commands.denoise_folder import denoise_folder
-    from nlflow.desk.commands.inputs import Options, check_device
-    from nlflow.desk.commands.jobs import plan
+    from nlflow.desk.commands.denoise_file import Request
+    from nlflow.desk.commands.jobs import plan, quality_misfit
     from nlflow.desk.commands.pipes import ends
-    from nlflow.desk.files import format_of
+    from nlflow.desk.formats.media import Writing
 
-    check_device(device)
-    fill_nan = mask == "nan"
+    check_device(options.device, finer.hint("device"))
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
-    beside["--mask"] = None if mask is None or fill_nan else Path(mask)
-    options = Options(level, fill_nan, kind, channel_axis, words, first_column, axes, split_spacing(spacing),
-                      video_coding(video_quality), array, part)  # fmt: skip
-    with ends(sources, target, form) as pipes:
+    beside["--mask"] = None if mask in (None, "nan") else Path(str(mask))
+    request = Request(level, mask == "nan", reading, quality, model, options,
+                      Writing(Path(), output.values.get("quality")), part)  # fmt: skip
+    with ends(sources, target, output.values.get("format")) as pipes:
         todo = plan(
-            pipes.sources, pipes.target, figure=compare, beside=beside, existing=existing, frames=axes is not None,
+            pipes.sources, pipes.target, figure=compare, beside=beside, existing=existing, frames="axes" in reading,
             recursive=recursive,
         )  # fmt: skip
-        films = any(format_of(job.target) == "video" for job in todo.jobs)
-        refuse_without_film(films or not todo.jobs, video_quality)
+        why = quality_misfit(todo.jobs, output.values["quality"]) if "quality" in output.values else ""
+        if why:
+            raise output.refuse("quality", why)
         for note in () if quiet else todo.notes:
             say("note", note)
         if todo.folder is not None and verbose:
@@ -362,14 +301,28 @@ def denoise(
                                      "(nonlocal noise FILE --flat ... --save MODEL.json), then give --noise MODEL.json",
                                      param_hint="--flat")  # fmt: skip
         if todo.folder is not None:
-            denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
+            from nlflow.desk.commands.denoise_folder import denoise_folder
+
+            denoise_folder(todo, request, resume=existing == "resume", as_json=as_json, quiet=quiet)
         elif todo.jobs:
-            _denoise_one(todo.jobs[0], options, pipes, as_json=as_json, quiet=quiet, verbose=verbose)
+            _denoise_one(todo.jobs[0], request, pipes, as_json=as_json, quiet=quiet, verbose=verbose)
         elif as_json:
             print_json({"input": str(sources[0]), "output": target, "skipped": True})
 
 
-def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quiet: bool, verbose: bool) -> None:
+def _check_pipes(sources: list[Path], target: str, *, as_json: bool, recursive: bool) -> None:
+    """Refuse what cannot be told, read or written beside stdin and stdout."""
+    names = [str(source) for source in sources]
+    if PIPE not in (*names, target):
+        return
+    folder = any(source.is_dir() for source in sources) and target == PIPE
+    if len(names) > 1 or recursive or folder or target.endswith((".zarr", "/")) or Path(target).is_dir():
+        raise typer.BadParameter("got -, expected one file in and one file out beside it; name files", param_hint="IN")
+    if as_json and target == PIPE:
+        raise typer.BadParameter("goes to stdout, and so does the file; name OUT", param_hint="--json")
+
+
+def _denoise_one(job: Job, request: Request, pipes: Ends, *, as_json: bool, quiet: bool, verbose: bool) -> None:
     """Denoise a file, and print what was done: to stderr where the file goes to stdout."""
     from nlflow.backends.machine import provenance, version
     from nlflow.desk import files
@@ -381,7 +334,7 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
             say(level, pipes.told(text))
 
     progress = progress_of(quiet, pipes.told(str(job.source)))
-    report = pipes.told(denoise_file(job, options, progress=progress, tell=tell))
+    report = pipes.told(denoise_file(job, request, progress=progress, tell=tell))
     pipes.deliver()
     if pipes.piped:
         report["output"] += f", as {files.format_of(job.target).upper()}"
@@ -389,3 +342,73 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
         print_json(report | {"version": version(), "provenance": provenance()})
     elif not quiet:
         print_table(summary(report, verbose=verbose), err=pipes.piped)
+
+
+# ---- an OUT of zarr, block by block
+
+
+def _is_whole(sources: list[Path], target: str, reading: dict[str, Any]) -> bool:
+    """Return whether an OUT of zarr is that of a stack, which is denoised as a whole and not block by block."""
+    from nlflow.desk.files import is_stack
+
+    if target.lower().endswith(".ome.zarr") or any(map(is_stack, sources)):
+        return True
+    return "axes" in reading and not all((s / "zarr.json").is_file() or (s / ".zarray").is_file() for s in sources)
+
+
+def _workers(output: Given) -> dict[str, Any]:
+    """Return who denoises blocks: so many processes of this machine, or the workers of a scheduler."""
+    text = output.values.get("workers", "local")
+    if not text.lstrip("+-").isdecimal():
+        return {"scheduler": text, "workers": None}
+    if int(text) < 1:
+        raise output.refuse(
+            "workers", f"got {text}, expected a number of processes >= 1, or the address of a scheduler"
+        )
+    return {"scheduler": "local", "workers": int(text)}
+
+
+def _denoise_large(
+    sources: list[Path], target: str, sigma: Any, words: dict[str, Any], refused: dict[str, Any], *, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
+    """Denoise an image block by block; none of the options `refused`, which need the whole image, may have a value."""
+    from nlflow.backends.machine import version
+    from nlflow.desk.large import denoise_store
+
+    for option, value in refused.items():
+        if value is not None:
+            raise typer.BadParameter(
+                "is decided by the whole image at once, and not by blocks; leave it out, or name OUT .tif or .npy",
+                param_hint=option,
+            )
+    if len(sources) != 1:
+        raise typer.BadParameter(f"got {len(sources)} inputs, expected one for an OUT of zarr", param_hint="IN")
+    if words["existing"] == "skip":
+        raise typer.BadParameter("got skip, expected refuse, overwrite or resume for one OUT", param_hint="--existing")
+    if words["noise"] == "auto" and sigma is None and not quiet:
+        told = "the noise is taken to be white, since blocks know no other; to have it found out, name OUT .tif or .npy"
+        say("note", told)
+    start, log = time.perf_counter(), progress_of(quiet, str(sources[0]))
+    with progress_bar(quiet, desc="denoise", unit="block") as bar:
+
+        def tell(done: int, count: int) -> None:
+            bar.total, bar.n = count, done
+            bar.refresh()
+            if callable(log):
+                log(done / count)
+
+        info, counts = denoise_store(sources[0], target, sigma, progress=tell, **words)
+    details = info.as_dict()
+    details.pop("residual")  # nobody has computed it
+    seconds = time.perf_counter() - start
+    if as_json:
+        print_json({"input": str(sources[0]), "output": target, "sigma_given": sigma, **counts, "denoise": details,
+                    "seconds_total": seconds, "version": version()})  # fmt: skip
+    elif not quiet:
+        kept = f" ({counts['kept']} of them done before)" if counts["kept"] else ""
+        origin = "estimated" if info.sigma_estimated else "given"
+        sigma_told = f"{info.sigma:.4g} ({origin}): standard deviation of the noise, in the units of the file"
+        rows = [("input", str(sources[0])), ("noise", info.noise)]
+        rows += [("sigma", sigma_told)] if has_sigma(info.model) else []
+        print_table([*rows, ("blocks", f"{counts['blocks']}{kept}"), ("time", f"{seconds:.1f} s"), ("written", target)])

@@ -1,35 +1,87 @@
-"""One job of the command ``nonlocal denoise``: read an input, denoise it, write the result, report."""
+"""One job of the command ``nonlocal denoise``: read an input, denoise it, write the result, report.
+
+A stack of volumes is denoised time by time, a film that is too long for the memory some frames at a time, all else as a
+whole.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from nlflow.backends.interrupts import stopping
-from nlflow.desk import companions, files
-from nlflow.desk.commands import stacks
-from nlflow.desk.commands.denoise_film import denoise_film, film_to_stream
-from nlflow.desk.commands.inputs import Inputs, Options, noise_of_flat
+from nlflow.desk import files
 from nlflow.desk.commands.jobs import Job
-from nlflow.desk.files import Array, Media
-from nlflow.desk.terminal import Log, warnings_kept
-from nlflow.errors import FileFormatError, InputError
-from nlflow.store.atomic import write_content
+from nlflow.desk.files import Array, Media, Writing
+from nlflow.desk.terminal import Log, in_shell, progress_bar, warnings_kept
+from nlflow.errors import FileFormatError, InputError, memory_limit
+from nlflow.store.atomic import write_atomic, write_content
+
+if TYPE_CHECKING:
+    from nlflow.denoising import Options
+    from nlflow.denoising.noise import NoiseEstimate
+    from nlflow.desk.formats.film import VideoReader
 
 _LARGE = 8_000_000  # samples at one place, from which on the work takes minutes
 _FASTER = {"image": "up to four", "volume": "about 14"}  # times, as measured: 1.4 for grey, 4 for a camera
+_BYTES = 40  # of a sample, while a clip is denoised as a whole
 FIGURES = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class Request:
+    """How every file of a command is denoised.
+
+    Attributes
+    ----------
+    sigma : float, list of float or None
+        Given noise; a map of it is a file beside the input.
+    fill_nan : bool
+        Whether samples that are no numbers are missing ones.
+    reading : dict
+        Words of `nlflow.desk.files.read`: how a file is read.
+    quality, noise, options
+        As `nlflow.denoise` takes them.
+    writing : Writing
+        How a file is written, whatever its path.
+    flat : pair of slice, optional
+        Rows and columns of a part of a picture, as it is seen, in which its noise is measured.
+    """
+
+    sigma: float | list[float] | None
+    fill_nan: bool
+    reading: dict[str, Any]
+    quality: str
+    noise: Any
+    options: Options
+    writing: Writing
+    flat: tuple[slice, slice] | None = None
+
+
+@dataclass
+class Inputs:
+    """What was read for a job; `missing` has the shape of the data, `notes` are those of the files beside the input."""
+
+    media: Media
+    sigma: Any
+    mask: Any = None
+    keep: Array | None = None
+    reference: Array | None = None
+    missing: Array | None = None
+    notes: list[str] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
 
 
 def denoise_file(
     job: Job,
-    options: Options,
+    request: Request,
     *,
     progress: bool | Log,
     tell: Callable[[str, str], None],
@@ -41,7 +93,7 @@ def denoise_file(
     ----------
     job : Job
         The input, its outputs and the files beside it.
-    options : Options
+    request : Request
         How it is denoised.
     progress : bool or Log
         Show how far the work on this file has come: with a bar, or with lines in a log.
@@ -65,34 +117,10 @@ def denoise_file(
     start = time.perf_counter()
     if job.missing:
         raise FileFormatError(job.missing)
-    reader = film_to_stream(job, options)
-    if reader is not None:
-        return denoise_film(job, reader, options, progress=progress, tell=tell, begin=begin)
-    given = read_inputs(job.source, job.beside, options)
+    reader = film_to_stream(job, request)
+    work = _whole if reader is None else _Film(reader)
+    given, details, more = work(job, request, progress, tell, begin)
     media = given.media
-    if options.flat is not None:
-        options = replace(options, words={**options.words, "noise": noise_of_flat(media, options.flat).model})
-    form = "" if job.figure is None else check_figure("--compare", job.figure)
-    notes = [*media.notes, *files.check_output(job.target, media), *given.notes]
-    for text in notes:
-        tell("note", text)
-    if isinstance(progress, Log):
-        _announce(media, options.words["quality"], progress)
-    result, details, warned = _denoise(given, options, progress)
-    for text in warned:
-        tell("warning", text)
-    columns = _columns(given, result, details)
-    for text in _unchanged(media, columns):
-        notes.append(text)
-        tell("note", text)
-    drawn = b""
-    if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
-        levels = [column["sigma"] for column in columns] if len(columns) > 1 else details["sigma"]
-        drawn = _draw(given, result, levels, job.source.name, form)
-    begin()
-    files.write(job.target, result, media)
-    if job.figure is not None:
-        write_content(job.figure, drawn)
     return {
         "input": str(job.source),
         "output": str(job.target),
@@ -103,17 +131,49 @@ def denoise_file(
         "channel_axis": media.channel_axis,
         **({"axes": media.axes, "spacing": media.spacing} if media.axes else {}),
         "dtype": str(media.data.dtype),
-        "sigma_given": str(job.beside["--sigma"]) if "--sigma" in job.beside else options.sigma,
-        "strength": options.words.get("strength", 1.0),
+        "sigma_given": str(job.beside["--sigma"]) if "--sigma" in job.beside else request.sigma,
+        "strength": request.options.strength,
         "missing": 0 if given.missing is None else int(np.count_nonzero(given.missing)),
         "kept": 0 if given.keep is None else int(np.count_nonzero(given.keep)),
-        **({"columns": columns} if columns else {}),
-        **(_means(columns) if media.separate else _quality(media, given.reference, result)),
+        **more,
         "denoise": details,
-        "notes": notes,
-        "warnings": warned,
+        "notes": given.notes,
+        "warnings": list(dict.fromkeys(map(in_shell, given.warned))),
         "seconds_total": time.perf_counter() - start,
     }
+
+
+def _whole(
+    job: Job, request: Request, progress: bool | Log, tell: Callable[[str, str], None], begin: Callable[[], None]
+) -> tuple[Inputs, dict[str, Any], dict[str, Any]]:
+    """Denoise a file as a whole; return what was read, how it was done, and what else there is to report."""
+    given, writing = read_inputs(job.source, job.beside, request), request.writing.at(job.target)
+    media = given.media
+    if request.flat is not None:
+        request = replace(request, noise=noise_of_flat(media, request.flat).model)
+    form = "" if job.figure is None else check_figure("--compare", job.figure)
+    given.notes = [*media.notes, *files.check_output(writing, media), *given.notes]
+    for text in given.notes:
+        tell("note", text)
+    if isinstance(progress, Log):
+        _announce(media, request.quality, progress)
+    result, details, given.warned = _denoise(given, request, progress)
+    for text in given.warned:
+        tell("warning", text)
+    columns = _columns(given, result, details)
+    for text in _unchanged(media, columns):
+        given.notes.append(text)
+        tell("note", text)
+    drawn = b""
+    if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
+        levels = [column["sigma"] for column in columns] if len(columns) > 1 else details["sigma"]
+        drawn = _draw(given, result, levels, job.source.name, form)
+    begin()
+    files.write(writing, result, media)
+    if job.figure is not None:
+        write_content(job.figure, drawn)
+    figures = _means(columns) if media.separate else _quality(media, given.reference, result)
+    return given, details, {**({"columns": columns} if columns else {}), **figures}
 
 
 def _announce(media: Media, quality: str, log: Log) -> None:
@@ -127,20 +187,17 @@ def _announce(media: Media, quality: str, log: Log) -> None:
     log.begin(f"{size} samples with --quality {quality} take minutes; lines tell how far it is{faster}")
 
 
-def read_inputs(source: Path, beside: Mapping[str, Path], options: Options) -> Inputs:
+def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> Inputs:
     """Read an input and what belongs to it, and check that all of it fits together."""
-    media = files.read(
-        source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column,
-        axes=options.axes, spacing=options.spacing, array=options.array,
-    )  # fmt: skip
-    if options.video_quality is not None:
-        media = replace(media, extras={**media.extras, "video_quality": options.video_quality})
-    if isinstance(options.sigma, list) and media.columns and len(options.sigma) != len(media.columns):
+    from nlflow.desk import companions
+
+    media, sigma = files.read(source, **request.reading), request.sigma
+    if isinstance(sigma, list) and media.columns and len(sigma) != len(media.columns):
         raise InputError(
-            f"--sigma: got {len(options.sigma)} numbers for {media.path}, expected one for all columns, or "
+            f"--sigma: got {len(sigma)} numbers for {media.path}, expected one for all columns, or "
             f"{len(media.columns)}, one for each of {', '.join(media.columns)}; a first column that is kept has none"
         )
-    given = Inputs(media, options.sigma)
+    given = Inputs(media, sigma)
     readers = {"mask": companions.read_mask, "keep": companions.read_mask, "reference": companions.read_reference,
                "sigma": companions.read_map}  # fmt: skip
     for name, reader in readers.items():
@@ -152,7 +209,7 @@ def read_inputs(source: Path, beside: Mapping[str, Path], options: Options) -> I
     finite = np.isfinite(media.data)
     if given.mask is not None:
         given.missing = _over_channels(given.mask, media)
-    elif options.fill_nan:
+    elif request.fill_nan:
         given.mask, given.missing = "nan", None if finite.all() else ~finite
         if media.data.dtype.kind not in "fc":
             given.notes.append(f"{source}: --mask nan has no effect, since every one of {media.data.dtype} is a number")
@@ -172,23 +229,23 @@ def _over_channels(mask: Array, media: Media) -> Array:
     return np.broadcast_to(mask, media.data.shape)
 
 
-def _denoise(given: Inputs, options: Options, progress: bool | Log) -> tuple[Array, dict[str, Any], list[str]]:
+def _denoise(given: Inputs, request: Request, progress: bool | Log) -> tuple[Array, dict[str, Any], list[str]]:
     """Return the result, how it was found, and warnings."""
     from nlflow.denoising import denoise
     from nlflow.denoising.runs import within
 
     media = given.media
     with stopping(), warnings_kept() as warned:
-        parts, details = [], []
-        count = stacks.count(media)
-        for number, part in enumerate(stacks.parts(given)):
-            share = within(progress if callable(progress) else None, number / count, (number + 1) / count)
+        parts, details, times = [], [], _count(media)
+        for number, part in enumerate(_parts(given)):
+            share = within(progress if callable(progress) else None, number / times, (number + 1) / times)
             result, outcome = denoise(
                 part.data,
                 part.sigma,
-                **options.words,
+                quality=request.quality,
+                noise=request.noise,
+                options=replace(request.options, separate=media.separate),
                 **part.layout,
-                separate=media.separate,
                 mask=part.mask,
                 keep=part.keep,
                 preserve_range=True,
@@ -197,7 +254,7 @@ def _denoise(given: Inputs, options: Options, progress: bool | Log) -> tuple[Arr
             )
             parts.append(result)
             details.append(outcome.as_dict())
-    return stacks.joined(media, parts), stacks.summed(details), list(dict.fromkeys(warned))
+    return _joined(media, parts), _summed(details), list(dict.fromkeys(warned))
 
 
 def check_figure(option: str, path: Path) -> str:
@@ -273,7 +330,7 @@ def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, 
         level = sigma if isinstance(sigma, float) else max(sigma)
         figure = stack_figure(
             media.data, result, axes=media.axes, spacing=media.spacing, sigma=level, clean=given.reference,
-            missing=given.missing, kept=given.keep, title=title, upward=stacks.upward(media),
+            missing=given.missing, kept=given.keep, title=title, upward=upward(media),
         )  # fmt: skip
         return render(figure, form)
 
@@ -291,3 +348,248 @@ def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, 
         title=title,
     )
     return render(figure, form)
+
+
+def noise_of_flat(media: Media, flat: tuple[slice, slice]) -> NoiseEstimate:
+    """Return the noise of a picture as a flat part shows it, which is named as the picture is seen."""
+    from nlflow.denoising.noise import estimate_noise
+
+    if media.kind != "image" or media.stacked or media.separate:
+        raise InputError(f"--flat: got {media.path}, a {media.kind}, expected an image")
+    axis = media.channel_axis
+    shown = files.upright(media.data if axis is None else np.moveaxis(media.data, axis, -1), media.orientation)
+    try:
+        found = estimate_noise(shown, channel_axis=None if axis is None else -1, flat=flat)
+    except InputError as error:
+        raise InputError(str(error).replace("flat: ", "--flat: ", 1)) from error
+    if media.orientation >= 5:  # rows are stored as columns
+        model: Any = found.model
+        turned = None if model.spectrum is None else model.spectrum.swapaxes(1, 2)
+        found = replace(found, model=replace(model, spectrum=turned))
+    return found
+
+
+# ---- stacks: volume by volume where there are times beside slices
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one call denoises; `layout` are its words about axes."""
+
+    data: Array
+    sigma: Any
+    mask: Any
+    keep: Array | None
+    layout: dict[str, Any]
+
+
+def layout_of(media: Media) -> dict[str, Any]:
+    """Return the words by which the library knows the axes of an input, those of each volume for a stack of many."""
+    if not media.stacked:
+        return {"channel_axis": media.channel_axis}
+    axes = media.axes.replace("T", "") if "Z" in media.axes else media.axes
+    return {"channel_axis": None, "axes": axes, "spacing": media.spacing}
+
+
+def _parts(given: Inputs) -> Iterator[_Part]:
+    """Return what is denoised at once: all of it, or each time of a stack of volumes on its own."""
+    media, layout = given.media, layout_of(given.media)
+    if not {"T", "Z"} <= set(media.axes):
+        yield _Part(media.data, given.sigma, given.mask, given.keep, layout)
+        return
+    time = media.axes.index("T")
+    spatial = media.axes.replace("C", "").index("T")
+
+    def at(values: Any, number: int) -> Any:
+        """Return the part of an array of this time; numbers and words are the same at all times."""
+        if not isinstance(values, np.ndarray) or values.shape not in (media.data.shape, media.spatial_shape):
+            return values
+        return values.take(number, axis=time if values.shape == media.data.shape else spatial)
+
+    for number in range(media.data.shape[time]):
+        yield _Part(
+            media.data.take(number, axis=time), at(given.sigma, number), at(given.mask, number),
+            at(given.keep, number), layout,
+        )  # fmt: skip
+
+
+def _count(media: Media) -> int:
+    """Return how many parts there are."""
+    return media.data.shape[media.axes.index("T")] if {"T", "Z"} <= set(media.axes) else 1
+
+
+def _joined(media: Media, results: list[Array]) -> Array:
+    """Return the results of all parts as one array of the input's shape."""
+    if len(results) == 1 and results[0].shape == media.data.shape:
+        return results[0]
+    return np.stack(results, axis=media.axes.index("T"))
+
+
+def _summed(details: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how a stack was denoised: of many volumes the first, with means and sums, and each in ``volumes``."""
+    if len(details) == 1:
+        return details[0]
+    told = dict(details[0])
+    for name in ("sigma", "residual"):
+        told[name] = float(np.mean([one[name] for one in details]))
+    for name in ("steps", "seconds"):
+        told[name] = type(told[name])(sum(one[name] for one in details))
+    kinds = list(dict.fromkeys(one["noise"] for one in details))
+    told["noise"] = "; ".join(kinds[:3]) + (" and others" if len(kinds) > 3 else "")
+    keys = ("sigma", "noise", "steps", "stopped_by", "residual", "seconds")
+    told["volumes"] = [{key: one[key] for key in keys} for one in details]
+    return told
+
+
+def plane(values: Array, media: Media) -> Array:
+    """Return the picture in the middle of a stack."""
+    axes = media.axes if values.ndim == len(media.axes) else media.axes.replace("C", "")
+    for letter in "TZ":
+        if letter in axes:
+            place = axes.index(letter)
+            values = values.take(values.shape[place] // 2, axis=place)
+            axes = axes.replace(letter, "")
+    return values
+
+
+def middle(given: Inputs) -> Inputs:
+    """Return the picture in the middle of a stack, with what belongs to it."""
+    media = given.media
+    axes = media.axes.replace("T", "").replace("Z", "")
+    picture = replace(
+        media, kind="image", data=plane(media.data, media), axes=axes,
+        channel_axis=axes.index("C") if "C" in axes else None,
+    )  # fmt: skip
+
+    def of(values: Array | None) -> Any:
+        return None if values is None else plane(values, media)
+
+    return replace(given, media=picture, reference=of(given.reference), missing=of(given.missing), keep=of(given.keep))
+
+
+def upward(media: Media) -> str:
+    """Return the axes that a figure shows from bottom to top, as a file of a scan tells them; none by default."""
+    own = media.extras.get("nifti")
+    if own is None:
+        return ""
+    from nlflow.desk.formats import nifti
+
+    return nifti.upward(own["affine"])
+
+
+# ---- films that are too long for the memory
+
+
+def film_to_stream(job: Job, request: Request) -> VideoReader | None:
+    """Return the film of a job that does not fit the memory as a whole; None for what is denoised as a whole.
+
+    So are films with files beside them, with noise that only a whole shows, and with a rule to stop.
+    """
+    if "video" not in (files.format_of(job.source), files.format_of(job.target)) or not job.source.is_file():
+        return None
+    if files.format_of(job.source) != files.format_of(job.target):
+        return None
+    if request.flat is not None:
+        raise InputError(f"--flat: got {job.source}, a film, expected an image")
+    from nlflow.denoising.noise import Noise
+
+    model, reading = request.noise, request.reading
+    if job.beside or job.figure is not None or request.options.stopping is not None or request.fill_nan:
+        return None
+    if isinstance(model, Noise) and not model.in_blocks:
+        return None
+    from nlflow.desk.formats.film import VideoReader, length
+
+    reader = VideoReader(job.source)
+    own = "TYXC" if len(reader.info.shape) == 3 else "TYX"
+    if reading.get("axes", own) != own or set(reading) - {"axes"}:
+        return None
+    count = length(reader.info)
+    fits = count > 0 and _BYTES * count * math.prod(reader.info.shape) <= _limit(request)
+    return None if fits else reader
+
+
+def _limit(request: Request) -> float:
+    given = request.options.max_memory
+    return float(memory_limit() if given is None else given)
+
+
+class _Film:
+    """A film that is denoised some frames at a time.
+
+    It is read twice: what all of it decides is found first, so that the result has the bits of the whole, and a film
+    that was cut off is refused before any work.
+    """
+
+    def __init__(self, reader: VideoReader) -> None:
+        self.reader, self.info = reader, reader.info
+        self.times, self.lengths = array("q"), array("q")
+
+    def _frames(self) -> Iterator[Array]:
+        for moment, span, frame in self.reader:
+            self.times.append(moment)
+            self.lengths.append(span)
+            yield frame
+
+    def _clip(self, axes: str | None) -> Media:
+        """Return the film as a clip, of which all samples are one number."""
+        from nlflow.desk.formats.axes import settle
+        from nlflow.desk.formats.film import clip
+
+        blank = np.broadcast_to(np.zeros((), self.info.dtype), (len(self.times), *self.info.shape))
+        return settle(clip(self.info, blank, self.times, self.lengths), axes, None)
+
+    def __call__(
+        self, job: Job, request: Request, progress: bool | Log, tell: Callable[[str, str], None],
+        begin: Callable[[], None],
+    ) -> tuple[Inputs, dict[str, Any], dict[str, Any]]:  # fmt: skip
+        """Denoise it; see `_whole`."""
+        from nlflow.denoising.large.stream import FIRST, denoise_frames, surveyed, told, window
+
+        start, options, writing = time.perf_counter(), request.options, request.writing.at(job.target)
+        if options.device not in ("auto", "cpu"):
+            raise InputError(f"device: got {options.device!r} for a film, whose search follows motion on the CPU "
+                             "alone, expected 'cpu'")  # fmt: skip
+        limit = _limit(request)
+        with stopping(), warnings_kept() as warned:
+            found = surveyed(self._frames(), request.sigma, quality=request.quality, noise=request.noise,
+                             options=options)  # fmt: skip
+            given = Inputs(self._clip(request.reading.get("axes")), request.sigma)
+            media, count = given.media, len(self.times)
+            core, _ = window(found, limit)
+            given.notes = [*media.notes, *files.check_output(writing, media)]
+            given.notes.append(f"{job.source}: is denoised in parts of {core} frames, so that it fits the memory")
+            if found.estimated:
+                first = min(FIRST, count)
+                given.notes.append(
+                    f"{job.source}: the noise is taken to be white, and as strong as in the first {first} frames"
+                )
+            for text in given.notes:
+                tell("note", text)
+            begin()
+            squares = 0.0
+
+            def write(stream: BinaryIO) -> None:
+                nonlocal squares
+                from nlflow.desk.formats.film import VideoWriter
+
+                with (
+                    progress_bar(not progress, desc="denoise", unit="frame", total=count) as bar,
+                    VideoWriter(stream, self.info, writing) as writer,
+                ):
+                    parts = denoise_frames(self.reader, found, limit)
+                    for number, ((moment, span, frame), estimate) in enumerate(parts):
+                        squares += float(np.sum(np.square(estimate - frame.astype(estimate.dtype)), dtype=np.float64))
+                        values = files.stored(estimate, self.info.dtype, "video", self.info.bits)
+                        writer.write(moment, span, values)
+                        bar.update()
+                        if callable(progress):
+                            progress((number + 1) / count)
+
+            write_atomic(job.target, write)
+            details = told(found, limit, math.sqrt(squares / math.prod(media.data.shape))).as_dict()
+        details["seconds"] = time.perf_counter() - start
+        given.warned = warned
+        for text in warned:
+            tell("warning", text)
+        return given, details, {}

@@ -18,11 +18,10 @@ from typing import Any
 import typer
 
 from nlflow.backends.machine import provenance, version
-from nlflow.desk.commands.denoise_file import denoise_file
-from nlflow.desk.commands.inputs import Options
+from nlflow.desk.commands.denoise_file import Request, denoise_file
 from nlflow.desk.commands.jobs import Job, Plan
 from nlflow.desk.commands.reports import line
-from nlflow.desk.terminal import echo, mendable, print_json, progress_bar, progress_of
+from nlflow.desk.terminal import echo, in_shell, mendable, print_json, progress_bar, progress_of
 from nlflow.errors import FileFormatError, InputError, visible
 from nlflow.store.atomic import make_folder
 from nlflow.store.encoding import digest, plain
@@ -31,21 +30,21 @@ from nlflow.store.storage import load_record, locked, save_record
 _KIND = "output of a folder"
 
 
-def denoise_folder(plan: Plan, options: Options, *, resume: bool, as_json: bool, quiet: bool) -> None:
+def denoise_folder(plan: Plan, request: Request, *, resume: bool, as_json: bool, quiet: bool) -> None:
     """Denoise one file after the other. A file that fails is named, and the others are done."""
     folder = plan.folder
     assert folder is not None
     with locked(make_folder(folder), "OUT"):
-        _denoise_all(folder, plan.jobs, options, resume=resume, as_json=as_json, quiet=quiet)
+        _denoise_all(folder, plan.jobs, request, resume=resume, as_json=as_json, quiet=quiet)
 
 
 def _denoise_all(
-    folder: Path, jobs: tuple[Job, ...], options: Options, *, resume: bool, as_json: bool, quiet: bool
+    folder: Path, jobs: tuple[Job, ...], request: Request, *, resume: bool, as_json: bool, quiet: bool
 ) -> None:
     start, count = time.perf_counter(), len(jobs)
     reports: list[dict[str, Any]] = []
     failed, kept, interrupted = 0, 0, False
-    ledger = Ledger(folder, asdict(options))
+    ledger = Ledger(folder, asdict(request))
     outputs = [path for job in jobs for path in (job.target, job.figure) if path is not None]
     for place in sorted({path.parent for path in outputs}):
         make_folder(place)
@@ -55,7 +54,7 @@ def _denoise_all(
 
         def say(text: str, *, err: bool = True) -> None:
             with bar.external_write_mode():  # the bar makes room
-                echo(visible(text), err=err)
+                echo(visible(in_shell(text) if err else text), err=err)
 
         def tell(source: Path, level: str, text: str) -> None:
             if not quiet:
@@ -70,7 +69,7 @@ def _denoise_all(
                     kept += 1
                 else:
                     report = denoise_file(
-                        job, options, progress=log if callable(log) else False, tell=partial(tell, job.source),
+                        job, request, progress=log if callable(log) else False, tell=partial(tell, job.source),
                         begin=partial(ledger.begin, job),
                     )  # fmt: skip
                     ledger.finish(job)

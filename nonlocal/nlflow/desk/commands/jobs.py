@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nlflow.desk.files import check_distinct, pictures_in, read_kind
+from nlflow.desk.files import check_distinct, missing, pictures_in, read_kind
 from nlflow.desk.files import format_of as known
 from nlflow.desk.formats import FORMATS, written_extension
 from nlflow.desk.formats.media import READABLE
-from nlflow.desk.loading import missing
 from nlflow.errors import FileFormatError, InputError
 from nlflow.store.links import leads_out
 
 _SHOWN = 3  # names in a message
+_LAST_RATE = 51  # rate factor of a film
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,18 @@ def plan(
     return Plan(tuple(jobs), folder, (*notes, *more))
 
 
+def quality_misfit(jobs: Sequence[Job], quality: int | str) -> str:
+    """Return why no output has such a quality, or one of them not this; empty if all is well."""
+    kinds = {known(job.target) or (known(pictures_in(job.source)[0]) if job.source.is_dir() else "") for job in jobs}
+    if jobs and not kinds & {"video", "jpeg"}:
+        return "is for an OUT that is a film (.mp4, .mkv, .mov, .webm, .avi) or JPEG; name one, or leave it out"
+    if "video" in kinds and quality != "lossless" and int(quality) > _LAST_RATE:
+        return f"got {quality}, expected lossless, or a whole number from 0 to {_LAST_RATE} for a film"
+    if "jpeg" in kinds and (quality == "lossless" or int(quality) < 1):
+        return f"got {quality}, expected a whole number from 1 to 100 for a JPEG file"
+    return ""
+
+
 def holds_pictures(folder: Path) -> bool:
     """Return whether the files of a folder are pictures of one page, by the first of them."""
     found = pictures_in(folder)
@@ -172,7 +184,7 @@ def _written(place: Path) -> Path:
 
 
 def _read_only(path: Path) -> bool:
-    return known(path) != "" and FORMATS[known(path)].encode is None
+    return known(path) != "" and not FORMATS[known(path)].written
 
 
 def _renamed(jobs: Sequence[Job]) -> list[str]:

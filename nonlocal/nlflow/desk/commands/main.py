@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from nlflow.backends.interrupts import delivered, terminable
-from nlflow.desk.commands import attention, demo, denoise, explore, info, noise, study, validate
-from nlflow.desk.commands.effects import refuse_idle
-from nlflow.desk.terminal import close_stdout, echo, ensure_stderr, mendable, nobody_reads, tell_of_compiling
+from nlflow.desk.options import refuse_idle, renewed
+from nlflow.desk.terminal import close_stdout, echo, ensure_stderr, mendable, nobody_reads, say, tell_of_compiling
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # whatever is wrong with a command line; typer has no name for it
 P = ParamSpec("P")
 T = TypeVar("T")
+Section = tuple[str, list[tuple[str, str]]]
 
 _STORY = """Nonlocal gradient flows: remove noise from images and signals by averaging what is alike.
 
@@ -42,17 +43,8 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
 Images are PNG, JPEG, TIFF, WebP, BMP or NPY files, signals WAV, CSV or NPY; `nonlocal denoise --help-all` names others.
 Outputs appear complete or not at all, and replace others only if asked. Results go to stdout, progress and notes to
 stderr. Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 141 nobody reads stdout. Demonstration and
-validation run on the CPU; denoise and studies of tokens take --device.
+validation run on the CPU; denoise takes --set device=cuda, studies of tokens --device.
 """
-
-app = typer.Typer(
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help=_STORY,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # brackets in the texts are meant as such
-)
 
 
 def _reported(command: Callable[P, T]) -> Callable[P, T]:
@@ -79,7 +71,7 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
                 message = mendable(error)
                 if message is None:
                     raise
-                echo(f"nonlocal: error: {message}", err=True)
+                say("error", message)
                 raise typer.Exit(1) from None
 
     return run
@@ -90,11 +82,14 @@ class _Command(TyperCommand):
 
     brief = ""
     usual: tuple[str, ...] = ()  # options in the short help
+    sections: Callable[[], list[Section]] = list  # of the whole help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line."""
         try:
-            return super().parse_args(ctx, args)
+            known = {name for param in self.params for name in param.opts}
+            words, ctx.meta["former"] = renewed(args, known)
+            return super().parse_args(ctx, words)
         except _Usage as error:  # a shell puts names of files in the place of patterns
             from nlflow.errors import visible
 
@@ -125,11 +120,14 @@ class _Command(TyperCommand):
         short = copy.copy(self)
         short.help = self.brief
         short.params = [one for one in self.params if one.name in self.usual or one.param_type_name == "argument"]
-        short.format_all(ctx, formatter)
+        super(_Command, short).format_help(ctx, formatter)
 
     def format_all(self, ctx: Any, formatter: Any) -> None:
         """Write the help with all options."""
         super().format_help(ctx, formatter)
+        for title, rows in type(self).sections():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def _show_all(ctx: Any, _: Any, wanted: bool) -> None:
@@ -166,6 +164,57 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+#: From a command to the module that holds it, and its line in the list of commands; that of its help by default.
+_COMMANDS = {
+    "denoise": ("denoise", "Remove noise from images, signals, volumes and video."),
+    "noise": ("noise", "Find out which noise a file has."),
+    "demo": ("others", None),
+    "study": ("study", "Measure rates of convergence beside the theory."),
+    "attention": ("attention", "See what the layers of a transformer do."),
+    "explore": ("others", "Try denoising, flows and layers on a page."),
+    "validate": ("others", "Run the statements of the theory."),
+    "info": ("others", None),
+}
+
+
+class _Commands(TyperGroup):
+    """The commands, each of which is loaded when it is run or listed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Return a command; None where there is none of this name."""
+        if name not in _COMMANDS:
+            return None
+        place, short = _COMMANDS[name]
+        module = importlib.import_module(f"nlflow.desk.commands.{place}")
+        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        known = {"brief": getattr(module, "BRIEF", ""), "usual": getattr(module, "USUAL", ())}
+        if hasattr(module, "sections"):
+            known["sections"] = module.sections
+        base = _FromTo if name == "denoise" else _Command
+        text = getattr(module, f"{name.upper()}_HELP", None) or module.HELP
+        one.command(name, cls=type(base.__name__, (base,), known), help=text, short_help=short)(
+            _reported(getattr(module, name))
+        )
+        found = typer.main.get_command(one)
+        found.context_settings = dict(app.info.context_settings or {})
+        return found
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help=_STORY,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in the texts are meant as such
+)
+
+
 @app.callback()
 def _options(
     version: Annotated[
@@ -173,23 +222,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-for _command, _short in (
-    (denoise, "Remove noise from images, signals, volumes and video."),
-    (noise, "Find out which noise a file has."),
-    (demo, None),
-    (study, "Measure rates of convergence beside the theory."),
-    (attention, "See what the layers of a transformer do."),
-    (explore, "Try denoising, flows and layers on a page."),
-    (validate, "Run the statements of the theory."),
-    (info, None),
-):
-    _name = _command.__name__.rpartition(".")[2]
-    _base = _FromTo if _command is denoise else _Command
-    _short_help = {name: getattr(_command, name.upper()) for name in ("brief", "usual") if hasattr(_command, "BRIEF")}
-    _class = type(_base.__name__, (_base,), _short_help)
-    app.command(_name, cls=_class, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nlflow.desk.commands.wording import split_flat
-from nlflow.desk.terminal import print_json, print_table, say
+from nlflow.desk.options import ArrayName, AsJson, Axes, Flat, Mask, Quiet, parse_axes, split_flat
+from nlflow.desk.terminal import in_shell, print_json, print_table, say
 
 if TYPE_CHECKING:
     from nlflow.denoising.noise import NoiseEstimate
-    from nlflow.desk.commands.inputs import Inputs
+    from nlflow.desk.commands.denoise_file import Inputs
 
 
 HELP = """Find out which noise an image, a signal or a stack has.
@@ -42,70 +42,51 @@ Examples:
   nonlocal noise page.jpg --flat 20:84,300:400
   nonlocal noise ecg.csv --figure ecg.pdf
   nonlocal noise holes.npy --mask nan --json
-  nonlocal noise eeg.npy --kind signal
+  nonlocal noise eeg.npy --axes kind=signal
   nonlocal noise volume.h5 --array /scan/raw --axes ZYX
   cat photo.jpg | nonlocal noise -
 """
 
 
 def noise(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="FILE", help="Image, signal or stack.", show_default=False)],
     figure: Annotated[Path | None, typer.Option(metavar="FIG", help="Draw the noise (.png, .pdf, .svg).")] = None,
     save: Annotated[Path | None, typer.Option(metavar="MODEL", help="Write the model (.json).")] = None,
-    flat: Annotated[
-        str | None,
-        typer.Option(metavar="ROWS,COLUMNS", help="Measure it in a flat part alone: 20:84,300:400."),
-    ] = None,
-    mask: Annotated[
-        str | None, typer.Option(metavar="FILE|nan", help="Missing samples: not 0 in FILE, or those that are NaN.")
-    ] = None,
-    kind: Annotated[
-        Literal["image", "signal"] | None, typer.Option(help="What a two-dimensional .npy array is.")
-    ] = None,
-    channel_axis: Annotated[
-        int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
-    ] = None,
-    axes: Annotated[
-        str | None,
-        typer.Option(metavar="LETTERS", help="Axes of a stack: ZYX, TYX and so on [default: the file's]."),
-    ] = None,
-    first_column: Annotated[
-        Literal["keep", "denoise"] | None,
-        typer.Option(help="Whether the first CSV column is data [default: not if it is times or monotone]."),
-    ] = None,
-    array: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which array of an NPZ, MAT or HDF5 file, where there are several."),
-    ] = None,
+    flat: Flat = None,
+    mask: Mask = None,
+    axes: Axes = None,
+    array: ArrayName = None,
     existing: Annotated[
         Literal["refuse", "overwrite"], typer.Option(help="What to do about outputs that exist.")
     ] = "refuse",
-    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find out which noise an image, a signal or a stack has."""
-    from nlflow.desk.commands.denoise_file import check_figure, read_inputs
-    from nlflow.desk.commands.inputs import Options, noise_of_flat
+    from nlflow.denoising import Options
+    from nlflow.desk.commands.denoise_file import Request, check_figure, noise_of_flat, read_inputs
     from nlflow.desk.commands.pipes import ends
-    from nlflow.desk.files import format_of
+    from nlflow.desk.files import Writing, format_of
     from nlflow.errors import InputError
     from nlflow.store.atomic import write_content
 
     if save is not None and save.suffix.lower() != ".json":
         raise typer.BadParameter(f"got {save}, expected a name that ends in .json", param_hint="--save")
+    reading = parse_axes(axes, context.meta.get("former", {})) | ({} if array is None else {"array": array})
     part = split_flat(flat)
     if part is not None and mask is not None:
         raise typer.BadParameter("is not for --flat, of which all samples are measured; leave one of them out",
                                  param_hint="--mask")  # fmt: skip
     beside = {} if mask in (None, "nan") else {"--mask": Path(str(mask))}
-    if axes is None and source.is_dir() and format_of(source) != "zarr":
+    if "axes" not in reading and source.is_dir() and format_of(source) != "zarr":
         raise InputError(f"FILE: {source} is a folder, and noise takes one file; name a file in it, or for frames of a "
                          "clip or slices of a volume add --axes TYX or --axes ZYX")  # fmt: skip
     _check_names(source, beside, {"--figure": figure, "--save": save}, existing)
     form = "" if figure is None else check_figure("--figure", figure)
-    options = Options(None, mask == "nan", kind, channel_axis, {}, first_column, axes, array=array)
+    request = Request(None, mask == "nan", reading, "", "auto", Options(), Writing(Path()))
     with ends([source]) as pipes:
-        given = read_inputs(pipes.sources[0], beside, options)
+        given = read_inputs(pipes.sources[0], beside, request)
         given.notes = pipes.told([*given.media.notes, *given.notes])
         given.media = replace(given.media, notes=())
         source = Path(pipes.told(str(pipes.sources[0])))
@@ -172,7 +153,7 @@ def _found_of_stack(given: Inputs) -> NoiseEstimate:
 
     from nlflow.backends.interrupts import stopping
     from nlflow.denoising.noise import estimate_noise
-    from nlflow.desk.commands.stacks import layout_of
+    from nlflow.desk.commands.denoise_file import layout_of
 
     media, missing, layout = given.media, given.missing, layout_of(given.media)
     data = media.data if missing is None else np.where(missing, 0, media.data)
@@ -194,7 +175,7 @@ def _draw(given: Inputs, found: dict[str, NoiseEstimate], title: str, form: str)
     from nlflow.plotting import noise_figure, render
 
     if given.media.stacked:
-        from nlflow.desk.commands.stacks import middle
+        from nlflow.desk.commands.denoise_file import middle
 
         given = middle(given)
     media = given.media
@@ -218,7 +199,7 @@ def _print_words(given: Inputs, source: Path, found: dict[str, NoiseEstimate], w
         rows.append((f"noise {name}".rstrip(), one.model.describe()))
         rows += _channels(one)
         rows.append(("confidence", one.confidence))
-        rows += [("because", reason) for reason in one.reasons]
+        rows += [("because", in_shell(reason)) for reason in one.reasons]
     if len(found) > 1:  # a line a column
         rows = rows[: -sum(2 + len(one.reasons) for one in found.values())]
         rows += [(f"noise of {name}", f"{one}{_because(one)}") for name, one in found.items()]
@@ -240,7 +221,7 @@ def _channels(one: NoiseEstimate) -> list[tuple[str, str]]:
 
 
 def _because(one: NoiseEstimate) -> str:
-    return f": {'; '.join(one.reasons)}" if one.reasons else ""
+    return f": {in_shell('; '.join(one.reasons))}" if one.reasons else ""
 
 
 def _print_report(given: Inputs, source: Path, found: dict[str, NoiseEstimate], written: dict[str, Any]) -> None:

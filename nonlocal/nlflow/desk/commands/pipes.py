@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nlflow.desk.commands.wording import PIPE
 from nlflow.desk.files import EXTENSIONS, STACKS
 from nlflow.desk.formats import FORMATS, written_extension
 from nlflow.desk.formats.content import HEAD, by_content, foreign
 from nlflow.desk.formats.media import READABLE, extension
+from nlflow.desk.options import PIPE
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowError, format_bytes, memory_limit
 
 _BLOCK = 2**20
@@ -118,11 +118,11 @@ def _extension(source: Path, names: dict[str, str], form: str | None) -> str:
     """Return the extension of what goes to stdout: the one that is asked for, or that of the input."""
     if form is not None:
         found = f".{form.lower().lstrip('.')}"
-        if found not in _KNOWN or FORMATS[_KNOWN[found]].encode is None or FORMATS[_KNOWN[found]].folder:
+        if found not in _KNOWN or not FORMATS[_KNOWN[found]].written or FORMATS[_KNOWN[found]].folder:
             listed = ", ".join(
-                name[1:] for name, one in _KNOWN.items() if FORMATS[one].encode and not FORMATS[one].folder
+                name[1:] for name, one in _KNOWN.items() if FORMATS[one].written and not FORMATS[one].folder
             )
-            raise InputError(f"--format: got {form!r}, expected one of {listed}; correct it")
+            raise InputError(f"--write format: got {form!r}, expected one of {listed}; correct it")
         return found
     content = ""
     if source.is_file():
@@ -132,7 +132,7 @@ def _extension(source: Path, names: dict[str, str], form: str | None) -> str:
     found = content if content in _KNOWN and _KNOWN[content] != _KNOWN.get(named) else named
     if not found or FORMATS[_KNOWN[found]].folder:
         what = names.get(str(source), str(source))
-        raise InputError(f"OUT: got - for {what}, expected a format that fits a stream; say which: --format png")
+        raise InputError(f"OUT: got - for {what}, expected a format that fits a stream; say which: --write format=png")
     return written_extension(Path(f"x{found}"))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nlflow.denoising.noise.names import has_sigma
+from nlflow.desk.terminal import in_shell
 from nlflow.errors import format_bytes
 
 _SHOWN = 8  # columns of a table in a summary; --json has all
@@ -50,7 +51,7 @@ def _doubts(details: dict[str, Any]) -> list[tuple[str, str]]:
     if details.get("confidence", "") in ("", "high") or not details.get("reasons"):
         return []
     hint = "texture may be taken for noise: --strength 0.5 keeps more of it, --flat ROWS,COLUMNS measures a flat part"
-    return [("because", reason) for reason in details["reasons"]] + [("if wrong", hint)]
+    return [("because", in_shell(reason)) for reason in details["reasons"]] + [("if wrong", hint)]
 
 
 def _taken_for(details: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from nlflow.desk.commands.wording import DeviceName
+from nlflow.desk.options import AsJson, DeviceName, Quiet, check_device
 from nlflow.desk.terminal import echo, print_json, read_tokens, say, shows_progress, warnings_kept
 
 T = TypeVar("T")
@@ -126,8 +126,8 @@ def study(
         str | None,
         typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers measure the cases; or 'local'."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure a rate of convergence, or a limit, and compare it with what the theory says."""
     options: dict[str, Any] = {
@@ -150,8 +150,6 @@ def study(
     }
     given = {name: value for name, value in options.items() if value is not None}
     if device is not None:
-        from nlflow.desk.commands.inputs import check_device
-
         check_device(device)
     from nlflow.studies import run_study
 

@@ -18,11 +18,12 @@ from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
 from nlflow.denoising.noise.names import has_sigma
 from nlflow.denoising.options import OF_FAST
 from nlflow.denoising.quality import psnr, snr, ssim
-from nlflow.desk.explorer import stacks
+from nlflow.desk.explorer import sources
 from nlflow.desk.explorer.sources import EXAMPLE, PREVIEW_PIXELS, Crop, Source, slices
 from nlflow.desk.explorer.texts import call, shell
 from nlflow.desk.formats import written_extension
 from nlflow.desk.formats.media import ARRAYS, Array, Media, extension
+from nlflow.desk.options import as_words
 from nlflow.errors import command
 from nlflow.plotting.noise import NoiseCurves, model_curves
 
@@ -204,18 +205,18 @@ def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseRes
     crop = settings.crop or tuple((0, n) for n in source.shape)
     axis = media.channel_axis
     if media.stacked:
-        through = stacks.through(media)
+        through = sources.through(media)
         crop = (*crop[:through], (at, at + 1), *crop[through + 1 :])
-        axis = stacks.plane_channels(media)
+        axis = sources.plane_channels(media)
     elif media.kind != "image":
         return None
     if math.prod(high - low for low, high in crop) > PREVIEW_PIXELS:
         return None
     part = slices(source, crop)
     noisy, clean = media.data[part], None if source.clean is None else source.clean[part]
-    flat = stacks.plane(noisy, media, 0) if media.stacked else noisy
+    flat = sources.plane(noisy, media, 0) if media.stacked else noisy
     result, info = denoise(flat, **_coarse_words(settings, known, media), channel_axis=axis)
-    result = np.expand_dims(result, stacks.through(media, channels=True)) if media.stacked else result
+    result = np.expand_dims(result, sources.through(media, channels=True)) if media.stacked else result
     return DenoiseResult(replace(settings, crop=crop), noisy, result, clean, info, {}, coarse=True)
 
 
@@ -243,8 +244,8 @@ def _noise(info: DenoiseInfo, noisy: Array, media: Media) -> NoiseCurves:
     """Return the curves of the noise that a call has found."""
     axis = media.channel_axis
     if media.stacked:  # curves are those of a picture
-        middle = noisy.shape[stacks.through(media, channels=True)] // 2
-        noisy, axis = stacks.plane(noisy, media, middle), stacks.plane_channels(media)
+        middle = noisy.shape[sources.through(media, channels=True)] // 2
+        noisy, axis = sources.plane(noisy, media, middle), sources.plane_channels(media)
     if info.columns:
         info, noisy, axis = info.columns[0], np.take(noisy, 0, -1 if axis is None else axis), None
     return model_curves(_model(info), noisy, channel_axis=axis)
@@ -268,7 +269,7 @@ def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
     """Return all arguments for `nlflow.denoise`; each column of a table is a signal of its own."""
     media = source.media
     layout: dict[str, Any] = {"channel_axis": media.channel_axis} | ({"separate": True} if media.separate else {})
-    layout = stacks.layout(media) if media.stacked else layout
+    layout = sources.stack_layout(media) if media.stacked else layout
     return {**settings.words(stacked=media.stacked), **layout, "preserve_range": True, "return_info": True}
 
 
@@ -341,20 +342,16 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
     options = {"quality": settings.quality, **settings.words(stacked=media.stacked)}
     if isinstance(settings.noise, NoiseFile):
         options["noise"] = settings.noise.name
+    finer = {name: options.pop(name) for name in OF_FAST if name in options}
     known, written = extension(Path(source.name)), written_extension(Path(source.name))
     suffix = path.name[len(path.name) - len(known) :]  # .nii.gz is one
     new = suffix if written in ("", known) else written
-    options |= _reading(source)
-    if "spacing" in options:
-        options["spacing"] = ",".join(map(repr, options["spacing"]))
     if source.clean is not None:
         options["reference"] = source.clean_name
-    words: list[object] = [
-        "nonlocal",
-        "denoise",
-        path,
-        path.with_name(f"{path.name.removesuffix(suffix)}-denoised{new}"),
-    ]
+    target = path.with_name(f"{path.name.removesuffix(suffix)}-denoised{new}")
+    words: list[object] = ["nonlocal", "denoise", path, target]
     for name, value in options.items():
-        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
-    return command(*words)
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    for name, value in finer.items():
+        words += ["--set", f"{name.replace('_', '-')}={value}"]
+    return command(*words, *as_words(_reading(source)))

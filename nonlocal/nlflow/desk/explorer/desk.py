@@ -10,9 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 from panel.io import hold
 
-from nlflow.desk.explorer.layout import column, heading, markup, stale
 from nlflow.desk.explorer.uploads import Limits, shown_name, unpacked
-from nlflow.desk.explorer.widgets import Code, Status, Upload
+from nlflow.desk.explorer.widgets import Code, Status, Upload, column, heading, markup, stale
 from nlflow.desk.explorer.worker import Job, Worker
 from nlflow.desk.terminal import mendable
 

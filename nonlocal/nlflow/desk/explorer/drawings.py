@@ -12,7 +12,7 @@ import numpy as np
 
 from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.noise.names import has_sigma
-from nlflow.desk.explorer import stacks
+from nlflow.desk.explorer import sources
 from nlflow.desk.explorer.denoising_view import DenoiseResult
 from nlflow.desk.explorer.pictures import (
     Scale,
@@ -138,10 +138,10 @@ class Drawn:
         if not media.stacked:
             return values
         # The values are those of the part; a whole stack has more.
-        axis = stacks.through(media, channels=True)
+        axis = sources.through(media, channels=True)
         whole = values.shape[axis] == media.data.shape[axis]
-        first = 0 if crop is None or whole else crop[stacks.through(media)][0]
-        return stacks.plane(values, media, self.look.at - first)
+        first = 0 if crop is None or whole else crop[sources.through(media)][0]
+        return sources.plane(values, media, self.look.at - first)
 
     def _across(self, crop: Any) -> Any:
         """Return which part of one picture a crop is of; None for all of it."""
@@ -151,7 +151,7 @@ class Drawn:
 
     def _channels(self) -> int | None:
         media = self.source.media
-        return stacks.plane_channels(media) if media.stacked else media.channel_axis
+        return sources.plane_channels(media) if media.stacked else media.channel_axis
 
     def _whole(self, scale: Scale) -> str:
         """Return the address of the whole picture, small, where a part is shown; empty where all is shown."""
@@ -191,7 +191,7 @@ class Drawn:
 
 def plane_axes(source: Source) -> tuple[int, ...]:
     """Return the numbers of the axes of one picture, along which the part that is shown can be moved."""
-    own = stacks.through(source.media) if source.media.stacked else None
+    own = sources.through(source.media) if source.media.stacked else None
     return tuple(axis for axis in range(len(source.shape)) if axis != own)
 
 
@@ -202,7 +202,7 @@ def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
     """Return in words, as HTML, which part of a source is shown; empty for all of it."""
     crop, told = result.settings.crop, ""
     if source.media.stacked:
-        told = stacks.told(source.media, look.at, crop)
+        told = sources.told_stack(source.media, look.at, crop)
     elif crop is not None:
         ranges = " × ".join(f"{low}–{high - 1}" for low, high in crop)
         size = " × ".join(map(str, source.shape))

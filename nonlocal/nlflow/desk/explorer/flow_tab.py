@@ -10,10 +10,9 @@ import numpy as np
 from nlflow.desk.explorer import flow_view as view
 from nlflow.desk.explorer.desk import Desk, Tab
 from nlflow.desk.explorer.flow_view import FlowSettings
-from nlflow.desk.explorer.layout import beside, button, choice, column, columns
 from nlflow.desk.explorer.pictures import data_url, grey_scale, picture
 from nlflow.desk.explorer.texts import digits
-from nlflow.desk.explorer.widgets import Knob, Lines, Pictures
+from nlflow.desk.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, column, columns
 from nlflow.plotting.base import PALETTE
 from nlflow.store.notebook import table
 

@@ -7,10 +7,9 @@ import numpy as np
 from nlflow.desk.explorer import layers_view as view
 from nlflow.desk.explorer.desk import Desk, Tab
 from nlflow.desk.explorer.layers_view import LayersFile, Run
-from nlflow.desk.explorer.layout import choice, column, columns, heading, markup, offer
 from nlflow.desk.explorer.texts import digits, note
 from nlflow.desk.explorer.uploads import received_layers
-from nlflow.desk.explorer.widgets import Download, Heatmap, Lines
+from nlflow.desk.explorer.widgets import Download, Heatmap, Lines, choice, column, columns, heading, markup, offer
 from nlflow.errors import visible
 from nlflow.store.notebook import table
 

@@ -1,18 +1,216 @@
-"""The explorer's server: one page on one address of this machine."""
+"""The explorer's server: one page of three tabs on one address of this machine, and the requests that it answers.
+
+They are those to its own names, from its own pages, for parts of the page. Another site can let its name point to
+127.0.0.1 after its page was loaded; the browser then takes that page for one of this server (DNS rebinding). The header
+``Host`` still holds the site's name, and no page can change it, so it is checked.
+"""
 
 from __future__ import annotations
 
 import errno
 import ipaddress
 import logging
+import re
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
-from nlflow.desk.explorer.gate import bracketed, close_to_others, hosts_of
-from nlflow.desk.explorer.page import Contents, build
+import panel as pn
+from tornado.httputil import HTTPServerRequest
+from tornado.routing import Matcher, Rule
+from tornado.web import Application, RequestHandler
+
+from nlflow.desk.explorer.denoise_tab import DenoiseTab
+from nlflow.desk.explorer.desk import Desk, Tab
+from nlflow.desk.explorer.flow_tab import FlowTab
+from nlflow.desk.explorer.layers_tab import LayersTab
+from nlflow.desk.explorer.layers_view import LayersFile
+from nlflow.desk.explorer.sources import Source
+from nlflow.desk.explorer.uploads import Limits
+from nlflow.desk.explorer.widgets import TabBar, markup
 from nlflow.desk.explorer.worker import Worker
 from nlflow.errors import InputError
+
+# ---- requests
+
+
+_SERVED = re.compile(r"/|/ws|/favicon\.ico|/static/.+")
+_ODD = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)\.\.(/|$)")
+_SHOWN = 100  # characters of a header in a message
+_HTTP = 80  # the port that stands in no address
+
+
+def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
+    """Return what the header ``Host`` may be for a server of these names at a port, in lower case."""
+    written = {bracketed(name) for name in names}
+    found = {f"{name}:{port}" for name in written}
+    return frozenset(found | written if port == _HTTP else found)
+
+
+def bracketed(name: str) -> str:
+    """Return a name as it stands in an address, in the form that browsers give it."""
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name.lower()
+    return f"[{address.compressed}]" if address.version == 6 else str(address)
+
+
+def close_to_others(application: Application, hosts: frozenset[str]) -> None:
+    """Have an application answer its own pages alone, before any of its handlers sees a request.
+
+    Refused with 403 and a line of plain text are a ``Host`` that is none of `hosts`, missing or there more than once,
+    an ``Origin`` that is no page of theirs (for the websocket none, too), and sessions that a request brings along.
+    What is no part of the page gets 404, and so does a path that leads out of its folder or holds control characters.
+    """
+    application.add_handlers(r".*", [Rule(_Unwanted(hosts), _Refusal)])
+
+
+class _Unwanted(Matcher):
+    """Matches the requests that are refused."""
+
+    def __init__(self, hosts: frozenset[str]) -> None:
+        self._hosts = hosts
+        self._origins = frozenset(f"http://{host}" for host in hosts)
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        why = self._forbidden(request)
+        if why:
+            return {"target_kwargs": {"status": HTTPStatus.FORBIDDEN, "why": why}}
+        if not _is_served(request.path):
+            why = "got a path that is no part of the page, expected /; open the address that the command printed"
+            return {"target_kwargs": {"status": HTTPStatus.NOT_FOUND, "why": why}}
+        return None
+
+    def _forbidden(self, request: HTTPServerRequest) -> str:
+        """Return why a request is not for this server's own page; empty if it is."""
+        hosts = [value.lower() for value in request.headers.get_list("Host")]
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            remedy = "open the address that the command printed; for another name of this machine start it with --host"
+            return (
+                f"Host: got {_listed(hosts)}, expected a name and the port that this server was started for; {remedy}"
+            )
+        origins = [value.lower() for value in request.headers.get_list("Origin")]
+        if not self._origins.issuperset(origins) or len(origins) > 1 or (request.path == "/ws" and not origins):
+            remedy = "other sites and programs cannot use it; open the address that the command printed"
+            return f"Origin: got {_listed(origins)}, expected a page of this server; {remedy}"
+        given = [*request.arguments, *request.headers]
+        if any(name.lower().startswith("bokeh-") for name in given):
+            return "bokeh-: got a session with the request, expected none, since each page gets its own; leave it out"
+        return ""
+
+
+def _listed(values: list[str]) -> str:
+    """Return the values of a header for a message."""
+    return " and ".join(repr(value[:_SHOWN]) for value in values) or "none"
+
+
+def _is_served(path: str) -> bool:
+    """Tell whether the page is made of what is at a path."""
+    try:
+        meant = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        return False
+    return _SERVED.fullmatch(path) is not None and _ODD.search(meant) is None
+
+
+class _Refusal(RequestHandler):
+    """Says why a request is refused, whatever its method."""
+
+    def initialize(self, status: HTTPStatus, why: str) -> None:
+        self._refused = status, why
+
+    def prepare(self) -> None:
+        status, why = self._refused
+        self.set_status(status)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.set_header("X-Content-Type-Options", "nosniff")
+        self.finish(f"nonlocal explore: {why}\n")
+
+
+# ---- the page; each tab starts to compute when it is first shown
+
+
+#: An addition to the page's head: without it telephones show the page for wide screens.
+_HEAD = """{% block postamble %}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+{% endblock %}"""
+_TABS = ("Denoise", "Flow", "Layers")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The content of a page when it opens.
+
+    Attributes
+    ----------
+    source : Source
+        To denoise.
+    layers : LayersFile or None
+    limits : Limits
+        Of uploads.
+    """
+
+    source: Source
+    layers: LayersFile | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def build(contents: Contents, worker: Worker) -> Any:
+    """Return a page for one session.
+
+    Parameters
+    ----------
+    contents : Contents
+    worker : Worker
+        The thread that computes for all sessions.
+    """
+    if pn.state.curdoc is not None:
+        pn.state.curdoc.template = _HEAD
+        # The page says by itself that the server has gone. A new server knows nothing of an old page.
+        pn.state.curdoc.config.update(reconnect_session=False, notify_connection_status=False)
+    desk = Desk(worker, contents.limits, pn.state.curdoc)
+    pn.state.on_session_destroyed(lambda context: desk.close())
+    tabs: list[Tab] = [DenoiseTab(desk, contents.source), FlowTab(desk), LayersTab(desk, contents.layers)]
+    first = 2 if contents.layers is not None and contents.source.built_in else 0
+    # All tabs are part of the page from the start: a part that is added later can miss changes.
+    places = [pn.Column(tab.panel, sizing_mode="stretch_width") for tab in tabs]
+    seen, loaded = first, False
+
+    def look(number: Any) -> None:
+        nonlocal seen
+        if number in range(len(tabs)):
+            seen = number
+        for other, place in enumerate(places):
+            place.visible = other == seen
+        if loaded and not tabs[seen].started:
+            tabs[seen].started = True
+            tabs[seen].start()
+
+    def load() -> None:
+        nonlocal loaded
+        loaded = True
+        look(seen)
+
+    look(first)
+    # Some changes are lost while the page loads, so the first tab starts a moment later.
+    pn.state.onload(lambda: desk.later(load))
+    title, bar = markup("<h1>nonlocal explore</h1>"), TabBar(look, names=list(_TABS), first=first)
+    title.sizing_mode, bar.styles = None, {"flex": "1 1 280px"}
+    return pn.Column(
+        pn.FlexBox(title, bar, gap="0 24px", sizing_mode="stretch_width"),
+        *places,
+        sizing_mode="stretch_width",
+        styles={"max-width": "2400px", "margin": "0 auto", "padding": "8px 12px"},
+    )
+
+
+# ---- the server
+
 
 #: Bytes by which a message may be longer than the upload in it.
 _ROOM = 2**20

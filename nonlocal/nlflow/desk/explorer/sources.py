@@ -1,4 +1,7 @@
-"""Inputs of the tab "Denoise": a file or the built-in example. Results as files of the same kind, of stacks as NPY."""
+"""Inputs of the tab "Denoise": a file or the built-in example, which part is shown, and results as such files.
+
+Of a volume or clip one slice or frame is shown, and denoised together with those around it; results of them are NPY.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,122 @@ import io
 import math
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
+from nlflow.denoising.groupwise import margins, preset_for
+from nlflow.denoising.layout import Axes
 from nlflow.desk import files
 from nlflow.desk.companions import read_reference
-from nlflow.desk.explorer import stacks
 from nlflow.desk.formats import written_extension
 from nlflow.desk.formats.media import Array, Media
+from nlflow.errors import InputError
+
+# ---- volumes and clips: which picture is shown, and what is denoised together with it
+
+
+_SAMPLES = 2**19  # that are denoised while settings move, channels not counted
+
+
+def check_stack(name: str, media: Media) -> None:
+    """Refuse by name what is no single volume or clip: times beside slices, and a picture of a reader of stacks."""
+    if not media.axes:
+        return
+    if {"T", "Z"} <= set(media.axes):
+        raise InputError(
+            f"{name}: got a stack of slices at several times ({media.axes}), expected slices or frames alone; "
+            "store one time, or use nonlocal denoise"
+        )
+    if not media.stacked or len(media.spatial_shape) != 3:
+        raise InputError(f"{name}: got a stack ({media.axes}), expected slices or frames; use nonlocal denoise")
+
+
+def picture_word(media: Media) -> str:
+    """Return what one picture of a stack is called."""
+    return "frame" if "T" in media.axes else "slice"
+
+
+def through(media: Media, *, channels: bool = False) -> int:
+    """Return the axis along which pictures follow each other, with the axis of channels counted or not."""
+    axes = media.axes if channels else media.axes.replace("C", "")
+    return axes.index("T" if "T" in axes else "Z")
+
+
+def stack_layout(media: Media) -> dict[str, Any]:
+    """Return the words by which `nlflow.denoise` knows the axes."""
+    return {"axes": media.axes} | ({} if media.spacing is None else {"spacing": media.spacing})
+
+
+def reach(media: Media) -> int:
+    """Return over how many pictures to each side a sample of a result of ``fast`` looks."""
+    preset = preset_for("fast", Axes.of(media.data.shape, None, media.axes, media.spacing))
+    assert preset is not None  # three axes have groups in all qualities
+    # The grouping of the largest noise; the presets of stacks have one alone.
+    groupings = preset.first[-1][1], preset.later[-1][1]
+    return margins(groupings, preset.steps)[through(media)]
+
+
+def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[int, int], ...] | None:
+    """Return what is denoised to show one picture of a stack; None if that is the whole stack.
+
+    Parameters
+    ----------
+    media : Media
+    place : tuple of float
+        Where the part lies in the picture, along rows and columns, from 0 to 1; in the middle by default.
+    at : int, optional
+        Number of the picture, from 0; the middle one by default.
+    """
+    shape, axis = media.spatial_shape, through(media)
+    if math.prod(shape) <= _SAMPLES:
+        return None
+    at = shape[axis] // 2 if at is None else at
+    around = max(at - reach(media), 0), min(at + reach(media) + 1, shape[axis])
+    rows, columns = (n for number, n in enumerate(shape) if number != axis)
+    # As many slices are counted at both ends: the part keeps its size while the slice moves.
+    pixels = _SAMPLES // min(2 * reach(media) + 1, shape[axis])
+    # Where one side is short, the other may be longer.
+    width = min(columns, max(math.isqrt(pixels), pixels // rows))
+    sizes = min(rows, pixels // width), width
+    shares = place or (0.5, 0.5)
+    starts = [round((n - size) * share) for n, size, share in zip((rows, columns), sizes, shares, strict=True)]
+    crop = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    crop.insert(axis, around)
+    return None if all(high - low == n for (low, high), n in zip(crop, shape, strict=True)) else tuple(crop)
+
+
+def plane(values: Array, media: Media, at: int) -> Array:
+    """Return one picture of samples with all axes of a stack."""
+    picture: Array = values.take(at, axis=through(media, channels=True))
+    return picture
+
+
+def plane_channels(media: Media) -> int | None:
+    """Return the axis of channels of one picture."""
+    axes = media.axes.replace("T", "").replace("Z", "")
+    return axes.index("C") if "C" in axes else None
+
+
+def told_stack(media: Media, at: int, crop: tuple[tuple[int, int], ...] | None) -> str:
+    """Return in words which picture is shown, and what was denoised together with it."""
+    one, axis, shape = picture_word(media), through(media), media.spatial_shape
+    text = f"Shown: {one} {at + 1} of {shape[axis]}, denoised together with "
+    if crop is None:
+        return f"{text}the whole stack."
+    low, high = crop[axis]
+    text += f"{one}s {low + 1} to {high}"
+    across = [(pair, n) for number, (pair, n) in enumerate(zip(crop, shape, strict=True)) if number != axis]
+    if all(pair == (0, n) for pair, n in across):
+        return f"{text}."
+    ranges = " × ".join(f"{pair[0]}–{pair[1] - 1}" for pair, _ in across)
+    return f"{text}; in full resolution, pixels {ranges} of {' × '.join(str(n) for _, n in across)}."
+
+
+# ---- a file or the example
+
 
 Crop = tuple[tuple[int, int], ...]
 """First and last (excluded) sample along each axis but that of the channels."""
@@ -54,7 +161,7 @@ class Source:
     notes : tuple of str
         What was converted on reading, for the user.
     reading : dict
-        What the reader was told, by its words ``axes``, ``spacing`` and ``array``.
+        Words of `nlflow.desk.files.read` that the reader was told.
     """
 
     media: Media
@@ -87,14 +194,7 @@ def example() -> Source:
     return Source(Media(Path("camera.png"), "png", "image", noisy), "camera.png", clean, built_in=True)
 
 
-def open_source(
-    path: str | os.PathLike[str],
-    name: str | None = None,
-    *,
-    axes: str | None = None,
-    spacing: Sequence[float] | None = None,
-    array: str | None = None,
-) -> Source:
+def open_source(path: str | os.PathLike[str], name: str | None = None, **reading: Any) -> Source:
     """Read a file; see `nlflow.desk.files.read` for what is raised, and `InputError` for slices at several times.
 
     Parameters
@@ -102,13 +202,11 @@ def open_source(
     path : path
     name : str, optional
         How it is called; the path by default.
-    axes, spacing, array : optional
+    **reading
         As for `nlflow.desk.files.read`.
     """
-    media = files.read(path, axes=axes, spacing=spacing, array=array)
-    stacks.check_stack(name or os.fspath(path), media)
-    told = {"axes": axes, "spacing": spacing, "array": array}
-    reading = {word: value for word, value in told.items() if value is not None}
+    media = files.read(path, **reading)
+    check_stack(name or os.fspath(path), media)
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes, reading=reading)
 
 
@@ -127,7 +225,7 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
         Of a stack, the slice or frame that is shown, from 0; the middle one by default.
     """
     if source.media.stacked:
-        return stacks.part(source.media, place, at)
+        return stack_part(source.media, place, at)
     shape = source.shape
     sizes: tuple[int, ...]
     if len(shape) == 1:

@@ -16,9 +16,9 @@ from nlflow.denoising.noise import load_noise
 from nlflow.desk.explorer.denoising_view import NoiseFile
 from nlflow.desk.explorer.layers_view import LayersFile, read_layers
 from nlflow.desk.explorer.sources import Source, open_source
+from nlflow.desk.files import found_format
 from nlflow.desk.formats.media import CONTAINERS, EXTENSIONS, STACKS
 from nlflow.desk.formats.tiff_pages import opened
-from nlflow.desk.loading import found_format
 from nlflow.errors import InputError, NlflowError, command, format_bytes
 
 T = TypeVar("T")

@@ -1,31 +1,31 @@
 """The file formats: how each is read and written, and what it has room for; `nlflow.desk.files` is the way in.
 
 A decoder returns the samples as the file stores them and notes every conversion. An encoder gets samples that fit its
-format, with the channels on the last axis: `nlflow.desk.files` has checked that before any work began.
+format, with the channels on the last axis: `nlflow.desk.files` has checked that before any work began. The module of a
+format is loaded when a file of it is read or written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from nlflow.desk.formats import hdf5, mat, ngff, nifti, npz, pictures, raw, sound, tables, tiff, video
-from nlflow.desk.formats.media import ARRAYS, Media, extension, format_of
+from nlflow.desk.formats.media import ARRAYS, JPEG_EXIF_LIMIT, Media, Writing, extension, format_of
 
 __all__ = ["FORMATS", "Format", "left_out", "written_extension"]
 
 
 @dataclass(frozen=True)
 class Format:
-    """A file format.
+    """A file format; functions are named, and belong to its module.
 
     Attributes
     ----------
-    decode : callable
-        Reads a file.
-    encode : callable or None
-        Writes samples to an open file, or into a new folder; None for a format that is not written.
+    module : str
+        In this package.
     kinds : str
         What a file holds: kinds of `Media`.
     dtypes : str
@@ -34,56 +34,78 @@ class Format:
         Keys of `Media.extras` that a file has a place for.
     folder : bool
         Whether a "file" is a folder.
-    check : callable
-        Returns what else of a stack a file cannot hold; empty if all is well.
-    notes : callable
-        Returns what else there is to say of a file that will be written.
+    decoder : str
+        Reads a file.
+    encoder : str
+        Writes samples to an open file, or into a new folder.
+    checker, noter : str
+        Returns what else of a stack a file cannot hold (empty if all is well), and what else there is to say of a file
+        that will be written; empty where there is no such function.
     instead : tuple of str
         Of a format that is not written: why, and the extension of another that is.
     """
 
-    decode: Callable[..., Media]
-    encode: Callable[..., None] | None
+    module: str
     kinds: str = "image signal volume clip"
     dtypes: str = ""
     extras: str = ""
     folder: bool = False
-    check: Callable[[Path, Media], str] = lambda path, media: ""
-    notes: Callable[[Path, Media], list[str]] = lambda path, media: []
+    decoder: str = "decode"
+    encoder: str = "encode"
+    checker: str = ""
+    noter: str = ""
     instead: tuple[str, str] = ("", "")
+
+    def _own(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module(f"{__name__}.{self.module}"), name)
+        return found
+
+    @property
+    def written(self) -> bool:
+        """Whether files of it are written."""
+        return not self.instead[1]
+
+    def decode(self, path: Path, **words: Any) -> Media:
+        """Read a file."""
+        media: Media = self._own(self.decoder)(path, **words)
+        return media
+
+    def encode(self, place: Any, values: Any, media: Media, writing: Writing) -> None:
+        """Write samples to an open file, or into a new folder."""
+        self._own(self.encoder)(place, values, media, writing)
+
+    def check(self, media: Media, writing: Writing) -> str:
+        """Return what else of a stack a file cannot hold; empty if all is well."""
+        return str(self._own(self.checker)(media, writing)) if self.checker else ""
+
+    def notes(self, media: Media, writing: Writing) -> list[str]:
+        """Return what else there is to say of a file that will be written."""
+        return list(self._own(self.noter)(media, writing)) if self.noter else []
 
 
 _INTEGERS = "u1 u2 u4 u8 i1 i2 i4 i8"
 _STACKED = "image volume clip"
 FORMATS = {
-    "png": Format(pictures.decode, pictures.encode_png, "image", "u1 u2", "exif icc_profile xmp dpi gamma text"),
-    "jpeg": Format(pictures.decode, pictures.encode_jpeg, "image", "u1", "exif icc_profile xmp dpi comment"),
-    "tiff": Format(tiff.decode, tiff.encode, _STACKED, f"{_INTEGERS} f2 f4 f8", "icc_profile xmp dpi tags tiff"),
-    "bmp": Format(pictures.decode, pictures.encode_bmp, "image", "u1", "dpi"),
-    "webp": Format(
-        pictures.decode,
-        pictures.encode_webp,
-        "image",
-        "u1",
-        "exif icc_profile xmp",
-        check=pictures.check_webp,
-        notes=pictures.notes_webp,
-    ),
-    "gif": Format(
-        pictures.decode, None, "image", instead=("a GIF file holds 256 colours, fewer than a result has", ".png")
-    ),
-    "avif": Format(pictures.decode, None, "image", instead=("AVIF loses detail, so it is read only", ".png")),
-    "raw": Format(raw.decode, None, "image", instead=("camera raws are read only", ".tif")),
-    "npy": Format(tables.decode_npy, tables.encode_npy),
-    "npz": Format(npz.decode, npz.encode),
-    "mat": Format(mat.decode, mat.encode, dtypes=f"{_INTEGERS} f4 f8", check=mat.check),
-    "hdf5": Format(hdf5.decode, hdf5.encode, dtypes=f"{_INTEGERS} f2 f4 f8", check=hdf5.check),
-    "wav": Format(sound.decode, sound.encode, "signal", "u1 i2 i4 i8 f4 f8"),
-    "csv": Format(tables.decode_csv, tables.encode_csv, "signal"),
-    "nifti": Format(nifti.decode, nifti.encode, _STACKED, f"{_INTEGERS} f4 f8", "nifti", check=nifti.check),
-    "zarr": Format(ngff.decode, ngff.encode, _STACKED, f"{_INTEGERS} f2 f4 f8", "ngff", folder=True, check=ngff.check),
-    "video": Format(video.decode, video.encode, "clip", "u1 u2", "video", check=video.check, notes=video.notes),
-}
+    "png": Format("pictures", "image", "u1 u2", "exif icc_profile xmp dpi gamma text", encoder="encode_png"),
+    "jpeg": Format("pictures", "image", "u1", "exif icc_profile xmp dpi comment", encoder="encode_jpeg"),
+    "tiff": Format("tiff", _STACKED, f"{_INTEGERS} f2 f4 f8", "icc_profile xmp dpi tags tiff"),
+    "bmp": Format("pictures", "image", "u1", "dpi", encoder="encode_bmp"),
+    "webp": Format("pictures", "image", "u1", "exif icc_profile xmp", encoder="encode_webp", checker="check_webp",
+                   noter="notes_webp"),
+    "gif": Format("pictures", "image",
+                  instead=("a GIF file holds 256 colours, fewer than a result has", ".png")),
+    "avif": Format("pictures", "image", instead=("AVIF loses detail, so it is read only", ".png")),
+    "raw": Format("pictures", "image", decoder="develop", instead=("camera raws are read only", ".tif")),
+    "npy": Format("tables", decoder="decode_npy", encoder="encode_npy"),
+    "npz": Format("containers"),
+    "mat": Format("mat", dtypes=f"{_INTEGERS} f4 f8", checker="check"),
+    "hdf5": Format("hdf5", dtypes=f"{_INTEGERS} f2 f4 f8", checker="check"),
+    "wav": Format("sound", "signal", "u1 i2 i4 i8 f4 f8"),
+    "csv": Format("tables", "signal", decoder="decode_csv", encoder="encode_csv"),
+    "nifti": Format("nifti", _STACKED, f"{_INTEGERS} f4 f8", "nifti", checker="check"),
+    "zarr": Format("ngff", _STACKED, f"{_INTEGERS} f2 f4 f8", "ngff", folder=True, checker="check"),
+    "video": Format("film", "clip", "u1 u2", "video", checker="check", noter="notes"),
+}  # fmt: skip
 _NAMES = {
     "exif": "the EXIF block",
     "icc_profile": "the colour profile",
@@ -106,11 +128,16 @@ def written_extension(path: Path) -> str:
     return (FORMATS[form].instead[1] if form else "") or extension(path)
 
 
-def left_out(form: str, media: Media) -> list[str]:
+def left_out(form: str, media: Media, writing: Writing) -> list[str]:
     """Return the names of what comes with the samples and has no place in a file of this format."""
     names = []
-    arrays = form in ARRAYS
-    if media.alpha is not None and (arrays or (media.axes and (form != "tiff" or tiff.becomes_ome(media)))):
+    arrays, bare, anew = form in ARRAYS, False, False
+    if "tiff" in media.extras or (form == "tiff" and media.axes):
+        from nlflow.desk.formats.tiff import becomes_ome, has_metadata
+
+        bare = not has_metadata(media.extras.get("tiff"))  # a layout and no more
+        anew = form == "tiff" and becomes_ome(media, writing)
+    if media.alpha is not None and (arrays or (media.axes and (form != "tiff" or anew))):
         names.append("the alpha channel")
     if arrays and media.axes and media.format not in ARRAYS:
         names.append(f"that its axes are {media.axes}{' and how far apart samples are' if media.scale else ''}")
@@ -125,13 +152,12 @@ def left_out(form: str, media: Media) -> list[str]:
         names += ["the first column"] if media.time is not None else []
     for key, name in _NAMES.items():
         usual = key == "gamma" and abs(media.extras.get(key, 0) - 1 / 2.2) < 1e-3  # what is assumed anyway
-        bare = key == "tiff" and not tiff.has_metadata(media.extras.get(key))  # a layout and no more
-        room = FORMATS[form].extras.split() if key != "tiff" or not tiff.becomes_ome(media) else ()
-        if key in media.extras and key not in room and not (usual or bare):
+        room = FORMATS[form].extras.split() if key != "tiff" or not anew else ()
+        if key in media.extras and key not in room and not usual and not (key == "tiff" and bare):
             names.append(name)
     about = media.extras.get("array", {"others": False, "lost": False})
     if about["others"] and (form != media.format or about["lost"]):
         names.append("the other arrays")
-    if form == "jpeg" and len(media.extras.get("exif", b"")) > pictures.JPEG_EXIF_LIMIT:
+    if form == "jpeg" and len(media.extras.get("exif", b"")) > JPEG_EXIF_LIMIT:
         names.append("the EXIF block, which is too long for JPEG,")
     return names

@@ -202,7 +202,7 @@ def _spacing(media: Media, given: Sequence[float] | None, notes: list[str]) -> t
             return tuple(value for value in metres if value)
     notes.append(
         f"{media.path}: does not say how far apart its slices are; taken to be as far apart as its pixels "
-        "(--spacing says otherwise)"
+        "(--axes :3,1,1 says otherwise)"
     )
     return None
 

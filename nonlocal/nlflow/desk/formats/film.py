@@ -1,4 +1,4 @@
-"""Films frame by frame: a reader and a writer that hold one frame, for clips in memory and for streams.
+"""Films: a reader and a writer of one frame after another, how a film like another is coded, and clips in memory.
 
 Frames are RGB or grey, of 8 bits, or of 10 to 16 bits in numbers of 16. Times of frames are those of the file. A film
 that is written has the colours, the aspect, the rotation, the sound and the words of the one that was read.
@@ -6,8 +6,10 @@ that is written has the colours, the aspect, the rotation, the sound and the wor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +17,167 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nlflow.desk.formats.film_coding import CONTAINERS, QUALITY, VideoInfo, choose, copied, need_av, open_film
-from nlflow.desk.formats.media import Array, extension
-from nlflow.errors import file_error
+from nlflow.desk.formats.axes import arranged, in_unit
+from nlflow.desk.formats.media import Array, Media, Writing, extension, lacking
+from nlflow.errors import FileFormatError, check_memory, file_error, install_command
+
+#: The quality of a film that is written: constant rate factor of H.264 and VP9, where 0 is best.
+QUALITY = 12
+CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm", ".avi": "avi"}
+
+
+def need_av(path: Path) -> Any:
+    """Return PyAV, or raise `FileFormatError` where it is not installed."""
+    try:
+        import av
+    except ImportError as error:
+        raise lacking(path, "PyAV", install_command("video")) from error
+    return av
+
+
+def open_film(path: Path) -> Any:
+    """Return a film, open for reading.
+
+    Its demuxer is that of its name: a playlist that is called a film would open other files.
+    """
+    av = need_av(path)
+    form = CONTAINERS[extension(path)]
+    try:
+        return av.open(str(path), "r", format=form, options={"protocol_whitelist": "file"}, metadata_errors="replace")
+    except av.error.FFmpegError as error:
+        got = f"no {form} film ({error.strerror})"
+        raise file_error(path, got, "a film as its name says", "copy or export it again, or rename it") from error
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """What a film is beside its frames.
+
+    Attributes
+    ----------
+    path : Path
+        The film, from which sound is copied.
+    shape : tuple of int
+        Of a frame: (H, W) or (H, W, 3).
+    dtype : numpy.dtype
+        uint8 or uint16.
+    bits : int
+        Of a sample.
+    rate : Fraction
+        Frames a second, on average.
+    time_base : Fraction
+        Seconds of one unit of a frame's time.
+    count : int
+        Frames that the header tells of, 0 if it does not.
+    duration : float
+        Seconds that the header tells of, 0 if it does not.
+    pixels : str
+        The format of pixels, as FFmpeg calls it.
+    codec : str
+    colours : tuple of int
+        Range, matrix, primaries and transfer, as FFmpeg counts them.
+    aspect : Fraction or None
+        Of a pixel.
+    matrix : tuple of int
+        How the film is turned when it is shown; empty if it is not.
+    metadata, words : dict
+        Of the file, and of its pictures.
+    others : tuple of (str, str)
+        Kind and codec of each stream beside the pictures.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    bits: int
+    rate: Fraction
+    time_base: Fraction
+    count: int = 0
+    duration: float = 0.0
+    pixels: str = "yuv420p"
+    codec: str = ""
+    colours: tuple[int, int, int, int] = (0, 2, 2, 2)
+    aspect: Fraction | None = None
+    matrix: tuple[int, ...] = ()
+    metadata: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    others: tuple[tuple[str, str], ...] = ()
+    interlaced: bool = False
+
+
+def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str], str]:
+    """Return the codec of a film to write, its format of pixels, its options, and words for the user.
+
+    Raises
+    ------
+    FileFormatError
+        If no codec that is installed fits the file's name, its pixels and the quality.
+    """
+    path, quality = writing.path, QUALITY if writing.quality is None else writing.quality
+    av = need_av(path)
+    ending, pixels = extension(path), info.pixels.replace("yuvj", "yuv")
+    if pixels.startswith(("yuva", "ya", "gbra", "rgba", "bgra", "argb", "abgr")):  # opacity is not denoised
+        pixels = "gray" if pixels.startswith("ya") else f"yuv{pixels[4:]}" if pixels.startswith("yuva") else "rgb24"
+    colours = pixels.startswith(("rgb", "bgr", "gbr", "0rgb", "pal", "abgr"))
+    lossless = quality == "lossless"
+    tried: list[tuple[str, dict[str, str], str]] = []
+    x264, vp9 = "libx264rgb" if colours and info.bits == 8 else "libx264", "libvpx-vp9"
+    if ending == ".webm":
+        tried.append((vp9, {"lossless": "1"} if lossless else {"crf": str(quality), "b": "0"}, "VP9"))
+    elif ending != ".avi" and not (lossless and ending == ".mkv"):
+        tried.append((x264, {"qp": "0"} if lossless else {"crf": str(quality)}, "H.264"))
+    if ending == ".mkv" or (ending == ".avi" and lossless):
+        tried.append(("ffv1", {"level": "3"}, "FFV1"))
+    for codec, options, name in tried:
+        if codec not in av.codecs_available:
+            continue
+        known = [one.name for one in av.codec.Codec(codec, "w").video_formats or ()]
+        fitting = _fitting(pixels, known, colours, info.bits)
+        if codec.startswith("libx264") and _odd(fitting, info.shape):  # others hold a part of a pixel's colours
+            whole = fitting.replace("420", "444").replace("422", "444")
+            fitting = whole if whole in known else ""
+        if not fitting:
+            continue
+        exact = lossless or codec == "ffv1"
+        return codec, fitting, options, f"{name}, lossless" if exact else f"{name} at a rate factor of {quality}"
+    what = f"{info.shape[1]} x {info.shape[0]} pixels of {info.pixels}"
+    words = "lossless" if lossless else f"at a quality of {quality}"
+    remedy = "name it .mkv" if ending != ".mkv" else "write .npy or .tif"
+    remedy += "" if ending != ".avi" or lossless else ", or give --write quality=lossless"
+    raise FileFormatError(f"{path}: {ending} files cannot hold {what} {words}; {remedy}")
+
+
+def _fitting(pixels: str, known: list[str], colours: bool, bits: int) -> str:
+    """Return the format of pixels of a codec that holds these without loss; empty if there is none."""
+    candidates = [pixels]
+    if colours:
+        candidates += ["rgb24", "bgr24", "bgr0"] if bits == 8 else [f"gbrp{bits}le"]
+    elif pixels.startswith("gray"):
+        candidates += [f"gray{bits}le"] if bits > 8 else []
+    elif pixels.startswith(("nv12", "nv21", "yuyv", "uyvy", "p010", "p210")):
+        wide = "10le" if bits == 10 else ""
+        candidates += [f"yuv420p{wide}" if pixels.startswith(("nv", "p010")) else f"yuv422p{wide}"]
+    return next((one for one in candidates if one in known), "")
+
+
+def _odd(pixels: str, shape: tuple[int, ...]) -> bool:
+    """Return whether colours at half resolution do not fit the sides of a frame."""
+    return ("420" in pixels and bool(shape[0] % 2 or shape[1] % 2)) or ("422" in pixels and bool(shape[1] % 2))
+
+
+def copied(path: Path, info: VideoInfo) -> tuple[list[int], list[str]]:
+    """Return which streams beside the pictures a film can take over, by their places, and the names of others."""
+    av = need_av(path)
+    with av.open(io.BytesIO(), "w", format=CONTAINERS[extension(path)]) as container:
+        known = container.supported_codecs
+    kept, lost = [], []
+    for place, (kind, codec) in enumerate(info.others):
+        if kind == "audio" and codec in known:
+            kept.append(place)
+        else:
+            lost.append(f"{'sound' if kind == 'audio' else f'a stream of {kind}'}{f' ({codec})' if codec else ''}")
+    return kept, lost
+
 
 _USUAL = (5, 1)  # the matrix and the range of a film that names none, as FFmpeg counts them: BT.601, of video
 _FULL = 2  # the range of samples that use all their numbers
@@ -188,17 +348,16 @@ class VideoWriter:
     ----------
     stream : file
         Open for writing; it can seek.
-    path : Path
-        The name, whose extension decides the container.
     info : VideoInfo
         What the film is like; its sound is copied from ``info.path``.
-    quality : int or "lossless"
-        See `QUALITY`.
+    writing : Writing
+        The extension of its path decides the container.
     """
 
-    def __init__(self, stream: BinaryIO, path: Path, info: VideoInfo, quality: str | int = QUALITY) -> None:
+    def __init__(self, stream: BinaryIO, info: VideoInfo, writing: Writing) -> None:
+        path = writing.path
         self._av = need_av(path)
-        codec, pixels, options, _ = choose(path, info, quality)
+        codec, pixels, options, _ = choose(writing, info)
         self.info, self._pixels = info, pixels
         self._form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
         self._source: Any = None
@@ -294,3 +453,125 @@ class VideoWriter:
                 self._source.close()
             with suppress(*(() if kind is None else (Exception,))):  # a film that failed has no end to write
                 self._container.close()
+
+
+# ---- clips in memory
+
+_RATE = Fraction(25)
+_DEEP = 10  # bits that H.264 holds
+_WITH_ALPHA = ("yuva", "ya", "gbrap", "rgba", "bgra", "argb", "abgr")  # names of pixels begin so
+
+
+def decode(path: Path) -> Media:
+    """Read all frames of a film."""
+    reader = VideoReader(path)
+    info = reader.info
+    count = length(info) or 1
+    remedy = "cut it, or use a machine with more memory"
+    room = info.dtype.itemsize * int(np.prod(info.shape))
+    check_memory(f"{path}: {count} frames", 2 * count * room, remedy)
+    times, lengths, frames = [], [], []
+    for time, span, frame in reader:
+        times.append(time)
+        lengths.append(span)
+        frames.append(frame)
+        if len(frames) > count:
+            check_memory(f"{path}: {len(frames)} frames", 2 * len(frames) * room, remedy)
+    return clip(info, np.stack(frames), times, lengths)
+
+
+def length(info: VideoInfo) -> int:
+    """Return how many frames a film has by its header; 0 if that does not tell."""
+    return info.count or round(info.duration * info.rate)
+
+
+def clip(info: VideoInfo, data: Array, times: Sequence[int], lengths: Sequence[int]) -> Media:
+    """Return the frames of a film, shape (T, H, W) or (T, H, W, C), with their times and durations."""
+    path, notes = info.path, []
+    if _varies(times, info):
+        steps = np.diff(times)
+        low, high = (1 / (float(step) * float(info.time_base)) for step in (steps.max(), steps.min()))
+        notes.append(f"{path}: the frame rate varies ({low:.4g} to {high:.4g} a second); each frame keeps its time")
+    if info.interlaced:
+        notes.append(f"{path}: is interlaced; its frames are denoised, and written, as whole pictures")
+    if info.pixels.startswith(_WITH_ALPHA):
+        notes.append(f"{path}: its opacity is left out; films are written without")
+    extras = {"video": {"info": info, "times": times, "lengths": lengths}}
+    axes = "TYXC" if data.ndim == 4 else "TYX"
+    bits = info.bits if info.bits not in (8, 16) else None
+    rate = {"T": (float(1 / info.rate), "s")}
+    return Media(path, "video", "clip", data, extras=extras, notes=tuple(notes), axes=axes, scale=rate, bits=bits)
+
+
+def _info(media: Media, writing: Writing) -> VideoInfo | str:
+    """Return what the film of a clip is like, or what of the clip no film can hold."""
+    own = media.extras.get("video")
+    if own is not None:
+        return own["info"]  # type: ignore[no-any-return]
+    sizes = dict(zip(media.axes, media.data.shape, strict=True))
+    channels = sizes.get("C", 1)
+    if channels not in (1, 3):
+        return f"{channels} channels"
+    bits = 8 if media.data.dtype == np.uint8 else media.bits or 16
+    if bits > _DEEP and not writing.name.endswith(".mkv"):
+        return "samples of 16 bits"
+    seconds = in_unit(media.scale.get("T"), "s")
+    rate = Fraction(1 / seconds).limit_denominator(1001) if seconds else _RATE
+    even = not (sizes["Y"] % 2 or sizes["X"] % 2)
+    deep = "" if bits == 8 else f"{next(known for known in (10, 12, 14, 16) if known >= bits)}le"
+    grey = f"gray{deep}" if writing.name.endswith(".mkv") else f"yuv420p{deep}" if even else f"yuv444p{deep}"
+    colour = f"gbrp{deep}" if bits > _DEEP else f"yuv420p{deep}" if even else f"yuv444p{deep}"
+    pixels = grey if channels == 1 else colour
+    shape = (sizes["Y"], sizes["X"], 3) if channels == 3 else (sizes["Y"], sizes["X"])
+    width = 8 if bits == 8 else int(deep[:-2])
+    return VideoInfo(media.path, shape, media.data.dtype, width, rate, 1 / rate, pixels=pixels, colours=(1, 2, 2, 2))
+
+
+def check(media: Media, writing: Writing) -> str:
+    """Return what of a clip no film can hold; empty if all is well."""
+    info = _info(media, writing)
+    if isinstance(info, str):
+        return info
+    choose(writing, info)
+    own = media.extras.get("video", {})
+    if writing.path.suffix.lower() == ".avi" and _varies(own.get("times", ()), info):
+        return "frames at unequal times"
+    return ""
+
+
+def _varies(times: Sequence[int], info: VideoInfo) -> bool:
+    """Return whether frames are unequally far apart, by more than the rounding of times to milliseconds."""
+    steps = np.diff(times)
+    return bool(steps.size and steps.max() - steps.min() > max(1, 1.5e-3 / float(info.time_base)))
+
+
+def notes(media: Media, writing: Writing) -> list[str]:
+    """Return how a film is coded, and what of its input it lacks."""
+    path = writing.path
+    info: Any = _info(media, writing)
+    codec, pixels, _, words = choose(writing, info)
+    found = [f"{path}: coded as {words}" + ("" if pixels == info.pixels else f", with pixels of {pixels}")]
+    if "video" not in media.extras:
+        if "T" not in media.scale:
+            found.append(f"{path}: {_RATE} frames a second, since {media.path} does not say how many")
+        if media.channel_axis is not None and "420" in pixels:
+            found.append(f"{path}: colours at half resolution, as players want them")
+        return found
+    _, lost = copied(path, info)
+    if info.aspect not in (None, 1) and codec in ("ffv1", "libvpx-vp9"):
+        lost.append(f"the shape of its pixels ({info.aspect.numerator}:{info.aspect.denominator})")
+    if lost:
+        found.append(f"{path}: {' and '.join(lost)} {'are' if len(lost) > 1 else 'is'} left out")
+    return found
+
+
+def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
+    """Write a clip as a film."""
+    info: Any = _info(media, writing)
+    own = media.extras.get("video", {})
+    values = arranged(values, media.axes, "TYXC" if len(info.shape) == 3 else "TYX")
+    times = own.get("times", range(len(values)))
+    lengths = own.get("lengths", [1] * len(values))
+    with VideoWriter(stream, info, writing) as writer:
+        for time, span, frame in zip(times, lengths, values, strict=True):
+            writer.write(time, span, frame)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nlflow.desk.formats.containers import MOST, Entry, choose, entry_of, media_of, name_of
-from nlflow.desk.formats.media import Array, Media, check_declared, lacking
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared, lacking
 from nlflow.errors import command, file_error, install_command
 from nlflow.store.series.hdf5 import check_own
 
@@ -91,9 +91,9 @@ def values_of(path: Path, dataset: Any) -> Array:
     return values
 
 
-def check(path: Path, media: Media) -> str:
+def check(media: Media, writing: Writing) -> str:
     """Return what keeps a result from being written; empty if all is well."""
-    need_h5py(path)
+    need_h5py(writing.path)
     return ""
 
 
@@ -107,7 +107,7 @@ def _attributes(dataset: Any) -> dict[str, Any]:
     return found
 
 
-def encode(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write a file of one dataset."""
     buffer = io.BytesIO()
     with need_h5py(media.path).File(buffer, "w") as file:

@@ -20,7 +20,7 @@ import numpy as np
 
 from nlflow.desk.formats import hdf5
 from nlflow.desk.formats.containers import MOST, Entry, choose, entry_of, media_of, name_of
-from nlflow.desk.formats.media import Array, Media, check_declared
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared
 from nlflow.errors import file_error
 
 _HEADER = 128
@@ -165,7 +165,7 @@ def _values(path: Path, variable: _Variable, order: str) -> Array:
     return np.ascontiguousarray(values.reshape(shape, order="F").astype(variable.dtype))
 
 
-def check(path: Path, media: Media) -> str:
+def check(media: Media, writing: Writing) -> str:
     """Return what keeps a result from being written; empty if all is well."""
     if media.format != "mat" or _is_hdf5(media.path):
         return ""
@@ -176,7 +176,7 @@ def check(path: Path, media: Media) -> str:
     return "a MAT file with objects" if head[116:124].strip(b" \0") else ""
 
 
-def encode(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write a file: that of the input with this variable in the place of the old one, or a new one."""
     from scipy.io import savemat
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +34,9 @@ CONTAINERS = ("npz", "mat", "hdf5")
 ARRAYS = ("npy", *CONTAINERS)
 #: Formats of single pictures.
 PICTURES = ("png", "jpeg", "tiff", "bmp", "webp", "gif", "avif", "raw")
+
+#: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
+JPEG_EXIF_LIMIT = 65533
 
 # Deflate makes at most 1032 bytes of one, for instance in a mask that is almost empty. A header that asks for far more
 # only wants to fill memory. Below the floor it may ask.
@@ -138,6 +142,36 @@ class Media:
     def separate(self) -> bool:
         """Whether channels are signals that have nothing to do with each other, as the columns of a table."""
         return self.format == "csv" and self.channel_axis is not None
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a result is written: made once, and passed whole to whatever checks, tells and encodes.
+
+    Attributes
+    ----------
+    path : Path
+        The output; its extension decides the format.
+    quality : int or "lossless", optional
+        Of a film its rate factor, of a JPEG file 1 to 100; that of the format by default.
+    """
+
+    path: Path
+    quality: int | str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the output in small letters."""
+        return self.path.name.lower()
+
+    def at(self, path: Path) -> Writing:
+        """Return the same for another output."""
+        return replace(self, path=path)
+
+
+def writing_of(target: str | os.PathLike[str] | Writing) -> Writing:
+    """Return how a result is written to a path, where nothing else is said."""
+    return target if isinstance(target, Writing) else Writing(Path(target))
 
 
 def extension(path: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.desk.formats.axes import LONG_UNITS, arranged, scale_of
-from nlflow.desk.formats.media import Array, Media, lacking
+from nlflow.desk.formats.media import Array, Media, Writing, lacking
 from nlflow.errors import check_memory, file_error, install_command
 from nlflow.store.codecs import strange_codecs
 from nlflow.store.links import check_links, links_in
@@ -142,13 +142,13 @@ def _loaded(path: Path, array: Any) -> Array:
     return data
 
 
-def check(path: Path, media: Media) -> str:
+def check(media: Media, writing: Writing) -> str:
     """Raise `FileFormatError` where zarr is not installed; a store holds any stack."""
-    need_zarr(path)
+    need_zarr(writing.path)
     return ""
 
 
-def encode(folder: Path, values: Array, media: Media) -> None:
+def encode(folder: Path, values: Array, media: Media, writing: Writing) -> None:
     """Write a stack as a group of one level into a new folder."""
     zarr = need_zarr(folder)
     own = media.extras.get("ngff")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nlflow.desk.formats.axes import arranged, in_unit, scale_of
-from nlflow.desk.formats.media import Array, Media, check_declared, lacking
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared, lacking
 from nlflow.desk.formats.tiff_pages import silent
 from nlflow.domains.samples import rounded
 from nlflow.errors import FileFormatError, InputError, file_error, install_command
@@ -126,14 +126,14 @@ def _scale(header: Any, shape: tuple[int, ...]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def check(path: Path, media: Media) -> str:
+def check(media: Media, writing: Writing) -> str:
     """Return what of a stack no NIfTI file can hold; empty if all is well."""
-    need_nibabel(path)
+    need_nibabel(writing.path)
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
     return f"{count} channels and no slices" if count > 1 and media.kind != "volume" and count != 3 else ""
 
 
-def encode(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write a stack with the header and the affine of its input."""
     import nibabel
 
@@ -154,7 +154,7 @@ def encode(stream: BinaryIO, values: Array, media: Media) -> None:
         header.set_slope_inter(own["slope"], own["inter"])  # so that numbers are stored as they are
         image = own["image"](data, own["affine"], header, dtype=own["dtype"])
         image.header.set_slope_inter(own["slope"], own["inter"])
-    if str(media.extras.get("target", "")).lower().endswith(".gz"):
+    if writing.name.endswith(".gz"):
         # No time and no name inside: the same result makes the same file.
         with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
             image.to_stream(packed)

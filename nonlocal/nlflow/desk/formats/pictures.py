@@ -1,4 +1,4 @@
-"""PNG, JPEG, BMP, WebP, GIF and AVIF files, read by Pillow. GIF and AVIF are not written: they would lose."""
+"""PNG, JPEG, BMP, WebP, GIF and AVIF files, read by Pillow, and camera raws (DNG, NEF, CR2, ARW, ...), by LibRaw."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nlflow.desk.formats.content import HEAD, by_content
-from nlflow.desk.formats.media import EXTENSIONS, Array, Media, check_declared
-from nlflow.errors import file_error
+from nlflow.desk.formats.media import EXTENSIONS, JPEG_EXIF_LIMIT, Array, Media, Writing, check_declared, lacking
+from nlflow.errors import file_error, install_command
 
-#: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
-JPEG_EXIF_LIMIT = 65533
+_JPEG_QUALITY = 95
 _ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF
 _WITHOUT_GREY = ("gif", "webp", "avif")  # formats that write grey levels as colours
 _XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stands
@@ -145,7 +144,7 @@ def _options(media: Media, *names: str) -> dict[str, Any]:
     return options
 
 
-def encode_png(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode_png(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write samples that fit a PNG file."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
@@ -161,7 +160,7 @@ def encode_png(stream: BinaryIO, values: Array, media: Media) -> None:
     Image.fromarray(with_alpha(values, media)).save(stream, format="PNG", pnginfo=chunks, **options)
 
 
-def encode_jpeg(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode_jpeg(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write samples that fit a JPEG file."""
     from PIL import Image
 
@@ -170,17 +169,18 @@ def encode_jpeg(stream: BinaryIO, values: Array, media: Media) -> None:
         names.append("exif")
     # High quality at full colour resolution: compression must not put new noise in the place of the old.
     image = Image.fromarray(with_alpha(values, media))
-    image.save(stream, format="JPEG", quality=95, subsampling=0, **_options(media, *names))
+    quality = _JPEG_QUALITY if writing.quality is None else writing.quality
+    image.save(stream, format="JPEG", quality=quality, subsampling=0, **_options(media, *names))
 
 
-def encode_bmp(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode_bmp(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write samples that fit a BMP file."""
     from PIL import Image
 
     Image.fromarray(with_alpha(values, media)).save(stream, format="BMP", **_options(media, "dpi"))
 
 
-def encode_webp(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode_webp(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write samples that fit a WebP file, without loss, also where they are transparent."""
     from PIL import Image
 
@@ -194,11 +194,45 @@ def encode_webp(stream: BinaryIO, values: Array, media: Media) -> None:
 _WEBP_MOST = 16383  # pixels of a side
 
 
-def check_webp(path: Path, media: Media) -> str:
+def check_webp(media: Media, writing: Writing) -> str:
     """Return what of a picture no WebP file can hold; empty if all is well."""
     return f"a side of {max(media.data.shape[:2])} pixels" if max(media.data.shape[:2]) > _WEBP_MOST else ""
 
 
-def notes_webp(path: Path, media: Media) -> list[str]:
+def notes_webp(media: Media, writing: Writing) -> list[str]:
     """Return what becomes of grey levels, which WebP has no place for."""
-    return [] if media.data.ndim == 3 else [f"{path}: grey levels are written as RGB, since WebP has no grey"]
+    return [] if media.data.ndim == 3 else [f"{writing.path}: grey levels are written as RGB, since WebP has no grey"]
+
+
+# ---- camera raws: 16-bit sRGB, the camera's own white balance, no brightening, the gamma of Rec. 709, turned upright
+
+
+def need_rawpy(path: Path) -> Any:
+    """Return rawpy, or raise `FileFormatError` where it is not installed."""
+    try:
+        import rawpy
+    except ImportError as error:
+        remedy = f"{install_command('raw')}, or develop it to a 16-bit TIFF: darktable-cli {path} {path.stem}.tif"
+        raise lacking(path, "rawpy", remedy) from error
+    return rawpy
+
+
+def develop(path: Path) -> Media:
+    """Develop a camera raw."""
+    rawpy = need_rawpy(path)
+    try:
+        data = _developed(path, rawpy)
+    except rawpy.LibRawError as error:
+        raise ValueError(f"LibRaw says: {error.args[0].decode()}") from error
+    data = data[..., 0] if data.shape[-1] == 1 else data  # of a camera without colours
+    note = f"{path}: developed with the camera's white balance to 16-bit sRGB; the EXIF block is left out"
+    return Media(path, "raw", "image", data, notes=(note,))
+
+
+def _developed(path: Path, rawpy: Any) -> Array:
+    with rawpy.imread(str(path)) as raw:
+        pixels = raw.sizes.raw_width * raw.sizes.raw_height
+        # LibRaw holds four colours of 16 bits beside the mosaic, and three of what it returns.
+        check_declared(path, 2 * pixels, path.stat().st_size, copies=1 + 4 + 3)
+        data: Array = raw.postprocess(use_camera_wb=True, no_auto_bright=True, output_bps=16)
+    return data

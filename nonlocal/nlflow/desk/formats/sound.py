@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from nlflow.desk.formats.media import Array, Media, check_declared
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared
 from nlflow.errors import file_error
 
 # Chunks that hold the samples and how they are stored, fill space, or repeat what the samples say.
@@ -70,7 +70,7 @@ def _chunks(path: Path) -> tuple[int, bool, list[str]]:
     return bits, wide, sorted(set(others))
 
 
-def encode(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write samples that fit a WAV file, with 24 bits where the input had so many."""
     from scipy.io import wavfile
 

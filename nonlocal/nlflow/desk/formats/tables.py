@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nlflow.desk.formats.media import Array, FirstColumn, Media
+from nlflow.desk.formats.media import Array, FirstColumn, Media, Writing
 from nlflow.errors import check_memory, file_error
 from nlflow.store.npy import read_array
 
@@ -79,7 +79,7 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
             got = f"{len(row)} cell(s) in line {line}"
             raise file_error(path, got, f"{width} as in the first line", "give every line as many cells")
     if first_column == "keep" and width == 1:
-        raise file_error(path, "one column, to be kept", "another to denoise", "leave --first-column out")
+        raise file_error(path, "one column, to be kept", "another to denoise", "leave first-column=keep out")
     scale = _numbers([row[0] for _, row in lines])
     trend = _trend(scale)
     named = header is not None and _TIME.fullmatch(header[0]) is not None
@@ -90,7 +90,7 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
         _check_order(path, lines, name, named)
     if kept:
         why = "" if named or first_column else f"is strictly {trend} and "
-        remedy = "; give --first-column denoise if it is data" if why else ""
+        remedy = "; give --axes first-column=denoise if it is data" if why else ""
         notes.append(f"{path}: {name} {why}is kept as it is{remedy}")
         steps = np.ones(1) if scale is None else np.diff(scale)
         if len(steps) and not np.allclose(steps, steps[0], rtol=0.01, atol=0):
@@ -125,7 +125,9 @@ def _check_order(path: Path, lines: list[tuple[int, list[str]]], name: str, name
     if wrong.any():
         line, row = lines[int(np.argmax(wrong)) + 1]
         got = f"{row[0]!r} in line {line}, out of order in {name} ({int(wrong.sum())} of {len(steps)} steps)"
-        remedy = "sort the rows by it, give --first-column keep if the rows are in order, or denoise if it is data"
+        remedy = (
+            "sort the rows by it, give --axes first-column=keep if the rows are in order, or =denoise if it is data"
+        )
         raise file_error(path, got, "rows in the order of their times", remedy)
 
 
@@ -214,12 +216,12 @@ def _trend(values: Array | None) -> str:
     return ""
 
 
-def encode_npy(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode_npy(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write an array."""
     np.save(stream, values, allow_pickle=False)
 
 
-def encode_csv(stream: BinaryIO, values: Array, media: Media) -> None:
+def encode_csv(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write columns of numbers with the names and times of the input."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=media.delimiter, lineterminator="\n")

@@ -1,0 +1,244 @@
+"""The small commands: ``nonlocal demo``, ``explore``, ``info`` and ``validate``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nlflow.desk.options import ArrayName, AsJson, Axes, parse_axes
+from nlflow.desk.terminal import (
+    check_installed,
+    check_out,
+    echo,
+    print_json,
+    print_table,
+    say,
+    shows_progress,
+)
+
+DEMO_HELP = """Denoise known examples and compare.
+
+Noise is added to a known image and a known signal and removed again. Prints a table and writes figures.
+
+\b
+Examples:
+  nonlocal demo --out results
+"""
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures.")] = Path("demo-output"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Denoise known examples and compare."""
+    check_out(out)
+    from nlflow.desk.commands.demonstration import run_demo
+
+    echo(run_demo(out, progress=shows_progress(quiet)))
+
+
+EXPLORE_HELP = """Open a page to try denoising, flows and layers of transformers.
+
+The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once; of a large input they show a
+part. A Python program, or a command, that computes the same can be copied. FILE is an image, a signal, a volume or a
+clip with noise, whatever nonlocal denoise reads, with the same --axes and --array; --clean is the same
+without, --trace a result.json of nonlocal attention --out. Without FILE there is an example. Ctrl-C ends it.
+
+--host opens the page at another address: anybody who reaches it can use the page, without a password.
+
+Needs pip install 'nlflow[explore]'.
+
+\b
+Examples:
+  nonlocal explore
+  nonlocal explore noisy.png --clean original.png
+  nonlocal explore ecg.csv --port 5007 --no-browser
+  nonlocal explore volume.h5 --array /scan/raw --axes ZYX
+  nonlocal explore --trace probe/result.json
+"""
+
+
+def explore(
+    context: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Noisy image or signal [default: an example].")
+    ] = None,
+    clean: Annotated[Path | None, typer.Option(metavar="REF", help="The same without noise.")] = None,
+    axes: Axes = None,
+    array: ArrayName = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="result.json of nonlocal attention --out.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 5006,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    max_upload: Annotated[int, typer.Option(min=1, max=4096, metavar="MB", help="Largest upload.")] = 64,
+) -> None:
+    """Open a page to try denoising, flows and layers of transformers."""
+    check_installed("explore", "panel", "Panel")
+    from nlflow.desk.explorer.layers_view import read_layers
+    from nlflow.desk.explorer.sources import example, open_source
+    from nlflow.desk.explorer.uploads import Limits
+
+    reading = parse_axes(axes, context.meta.get("former", {})) | ({} if array is None else {"array": array})
+    source = example() if file is None else open_source(file, **reading)
+    if clean is not None:
+        source = source.with_clean(clean, str(clean))
+    layers = None if trace is None else read_layers(trace)
+    limits = Limits(content=max_upload * 2**20)
+
+    from nlflow.desk.explorer.server import Contents, is_loopback, start
+
+    if not is_loopback(host):
+        say("warning", f"--host {host}: whoever reaches this address can use the page")
+    running = start(Contents(source, layers, limits), host=host, port=port)
+    echo(f"nonlocal explore: {running.url} (Ctrl-C ends it)")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(running.url)
+    try:
+        running.wait()
+    except KeyboardInterrupt:
+        echo("", err=True)
+    finally:
+        running.stop()
+
+
+INFO_HELP = """Show versions, threads, memory and devices.
+
+\b
+Examples:
+  nonlocal info --json
+"""
+
+
+def info(as_json: AsJson = False) -> None:
+    """Show versions, threads, memory and devices."""
+    from nlflow.backends import threads
+    from nlflow.backends.devices import found_devices
+    from nlflow.backends.machine import git_state
+    from nlflow.errors import format_bytes, memory_limit, physical_memory
+
+    report: dict[str, Any] = {
+        **_versions(),
+        "git": git_state(),
+        **threads.described(),
+        "numba_cache": str(_loop_cache()),
+        "memory": physical_memory(),
+        "memory_limit": memory_limit(),
+        "devices": found_devices(),
+    }
+    if as_json:
+        print_json(report)
+        return
+    for name in ("memory", "memory_limit"):
+        report[name] = "unknown" if report[name] is None else format_bytes(report[name])
+    git = report["git"]
+    report["git"] = "no checkout" if git is None else git["commit"] + (", changed" if git["changed"] else "")
+    report["devices"] = ", ".join(report["devices"])
+    print_table([(name.replace("_", " "), str(value)) for name, value in report.items()])
+
+
+def _versions() -> dict[str, str]:
+    from nlflow.backends.machine import version
+
+    found = {"nlflow": version(), "python": sys.version.split()[0]}
+    for name in ("numpy", "scipy", "numba", "scikit-image", "torch"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _loop_cache() -> Path:
+    """Return the folder in which Numba keeps compiled loops."""
+    import numba
+
+    folder = Path(__file__).parents[2] / "backends" / "numba"
+    if numba.config.CACHE_DIR:
+        return Path(numba.config.CACHE_DIR)
+    if os.access(folder, os.W_OK):
+        return folder / "__pycache__"
+    from numba.misc import appdirs  # as Numba does where the package's folder is read-only
+
+    return Path(appdirs.user_cache_dir(appname="numba", appauthor=False))
+
+
+VALIDATE_HELP = """Run the statements of the theory as programs.
+
+Each claim is an experiment with measured figures and tolerances. Prints one line a claim (result, claim, source,
+seconds, measured and tolerance), and writes results.json and a page with figures, report.html, to DIR. Exits with 1 if
+any claim fails. Each finding is kept as soon as it is known; --resume goes on with a run that ended early. Needs
+the source tree: clone the repository; the claims are not part of an installed package.
+
+\b
+Examples:
+  nonlocal validate --quick
+  nonlocal validate proposition-1 stability-limit --out results
+"""
+
+
+def _runner() -> Any:
+    """Return the module `validation.runner` of the source tree that this package lies in, or of the working folder."""
+    from nlflow.errors import InputError
+
+    for root in (Path(__file__).resolve().parents[4], Path.cwd()):
+        if (root / "validation" / "claims" / "proposition_1.py").is_file():
+            if str(root) not in sys.path:
+                sys.path.insert(0, str(root))
+            return importlib.import_module("validation.runner")
+    raise InputError(
+        "validate: got an installed package without its source tree, expected the folder validation/ beside it or in "
+        "the working folder; clone the repository and run it there"
+    )
+
+
+def validate(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Claims to run [default: all].", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller experiments, under three minutes in all.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and report.html.")] = Path(
+        "validation-output"
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take from DIR what the same program has found there before.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(metavar="COUNT", min=-1, help="Claims at a time; -1 for all cores.")] = 1,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers run the claims; or 'local'.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with data sets (wikitext-2), which some claims need.")
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Print the names of the claims and end.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Run the statements of the theory as programs."""
+    runner = _runner()
+    if only_list:
+        for claim in runner.select(()):
+            echo(f"{claim.name:<25} {claim.title}")
+        return
+    findings = runner.run_claims(
+        names or (),
+        quick=quick,
+        out=out,
+        resume=resume,
+        jobs=jobs,
+        scheduler=scheduler,
+        data=data,
+        progress=shows_progress(quiet),
+    )
+    echo(runner.summary(findings))
+    echo(f"report: {out / 'report.html'}")
+    if not runner.succeeded(findings):
+        raise typer.Exit(1)
