@@ -42,7 +42,7 @@ WORDS: Final = {
     "white": Word("white, Gaussian", "white noise; its strength is estimated"),
     "poisson": Word("counts (Poisson)", "counts of photons or events"),
     "rician": Word(
-        "MRI magnitudes (Rician)", "magnitudes of magnetic resonance; --sigma is that of the complex samples"
+        "MRI magnitudes (Rician)", "magnitudes of magnetic resonance; sigma is that of the complex samples"
     ),
 }
 """Words of ``noise=``. Those that are a kind too stand for that model with its defaults."""
