@@ -69,15 +69,12 @@ def denoise(
         How much time quality is worth.
     noise : {'auto', 'white', 'poisson', 'rician'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
-        where it is not sure; what has two values alone stays. 'white' takes it for white and Gaussian of a strength
-        that is estimated; a model of
+        where it is not sure; what has two values alone stays. 'white' estimates the strength alone; a model of
         `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
         covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
-        noise that comes nearest. Counts are given noise of strength 1 by a transform that stabilizes their variance,
-        and come back through its exact unbiased inverse; see `nlflow.denoising.noise.Poisson` for gain, read noise and
-        offset. Magnitudes of complex samples, as magnetic resonance gives them, are treated likewise: 'rician' takes
-        `sigma` as the noise of the complex samples, and finds it where it is not given
-        (`nlflow.denoising.noise.Rician`).
+        noise that comes nearest. Counts get noise of strength 1 by a transform that stabilizes their variance, and
+        come back through its exact unbiased inverse (`Poisson`); so do magnitudes of complex samples, for which
+        'rician' takes `sigma` as the noise of the complex samples, or finds it (`Rician`).
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
         colours, other numbers along their principal axes. A constant channel, such as an opaque alpha channel, counts
@@ -104,14 +101,13 @@ def denoise(
         Return ``(result, info)`` with a `DenoiseInfo`.
     progress : bool or callable
         True for a progress bar with the time left, on stderr. A callable gets the share of the work that is done, never
-        falling and 1 at last, in the calling thread: for ``fast`` when the weights are there and after each step, for
-        the others after each few hundred groups, within strips too. What it raises ends the call and comes out of it as
-        it is; there is no half result. A `nlflow.denoising.Trail` is such a callable, and keeps the course of the flow.
+        falling and 1 at last, in the calling thread. What it raises ends the call and comes out of it as it is; there
+        is no half result. A `nlflow.denoising.Trail` is such a callable, and keeps the course of the flow.
     options : Options, optional
         All else, for which there are defaults: `nlflow.denoising.Options`.
     **more
-        Single ones of these options by their names, such as ``strength=0.8``: `strength`, `separate`, `stopping`,
-        `max_memory`, `width`, `patch_size`, `search_radius`, `fidelity`, `steps`, `seed` and `device`.
+        Single options by name: `strength`, `separate`, `stopping`, `max_memory`, `width`, `patch_size`,
+        `search_radius`, `fidelity`, `steps`, `seed` and `device`.
 
     Returns
     -------

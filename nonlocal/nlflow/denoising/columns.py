@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,24 +31,20 @@ def each_by_itself(
         )
     if isinstance(image, np.ma.MaskedArray) or type(image).__module__.startswith("torch"):
         denoise(image, sigma, channel_axis=axis, mask=mask, keep=keep)  # refused as any input of this kind
-    array = np.asarray(image)
     sigmas = _of_channels("sigma", sigma, axes, numbers=True)
     masks, keeps = _of_channels("mask", mask, axes), _of_channels("keep", keep, axes)
-    samples = [np.take(array, c, axis) for c in range(count)]
+    samples = list(np.moveaxis(np.asarray(image), axis, 0))
     lost = [_is_lost(one, hidden) for one, hidden in zip(samples, masks, strict=True)]
-    parts, infos = [], []
-    for c, one in enumerate(samples):
-        # Nothing is left from which a channel could be filled in that is missing as a whole.
-        skipped = lost[c] and not all(lost)
-        given = np.zeros_like(one) if skipped else one
-        hidden = None if skipped else masks[c]
-        with _telling(progress, c / count, (c + 1) / count) as told:
-            part, info = denoise(
-                given, sigmas[c], mask=hidden, keep=keeps[c], progress=told, return_info=True, axes=axes.letters,
-                spacing=axes.spacing, **words,
-            )  # fmt: skip
-        parts.append(one.astype(part.dtype) if skipped else part)
-        infos.append(replace(info, stopped_by=_LOST) if skipped else info)
+    # Nothing is left from which a channel could be filled in that is missing as a whole.
+    skipped = [one and not all(lost) for one in lost]
+    given = [
+        {"image": np.zeros_like(one) if skip else one.copy(), "sigma": level, "mask": None if skip else hidden,
+         "keep": kept, "axes": axes.letters, "spacing": axes.spacing, **words}
+        for skip, one, level, hidden, kept in zip(skipped, samples, sigmas, masks, keeps, strict=True)
+    ]  # fmt: skip
+    parts, infos = _one_by_one(denoise, given, progress, count)
+    for c in np.flatnonzero(skipped):
+        parts[c], infos[c] = samples[c].astype(parts[c].dtype), replace(infos[c], stopped_by=_LOST)
     if isinstance(progress, Trail) and count > 1:
         progress.course = {}  # channels go ways of their own
     return np.stack(parts, axis), together(infos)
@@ -65,29 +60,27 @@ def each_item(
 ) -> tuple[list[Any], DenoiseInfo]:
     """Return what `denoise` makes of each image of an array of images, in C order, and what it did to all.
 
-    Parameters
-    ----------
-    denoise : callable
-        `nlflow.denoise`, or what takes and returns the like.
-    items : tuple of int
-        Shape of the array of images; () for one image.
-    image : callable
-        Gives the image with an index.
-    own : mapping of str to callable
-        Arguments that each image has of its own, as ``image`` gives the images.
-    progress
-        As `nlflow.denoise` takes it.
-    **words
-        What else `denoise` takes, the same for all images.
+    `items` is the shape of the array of images, () for one; `image` gives that with an index, and `own` the arguments
+    that each has of its own; `words` are the same for all.
     """
-    results, infos, count = [], [], math.prod(items)
-    for number, index in enumerate(np.ndindex(*items)):
+    given = (
+        {"image": image(index), **words, **{name: of(index) for name, of in own.items()}}
+        for index in np.ndindex(*items)
+    )
+    results, infos = _one_by_one(denoise, given, progress, int(np.prod(items)))
+    return results, infos[0] if len(infos) == 1 else together(infos)
+
+
+def _one_by_one(denoise: Callable[..., Any], given: Any, progress: Any, count: int) -> tuple[list[Any], list[Any]]:
+    results, infos = [], []
+    for number, words in enumerate(given):
         with _telling(progress, number / count, (number + 1) / count) as told:
-            given = {**words, **{name: of(index) for name, of in own.items()}}
-            result, info = denoise(image(index), return_info=True, **({"progress": told} if told else {}), **given)
+            result, info = denoise(
+                words.pop("image"), return_info=True, **({"progress": told} if told else {}), **words
+            )
         results.append(result)
         infos.append(info)
-    return results, infos[0] if count == 1 else together(infos)
+    return results, infos
 
 
 def _of_channels(name: str, value: Any, axes: Axes, *, numbers: bool = False) -> list[Any]:

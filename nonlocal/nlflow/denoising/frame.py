@@ -71,24 +71,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Coloured:
-    """Noise that has a spectrum or follows the intensity, in units of `Frame.level`.
+    """Noise that has a spectrum or follows the intensity, in units of `Frame.level`."""
 
-    Attributes
-    ----------
-    axes : array of shape (C, C)
-        Channels along which the noise is independent, as rows.
-    spectrum : array of shape (C, h, w)
-        Its power along them.
-    strength : array of shape (..., 1)
-        Its variance relative to that of the spectrum.
-    levels : int
-        Coarser images on which low frequencies are met.
-    """
-
-    axes: Array
-    spectrum: Array
-    strength: Array
-    levels: int
+    axes: Array  # (C, C), the channels along which it is independent, as rows
+    spectrum: Array  # (C, h, w), its power along them
+    strength: Array  # (..., 1), its variance relative to that of the spectrum
+    levels: int  # coarser images on which low frequencies are met
 
 
 @dataclass(frozen=True)
@@ -96,57 +84,27 @@ class Frame:
     """What the whole decides: units, channels, noise, missing and kept samples, and the flow.
 
     Of an array, an image in blocks, a film, or an item of a batch. Maps, which parts do not know, are of arrays and
-    items alone; those of an item are tensors.
-
-    Attributes
-    ----------
-    axes : Axes
-    quality : str
-    options : Options
-    offset, level : array of shape (C,)
-        What is subtracted from the channels that vary, and their noise, which is divided by.
-    idle : str
-        Why nothing is done; empty when something is.
-    flow : Groups or Pixels, or None
-        None where nothing is done, and for noise that is coloured.
-    exact : bool array that broadcasts to (..., C), or None
-        Where samples are free of noise, and are kept.
-    live : bool array, or None
-        Which of all channels vary; None where all or none do. The others count as none, and are kept.
-    model : Noise or None
-        None for white noise.
-    found : NoiseEstimate or None
-        Where the noise was found out.
-    estimated : bool
-        Whether the noise was.
-    variance : array of shape (...), or None
-        Relative variance of the noise where it varies, of mean 1.
-    missing, kept : bool array of shape (...), or None
-    coloured : Coloured or None
-    sigma : float
-        Of the noise in the picture, whatever the flow makes of it.
-    sigma_effective : float or None
-        That which the flow takes it for, where it is another one.
+    items alone; those of an item are tensors. C counts the channels that vary.
     """
 
     axes: Axes
     quality: str
     options: Options
-    offset: Array
-    level: Array
-    idle: str = ""
-    flow: Groups | Pixels | None = None
-    exact: Any = None
-    live: Mask | None = None
-    model: Noise | None = None
-    found: NoiseEstimate | None = None
+    offset: Array  # (C,), what is subtracted
+    level: Array  # (C,), the noise, which is divided by
+    idle: str = ""  # why nothing is done; empty when something is
+    flow: Groups | Pixels | None = None  # None where nothing is done, and for noise that is coloured
+    exact: Any = None  # broadcasts to (..., C): where samples are free of noise, and are kept
+    live: Mask | None = None  # of all channels those that vary, where not all do; the others are kept
+    model: Noise | None = None  # None for white noise
+    found: NoiseEstimate | None = None  # where the noise was found out
     estimated: bool = False
-    variance: Any = None
-    missing: Mask | None = None
-    kept: Any = None
+    variance: Any = None  # (...), relative variance of the noise where it varies, of mean 1
+    missing: Mask | None = None  # (...)
+    kept: Any = None  # (...)
     coloured: Coloured | None = None
-    sigma: float = 0.0
-    sigma_effective: float | None = None
+    sigma: float = 0.0  # of the noise in the picture, whatever the flow makes of it
+    sigma_effective: float | None = None  # that which the flow takes it for, where it is another one
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,7 +123,14 @@ class Frame:
 
     def with_flow(self, spread: Spread, weakest: float = 1.0) -> Frame:
         """Return the frame with the flow that samples ask for, of which the weakest noise is so strong."""
-        return replace(self, flow=flow_for(self.axes, self.quality, self.options, spread, self.unit, weakest))
+        if is_by_pixels(self.quality, self.axes):
+            from nlflow.denoising.pixelwise import Pixels
+
+            return replace(self, flow=Pixels.of(spread, self.axes.dimension, self.options, self.unit))
+        from nlflow.denoising.groupwise import Groups, preset_for
+
+        preset = preset_for(self.quality, self.axes)
+        return replace(self, flow=Groups.of(preset, spread, self.axes.dimension, weakest))
 
     @property
     def unit(self) -> float:
@@ -215,9 +180,7 @@ class Frame:
         if self.coloured is not None:
             from nlflow.denoising.groupwise import coloured, preset_for
 
-            preset = preset_for(self.quality, self.axes)
-            assert preset is not None
-            return coloured(f, self, self.coloured, preset, watch)
+            return coloured(f, self, self.coloured, preset_for(self.quality, self.axes), watch)
         assert self.flow is not None
         return self.flow.run(f, self, watch)
 
@@ -250,24 +213,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Part:
-    """Samples of a whole or of a part of it.
+    """Samples of a whole or of a part of it, of the channels that vary."""
 
-    Attributes
-    ----------
-    samples : array of shape (..., C)
-        Of the channels that vary, in the units of the input.
-    reduction : Reduction
-        The same in units in which the noise is Gaussian, and the way back.
-    f : array of shape (..., C)
-        In units of the noise, about 0; what is missing is filled in.
-    restore : callable
-        From (..., C) to the shape of the input.
-    """
-
-    samples: Array
-    reduction: Reduction
-    f: Array
-    restore: Callable[[Array], Any]
+    samples: Array  # (..., C), in the units of the input
+    reduction: Reduction  # to units in which the noise is Gaussian, and back
+    f: Array  # (..., C), in units of the noise, about 0; what is missing is filled in
+    restore: Callable[[Array], Any]  # from (..., C) to the shape of the input
 
     @property
     def known(self) -> Array:
@@ -420,21 +371,6 @@ def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame,
 def is_by_pixels(quality: str, axes: Axes) -> bool:
     """Tell whether a quality is a flow of pixels, not of groups."""
     return quality == "fast" and len(axes.letters) < 3
-
-
-def flow_for(
-    axes: Axes, quality: str, options: Options, spread: Spread, unit: float, weakest: float = 1.0
-) -> Groups | Pixels:
-    """Return the flow of a quality for samples in units of their noise, of which the weakest is so strong."""
-    if is_by_pixels(quality, axes):
-        from nlflow.denoising.pixelwise import Pixels
-
-        return Pixels.of(spread, axes.dimension, options, unit)
-    from nlflow.denoising.groupwise import Groups, preset_for
-
-    preset = preset_for(quality, axes)
-    assert preset is not None
-    return Groups.of(preset, spread, axes.dimension, weakest)
 
 
 def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Array, Any, str]:

@@ -62,50 +62,34 @@ _WIDEST = 1.4  # times the side of a cube
 
 @dataclass(frozen=True)
 class GroupPreset:
-    """A flow on groups of alike patches.
+    """A flow on groups of alike patches."""
 
-    Attributes
-    ----------
-    steps : int
-        Steps after the first estimate; with 0 that is the result.
-    first, later : tuple of (limit, Grouping)
-        Groups of the first estimate and of the later steps; the first entry whose limit the noise over the signal does
-        not exceed is taken.
-    turns : tuple of int
-        Added to the sides of the patches of the later steps, in turns.
-    means : bool
-        Whether the means over 2 x 2 samples have groups of their own: those for half as much noise, in half as wide a
-        window of means, so in the same window of samples.
-    shrink : float
-        Multiple of the noise variance by which eigenvalues of the first covariances are lowered.
-    leave : float
-        Step k of n leaves at most the fraction ``leave (1 - k/n)`` of the noise in the state.
-    factor : float
-        On the noise variance s^2 of the later steps; below 1 since the running estimate lacks some of the signal's
-        variance.
-    across : float
-        Share of the step across the members in the estimates of the later steps.
-    search_every : int
-        Groups are found anew every so many steps.
-    cosine : bool
-        Whether the first covariances count as diagonal in the cosines of a patch.
-    moving : bool
-        Whether the search follows motion along the first axis.
-    """
-
+    #: After the first estimate; with 0 that is the result.
     steps: int
+    #: Groups of the first estimate and of the later steps, by limits: the first one counts whose limit the noise over
+    #: the signal does not exceed.
     first: tuple[tuple[float, Grouping], ...]
     later: tuple[tuple[float, Grouping], ...]
     first_signal: Grouping | None = None
     later_signal: Grouping | None = None
+    #: Multiple of the noise variance by which eigenvalues of the first covariances are lowered.
     shrink: float = 1.5
+    #: Step k of n leaves at most the fraction ``leave (1 - k/n)`` of the noise in the state.
     leave: float = 0.75
+    #: On the noise variance s^2 of the later steps; below 1 since the running estimate lacks some of the signal's.
     factor: float = 0.8
+    #: Share of the step across the members in the estimates of the later steps.
     across: float = 0.0
+    #: Added to the sides of the patches of the later steps, in turns.
     turns: tuple[int, ...] = (0,)
+    #: Whether the means over 2 x 2 samples have groups of their own: those for half as much noise, in half as wide a
+    #: window of means, so in the same window of samples.
     means: bool = False
+    #: Groups are found anew every so many steps.
     search_every: int = 1
+    #: Whether the first covariances count as diagonal in the cosines of a patch.
     cosine: bool = False
+    #: Whether the search follows motion along the first axis.
     moving: bool = False
 
     def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
@@ -205,10 +189,10 @@ CLIPS = {
 }
 
 
-def preset_for(quality: str, axes: Axes) -> GroupPreset | None:
-    """Return the flow of groups of a quality for samples along axes; None for a flow of pixels."""
+def preset_for(quality: str, axes: Axes) -> GroupPreset:
+    """Return the flow of groups of a quality for samples along axes."""
     if len(axes.letters) < 3:
-        return PRESETS.get(quality)
+        return PRESETS[quality]
     if axes.moving:
         return CLIPS[quality]
     a, b, c = axes.spacing
@@ -217,27 +201,14 @@ def preset_for(quality: str, axes: Axes) -> GroupPreset | None:
 
 @dataclass(frozen=True)
 class Groups:
-    """The flow of groups that a whole image asks for.
-
-    Attributes
-    ----------
-    preset : GroupPreset
-    groupings : tuple of Grouping
-    colours : array of shape (C, C)
-        The channels of the flow, which are not correlated, as rows.
-    precision : dtype
-    ratio : float
-        Noise over signal, by which groupings were chosen.
-    dimension : int
-        Axes of more than one sample.
-    """
+    """The flow of groups that a whole image asks for."""
 
     preset: GroupPreset
     groupings: tuple[Grouping, ...]
-    colours: Array
+    colours: Array  # (C, C), the channels of the flow, which are not correlated, as rows
     precision: np.dtype[Any]
-    ratio: float
-    dimension: int
+    ratio: float  # noise over signal, by which groupings were chosen
+    dimension: int  # axes of more than one sample
 
     @classmethod
     def of(cls, preset: GroupPreset, spread: Spread, dimension: int, weakest: float = 1.0) -> Groups:
@@ -411,15 +382,10 @@ def _course(states: list[Array]) -> dict[str, NDArray[np.float64]]:
 
 
 def filling_levels(f: NDArray[Any]) -> list[float]:
-    """Return the noise levels at which holes are filled in, in units of the noise, from strong to 1.
+    """Return the noise levels at which holes are filled in, from strong to 1, for observed samples f (n, C).
 
     A first filling is far from the truth, so the flow begins as if there were more noise, which lets it move what is
     missing, and goes on with less and less; what is observed is the observation again at each level (continuation).
-
-    Parameters
-    ----------
-    f : array of shape (n, C)
-        The observed samples, in units of the noise.
     """
     strongest = max(_STRONGEST * float(np.std(f, dtype=np.float64)), 1.0)
     count = math.ceil(math.log(strongest) / -math.log(_FALL))
@@ -467,7 +433,7 @@ def in_tiles(
     groupings: tuple[Grouping, ...],
     variance: Any,
     missing: Any,
-    problem: Callable[..., Problem],
+    make: Callable[..., Problem],
     watch: Watch,
     working: int | None = None,
 ) -> tuple[list[Any], int, int]:
@@ -475,24 +441,11 @@ def in_tiles(
 
     Tiles are strips across the rows, or along a signal or an image of one row; those of a volume are blocks, those of a
     clip some frames. Each is wider than its part by all that the steps look at, so the parts have the bits of
-    the whole.
+    the whole; those of tensors agree with it to rounding.
 
-    Parameters
-    ----------
-    f : array or tensor of shape (N, C), (H, W, C) or (Z, H, W, C)
-    preset, groupings
-    variance : array of the shape of `f`, optional
-    missing : bool array of the shape of the nodes, optional
-    problem : callable
-        Makes a problem from samples, preset, groupings, and the keywords of `GroupFlow`.
-    watch : Watch
-    working : int, optional
-        Of `bytes_needed`. Parts of tensors agree with the whole to rounding.
-
-    Raises
-    ------
-    MemoryLimitError
-        When the smallest tile does not fit the limit either.
+    `f` is an array or a tensor (..., C), `variance` one like it, and `missing` one of its nodes. `make` gives a problem
+    for samples, preset, groupings, and the keywords of `GroupFlow`; `working` is that of `bytes_needed`. Raises
+    `MemoryLimitError` when the smallest tile does not fit either.
     """
     allowed = memory_limit() if watch.limit is None else watch.limit
     space = tuple(f.shape[:-1])
@@ -508,7 +461,7 @@ def in_tiles(
             options["variance"] = variance[part]
         if missing is not None:
             options["missing"] = missing[part]
-        return run(problem(f[part], preset, groupings, **options), part_watch)[0]
+        return run(make(f[part], preset, groupings, **options), part_watch)[0]
 
     core = _core(whole, preset.moving, needed, allowed)
     if core == whole:

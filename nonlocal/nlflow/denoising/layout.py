@@ -19,22 +19,11 @@ _LEAST = 8  # samples along each axis of an array that is taken for a volume wit
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of an array: time and space, channels, and for tensors a batch of items.
+    """The axes of an array: time and space, channels, and for tensors a batch of items."""
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Of the whole array.
-    letters : str
-        T (time), Z, Y, X in the order of the axes of an item.
-    spacing : tuple of float
-        Distance of samples along each of these, in one unit.
-    channel, batch : int or None
-    """
-
-    shape: tuple[int, ...]
-    letters: str
-    spacing: tuple[float, ...]
+    shape: tuple[int, ...]  # of the whole array
+    letters: str  # T (time), Z, Y, X in the order of the axes of an item
+    spacing: tuple[float, ...]  # distance of samples along each of these, in one unit
     channel: int | None = None
     batch: int | None = None
 

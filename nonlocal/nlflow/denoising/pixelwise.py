@@ -48,26 +48,13 @@ _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patche
 
 @dataclass(frozen=True)
 class Pixels:
-    """The flow of pixels that a whole image asks for.
+    """The flow of pixels that a whole image asks for."""
 
-    Attributes
-    ----------
-    kernel : Patch
-        In units of the noise.
-    precision : dtype
-    unit : float
-        The noise in the units of the input, for what is told.
-    fidelity : float or None
-        A constant in place of the local one.
-    steps : int or None
-        Exactly so many, in place of the rule to stop.
-    """
-
-    kernel: Patch
+    kernel: Patch  # in units of the noise
     precision: np.dtype[Any]
-    unit: float = 1.0
-    fidelity: float | None = None
-    steps: int | None = None
+    unit: float = 1.0  # the noise in the units of the input, for what is told
+    fidelity: float | None = None  # a constant in place of the local one
+    steps: int | None = None  # exactly so many, in place of the rule to stop
 
     @classmethod
     def of(cls, spread: Spread, dimension: int, options: Options, unit: float = 1.0) -> Pixels:

@@ -32,20 +32,15 @@ def _decibels(power: float, error: float) -> float:
 
 
 def psnr(clean: Array, estimate: Array) -> float:
-    """Return the peak signal-to-noise ratio in decibels.
+    """Return the peak signal-to-noise ratio in decibels, ``10 log10(peak² / mean((clean - estimate)²))``.
 
     The peak is the range of the dtype of `clean` where that is an unsigned integer, and the range of its values
-    otherwise.
+    otherwise; the ratio of equal arrays is infinite.
 
     Parameters
     ----------
     clean, estimate : numpy.ndarray
-        Reference and estimate, of the same shape.
-
-    Returns
-    -------
-    float
-        ``10 log10(peak² / mean((clean - estimate)²))``; infinite for equal arrays.
+        Reference and estimate.
 
     Raises
     ------
@@ -57,17 +52,12 @@ def psnr(clean: Array, estimate: Array) -> float:
 
 
 def snr(clean: Array, estimate: Array) -> float:
-    """Return the signal-to-noise ratio in decibels, with the power of the reference about its mean.
+    """Return the signal-to-noise ratio in decibels, ``10 log10(var(clean) / mean((clean - estimate)²))``.
 
     Parameters
     ----------
     clean, estimate : numpy.ndarray
-        Reference and estimate, of the same shape.
-
-    Returns
-    -------
-    float
-        ``10 log10(var(clean) / mean((clean - estimate)²))``; infinite for equal arrays.
+        As `psnr` takes them.
 
     Raises
     ------
@@ -81,18 +71,15 @@ def snr(clean: Array, estimate: Array) -> float:
 def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> float | None:
     """Return the structural similarity of two images, with the peak of `psnr` as the range of the data.
 
+    That is the mean over windows of 7 × 7 pixels, as scikit-image computes it (Wang et al. 2004,
+    doi 10.1109/TIP.2003.819861); None for images that are smaller or constant.
+
     Parameters
     ----------
     clean, estimate : numpy.ndarray
         Reference and estimate (H, W), with an axis of channels if `channel_axis` says so.
     channel_axis : int, optional
         Axis of the channels, over which the mean is taken.
-
-    Returns
-    -------
-    float or None
-        Mean over windows of 7 × 7 pixels, as scikit-image computes it (Wang et al. 2004, doi 10.1109/TIP.2003.819861);
-        None for images that are smaller or constant.
 
     Raises
     ------

@@ -191,27 +191,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Watch:
-    """What a caller wants of a run beside its result: estimates, a limit of memory, and progress.
+    """What a caller wants of a run beside its result: estimates, a limit of memory, and progress."""
 
-    Attributes
-    ----------
-    every : bool
-        All estimates of the path, and no rule that ends it early.
-    limit : float or None
-        Bytes that it may use at most.
-    tell : callable, optional
-        Gets the share that is done.
-    trail : Trail, optional
-        Keeps the course of the flow.
-    device : Device
-        Where flows of groups of arrays run.
-    """
-
-    every: bool = False
-    limit: float | None = None
+    every: bool = False  # all estimates of the path, and no rule that ends it early
+    limit: float | None = None  # bytes that it may use at most
     tell: Tell | None = None
-    trail: Trail | None = None
-    device: Device = CPU
+    trail: Trail | None = None  # which keeps the course of the flow
+    device: Device = CPU  # where flows of groups of arrays run
 
 
 ALONE = Watch()

@@ -220,20 +220,11 @@ def _info(frames: list[Frame], told: list[dict[str, Any]], residual: float, begu
 
 @dataclass(frozen=True)
 class Noisy:
-    """The noise of a tensor's items, where it is white.
+    """The noise of a tensor's items, where it is white."""
 
-    Attributes
-    ----------
-    sigma : number, sequence or tensor
-        One number, one a channel, one an item and channel, or a map.
-    estimated : bool
-    found : tuple of NoiseEstimate
-        What was found out about each item; empty where the noise was given.
-    """
-
-    sigma: Any
+    sigma: Any  # one number, one a channel, one an item and channel, or a map
     estimated: bool = False
-    found: tuple[NoiseEstimate, ...] = ()
+    found: tuple[NoiseEstimate, ...] = ()  # what was found out about each item, where it was
 
     @classmethod
     def of(cls, items: Tensor, sigma: Any, model: Noise | str) -> Noisy | str:
@@ -365,22 +356,12 @@ def _spread(f: Tensor) -> Spread:
 
 @dataclass(frozen=True)
 class Items:
-    """The items of a tensor, each with its frame, and the flows of those that are alike.
-
-    Attributes
-    ----------
-    axes : Axes
-    frames : list of Frame
-    flows : list of Alike
-        Of all items that are not idle.
-    kept : bool tensor (B, ..., C), or None
-        Where the result is the input.
-    """
+    """The items of a tensor, each with its frame, and the flows of those that are alike and not idle."""
 
     axes: Axes
     frames: list[Frame]
     flows: list[Alike]
-    kept: Tensor | None
+    kept: Tensor | None  # (B, ..., C), where the result is the input
 
     @classmethod
     def of(cls, image: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, keep: Any) -> Items:
@@ -439,27 +420,15 @@ class Items:
 
 @dataclass(frozen=True)
 class Alike:
-    """Items with the same groupings, precision and channels: one flow, in which they lie side by side.
+    """Items with the same groupings, precision and channels: one flow, in which they lie side by side."""
 
-    Attributes
-    ----------
-    which : list of int
-        Their numbers among all items.
-    frames : list of Frame
-    offset, level, colours : float64 tensors of shape (b, 1, ..., C), (b, 1, ..., C) and (b, C, C)
-        What is subtracted and divided by, and the channels that are not correlated, as rows.
-    variance : tensor of shape (b, ...), or None
-    live : tensor of int, or None
-        The channels that vary, where not all do.
-    """
-
-    which: list[int]
+    which: list[int]  # their numbers among all items
     frames: list[Frame]
-    offset: Tensor
-    level: Tensor
-    colours: Tensor
-    variance: Tensor | None
-    live: Tensor | None
+    offset: Tensor  # (b, 1, ..., C), what is subtracted, in float64 as the next two
+    level: Tensor  # (b, 1, ..., C), what is divided by
+    colours: Tensor  # (b, C, C), the channels that are not correlated, as rows
+    variance: Tensor | None  # (b, ...)
+    live: Tensor | None  # numbers of the channels that vary, where not all do
 
     @classmethod
     def of(cls, which: list[int], frames: list[Frame], items: Tensor) -> Alike:

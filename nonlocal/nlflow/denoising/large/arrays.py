@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -162,7 +161,7 @@ def denoised(
         check_memory(f"the largest block, of {_size(blocks)} samples with a halo of {_said(frame.halo)},", memory,
                      "use smaller chunks, quality='fast', or raise max_memory", limit)  # fmt: skip
     result = blocks.with_halo(frame.halo).map_blocks(
-        _denoised, cuts=blocks.cuts(frame.halo), frame=frame, memory_limit=limit, into=into, dtype=into,
+        _denoised, cut=blocks.chunks, frame=frame, memory_limit=limit, into=into, dtype=into,
         chunks=blocks.image.chunks, meta=np.empty((0,) * blocks.image.ndim, image.dtype),
     )  # fmt: skip
     info = info_of(frame, why, memory, math.prod(map(len, blocks.chunks)))
@@ -278,40 +277,21 @@ def _said(halo: tuple[int, ...]) -> str:
     return str(halo[0]) if len(set(halo)) == 1 else " x ".join(map(str, halo))
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """Where the blocks of an image lie, each with a halo around it except where the image ends; without channels.
-
-    Attributes
-    ----------
-    chunks : tuple of tuple of int
-        Sizes of the blocks along each axis.
-    halo : tuple of int
-        Along each axis.
-    """
-
-    chunks: tuple[tuple[int, ...], ...]
-    halo: tuple[int, ...]
-
-    def place(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-        """Return where the halo of a block begins in the image, and where the block lies in its halo."""
-        corner, inner = [], []
-        for sizes, halo, k in zip(self.chunks, self.halo, index, strict=True):
-            start = sum(sizes[:k])
-            corner.append(max(start - halo, 0) if len(sizes) > 1 else 0)
-            inner.append(slice(start - corner[-1], start - corner[-1] + sizes[k]))
-        return tuple(corner), tuple(inner)
+def place(
+    chunks: Sequence[tuple[int, ...]], halos: tuple[int, ...], index: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    """Return where the halo of a block begins in the image, and where the block lies in its halo; without channels."""
+    corner, inner = [], []
+    for sizes, halo, k in zip(chunks, halos, index, strict=True):
+        start = sum(sizes[:k])
+        corner.append(max(start - halo, 0) if len(sizes) > 1 else 0)
+        inner.append(slice(start - corner[-1], start - corner[-1] + sizes[k]))
+    return tuple(corner), tuple(inner)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """An image as a Dask array, its channels in one chunk.
-
-    Attributes
-    ----------
-    image : dask.array.Array
-    channel_axis : int or None
-    """
+    """An image as a Dask array, its channels in one chunk."""
 
     image: Any
     channel_axis: int | None
@@ -333,10 +313,6 @@ class Blocks:
     def even(self, size: int) -> tuple[int, ...]:
         """Return a number for each axis that is no channel."""
         return (size,) * len(self.shape)
-
-    def cuts(self, halo: tuple[int, ...]) -> Cuts:
-        """Return where the blocks lie."""
-        return Cuts(self.chunks, halo)
 
     def _with_channels(self, values: Sequence[int]) -> list[int]:
         """Return numbers of the axes that are no channels with a 0 for the channels."""
@@ -360,15 +336,13 @@ class Blocks:
         return overlap(self.image, depth, boundary="none", allow_rechunk=False)
 
     def each(self, halo: tuple[int, ...], function: Callable[..., Any], **words: Any) -> list[Any]:
-        """Return ``function(block, corner, inner, **words)`` of every block as a delayed value; see `Cuts.place`."""
+        """Return ``function(block, corner, inner, **words)`` of every block as a delayed value; see `place`."""
         from dask import delayed
 
-        later, cuts = delayed(function, pure=False), self.cuts(halo)
-        array = self.with_halo(halo)
-        places = map(cuts.place, map(self.without_channels, itertools.product(*map(range, array.numblocks))))
+        later, array = delayed(function, pure=False), self.with_halo(halo)
+        pairs = zip(array.to_delayed().ravel().tolist(), np.ndindex(*array.numblocks), strict=True)
         return [
-            later(block, *place, **words)
-            for block, place in zip(array.to_delayed().ravel().tolist(), places, strict=True)
+            later(block, *place(self.chunks, halo, self.without_channels(index)), **words) for block, index in pairs
         ]
 
 
@@ -387,78 +361,55 @@ def _joined(sizes: tuple[int, ...], least: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the samples, counts stabilized.
+    """Of the samples of an image or a part of it, counts stabilized."""
 
-    Attributes
-    ----------
-    count : int
-        Samples of a channel.
-    low, high, mean : array of shape (C,)
-        The means are correctly rounded, whatever the blocks.
-    moments : array of shape (C, C)
-        Sums of products about the mean.
-    digest : str
-        Of the sums, ranges and second moments of all blocks: two images that differ in a sample differ in it, but for
-        changes that keep every sum.
-    """
+    count: int  # samples of a channel
+    low: Array  # (C,)
+    high: Array  # (C,)
+    sums: list[int]  # by `exact_sums`: they do not depend on the blocks
+    moments: Array  # (C, C), sums of products about the mean
+    #: Of the statistics of all parts: images that differ in a sample differ in it, but for changes that keep every sum.
+    digest: str = ""
 
-    count: int
-    low: Array
-    high: Array
-    mean: Array
-    moments: Array
-    digest: str
+    @property
+    def mean(self) -> Array:
+        """Of each channel, correctly rounded."""
+        return mean_of_sums(self.sums, self.count)
 
     def of_channels(self, which: NDArray[np.bool_]) -> Statistics:
         """Return those of some channels."""
-        low, high, mean = (values[which] for values in (self.low, self.high, self.mean))
-        return replace(self, low=low, high=high, mean=mean, moments=self.moments[np.ix_(which, which)])
-
-
-@dataclass(frozen=True)
-class Share:
-    """Statistics of a part of an image, or of several that are joined; see `Statistics`."""
-
-    count: int
-    low: Array
-    high: Array
-    sums: list[int]
-    moments: Array  # about its own mean
+        sums = [self.sums[c] for c in np.flatnonzero(which)]
+        return Statistics(
+            self.count, self.low[which], self.high[which], sums, self.moments[np.ix_(which, which)], self.digest
+        )
 
 
 def statistics(blocks: Blocks, model: Noise | None) -> Statistics:
     """Return the statistics of an image, in one pass over it."""
     import dask
 
-    tasks = blocks.each(blocks.even(0), share_of, channel_axis=blocks.channel_axis, model=model)
-    return gathered(dask.compute(*tasks))
-
-
-def gathered(parts: Sequence[Share]) -> Statistics:
-    """Return the statistics of an image from those of its parts."""
-    one = merged(parts)
+    tasks = blocks.each(blocks.even(0), statistics_of, channel_axis=blocks.channel_axis, model=model)
+    parts: tuple[Statistics, ...] = dask.compute(*tasks)
     told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
-    mean = mean_of_sums(one.sums, one.count)
-    return Statistics(one.count, one.low, one.high, mean, one.moments, digest(encode(told)))
+    return replace(merged(parts), digest=digest(encode(told)))
 
 
-def merged(parts: Sequence[Share]) -> Share:
+def merged(parts: Sequence[Statistics]) -> Statistics:
     """Return the statistics of several parts as those of one."""
     count = sum(part.count for part in parts)
-    channels = range(len(parts[0].low))
-    sums = [sum(part.sums[c] for part in parts) for c in channels]
+    sums = [sum(column) for column in zip(*(part.sums for part in parts), strict=True)]
     mean = mean_of_sums(sums, count)
     moments = np.zeros_like(parts[0].moments)
     for part in parts:  # in the order of the blocks
-        shift = mean_of_sums(part.sums, part.count) - mean
+        shift = part.mean - mean
         moments += part.moments + part.count * np.outer(shift, shift)
     low = np.min([part.low for part in parts], axis=0)
-    return Share(count, low, np.max([part.high for part in parts], axis=0), sums, moments)
+    return Statistics(count, low, np.max([part.high for part in parts], axis=0), sums, moments)
 
 
-def share_of(
+def statistics_of(
     block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], channel_axis: int | None, model: Noise | None
-) -> Share:
+) -> Statistics:
     """Return the statistics of a block."""
     try:
         signal, _ = as_signal(block, channel_axis)
@@ -468,7 +419,7 @@ def share_of(
     flat = signal.reshape(-1, signal.shape[-1])
     sums = exact_sums(flat)
     about = flat - mean_of_sums(sums, len(flat))
-    return Share(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
+    return Statistics(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
 
 
 def estimated(blocks: Blocks, found: Statistics) -> Array:
@@ -480,7 +431,7 @@ def estimated(blocks: Blocks, found: Statistics) -> Array:
     return for_all(_levels(blocks, found), found)
 
 
-def for_all(levels: Array, found: Statistics | Share) -> Array:
+def for_all(levels: Array, found: Statistics) -> Array:
     """Return one number for all channels that vary where their levels are near each other, and 0 for the others."""
     live = found.high > found.low
     result = np.zeros(len(live))
@@ -581,11 +532,11 @@ def info_of(frame: Frame, why: str, memory: int, tiles: int) -> DenoiseInfo:
 
 
 def _denoised(
-    block: Array, cuts: Cuts, frame: Frame, memory_limit: float | None, into: np.dtype[Any], block_id: tuple[int, ...]
-) -> Array:
-    """Return a block of the result."""
-    corner, inner = cuts.place(frame.axes.without(block_id))
-    result = denoise_part(block, corner, inner, frame, memory_limit)
+    block: Array, cut: tuple[tuple[int, ...], ...], frame: Frame, memory_limit: float | None, into: np.dtype[Any],
+    block_id: tuple[int, ...],
+) -> Array:  # fmt: skip
+    """Return a block of the result, from it with its halo."""
+    result = denoise_part(block, *place(cut, frame.halo, frame.axes.without(block_id)), frame, memory_limit)
     return rounded(result, into) if into.kind in "iu" else result.astype(into, copy=False)
 
 
@@ -596,32 +547,10 @@ def denoise_part(
 ) -> Array:  # fmt: skip
     """Return the estimate for a part of an image, in the units of the input, with the bits of the whole.
 
-    Parameters
-    ----------
-    block : array
-        A block of the image with `Frame.halo` more samples around it where the image goes on, channels included; of a
-        clip whole frames.
-    corner : tuple of int
-        Where the array begins in the image, without channels.
-    inner : tuple of slice
-        The block in the array, without channels.
-    frame : Frame
-    memory_limit : float, optional
-        Bytes; half of the physical memory by default.
-    alone : bool
-        Whether this part is the only one at this time, and takes all threads; one of many takes one.
-
-    Returns
-    -------
-    array
-        Of the block's shape; float32 for integers of up to 16 bits, float16 and float32, otherwise float64.
-
-    Raises
-    ------
-    InputError
-        As `nlflow.denoise`.
-    MemoryLimitError
-        When the part does not fit the limit.
+    The block has `Frame.halo` more samples around it where the image goes on (of a clip whole frames), begins at a
+    corner of the image, and gives what is `inner` in it, both without channels. It takes all threads if it is `alone`
+    at this time. The result is float32 for integers of up to 16 bits, float16 and float32, otherwise float64. Raises
+    `MemoryLimitError` when the part does not fit.
     """
     part = frame.part(block)
     if frame.idle:

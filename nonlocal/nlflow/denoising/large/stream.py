@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from nlflow.denoising.frame import Frame
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.large.arrays import (
-    Share,
+    Statistics,
     counts_only,
     denoise_part,
     for_all,
     frame_for,
-    gathered,
     info_of,
     levels_of,
     merged,
-    share_of,
+    statistics_of,
     typical,
 )
 from nlflow.denoising.layout import Axes
@@ -69,13 +68,13 @@ def surveyed(
     chosen.refuse(("separate", "stopping"), _FILM)
     chosen.check(quality, 3)
     model = counts_only(noise, sigma, chosen.strength, _FILM)
-    whole: Share | None = None
+    whole: Statistics | None = None
     shape: tuple[int, ...] = ()
     dtype, count, sigmas = np.dtype(np.uint8), 0, []
     for one in frames:
         axis = 3 if one.ndim == 3 else None
         inner = (slice(0, 1), slice(0, one.shape[0]), slice(0, one.shape[1]))
-        part = share_of(one[None], (count, 0, 0), inner, axis, model)
+        part = statistics_of(one[None], (count, 0, 0), inner, axis, model)
         whole = part if whole is None else merged([whole, part])
         if sigma is None and model is None and count < FIRST:
             sigmas.append(estimate_sigmas(as_signal(one, None if axis is None else 2)[0]))
@@ -86,7 +85,7 @@ def surveyed(
     levels = None
     if model is None:
         levels = for_all(typical(sigmas), whole) if sigma is None else levels_of(sigma, axes)
-    frame = frame_for(axes, dtype, gathered([whole]), levels, quality, model, chosen)
+    frame = frame_for(axes, dtype, whole, levels, quality, model, chosen)
     return replace(frame, estimated=sigma is None and model is None)
 
 
@@ -131,16 +130,15 @@ def denoise_frames(
     frame : Frame
         Of the first reading of the same clip.
     max_memory : float, optional
-        Bytes; half of the physical memory by default.
+        Bytes; half of the physical memory by default. It holds a window with the frames that it looks at, whatever the
+        length of the clip.
     tell : callable
         Gets the number of frames that are done.
 
     Yields
     ------
-    read : (time, duration, array)
-        As it was read.
-    estimate : array
-        In the units of the input, float32 for integers of up to 16 bits.
+    (time, duration, array), array
+        A frame as it was read, and its estimate in the units of the input, float32 for integers of up to 16 bits.
 
     Raises
     ------
@@ -148,10 +146,6 @@ def denoise_frames(
         When there are other frames than in the first reading.
     MemoryLimitError
         As `window`.
-
-    Notes
-    -----
-    Memory is that of a window with the frames that it looks at, whatever the length of the clip.
     """
     count, margin = frame.shape[0], frame.halo[0]
     core, _ = window(frame, max_memory)

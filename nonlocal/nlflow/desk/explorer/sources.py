@@ -61,7 +61,6 @@ def stack_layout(media: Media) -> dict[str, Any]:
 def reach(media: Media) -> int:
     """Return over how many pictures to each side a sample of a result of ``fast`` looks."""
     preset = preset_for("fast", Axes.of(media.data.shape, None, media.axes, media.spacing))
-    assert preset is not None  # three axes have groups in all qualities
     # The grouping of the largest noise; the presets of stacks have one alone.
     groupings = preset.first[-1][1], preset.later[-1][1]
     return margins(groupings, preset.steps)[through(media)]
