@@ -25,7 +25,8 @@ from nlflow.denoising.noise import (
     photon_transfer,
     stacks,
 )
-from nlflow.denoising.noise.verdict import _MOST, _slabs, examine
+from nlflow.denoising.noise.figures import OfVerdict
+from nlflow.denoising.noise.verdict import _slabs, examine
 
 
 def tissue(side=40, low=20.0, high=200.0):
@@ -328,10 +329,10 @@ def test_small_and_thin_volumes_have_a_verdict(shape):
 
 
 def test_large_volumes_are_looked_at_in_slabs():
-    side = int(np.sqrt(_MOST / 30))
+    side = int(np.sqrt(OfVerdict.most / 30))
     z = np.broadcast_to(np.arange(64.0)[:, None, None, None], (64, side, side, 1))
     part, absent = _slabs(z, np.zeros(z.shape[:-1], bool))
-    assert part.size <= _MOST
+    assert part.size <= OfVerdict.most
     assert part.shape[:-1] == absent.shape
     first = part[:, 0, 0, 0]
     assert (first[0], first[-1]) == (0, 63)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +10,7 @@ from numpy.typing import NDArray
 from nlflow.denoising.noise.base import Array
 from nlflow.denoising.noise.chi import mean_magnitude, stabilizer
 from nlflow.denoising.noise.estimation import estimate_sigmas
-
-#: Strengths whose ratios to samples stay in the range of floats.
-SMALLEST: Final = 1e-150
-LARGEST: Final = 1e150
-
-_AGREED: Final = 1e-3  # relative: a strength that changes by less is found
-_ROUNDS: Final = 15
-_ABOVE: Final = 1.7  # times the mean of pure noise, for the spread of the samples: what is darker tells little
-_ALIKE: Final = 0.08  # relative: so far a local mean of pure noise is from the mean
-_FEW: Final = 0.005  # of the samples: fewer are no background
-_SAME_RATIO: Final = 0.06  # relative: so far the ratio of mean and spread of a background is from that of the law
-_LAW: Final = 0.03  # so far the distribution of a background may be from Rayleigh's
-_LOCAL: Final = {1: 129, 2: 17, 3: 9}  # samples along an axis over which means are taken
+from nlflow.denoising.noise.figures import OfMagnitudes
 
 
 def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> float | None:
@@ -36,15 +23,17 @@ def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> floa
     absent = absent | _cut_out(samples, absent)
     values = np.where(absent[..., None], samples.dtype.type(0), samples)
     first = float(np.mean(estimate_sigmas(values, absent)))
-    if not SMALLEST < first < LARGEST:
+    if not OfMagnitudes.smallest < first < OfMagnitudes.largest:
         return None
     near = _local_mean(values, absent)
     found = _background(values, absent, near, first, coils)
     if found is not None:
         return found[0]
     mean, spread = _of_nothing(coils)
-    above = absent | (near < _ABOVE * (mean / spread) * first)
-    return _fixed_point(values, above if np.count_nonzero(~above) > _FEW * above.size else absent, first, coils)
+    above = absent | (near < OfMagnitudes.above * (mean / spread) * first)
+    return _fixed_point(
+        values, above if np.count_nonzero(~above) > OfMagnitudes.few * above.size else absent, first, coils
+    )
 
 
 def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
@@ -52,7 +41,7 @@ def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
     absent = absent | _cut_out(samples, absent)
     values = np.where(absent[..., None], samples.dtype.type(0), samples)
     first = float(np.mean(estimate_sigmas(values, absent)))
-    if not SMALLEST < first < LARGEST:
+    if not OfMagnitudes.smallest < first < OfMagnitudes.largest:
         return None
     found = _background(values, absent, _local_mean(values, absent), first, 1.0)
     if found is None:
@@ -63,7 +52,7 @@ def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
     # Both sides of a step: values that are whole numbers of something come in high steps.
     steps = [np.searchsorted(background, background, side) / len(background) for side in ("left", "right")]
     apart = float(np.maximum(np.abs(law - steps[0]), np.abs(law - steps[1])).max())
-    return sigma if apart < _LAW + 2 / math.sqrt(len(background)) else None
+    return sigma if apart < OfMagnitudes.law + 2 / math.sqrt(len(background)) else None
 
 
 def _of_nothing(coils: float) -> tuple[float, float]:
@@ -78,15 +67,15 @@ def _background(
     """Return the strength where there is a background of nothing but noise, and where that is."""
     mean, spread = _of_nothing(coils)
     sigma = first / spread
-    for _ in range(_ROUNDS):
-        inside = ~absent & (np.abs(near / (mean * sigma) - 1) < _ALIKE)
-        if np.count_nonzero(inside) < _FEW * inside.size:
+    for _ in range(OfMagnitudes.rounds):
+        inside = ~absent & (np.abs(near / (mean * sigma) - 1) < OfMagnitudes.alike)
+        if np.count_nonzero(inside) < OfMagnitudes.few * inside.size:
             return None
         before, sigma = sigma, float(np.median(near[inside])) / mean
-        if abs(sigma / before - 1) < _AGREED:
+        if abs(sigma / before - 1) < OfMagnitudes.agreed:
             break
     noise = float(np.mean(estimate_sigmas(values, ~inside)))
-    return (sigma, inside) if abs(noise / (spread * sigma) - 1) < _SAME_RATIO else None
+    return (sigma, inside) if abs(noise / (spread * sigma) - 1) < OfMagnitudes.same_ratio else None
 
 
 def _fixed_point(values: Array, absent: NDArray[np.bool_], first: float, coils: float) -> float:
@@ -95,15 +84,17 @@ def _fixed_point(values: Array, absent: NDArray[np.bool_], first: float, coils: 
 
     def excess(log_sigma: float) -> float:
         # In units of the strength that is tried, in which the noise should have strength 1.
-        return math.log(max(float(np.mean(estimate_sigmas(law(values / math.exp(log_sigma)), absent))), SMALLEST))
+        return math.log(
+            max(float(np.mean(estimate_sigmas(law(values / math.exp(log_sigma)), absent))), OfMagnitudes.smallest)
+        )
 
     before, here = math.log(first), math.log(1.05 * first)
     last, rest = excess(before), excess(here)
-    for _ in range(_ROUNDS):
+    for _ in range(OfMagnitudes.rounds):
         slope = (rest - last) / (here - before) if here != before else -1.0
         slope = min(max(slope, -2.0), -0.2)
         here, before, last = here - min(max(rest / slope, -0.3), 0.3), here, rest
-        if abs(here - before) < _AGREED:
+        if abs(here - before) < OfMagnitudes.agreed:
             break
         rest = excess(here)
     return math.exp(here)
@@ -113,7 +104,7 @@ def _local_mean(values: Array, absent: NDArray[np.bool_]) -> NDArray[np.float64]
     """Return the mean over the neighbourhood and the channels, of what is not absent; infinity where all is."""
     from scipy.ndimage import uniform_filter
 
-    size = [_LOCAL[max(sum(n > 1 for n in absent.shape), 1)] if n > 1 else 1 for n in absent.shape]
+    size = [OfMagnitudes.local[max(sum(n > 1 for n in absent.shape), 1)] if n > 1 else 1 for n in absent.shape]
     total = uniform_filter(np.where(absent, 0.0, values.mean(axis=-1, dtype=np.float64)), size)
     share = uniform_filter((~absent).astype(np.float64), size)
     return np.asarray(np.where(share > 0.5 / math.prod(size), total / np.maximum(share, 1e-12), np.inf))

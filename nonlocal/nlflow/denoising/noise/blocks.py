@@ -10,24 +10,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from nlflow.denoising.noise.figures import OfBlocks
+
 Array = NDArray[Any]
 
-SIDE: Final = 8
-#: Of the blocks of an intensity, those of least energy are measured; in flat parts more of them, since compression took
-#: more from the quietest ones than from others.
-SHARE: Final = 0.15
-OF_FLAT: Final = 0.5
-_MOST: Final = 12_000  # blocks of a picture
-_LEAST: Final = 60  # blocks that tell something
-_INTENSITIES: Final = 6
-_EACH: Final = 150  # blocks of an intensity, at least
-_ROUNDS: Final = 3
-_KEPT: Final = 0.9  # of the squares, the smaller ones, so that outliers do not count
-_MEAN_OF_KEPT: Final = 0.62302  # of a chi-squared variable with one degree of freedom, of its lower 0.9
-_FIFTH: Final = 0.0642  # the quantile 0.2 of that variable
-_MOST_ENERGY: Final = 30.0  # of a coefficient, in units of its variance
-_SAME: Final = 1e-9  # relative difference of sums of energies: rounding
-_INDEPENDENT: Final = 0.75  # of the coefficients of correlated noise
 # Coefficients are compared in four classes, by the parity of their frequencies.
 _CLASSES: Final = (2 * (np.arange(64) // 8 % 2) + np.arange(64) % 2).astype(int)
 
@@ -65,7 +51,7 @@ class BlockNoise:
 
 
 def block_noise(
-    plane: Array, intensity: Array, floor: float, absent: NDArray[np.bool_] | None = None, share: float = SHARE
+    plane: Array, intensity: Array, floor: float, absent: NDArray[np.bool_] | None = None, share: float = OfBlocks.share
 ) -> BlockNoise | None:
     """Return the noise in the blocks of a plane that hold the least structure; None where there are too few.
 
@@ -89,15 +75,15 @@ def block_noise(
     """
     squares, levels = _windows(plane, intensity, absent)
     there = squares[:, 1:].sum(axis=1) > 1e-3 * floor**2
-    if np.count_nonzero(there) < _LEAST:
+    if np.count_nonzero(there) < OfBlocks.least:
         return None
     order = np.argsort(levels[there], kind="stable")
     squares, levels, present = squares[there][order], levels[there][order], float(there.mean())
-    parts = np.array_split(np.arange(len(levels)), max(min(_INTENSITIES, len(levels) // _EACH), 1))
+    parts = np.array_split(np.arange(len(levels)), max(min(OfBlocks.intensities, len(levels) // OfBlocks.each), 1))
     tiny = 1e-4 * floor**2
-    variances = np.quantile(squares, 0.2, axis=0) / _FIFTH + tiny
+    variances = np.quantile(squares, 0.2, axis=0) / OfBlocks.fifth + tiny
     strengths = np.ones(len(parts))
-    for _ in range(_ROUNDS):
+    for _ in range(OfBlocks.rounds):
         used = _used(variances, floor)
         found = np.stack(
             [_measured(squares[p] / s, variances, used, share) * s for p, s in zip(parts, strengths, strict=True)]
@@ -108,11 +94,11 @@ def block_noise(
         variances = np.exp(np.mean(np.log(found) - np.log(strengths)[:, None], axis=0))
     used = _used(variances, floor)
     each = np.repeat(strengths, [len(p) for p in parts])
-    energies = (np.minimum(squares / (variances * each[:, None]), _MOST_ENERGY) * used).sum(axis=1)
+    energies = (np.minimum(squares / (variances * each[:, None]), OfBlocks.most_energy) * used).sum(axis=1)
     like, bulk = _shape_of(energies, int(used.sum()))
-    variances[0] = math.sqrt(variances[1] * variances[SIDE])
+    variances[0] = math.sqrt(variances[1] * variances[OfBlocks.side])
     means = np.array([levels[p].mean() for p in parts])
-    return BlockNoise(variances.reshape(SIDE, SIDE), means, strengths, like, bulk, present)
+    return BlockNoise(variances.reshape(OfBlocks.side, OfBlocks.side), means, strengths, like, bulk, present)
 
 
 def noise_of_all(plane: Array, floor: float) -> BlockNoise | None:
@@ -125,31 +111,33 @@ def noise_of_all(plane: Array, floor: float) -> BlockNoise | None:
         As `block_noise` takes it.
     """
     squares, _ = _windows(plane, plane, None)
-    if len(squares) < _LEAST:
+    if len(squares) < OfBlocks.least:
         return None
     variances = squares.mean(axis=0) + 1e-4 * floor**2
     used = _used(variances, floor)
-    energies = (np.minimum(squares / variances, _MOST_ENERGY) * used).sum(axis=1)
+    energies = (np.minimum(squares / variances, OfBlocks.most_energy) * used).sum(axis=1)
     like, bulk = _shape_of(energies, int(used.sum()))
-    variances[0] = math.sqrt(variances[1] * variances[SIDE])
-    return BlockNoise(variances.reshape(SIDE, SIDE), np.zeros(1), np.ones(1), like, bulk, 1.0)
+    variances[0] = math.sqrt(variances[1] * variances[OfBlocks.side])
+    return BlockNoise(variances.reshape(OfBlocks.side, OfBlocks.side), np.zeros(1), np.ones(1), like, bulk, 1.0)
 
 
 def _windows(plane: Array, intensity: Array, absent: NDArray[np.bool_] | None) -> tuple[Array, Array]:
     """Return the squared coefficients (blocks, 64) and the mean intensities of overlapping blocks."""
     from scipy.fft import dct
 
-    basis = dct(np.eye(SIDE), norm="ortho", axis=0)
-    step = max(1, math.ceil(math.sqrt(plane.size / _MOST)))
+    basis = dct(np.eye(OfBlocks.side), norm="ortho", axis=0)
+    step = max(1, math.ceil(math.sqrt(plane.size / OfBlocks.most)))
 
     def blocks(values: Array) -> Array:
-        return sliding_window_view(values, (SIDE, SIDE))[::step, ::step].reshape(-1, SIDE, SIDE)
+        return sliding_window_view(values, (OfBlocks.side, OfBlocks.side))[::step, ::step].reshape(
+            -1, OfBlocks.side, OfBlocks.side
+        )
 
     own, levels = blocks(plane), blocks(intensity)
     if absent is not None:
         there = ~blocks(absent).any(axis=(1, 2))
         own, levels = own[there], levels[there]
-    return np.square(basis @ own @ basis.T).reshape(-1, SIDE * SIDE), levels.mean(axis=(1, 2))
+    return np.square(basis @ own @ basis.T).reshape(-1, OfBlocks.side * OfBlocks.side), levels.mean(axis=(1, 2))
 
 
 def _used(variances: Array, floor: float) -> NDArray[np.bool_]:
@@ -161,17 +149,17 @@ def _used(variances: Array, floor: float) -> NDArray[np.bool_]:
 
 def _measured(squares: Array, variances: Array, used: NDArray[np.bool_], share: float) -> Array:
     """Return the variances of the coefficients in the blocks of least energy in the other classes."""
-    energies = np.minimum(squares / variances, _MOST_ENERGY) * used
+    energies = np.minimum(squares / variances, OfBlocks.most_energy) * used
     total, count = energies.sum(axis=1), max(int(share * len(squares)), min(20, len(squares)))
-    result = np.empty(SIDE * SIDE)
+    result = np.empty(OfBlocks.side * OfBlocks.side)
     for k in range(4):
         own = k == _CLASSES
         others = total - energies[:, own].sum(axis=1)
         # With all that are as large but for rounding, as those at their largest value are: none is preferred.
-        chosen = np.flatnonzero(others <= (1 + _SAME) * np.partition(others, count - 1)[count - 1])
-        lower = max(int(_KEPT * len(chosen)), 1)
+        chosen = np.flatnonzero(others <= (1 + OfBlocks.same) * np.partition(others, count - 1)[count - 1])
+        lower = max(int(OfBlocks.kept * len(chosen)), 1)
         squared = np.partition(squares[np.ix_(chosen, np.flatnonzero(own))], lower - 1, axis=0)[:lower]
-        result[own] = squared.mean(axis=0) / _MEAN_OF_KEPT
+        result[own] = squared.mean(axis=0) / OfBlocks.mean_of_kept
     return result
 
 
@@ -179,7 +167,7 @@ def _shape_of(energies: Array, count: int) -> tuple[float, float]:
     """Return `BlockNoise.like_noise` and `BlockNoise.bulk`."""
     from scipy.stats import chi2
 
-    least, first, middle = np.quantile(energies, [SHARE / 8, SHARE, 0.5])
-    degrees = _INDEPENDENT * max(count, 1)
-    expected = chi2(degrees).ppf(SHARE / 8) / chi2(degrees).ppf(SHARE)
+    least, first, middle = np.quantile(energies, [OfBlocks.share / 8, OfBlocks.share, 0.5])
+    degrees = OfBlocks.independent * max(count, 1)
+    expected = chi2(degrees).ppf(OfBlocks.share / 8) / chi2(degrees).ppf(OfBlocks.share)
     return float(least / max(first, 1e-30) / expected), float(middle / max(first, 1e-30))

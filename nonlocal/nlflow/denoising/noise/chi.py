@@ -5,30 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nlflow.denoising.noise.figures import OfLaw
 
 if TYPE_CHECKING:
     from scipy.interpolate import CubicHermiteSpline
 
 Floats = NDArray[np.float64]
-
-_SPAN: Final = 6.0  # beyond the least typical magnitude: from there on the function has its asymptotic form
-_BELOW: Final = 5.0  # under the least typical magnitude: smaller ones hardly occur
-_FREE: Final = 16  # slopes that are chosen
-# Weight of the second differences of log slopes. With 0.1 the spread is within 1 % of 1, but values near 0 become
-# outliers: a brain template denoised 0.1 to 0.3 dB worse, and the background came out brighter.
-_SMOOTH: Final = 1.0
-_MEANS: Final = 80  # noise-free magnitudes at which the spread is looked at
-_DIGITS: Final = 2.0**-12  # of log slopes: what is lost is less than the spread differs from 1
-_KNOTS: Final = 96  # of the function
-_NODES: Final = 8  # of the quadrature, between two knots
-_TAIL: Final = 9.0  # standard deviations within which the law is summed
-_STEP: Final = 0.05  # of the table of means
-_LAST: Final = 20.0  # so far the table goes beyond `_SPAN`; the series after it is exact to 1e-7
-_LARGE: Final = 1e6  # from which on all that is added to a magnitude is rounding
 
 
 def log_density(z: Floats, a: Floats, coils: float) -> Floats:
@@ -117,7 +104,7 @@ def stabilizer(coils: float) -> Stabilizer:
     from scipy.interpolate import CubicHermiteSpline, CubicSpline
 
     start, end, places, logs = _chosen(coils)
-    knots = np.linspace(start, end, _KNOTS)
+    knots = np.linspace(start, end, OfLaw.knots)
     slopes = np.exp(CubicSpline(places, logs, bc_type="natural")(knots))
     # By Simpson's rule.
     middle = np.exp(CubicSpline(places, logs, bc_type="natural")((knots[1:] + knots[:-1]) / 2))
@@ -125,8 +112,8 @@ def stabilizer(coils: float) -> Stabilizer:
     heights = np.concatenate([[0.0], np.cumsum(rises)])
     inner = CubicHermiteSpline(knots, heights - heights[-1] + _tail(knots[-1:], coils), slopes)
     least = math.sqrt(2 * coils)
-    y = np.arange(least, math.hypot(end + _LAST, least), _STEP)
-    y = np.append(y, y[-1] + _STEP)
+    y = np.arange(least, math.hypot(end + OfLaw.last, least), OfLaw.step)
+    y = np.append(y, y[-1] + OfLaw.step)
     a = np.sqrt(np.maximum(y**2 - least**2, 0))
     bare = Stabilizer(coils, inner, inner, least)
     means = _moments(bare, a, coils)[0]
@@ -142,26 +129,26 @@ def _tail(z: Floats, coils: float) -> Floats:
 
 def _from_series(d: Floats, coils: float) -> Floats:
     """Return a for which the first terms of E[√(Z² - L + 1/2)], in moments of Z² about its mean, are d."""
-    near = np.minimum(d, _LARGE)
+    near = np.minimum(d, OfLaw.large)
     m = near**2
     for _ in range(4):  # each gains a factor of m, which is large
         squared = m - coils - 0.5  # a²
         second, third = 4 * (squared + coils), 8 * (3 * squared + 2 * coils)
         fourth = 48 * (4 * squared + 2 * coils) + 3 * second**2
         m = (near / (1 - second / (8 * m**2) + third / (16 * m**3) - 5 * fourth / (128 * m**4))) ** 2
-    return np.asarray(np.where(d < _LARGE, np.sqrt(m - coils - 0.5), d))
+    return np.asarray(np.where(d < OfLaw.large, np.sqrt(m - coils - 0.5), d))
 
 
 def _panels(edges: Floats) -> tuple[Floats, Floats]:
     """Return the nodes (panels, n) and weights of Gauss's rule between edges that follow each other."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(OfLaw.nodes)
     half = np.diff(edges)[:, None] / 2
     return (edges[:-1, None] + edges[1:, None]) / 2 + half * nodes, half * weights
 
 
 def _edges(start: float, end: float, last: float, knots: Floats) -> Floats:
     """Return edges from where the law begins to where it ends, all knots among them."""
-    before = np.linspace(max(start - _BELOW, 0.0), start, 6)[:-1] if start > 0 else np.empty(0)
+    before = np.linspace(max(start - OfLaw.below, 0.0), start, 6)[:-1] if start > 0 else np.empty(0)
     after = np.arange(end + 0.5, last + 0.5, 0.5)
     return np.concatenate([before, knots, after])
 
@@ -170,14 +157,14 @@ def _moments(function: Stabilizer, a: Floats, coils: float) -> tuple[Floats, Flo
     """Return the mean and the standard deviation of f(Z) for each a, under the law of so many coils."""
     knots = function.inner.x
     middle = np.sqrt(a**2 + 2 * coils)
-    edges = _edges(knots[0], knots[-1], float(middle.max()) + _TAIL, knots)
+    edges = _edges(knots[0], knots[-1], float(middle.max()) + OfLaw.tail, knots)
     z, weights = _panels(edges)
     values = function(z)
     mean, spread = np.empty(len(a)), np.empty(len(a))
     for i, (one, at) in enumerate(zip(a, middle, strict=True)):
         # Sums in a fixed order: a product of matrices would depend on the number of threads.
-        near = slice(np.searchsorted(edges, at - _TAIL) - 1 if at > edges[0] + _TAIL else 0,
-                     np.searchsorted(edges, at + _TAIL) + 1)  # fmt: skip
+        near = slice(np.searchsorted(edges, at - OfLaw.tail) - 1 if at > edges[0] + OfLaw.tail else 0,
+                     np.searchsorted(edges, at + OfLaw.tail) + 1)  # fmt: skip
         law = weights[near] * np.exp(log_density(z[near], np.array(one), coils))
         law /= law.sum()
         mean[i] = (law * values[near]).sum()
@@ -195,19 +182,19 @@ def _chosen(coils: float) -> tuple[float, float, Floats, Floats]:
     from scipy.optimize import least_squares
 
     least = math.sqrt(2 * coils)
-    start, end = max(0.0, least - _BELOW), least + _SPAN
-    places = np.linspace(start, end, _FREE)
-    z, weights = _panels(_edges(start, end, end + 2 * _TAIL, np.linspace(start, end, 2 * _FREE - 1)))
-    a = np.linspace(0, end, _MEANS)
+    start, end = max(0.0, least - OfLaw.below), least + OfLaw.span
+    places = np.linspace(start, end, OfLaw.free)
+    z, weights = _panels(_edges(start, end, end + 2 * OfLaw.tail, np.linspace(start, end, 2 * OfLaw.free - 1)))
+    a = np.linspace(0, end, OfLaw.means)
     law = weights.ravel() * np.exp(log_density(z.ravel(), a[:, None], coils))
     law /= law.sum(axis=1, keepdims=True)
-    basis = CubicSpline(places, np.eye(_FREE), bc_type="natural")(np.clip(z, start, end).ravel())
+    basis = CubicSpline(places, np.eye(OfLaw.free), bc_type="natural")(np.clip(z, start, end).ravel())
     far = z.ravel() > end
     known = _tail(np.maximum(z, end).ravel(), coils)
     slope_of_tail = np.maximum(z, end).ravel() / known
     last = math.log(end / float(_tail(np.array([end]), coils)[0]))
     integral = _integral(weights)
-    bends = np.diff(np.eye(_FREE), 2, axis=0)
+    bends = np.diff(np.eye(OfLaw.free), 2, axis=0)
 
     def slopes(c: Floats) -> Floats:
         return np.asarray(np.where(far, slope_of_tail, np.exp(basis @ np.append(c, last))))
@@ -215,34 +202,34 @@ def _chosen(coils: float) -> tuple[float, float, Floats, Floats]:
     def residuals(c: Floats) -> Floats:
         f = integral(slopes(c))
         away = f - (law @ f)[:, None]
-        return np.concatenate([(law * away**2).sum(axis=1) - 1, _SMOOTH * (bends @ np.append(c, last))])
+        return np.concatenate([(law * away**2).sum(axis=1) - 1, OfLaw.smooth * (bends @ np.append(c, last))])
 
     def jacobian(c: Floats) -> Floats:
         slope = slopes(c)
         f = integral(slope)
         changes = integral(np.where(far, 0.0, slope) * basis.T[:-1])
         of_spread = 2 * (law * (f - (law @ f)[:, None])) @ changes.T
-        return np.concatenate([of_spread, _SMOOTH * bends[:, :-1]])
+        return np.concatenate([of_spread, OfLaw.smooth * bends[:, :-1]])
 
-    begin = np.full(_FREE - 1, last)
+    begin = np.full(OfLaw.free - 1, last)
     found = least_squares(residuals, begin, jacobian, method="trf", xtol=1e-12, ftol=1e-14, gtol=1e-12, max_nfev=500)
     # Rounded, as the last digits of a search depend on the number of threads of its products of matrices.
-    logs = np.append(np.rint(found.x / _DIGITS) * _DIGITS, last)
+    logs = np.append(np.rint(found.x / OfLaw.digits) * OfLaw.digits, last)
     return start, end, places, logs
 
 
 def _integral(weights: Floats) -> Any:
     """Return what takes values at the nodes of all panels to those of the integral from the first edge on."""
-    nodes, rule = np.polynomial.legendre.leggauss(_NODES)
-    to_series = np.linalg.inv(np.polynomial.legendre.legvander(nodes, _NODES - 1))
-    unit = np.eye(_NODES)
+    nodes, rule = np.polynomial.legendre.leggauss(OfLaw.nodes)
+    to_series = np.linalg.inv(np.polynomial.legendre.legvander(nodes, OfLaw.nodes - 1))
+    unit = np.eye(OfLaw.nodes)
     parts = np.stack(
         [np.polynomial.legendre.legval(nodes, np.polynomial.legendre.legint(row, lbnd=-1)) for row in unit], axis=-1
     ) @ to_series  # fmt: skip
     half = weights.sum(axis=1, keepdims=True) / rule.sum()
 
     def integrate(values: Floats) -> Floats:
-        panels = values.reshape(*values.shape[:-1], len(half), _NODES) * half
+        panels = values.reshape(*values.shape[:-1], len(half), OfLaw.nodes) * half
         whole = panels @ rule
         before = np.cumsum(whole, axis=-1) - whole
         return np.asarray((panels @ parts.T + before[..., None]).reshape(values.shape))

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.base import Noise, Reduction
+from nlflow.denoising.noise.figures import OfDrift
 from nlflow.denoising.noise.signals import check_recording, recording_of, robust_weights
 from nlflow.errors import InputError, check_number
 
 Array = NDArray[Any]
-
-_LEAST_SCALE: Final = 8.0  # samples: anything faster is no drift
-_CELLS: Final = 64  # that a length of `scale` is cut into, at most: the drift is all but linear in each
-_STRAIGHT: Final = 16.0  # times the length of the recording: a scale from which on the baseline is a straight line
-_ROUNDS: Final = 20
-_SETTLED: Final = 1e-4  # of the spread of the rest: a change of the baseline that ends the rounds
 
 
 @underflowing
@@ -78,7 +73,7 @@ class Drift(Noise):
     def __post_init__(self) -> None:
         """Check the numbers."""
         hint = "samples; nothing of interest is slower"
-        object.__setattr__(self, "scale", check_number("scale", self.scale, minimum=_LEAST_SCALE, hint=hint))
+        object.__setattr__(self, "scale", check_number("scale", self.scale, minimum=OfDrift.least_scale, hint=hint))
         if self.sigma is not None:
             object.__setattr__(self, "sigma", check_number("sigma", self.sigma, minimum=0))
 
@@ -96,7 +91,7 @@ class Drift(Noise):
 
     def _process(self, size: int, rng: np.random.Generator) -> Floats:
         """Return a stationary process of variance 1, cut from a periodic one so long that its ends do not touch."""
-        cell = max(1, int(self.scale / (2 * _CELLS)))
+        cell = max(1, int(self.scale / (2 * OfDrift.cells)))
         length = math.ceil(size / cell) + 1 + math.ceil(3 * self.scale / cell)
         frequency = np.fft.rfftfreq(length)
         gain = np.exp(-((math.pi * frequency * self.scale / (2 * cell)) ** 2))
@@ -149,11 +144,11 @@ class Drift(Noise):
         cells = _Cells.of(len(values), self.scale)
         weights = present.astype(np.float64)
         baseline = cells.smooth(values, weights)
-        for _ in range(_ROUNDS):
+        for _ in range(OfDrift.rounds):
             rest = values - baseline
             weights = robust_weights(rest, present)
             before, baseline = baseline, cells.smooth(values, weights)
-            if np.abs(baseline - before).max() <= _SETTLED * float(np.std(rest[present])):
+            if np.abs(baseline - before).max() <= OfDrift.settled * float(np.std(rest[present])):
                 break
         baseline = baseline + line
         return (baseline - float(np.mean(baseline[present]))) * size
@@ -170,11 +165,11 @@ class _Cells:
     @classmethod
     def of(cls, size: int, scale: float) -> _Cells:
         """Cut `size` samples into cells that are short against `scale`."""
-        side = max(1, min(int(scale / _CELLS), size // 4))
+        side = max(1, min(int(scale / OfDrift.cells), size // 4))
         number = np.minimum(np.arange(size) // side, max(size // side, 1) - 1)
         count = int(number[-1]) + 1
         centre = np.bincount(number, np.arange(size)) / np.bincount(number)
-        strength = side * (min(scale, _STRAIGHT * size) / (2 * math.pi * side)) ** 4
+        strength = side * (min(scale, OfDrift.straight * size) / (2 * math.pi * side)) ** 4
         return cls(number, centre, strength * _second_differences(count))
 
     def smooth(self, values: Floats, weights: Floats) -> Floats:

@@ -12,22 +12,14 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.layout import samples_of
+from nlflow.denoising.noise.figures import OfWindows
 from nlflow.denoising.noise.volumes import sigma_of_volume
-from nlflow.denoising.noise.windows import REPEATS, Windows, at_ends, from_windows, limits_of
+from nlflow.denoising.noise.windows import Windows, at_ends, from_windows, limits_of
 from nlflow.domains.samples import range_of
 from nlflow.errors import checked_call
 
-# Chosen on BSD68 and Kodak photographs (images) and on PyWavelets' demo signals (1-D), Set12 not looked at.
-_SIDES: Final = {1: (16, 8, 4, 2), 2: (8, 4, 2)}  # of the windows; smaller ones where too few of the first fit
-_HIGH: Final = {1: 9 / 15, 2: 11 / 14}  # of the highest frequency: noise is measured from here on, structure below
-_FIRST: Final = {1: 0.5, 2: 0.01}  # of the windows: those with the least structure, from which the search starts
-_FILLED: Final = {1: 9, 2: 5}  # a neighbourhood so wide that is constant to the last bit was filled in: it has no noise
-_MOST_WINDOWS: Final = 2**18
-APART: Final = 1.25  # ratio of the strengths of channels from which on they have one each
-_BLOCK: Final = 2**14  # windows that are transformed at a time
-
 #: How many samples around a part its windows look at.
-PART_HALO: Final = max(_SIDES[1]) - 1 + _FILLED[1] // 2
+PART_HALO: Final = max(OfWindows.sides[1]) - 1 + OfWindows.filled[1] // 2
 
 
 @checked_call
@@ -118,7 +110,7 @@ def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
     Estimates of the same noise differ by chance and by texture; the mean over colours is better than each of them. One
     mean of unequal ones takes the noise of the loud channels for that of the quiet ones.
     """
-    alike = float(sigmas.max()) <= APART * float(sigmas.min())
+    alike = float(sigmas.max()) <= OfWindows.apart * float(sigmas.min())
     return np.full_like(sigmas, sigmas.mean()) if alike else sigmas
 
 
@@ -133,12 +125,12 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     scaled = np.where(absent, 0.0, (np.where(absent, low, plane).astype(np.float64) - low) / span)
     absent = absent | _filled(scaled, absent, dimension)
     limits = limits_of(*at_ends(scaled[~absent]))
-    for side in (side for side in _SIDES[dimension] if side <= min(plane.shape[-dimension:])):
+    for side in (side for side in OfWindows.sides[dimension] if side <= min(plane.shape[-dimension:])):
         shape = (side if dimension == 2 else 1, side)
         windows = _transform(scaled, absent, shape, _steps(scaled.shape, dimension))
         if len(windows.structure) >= windows.first / 2:
             break  # otherwise smaller windows, down to the smallest
-    return from_windows(windows, limits, _FIRST[dimension]) * span
+    return from_windows(windows, limits, OfWindows.first[dimension]) * span
 
 
 def _filled(scaled: NDArray[np.float64], absent: NDArray[np.bool_], dimension: int) -> NDArray[np.bool_]:
@@ -154,7 +146,7 @@ def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
     """Return where a neighbourhood is constant to the last bit."""
     from scipy.ndimage import maximum_filter, minimum_filter
 
-    side = (_FILLED[2] if dimension == 2 else 1, _FILLED[dimension])
+    side = (OfWindows.filled[2] if dimension == 2 else 1, OfWindows.filled[dimension])
     return np.asarray(maximum_filter(scaled, side) == minimum_filter(scaled, side))
 
 
@@ -164,8 +156,8 @@ def _few(filled: int, present: int) -> bool:
 
 
 def _steps(size: tuple[int, ...], dimension: int) -> tuple[int, int]:
-    """Return how far apart windows begin, so that there are about `_MOST_WINDOWS` of them at most."""
-    step = math.ceil((math.prod(size) / _MOST_WINDOWS) ** (1 / dimension))
+    """Return how far apart windows begin, so that there are about `OfWindows.most_windows` of them at most."""
+    step = math.ceil((math.prod(size) / OfWindows.most_windows) ** (1 / dimension))
     return (step if dimension == 2 else 1), step
 
 
@@ -179,11 +171,11 @@ def _transform(
     samples = math.prod(shape)
     dimension = 2 if shape[0] > 1 else 1
     frequency = np.add.outer(np.arange(shape[1]), np.arange(shape[0])).ravel()
-    is_high = frequency >= math.ceil(_HIGH[dimension] * frequency[-1] - 1e-9)
+    is_high = frequency >= math.ceil(OfWindows.high[dimension] * frequency[-1] - 1e-9)
     is_low = (~is_high & (frequency > 0)).astype(float)
 
     tops = range(0, scaled.shape[0] - shape[0] + 1, steps[0])
-    lines = max(1, _BLOCK // (1 + (scaled.shape[1] - shape[1]) // steps[1]))
+    lines = max(1, OfWindows.block // (1 + (scaled.shape[1] - shape[1]) // steps[1]))
     parts = []
     for first in range(0, len(tops), lines):
         rows = slice(tops[first], tops[min(first + lines, len(tops)) - 1] + shape[0])
@@ -196,7 +188,7 @@ def _transform(
         high = values[:, is_high].astype(np.float32)
         parts.append((np.square(values) @ is_low, high, values[:, 0] / math.sqrt(samples)))
     structure, high, mean = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Windows(structure, high, mean, REPEATS * samples)
+    return Windows(structure, high, mean, OfWindows.repeats * samples)
 
 
 def _touched(absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int, int]) -> NDArray[np.bool_]:
@@ -235,7 +227,7 @@ class PartWindows:
 def window_sides(whole: tuple[int, ...]) -> tuple[int, ...]:
     """Return the sides of windows to be tried, one after the other, for an image of this shape without channels."""
     shape = _axes(whole)
-    return tuple(side for side in _SIDES[len(shape)] if side <= min(shape))
+    return tuple(side for side in OfWindows.sides[len(shape)] if side <= min(shape))
 
 
 def _axes(whole: tuple[int, ...]) -> tuple[int, ...]:
@@ -335,8 +327,13 @@ def sigma_of_parts(
     few = _few(every[0] - unfilled[0], every[0])
     used = ~touched.ravel() if few else np.ones(touched.size, bool)
     windows = Windows(
-        structure.ravel()[used], high.reshape(touched.size, -1)[used], mean.ravel()[used], REPEATS * math.prod(shape)
+        structure.ravel()[used],
+        high.reshape(touched.size, -1)[used],
+        mean.ravel()[used],
+        OfWindows.repeats * math.prod(shape),
     )
     if side != window_sides(whole)[-1] and len(windows.structure) < windows.first / 2:
         return None
-    return from_windows(windows, limits_of(*(unfilled if few else every)), _FIRST[dimension]) * (limits[1] - limits[0])
+    return from_windows(windows, limits_of(*(unfilled if few else every)), OfWindows.first[dimension]) * (
+        limits[1] - limits[0]
+    )

@@ -18,21 +18,12 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
 from nlflow.denoising.noise.base import Array, NoiseEstimate
-from nlflow.denoising.noise.blocks import SIDE
+from nlflow.denoising.noise.figures import OfBlocks, OfEvidence
 from nlflow.denoising.noise.gaussian import GaussianNoise, smoothed
 from nlflow.denoising.noise.rules import planes_of
 from nlflow.denoising.noise.windows import at_ends, limits_of
 from nlflow.domains.samples import range_of
 
-# Chosen on PolyU photographs, and on pages, screens and drawings with and without noise.
-DISAGREE: Final = 2.0  # ratio of two estimates of the same noise from which on they disagree
-_QUIETEST: Final = (0.02, 0.2)  # shares of the blocks, the quietest first, that are looked at; below, some are clipped
-_LEAST: Final = 0.1  # of the blocks touch no sample that was clipped; of fewer, all are looked at
-_FLAT: Final = 0.05  # the share at which the picture is compared with noise
-_SKEWED: Final = 0.4  # skewness, at most: 0 for noise, 0.25 in a photograph of a camera, 1 to 4 for letters
-_BELL: Final = (2.3, 8.0)  # kurtosis: 2.8 for noise in small blocks, up to 6 after compression, less for two values
-_MOST: Final = 20_000  # blocks
-_NOTHING: Final = 1e-9  # of the range, and of the greatest variance: less is rounding
 _UNLIKE: Final = (
     "the quietest parts are not distributed as Gaussian noise: what was found may be structure, or few counts (noise "
     "'poisson')"
@@ -65,17 +56,20 @@ def borne_out(
     if not isinstance(model, GaussianNoise):
         return found
     strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
-    if strength <= _NOTHING * range_of(samples if missing is None else samples[~missing]):
+    if strength <= OfEvidence.nothing * range_of(samples if missing is None else samples[~missing]):
         return found
     clipped = _clipped(samples, missing)
     quiet, moments = _quiet_parts(_luminance(samples), missing, clipped)
-    gaussian = abs(moments[0]) < _SKEWED + _shot_skewness(model, quiet) and _BELL[0] < moments[1] < _BELL[1]
-    if strength <= DISAGREE * level:
+    gaussian = (
+        abs(moments[0]) < OfEvidence.skewed + _shot_skewness(model, quiet)
+        and OfEvidence.bell[0] < moments[1] < OfEvidence.bell[1]
+    )
+    if strength <= OfEvidence.disagree * level:
         return found if gaussian else replace(found, confidence="low", reasons=(_UNLIKE, *found.reasons))
     clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
     noise = model.sample(clean, rng=0, channel_axis=-1) - clean
     least = min(quiet, _quiet_of_phases(_luminance(samples), missing, clipped))
-    if gaussian and DISAGREE * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
+    if gaussian and OfEvidence.disagree * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
         return found
     return smaller(found, strength, white, level)
 
@@ -90,7 +84,7 @@ def _shot_skewness(model: GaussianNoise, quiet: float) -> float:
     places = np.asarray(model.intensities[[0, -1]], np.float64)
     variances = np.square(model.relative(places) * root_mean_square(np.atleast_1d(model.sigma)))
     skewness = float((variances[1] - variances[0]) / (places[1] - places[0])) / quiet
-    return skewness if 0 < skewness < _SKEWED else 0.0
+    return skewness if 0 < skewness < OfEvidence.skewed else 0.0
 
 
 def smaller(found: NoiseEstimate, strength: float, white: GaussianNoise, level: float) -> NoiseEstimate:
@@ -130,26 +124,31 @@ def _quiet_parts(
     plane: Array, missing: NDArray[np.bool_] | None, clipped: NDArray[np.bool_]
 ) -> tuple[float, tuple[float, float]]:
     """Return the standard deviation within the quietest blocks of a plane (H, W), and their skewness and kurtosis."""
-    step = max(1, int(np.ceil(np.sqrt(plane.size / _MOST))))
+    step = max(1, int(np.ceil(np.sqrt(plane.size / OfEvidence.most))))
 
     def blocks(values: Array) -> Array:
-        return sliding_window_view(values, (SIDE, SIDE))[::step, ::step].reshape(-1, SIDE * SIDE)
+        return sliding_window_view(values, (OfBlocks.side, OfBlocks.side))[::step, ::step].reshape(
+            -1, OfBlocks.side * OfBlocks.side
+        )
 
     own = blocks(plane)
     whole: NDArray[np.bool_] = np.asarray(~blocks(clipped).any(axis=1))
     if missing is not None:
         there = ~blocks(missing).any(axis=1)
         own, whole = own[there], whole[there]
-    if np.count_nonzero(whole) > _LEAST * len(whole):
+    if np.count_nonzero(whole) > OfEvidence.least * len(whole):
         own = own[whole]
     own = own - own.mean(axis=1, keepdims=True)
     variance = np.square(own).mean(axis=1)
-    there = variance > _NOTHING * variance.max(initial=0.0)  # what was clipped, or filled in, has no noise
+    there = variance > OfEvidence.nothing * variance.max(initial=0.0)  # what was clipped, or filled in, has no noise
     own, variance = own[there], variance[there]
     if not len(own):
         return 0.0, (0.0, 3.0)
     order = np.argsort(variance, kind="stable")
-    first, last = (int(share * len(order)) for share in _QUIETEST)
+    first, last = (int(share * len(order)) for share in OfEvidence.quietest)
     chosen = order[first : max(last, first + 1)]
     relative = own[chosen] / np.sqrt(variance[chosen].mean())
-    return float(np.sqrt(np.quantile(variance, _FLAT))), (float((relative**3).mean()), float((relative**4).mean()))
+    return float(np.sqrt(np.quantile(variance, OfEvidence.flat))), (
+        float((relative**3).mean()),
+        float((relative**4).mean()),
+    )

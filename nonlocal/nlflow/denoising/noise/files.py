@@ -6,15 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from nlflow.denoising.noise.base import Noise
+from nlflow.denoising.noise.figures import OfFiles
 from nlflow.denoising.noise.names import kinds, model_class
 from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.store.encoding import decode
-
-_MOST_BYTES: Final = 2**24  # a model of three channels takes less than half a megabyte
-_DEEPEST: Final = 4  # models within models: a sum holds parts, which may be sums
 
 
 def load_noise(path: str | os.PathLike[str]) -> Noise:
@@ -62,7 +60,7 @@ def noise_of(entry: Any) -> Noise:
     InputError
         For anything else.
     """
-    return _model(entry, "noise", _DEEPEST)
+    return _model(entry, "noise", OfFiles.deepest)
 
 
 def _content(path: Path) -> Any:
@@ -73,13 +71,13 @@ def _content(path: Path) -> Any:
             got = "a folder" if path.is_dir() else "no regular file" if path.exists() else "no such file"
             raise FileFormatError(f"{path}: got {got}, {expected}; check the name")
         with path.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
+            content = stream.read(OfFiles.most_bytes + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"{path}: got {getattr(error, 'strerror', None) or error}, {expected}") from error
-    if len(content) > _MOST_BYTES:
-        raise FileFormatError(f"{path}: got more than {_MOST_BYTES // 2**20} MiB, {expected}; name another file")
+    if len(content) > OfFiles.most_bytes:
+        raise FileFormatError(f"{path}: got more than {OfFiles.most_bytes // 2**20} MiB, {expected}; name another file")
     try:
         return decode(content.decode())
     except ValueError as error:
@@ -92,7 +90,7 @@ def _model(entry: Any, place: str, depth: int) -> Noise:
     if not isinstance(entry, Mapping):
         raise InputError(f"{place}: got {shortened(repr(entry), 60)}, expected an object with a kind and its fields")
     if depth == 0:
-        raise InputError(f"{place}: got models within models {_DEEPEST} deep, expected fewer")
+        raise InputError(f"{place}: got models within models {OfFiles.deepest} deep, expected fewer")
     known = kinds()
     kind = entry.get("kind")
     if not isinstance(kind, str) or kind not in known:

@@ -17,32 +17,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise.base import NoiseEstimate
-from nlflow.denoising.noise.blocks import SIDE, BlockNoise, noise_of_all
+from nlflow.denoising.noise.blocks import BlockNoise, noise_of_all
+from nlflow.denoising.noise.figures import OfBlocks, OfFlat, OfRules
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.pyramid import down
-from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, planes_of
+from nlflow.denoising.noise.rules import Rules, in_units, planes_of
 from nlflow.domains.samples import range_of
 from nlflow.errors import InputError, shortened
 
 Array = NDArray[Any]
-
-TILE: Final = 2 * SIDE  # samples along a side of a tile, in the picture of half the size
-_STEP: Final = 4  # samples from one tile to the next, and from one of its blocks to the next
-_LOW: Final = (1, 3)  # cosine frequencies of a tile along its axes, the greater of both
-_MIDDLE: Final = (4, 10)
-_OF_BLOCKS: Final = (2, 5)  # those of a block: the same share of the highest
-_RED: Final = 3.0  # power at low frequencies over that at middle ones, at most: 91 % of tiles of noise blurred by 1 px
-_UNEVEN: Final = 4.0  # power in the strongest block over that in the weakest, at most: 99.9 % of tiles of white noise
-_QUIET: Final = 0.05  # of the flat tiles, below which their least noise is
-_ALIKE: Final = 2.0  # noise of a tile over that, at most: it follows the light, and chance alone makes 1.4 of it
-_LEAST: Final = (TILE // _STEP) ** 2  # tiles: as many as one overlaps with
-_SMALLEST: Final = 2 * TILE  # samples along the sides of a part that is named
-_EXCESS: Final = 2.0  # mean power of its blocks over their median, at most: it is 1.1 for noise, 1.9 after compression
-_SMOOTH: Final = 0.88  # correlation of neighbours, at most: that of white noise blurred by 1.4 px
-_BEYOND: Final = 2.0  # spread of its samples about a surface over the noise that was found, at most
-_NOTHING: Final = 1e-9  # of the range: less is rounding
-_AT_END: Final = 0.25  # of its samples: so many have the least or the greatest value where noise was clipped or rounded
-_MOST: Final = 200_000  # samples at whose corners, every `_STEP`, tiles begin; fewer tiles in a larger picture
 
 
 _ONE_LEVEL: Final = "how noise follows the intensity cannot be told from one level: it counts as the same everywhere"
@@ -74,8 +57,8 @@ class FlatParts:
 def flat_parts(half: Array, floor: float, absent: NDArray[np.bool_] | None = None) -> FlatParts | None:
     """Return the flat parts of a picture from its luminance in half the size; None where there are too few. O(N).
 
-    Tiles are flat where the power of low frequencies is at most `_RED` times that of middle ones, and that of the
-    strongest block at most `_UNEVEN` times that of the weakest. Those of nearly the least noise are alike.
+    Tiles are flat where the power of low frequencies is at most `OfFlat.red` times that of middle ones, and that of the
+    strongest block at most `OfFlat.uneven` times that of the weakest. Those of nearly the least noise are alike.
 
     Parameters
     ----------
@@ -85,20 +68,20 @@ def flat_parts(half: Array, floor: float, absent: NDArray[np.bool_] | None = Non
     absent : bool array of shape (H, W), optional
         Samples that tell nothing: tiles that touch one are left out.
     """
-    if min(half.shape) < TILE:
+    if min(half.shape) < OfFlat.tile:
         return None
-    step = _STEP * math.ceil(math.sqrt(half.size / _MOST))
-    tiles = sliding_window_view(half, (TILE, TILE))[::step, ::step]
-    red, uneven, power = _figures(tiles.reshape(-1, TILE, TILE))
-    flat = (red < _RED) & (uneven < _UNEVEN) & (power > floor**2)
+    step = OfFlat.step * math.ceil(math.sqrt(half.size / OfFlat.most))
+    tiles = sliding_window_view(half, (OfFlat.tile, OfFlat.tile))[::step, ::step]
+    red, uneven, power = _figures(tiles.reshape(-1, OfFlat.tile, OfFlat.tile))
+    flat = (red < OfFlat.red) & (uneven < OfFlat.uneven) & (power > floor**2)
     if absent is not None:
-        flat &= ~sliding_window_view(absent, (TILE, TILE))[::step, ::step].any(axis=(2, 3)).ravel()
-    if np.count_nonzero(flat) < _LEAST:
+        flat &= ~sliding_window_view(absent, (OfFlat.tile, OfFlat.tile))[::step, ::step].any(axis=(2, 3)).ravel()
+    if np.count_nonzero(flat) < OfFlat.least:
         return None
-    alike = flat & (power <= _ALIKE**2 * np.quantile(power[flat], _QUIET))
+    alike = flat & (power <= OfFlat.alike**2 * np.quantile(power[flat], OfFlat.quiet))
     outside = np.ones(half.shape, bool)
     for row, column in step * np.argwhere(alike.reshape(tiles.shape[:2])):
-        outside[row : row + TILE, column : column + TILE] = False
+        outside[row : row + OfFlat.tile, column : column + OfFlat.tile] = False
     return FlatParts(outside, float(np.count_nonzero(alike) / np.count_nonzero(flat)))
 
 
@@ -144,24 +127,24 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     """
     own = samples[part].astype(np.float64)
     place = f"flat: rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
-    if min(own.shape[:2]) < _SMALLEST:
-        raise InputError(f"{place}: got {own.shape[0]} x {own.shape[1]} samples, expected at least {_SMALLEST} x "
-                         f"{_SMALLEST}; take a larger flat part")  # fmt: skip
+    if min(own.shape[:2]) < OfFlat.smallest:
+        raise InputError(f"{place}: got {own.shape[0]} x {own.shape[1]} samples, expected at least {OfFlat.smallest} x "
+                         f"{OfFlat.smallest}; take a larger flat part")  # fmt: skip
     at_end = max(float(np.mean(own == end, axis=(0, 1)).max()) for end in (own.min((0, 1)), own.max((0, 1))))
-    if at_end > _AT_END:
+    if at_end > OfFlat.at_end:
         raise InputError(f"{place}: got {at_end:.0%} of its samples at the least or greatest value, expected noise, "
                          "which was clipped or rounded away; take a part that is neither black nor white")  # fmt: skip
     span, level = range_of(samples), own.mean(axis=(0, 1))
     rest = _without_shading(own)
     colour = own.shape[2] == 3
     planes = rest / span @ planes_of(own.shape[2]).T
-    if float(np.abs(planes).max()) < _NOTHING:
+    if float(np.abs(planes).max()) < OfFlat.nothing:
         raise InputError(f"{place}: got no noise at all, expected some; take a part that has it")
     sigma, correlation = _moments(rest)
     _check_flat(planes[..., :1], place)
     spread = float(planes[..., 0].std())
     found: list[list[BlockNoise | None]] = []
-    while len(found) < LEVELS and min(planes.shape[:2]) >= SIDE:
+    while len(found) < OfRules.levels and min(planes.shape[:2]) >= OfBlocks.side:
         blocks = [noise_of_all(planes[..., c], 1 / 255) for c in range(planes.shape[2])]
         if blocks[0] is None:
             break
@@ -171,9 +154,10 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     verdict = Rules(white, found, colour, 1.0).estimate_flat()
     model: Any = verdict.model
     noise = float(np.sqrt(model.powers(own.shape[2], 2)[0 if colour else slice(None)].mean()))
-    if spread > _BEYOND * noise:
+    if spread > OfFlat.beyond * noise:
         raise InputError(f"{place}: got a level that varies by {spread * span:.3g} beside noise of {noise * span:.3g}, "
-                         f"expected at most {_BEYOND:g} times as much; it is not flat; take another part")  # fmt: skip
+                         f"expected at most {OfFlat.beyond:g} times as much; it is not flat; take another "
+                         "part")  # fmt: skip
     reason = f"measured in rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
     verdict = replace(verdict, reasons=(*verdict.reasons, reason, _ONE_LEVEL))
     measured = {"level": level, "sigma": sigma, "correlation": correlation}
@@ -183,15 +167,21 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
 def _check_flat(plane: Array, place: str) -> None:
     """Refuse a part whose luminance (H, W, 1) has its power at some places, or changes too smoothly for noise."""
     half = down(plane)[..., 0]
-    power = _powers(sliding_window_view(half, (SIDE, SIDE))[::_STEP, ::_STEP].reshape(-1, SIDE, SIDE))
+    power = _powers(
+        sliding_window_view(half, (OfBlocks.side, OfBlocks.side))[:: OfFlat.step, :: OfFlat.step].reshape(
+            -1, OfBlocks.side, OfBlocks.side
+        )
+    )
     excess = float(power.mean() / np.median(power))
-    if excess > _EXCESS:
-        raise InputError(f"{place}: got blocks of {excess:.3g} times their median power on average, expected at most "
-                         f"{_EXCESS:g} times; it is not flat (an edge or letters); take another part")  # fmt: skip
+    if excess > OfFlat.excess:
+        raise InputError(f"{place}: got blocks of {excess:.3g} times their median power on average, expected at "
+                         f"most {OfFlat.excess:g} times; it is not flat (an edge or letters); take another "
+                         "part")  # fmt: skip
     alike = float(_moments(plane)[1].min())
-    if alike > _SMOOTH:
-        raise InputError(f"{place}: got neighbours with a correlation of {alike:.2f}, expected at most {_SMOOTH:g} of "
-                         "noise; it is not flat (shades, letters or texture); take another part")  # fmt: skip
+    if alike > OfFlat.smooth:
+        raise InputError(f"{place}: got neighbours with a correlation of {alike:.2f}, expected at most "
+                         f"{OfFlat.smooth:g} of noise; it is not flat (shades, letters or texture); take "
+                         "another part")  # fmt: skip
 
 
 def _without_shading(own: Array) -> Array:
@@ -212,12 +202,15 @@ def _moments(rest: Array) -> tuple[Array, Array]:
 def _figures(tiles: Array) -> tuple[Array, Array, Array]:
     """Return for tiles (N, 16, 16) how red and how uneven they are, and their power at middle frequencies."""
     squares = _squares(tiles)
-    slope = np.add.outer(np.arange(TILE), np.arange(TILE)) == 1  # of a plane: light that falls off is no structure
-    power = squares[:, _band(TILE, _MIDDLE)].mean(axis=1)
-    low = squares[:, _band(TILE, _LOW) & ~slope].mean(axis=1)
-    corners = range(0, TILE - SIDE + 1, _STEP)
+    slope = (
+        np.add.outer(np.arange(OfFlat.tile), np.arange(OfFlat.tile)) == 1
+    )  # of a plane: light that falls off is no structure
+    power = squares[:, _band(OfFlat.tile, OfFlat.middle)].mean(axis=1)
+    low = squares[:, _band(OfFlat.tile, OfFlat.low) & ~slope].mean(axis=1)
+    corners = range(0, OfFlat.tile - OfBlocks.side + 1, OfFlat.step)
     blocks = np.stack([
-        _powers(tiles[:, row : row + SIDE, column : column + SIDE]) for row, column in product(corners, corners)
+        _powers(tiles[:, row : row + OfBlocks.side, column : column + OfBlocks.side])
+        for row, column in product(corners, corners)
     ])  # fmt: skip
     tiny = np.finfo(np.float64).tiny
     with np.errstate(over="ignore"):  # beside nothing all is infinitely red and uneven, and no tile of noise
@@ -226,7 +219,7 @@ def _figures(tiles: Array) -> tuple[Array, Array, Array]:
 
 def _powers(blocks: Array) -> Array:
     """Return the power of blocks (N, 8, 8) at middle frequencies."""
-    return np.asarray(_squares(blocks)[:, _band(SIDE, _OF_BLOCKS)].mean(axis=1))
+    return np.asarray(_squares(blocks)[:, _band(OfBlocks.side, OfFlat.of_blocks)].mean(axis=1))
 
 
 def _squares(tiles: Array) -> Array:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_floats, check_number, checked_call
 
@@ -19,14 +20,10 @@ _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
 OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 
-_SMOOTHING: Final = 1.5  # samples over which the intensity is smoothed that the noise follows
-_ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
 _NO_SUM: Final = (
     "noise: got two Gaussian noises whose sum no model says, since one follows the intensity, or opponent colours, and "
     "the other is correlated, or differs from channel to channel; expected white ones; give one model of their sum"
 )
-_FINER: Final = 8  # intensities for each of a noise that follows them, where the sum is no straight line between them
-_LARGEST: Final = 1e150  # standard deviation whose square is a number
 
 
 @checked_call
@@ -120,11 +117,11 @@ class GaussianNoise(Noise):
         sigma : float or array of shape (C,)
         """
         values = check_floats("kernel", kernel, ndim=(1, 2))
-        if max(values.shape) > spectra.FREQUENCIES // 2:  # farther offsets would alias
+        if max(values.shape) > OfSpectra.frequencies // 2:  # farther offsets would alias
             raise InputError(
                 f"kernel: got shape {values.shape}, expected at most {spectra.FREQUENCIES // 2} samples along an axis"
             )
-        size = (spectra.FREQUENCIES,) * values.ndim
+        size = (OfSpectra.frequencies,) * values.ndim
         return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
 
     def of_channels(self, which: NDArray[np.bool_]) -> Self:
@@ -160,7 +157,7 @@ class GaussianNoise(Noise):
         if len(sigma) != channels or (self.opponent and channels != 3):
             expected = 3 if self.opponent else len(sigma)
             raise InputError(_of_others(expected, channels))
-        if float(np.max(sigma)) > _LARGEST:
+        if float(np.max(sigma)) > OfSpectra.largest:
             raise InputError(f"sigma: got {np.max(sigma):g}, whose square overflows; take another unit of the samples")
         shape = np.ones((1, 1, 1)) if self.spectrum is None else self.spectrum
         if len(shape) not in (1, channels):
@@ -172,8 +169,8 @@ class GaussianNoise(Noise):
             raise InputError(f"noise: got a signal, but a spectrum of {shape.shape[1]} x {shape.shape[2]} frequencies")
         if dimension == 2 and self.spectrum is not None and shape.shape[1] == 1:
             raise InputError("noise: got an image, but the spectrum of a signal; give power by both frequencies")
-        rows = 1 if dimension == 1 else spectra.FREQUENCIES
-        full = np.broadcast_to(shape, (channels, rows, spectra.FREQUENCIES)) if self.spectrum is None else shape
+        rows = 1 if dimension == 1 else OfSpectra.frequencies
+        full = np.broadcast_to(shape, (channels, rows, OfSpectra.frequencies)) if self.spectrum is None else shape
         return np.asarray(sigma[:, None, None] ** 2 * full / full.mean(axis=(1, 2), keepdims=True))
 
     def counted(self, channels: int, dimension: int) -> spectra.Spectrum:
@@ -262,7 +259,9 @@ class GaussianNoise(Noise):
             if shape is not None or np.ptp(sigma) > 0:
                 raise InputError(_NO_SUM)
             places = np.union1d(*(one.intensities if one.intensities is not None else [] for one in (self, other)))
-            places = np.interp(np.arange(_FINER * (len(places) - 1) + 1) / _FINER, np.arange(len(places)), places)
+            places = np.interp(
+                np.arange(OfSpectra.finer * (len(places) - 1) + 1) / OfSpectra.finer, np.arange(len(places)), places
+            )
             shares = [
                 np.square(one.relative(places)) * power.mean() for one, power in zip((self, other), powers, strict=True)
             ]
@@ -327,7 +326,7 @@ def smoothed(samples: Array) -> Array:
     from scipy.ndimage import gaussian_filter
 
     intensity = samples.mean(axis=-1, dtype=np.float64)
-    widths = [_SMOOTHING if n > 1 else 0 for n in intensity.shape]
+    widths = [OfSpectra.smoothing if n > 1 else 0 for n in intensity.shape]
     return np.asarray(gaussian_filter(intensity, widths, mode="reflect"))
 
 
@@ -345,7 +344,7 @@ def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
     if not (means > 0).all():
         raise InputError("spectrum: got zeros alone in a channel, expected some power; leave it out for white noise")
     # One that has been here before keeps its bits, so that a model comes back from a file as it was.
-    return np.asarray(grid / np.where(np.abs(means - 1) < _ROUNDING, 1.0, means))
+    return np.asarray(grid / np.where(np.abs(means - 1) < OfSpectra.rounding, 1.0, means))
 
 
 def _of_others(expected: int, channels: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +11,9 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.figures import OfHot
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_number
-
-# Chosen on a brain template and two clips.
-_OUT: Final = {True: 8.0, False: 12.0}  # standard deviations of what is around: the mean of frames has light tails
-_ALONE: Final = 2.0  # times as far from what is around as the highest neighbour is
-_REACH: Final = {1: 6, 2: 2, 3: 1}  # half side of the neighbourhood
-_QUARTILES: Final = 1.349  # between the quartiles of a Gaussian law, in standard deviations
-_LEAST_STEP: Final = 0.1  # of the range, but for the ends of it: so much brighter is a hot pixel at least
-_ENDS: Final = 0.005
-_LEAST_FRAMES: Final = 4
-_LEAST_COUNT: Final = 5
-_LEAST_SHARE: Final = 2e-5  # of the samples: sensors have more, laws with long tails fewer
-_MOST_SHARE: Final = 0.02
 
 
 @underflowing
@@ -136,10 +125,11 @@ class HotPixels(Noise):
         raise InputError(f"factor: got {factor:g} for hot pixels, which have no strength; give another density")
 
     def _check_frames(self, samples: Array) -> None:
-        if self.fixed and (samples.ndim != 4 or len(samples) < _LEAST_FRAMES):
+        if self.fixed and (samples.ndim != 4 or len(samples) < OfHot.least_frames):
             raise InputError(
                 f"image: got shape {samples.shape[:-1]} with hot pixels that are the same in all frames, expected a "
-                f"clip or stack of at least {_LEAST_FRAMES} frames; for single ones HotPixels(density, fixed=False)"
+                f"clip or stack of at least {OfHot.least_frames} frames; for single ones "
+                "HotPixels(density, fixed=False)"
             )
 
 
@@ -160,14 +150,14 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     for fixed in (True, False):
-        if samples.ndim != 4 or (fixed and len(samples) < _LEAST_FRAMES):
+        if samples.ndim != 4 or (fixed and len(samples) < OfHot.least_frames):
             continue
         found = np.zeros(absent.shape, bool)
         for c in range(samples.shape[-1]):
             found |= _hot(samples[..., c], absent, fixed)
         count = np.count_nonzero(found[0] if fixed else found)
         size = found[0].size if fixed else found.size
-        if count >= _LEAST_COUNT and _LEAST_SHARE < count / size < _MOST_SHARE:
+        if count >= OfHot.least_count and OfHot.least_share < count / size < OfHot.most_share:
             hot = samples.astype(np.float64)[found].max(axis=-1)
             level = float(hot.mean() - np.median(samples[~(found | absent)]))
             return HotPixels(count / size, max(level, 0.0), fixed)
@@ -183,12 +173,12 @@ def _hot(values: Array, absent: NDArray[np.bool_], fixed: bool) -> NDArray[np.bo
     unit = float(np.abs(present).max())
     scaled = np.where(absent, 0.0, values.astype(np.float64) / unit)
     if not fixed:
-        return _alone(scaled, absent, _OUT[False])
+        return _alone(scaled, absent, OfHot.out[False])
     known = np.count_nonzero(~absent, axis=0)
     ordered = np.sort(np.where(absent, np.inf, scaled), axis=0)
     middle = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, axis=0)[0]
-    unknown = known < _LEAST_FRAMES
-    return np.broadcast_to(_alone(np.where(unknown, 0.0, middle), unknown, _OUT[True]), absent.shape) & ~absent
+    unknown = known < OfHot.least_frames
+    return np.broadcast_to(_alone(np.where(unknown, 0.0, middle), unknown, OfHot.out[True]), absent.shape) & ~absent
 
 
 def _alone(values: NDArray[np.float64], unknown: NDArray[np.bool_], out: float) -> NDArray[np.bool_]:
@@ -199,15 +189,15 @@ def _alone(values: NDArray[np.float64], unknown: NDArray[np.bool_], out: float) 
     sigma = float(estimate_sigmas(values[..., None], unknown)[0])
     if sigma == 0:
         return found
-    low, high = np.quantile(values[~unknown], [_ENDS, 1 - _ENDS])
-    sigma = max(sigma, _LEAST_STEP / out * float(high - low))
+    low, high = np.quantile(values[~unknown], [OfHot.ends, 1 - OfHot.ends])
+    sigma = max(sigma, OfHot.least_step / out * float(high - low))
     ring = np.ones((3,) * values.ndim, bool)
     ring[(1,) * values.ndim] = False
     beside = maximum_filter(np.where(unknown, -np.inf, values), footprint=ring, mode="constant", cval=-np.inf)
     with np.errstate(invalid="ignore"):  # all unknown
         rough = ~unknown & (values - beside > out / 3 * sigma)
     places = np.argwhere(rough)
-    reach = _REACH[values.ndim]
+    reach = OfHot.reach[values.ndim]
     offsets = np.argwhere(np.ones((2 * reach + 1,) * values.ndim))
     padded = np.pad(np.where(unknown, np.nan, values), reach, constant_values=np.nan)
     for part in np.array_split(places, max(len(places) // 2**14, 1)):
@@ -218,6 +208,6 @@ def _alone(values: NDArray[np.float64], unknown: NDArray[np.bool_], out: float) 
         low, middle, high = np.nanquantile(around, [0.25, 0.5, 0.75], axis=1) if len(part) else np.empty((3, 0))
         at = tuple(part.T)
         above = values[at] - middle
-        spread = np.maximum((high - low) / _QUARTILES, sigma)
-        found[at] = (above > out * spread) & (above > _ALONE * (beside[at] - middle))
+        spread = np.maximum((high - low) / OfHot.quartiles, sigma)
+        found[at] = (above > out * spread) & (above > OfHot.alone * (beside[at] - middle))
     return found

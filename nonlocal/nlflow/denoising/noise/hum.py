@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.base import Noise, Reduction
+from nlflow.denoising.noise.figures import OfHum
 from nlflow.denoising.noise.signals import (
     channel_of,
     check_recording,
@@ -21,9 +22,6 @@ from nlflow.denoising.noise.signals import (
 from nlflow.errors import InputError, check_array, check_number
 
 Array = NDArray[Any]
-
-_ORDER: Final = 16  # of the filter that predicts the recording, at most
-_ROUNDS: Final = 6  # of filter and fit in turn; figures do not change after four
 
 
 @underflowing
@@ -191,7 +189,7 @@ def fit(values: Floats, basis: Floats, present: NDArray[np.bool_]) -> Floats:
     # A taper keeps the first fit from what leaks of other frequencies.
     taper = np.where(present, np.hanning(len(values) + 2)[1:-1], 0.0)
     coefficients = _least_squares(basis, centred, taper)
-    for _ in range(_ROUNDS):
+    for _ in range(OfHum.rounds):
         rest = np.where(present, centred - basis @ coefficients, 0.0)
         error_filter, whole = prediction_filter(rest, present, order)
         error = np.convolve(rest, error_filter, "valid")
@@ -204,7 +202,7 @@ def fit(values: Floats, basis: Floats, present: NDArray[np.bool_]) -> Floats:
 
 def _order_for(present: NDArray[np.bool_]) -> int:
     """Return an order so low that half of the samples that are present have a whole past."""
-    order = max(1, min(_ORDER, len(present) // 64))
+    order = max(1, min(OfHum.order, len(present) // 64))
     while order > 0:
         since = np.convolve(present, np.ones(order + 1), "valid") > order + 0.5
         if 2 * np.count_nonzero(since) >= np.count_nonzero(present):

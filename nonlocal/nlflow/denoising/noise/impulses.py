@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -13,31 +13,9 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow.denoising.noise.figures import OfImpulses
 from nlflow.domains.samples import as_signal, range_of
 from nlflow.errors import InputError, check_number
-
-# Chosen on BSD68 and Kodak photographs, Set12 not looked at.
-_REACH: Final = {1: 6, 2: 2, 3: 1}  # half side of the neighbourhood that a sample is compared with
-_OUT: Final = 3.0  # standard deviations of its neighbours at which a value sticks out of them
-_SPIKE: Final = 4.0  # the same where any value may be an impulse
-_LEAST_NEIGHBOURS: Final = 0.25  # of a neighbourhood that must be no candidates themselves, to compare with
-_UNSURE: Final = 6.0  # neighbours: with as few, their spread counts twice
-_LEAST_SPREAD: Final = 0.01  # of the range: neighbours are not taken to be more alike than this
-_AREA: Final = 1e-5  # probability of so many equal neighbours among impulses, below which they are an area
-_WAYS: Final = {1: 1.0, 2: 6.0, 3: 18.0}  # in which a piece of samples goes on
-_LEAST_PIECE: Final = 4  # samples that impulses alone may join
-_BLOCKS: Final = 6  # along each axis: impulses are found in all of them
-_LEAST_COUNT: Final = 12  # impulses to believe in any
-_LEAST_VISIBLE: Final = 0.05  # of the samples: where a value would stick out, so that there is something to count
-_ATOM: Final = 4.0  # times as many samples stick out with the value itself as with values between it and the others
-_EVEN: Final = 0.5  # of the mean density that most blocks reach
-_MOST_BLOCKS: Final = 0.8
-_PER_BLOCK: Final = 8.0  # impulses expected in a block
-_LEAST_STEP: Final = 0.1  # of the range: what is nearer to its neighbours does not stick out
-_STEPS: Final = 3.0  # the same, of integers: nearer ones have no values between them that would be rare
-_CLUSTERED: Final = 2.0  # times as many equal neighbours as of samples that are strewn
-_MOST: Final = 0.99
-_PIECE: Final = 2**16  # samples whose neighbours are sorted at a time
 
 
 @underflowing
@@ -207,7 +185,7 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
         other = values[-1] if value < middle else values[0]
         if _follows(views, _unit(other, low, span), density):
             best[other] = density
-    return Impulses(min(sum(best.values()), _MOST), float(min(best)), float(max(best)))
+    return Impulses(min(sum(best.values()), OfImpulses.most), float(min(best)), float(max(best)))
 
 
 def _unit(value: Any, low: float, span: float) -> float:
@@ -250,7 +228,7 @@ def _candidates(present: Array) -> list[Any]:
     half = int(np.clip(np.searchsorted(np.cumsum(counts), present.size / 2), 1, len(values) - 1))
     found = [values[0], values[-1]]
     for part, count, end in ((values[:half], counts[:half], 0), (values[half:], counts[half:], -1)):
-        if count[end] < _LEAST_COUNT:
+        if count[end] < OfImpulses.least_count:
             found.append(part[np.argmax(count)])
     return sorted(set(found))
 
@@ -261,7 +239,7 @@ def _axes(shape: tuple[int, ...]) -> int:
 
 
 def _reach(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (0, _REACH[1]) if _axes(shape) == 1 else (_REACH[len(shape)],) * len(shape)
+    return (0, OfImpulses.reach[1]) if _axes(shape) == 1 else (OfImpulses.reach[len(shape)],) * len(shape)
 
 
 def _surroundings(
@@ -273,18 +251,18 @@ def _surroundings(
     padded = np.pad(np.where(excluded, np.nan, plane), margins, constant_values=np.nan)
     window = tuple(2 * r + 1 for r in reach)
     median, spread = np.empty_like(plane), np.empty_like(plane)
-    rows = max(1, _PIECE // math.prod(plane.shape[1:]))
+    rows = max(1, OfImpulses.piece // math.prod(plane.shape[1:]))
     for top in range(0, plane.shape[0], rows):
         part = sliding_window_view(padded[top : top + rows + 2 * reach[0]], window)
         part = np.delete(part.reshape(*part.shape[: plane.ndim], -1), math.prod(window) // 2, axis=-1)
         ordered = np.sort(part, axis=-1)  # NaN comes last
         count = np.isfinite(ordered).sum(axis=-1)
         low, mid, high = (_ranked(ordered, count, share) for share in (0.25, 0.5, 0.75))
-        few = count < _LEAST_NEIGHBOURS * part.shape[-1]
+        few = count < OfImpulses.least_neighbours * part.shape[-1]
         median[top : top + rows] = np.where(few, np.nan, mid)
         # Few neighbours may be alike by chance.
-        sure = (high - low) / 1.349 * (1 + _UNSURE / np.maximum(count, 1))
-        spread[top : top + rows] = np.where(few, np.nan, np.maximum(sure, _LEAST_SPREAD))
+        sure = (high - low) / 1.349 * (1 + OfImpulses.unsure / np.maximum(count, 1))
+        spread[top : top + rows] = np.where(few, np.nan, np.maximum(sure, OfImpulses.least_spread))
     return median, spread
 
 
@@ -304,7 +282,7 @@ def _sticking_out(plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]
     scaled = (np.where(unknown, present.min(), plane).astype(np.float64) - float(present.min())) / range_of(present)
     for _ in range(2):
         median, spread = _surroundings(scaled, unknown | found)
-        found = np.abs(scaled - median) > _SPIKE * spread  # False for NaN
+        found = np.abs(scaled - median) > OfImpulses.spike * spread  # False for NaN
     return found
 
 
@@ -323,7 +301,9 @@ def _in_area(side: NDArray[np.bool_], unknown: NDArray[np.bool_], density: float
     from scipy.stats import binom
 
     present, equal = _equal_neighbours(side, unknown)
-    return np.asarray(side & ((binom.sf(equal - 1, present, density) < _AREA) | _in_piece(side & ~unknown, density)))
+    return np.asarray(
+        side & ((binom.sf(equal - 1, present, density) < OfImpulses.area) | _in_piece(side & ~unknown, density))
+    )
 
 
 def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
@@ -334,10 +314,10 @@ def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
     """
     from scipy.ndimage import label
 
-    on = density * _WAYS[_axes(side.shape)]
+    on = density * OfImpulses.ways[_axes(side.shape)]
     if on >= 1:
         return np.zeros_like(side)
-    most = max(math.log(side.size) / -math.log(on), _LEAST_PIECE)
+    most = max(math.log(side.size) / -math.log(on), OfImpulses.least_piece)
     pieces, _ = label(side, np.ones((3,) * side.ndim))
     large = np.bincount(pieces.ravel()) > most
     large[0] = False
@@ -349,10 +329,10 @@ def _density(views: list[_View], value: float) -> float:
     visible, hits = _counted(views, value)
     count, seen = sum(map(np.count_nonzero, hits)), sum(map(np.count_nonzero, visible))
     size = sum(view.plane.size for view in views)
-    if count < _LEAST_COUNT or seen < _LEAST_VISIBLE * size:
+    if count < OfImpulses.least_count or seen < OfImpulses.least_visible * size:
         return 0.0
     between = sum(np.count_nonzero(_between(view, at, value)) for view, at in zip(views, visible, strict=True))
-    if count < _ATOM * between or _clustered(views, hits, value, count / seen):
+    if count < OfImpulses.atom * between or _clustered(views, hits, value, count / seen):
         return 0.0
     return _even(visible, hits, count)
 
@@ -361,14 +341,14 @@ def _follows(views: list[_View], value: float, density: float) -> bool:
     """Tell whether a value is about as frequent, where it sticks out, as impulses of the other value are."""
     visible, hits = _counted(views, value)
     expected = density * sum(map(np.count_nonzero, visible))
-    return bool(expected >= _LEAST_COUNT and 0.5 <= sum(map(np.count_nonzero, hits)) / expected <= 2)
+    return bool(expected >= OfImpulses.least_count and 0.5 <= sum(map(np.count_nonzero, hits)) / expected <= 2)
 
 
 def _counted(views: list[_View], value: float) -> tuple[list[NDArray[np.bool_]], list[NDArray[np.bool_]]]:
     """Return where a value would stick out of its neighbours, and where it does."""
     visible = []
     for view in views:
-        least = np.maximum(_OUT * view.spread, max(_LEAST_STEP, _STEPS * view.step))
+        least = np.maximum(OfImpulses.out * view.spread, max(OfImpulses.least_step, OfImpulses.steps * view.step))
         visible.append(np.asarray((np.abs(value - view.median) > least) & ~view.unknown))  # not for NaN
     return visible, [seen & (view.plane == value) for view, seen in zip(views, visible, strict=True)]
 
@@ -385,13 +365,13 @@ def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, 
     for view, hit in zip(views, hits, strict=True):
         around, alike = _equal_neighbours(view.plane == value, view.unknown)
         present, equal = present + around[hit].sum(), equal + alike[hit].sum()
-    return bool(equal > _CLUSTERED * density * present + 3 * math.sqrt(density * present))
+    return bool(equal > OfImpulses.clustered * density * present + 3 * math.sqrt(density * present))
 
 
 def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count: int) -> float:
     """Return the median density over the parts of a picture, 0 where many parts have too few."""
     shape = visible[0].shape
-    blocks = int(np.clip(round((count / _PER_BLOCK) ** (1 / len(shape)), 9), 2, _BLOCKS))
+    blocks = int(np.clip(round((count / OfImpulses.per_block) ** (1 / len(shape)), 9), 2, OfImpulses.blocks))
     cuts = (1, blocks**2) if _axes(shape) == 1 else (blocks,) * len(shape)
     parts = np.ix_(*(np.arange(n) * cut // n for n, cut in zip(shape, cuts, strict=True)))
     index = np.asarray(np.ravel_multi_index(parts, cuts))
@@ -399,8 +379,10 @@ def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count
         np.sum([np.bincount(index[a], minlength=math.prod(cuts)) for a in arrays], axis=0) for arrays in (visible, hits)
     )
     mean = met.sum() / seen.sum()
-    telling = seen * mean >= _PER_BLOCK / 2
+    telling = seen * mean >= OfImpulses.per_block / 2
     if np.count_nonzero(telling) < math.prod(cuts) / 4:
         return 0.0
     densities = met[telling] / seen[telling]
-    return float(np.median(densities)) if np.mean(densities >= _EVEN * mean) >= _MOST_BLOCKS else 0.0
+    return (
+        float(np.median(densities)) if np.mean(densities >= OfImpulses.even * mean) >= OfImpulses.most_blocks else 0.0
+    )

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.figures import OfHum
 from nlflow.denoising.noise.hum import Hum, fit, waves
 from nlflow.denoising.noise.signals import channel_of, spread_of
 from nlflow.errors import check_number
 
 Array = NDArray[Any]
-
-_LEAST: Final = 256  # samples: with fewer a line is no narrower than what a signal has
-_FALSE: Final = 1e-3  # chance that white noise has a line, over all its frequencies
-_PARTS: Final = 8  # parts of the recording in which a line has the same amplitude and phase
-_FEW_PARTS: Final = 4  # the same for slow lines, which are never hum, but tell of a signal that is made of lines
-_CYCLES: Final = 4  # of a line in one part, at least
-_NEAR: Final = 4  # steps of the spectrum that a line fills
-_BACKGROUND: Final = 65  # steps whose median a line is compared with
-_MOST_LINES: Final = 24
-_CLIPPED: Final = 3.0  # standard deviations: outliers, such as heart beats, are cut off there
-_HARMONIC: Final = 0.5  # steps of the spectrum by which a line may miss a multiple
-_MOST_HARMONICS: Final = 20
-_MISSING_HARMONICS: Final = 3  # the lowest line is this multiple of the mains at most
-_SHARE: Final = 0.25  # of the energy of the signal's own structure, at most; unknown sampling rate
-_SHARE_MAINS: Final = 4.0  # the same for a line that is where mains are
-_STRUCTURE: Final = 0.5  # of the energy of the noise: with less structure there is no signal on which a line could lie
-_BELOW: Final = 8.0  # structure is measured from this part of the lowest frequency on: trends are no other content
-_GROWTH: Final = 0.5  # relative change of the amplitude from the middle to an end
-_MAINS: Final = (50.0, 60.0)  # Hz
-_MAINS_ERROR: Final = 0.01  # relative; clocks and mains together are better than that
 
 
 @underflowing
@@ -84,7 +65,7 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     values, present = channel_of(samples, missing)
     if rate is not None:
         rate = check_number("rate", rate, minimum=0, strict=True, hint="samples a second")
-    if len(values) < _LEAST or np.count_nonzero(present) < 3 * len(values) / 4:
+    if len(values) < OfHum.least or np.count_nonzero(present) < 3 * len(values) / 4:
         return None
     values = _interpolated(values, present)
     scale = float(np.abs(values).max())
@@ -97,7 +78,7 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     if lines is None:
         return None
     hum = Hum(lines).fitted(values, ~present)
-    if not _lies_on_a_signal(values, hum, present, _SHARE if rate is None else _SHARE_MAINS):
+    if not _lies_on_a_signal(values, hum, present, OfHum.share if rate is None else OfHum.share_mains):
         return None
     return hum.scaled(scale)
 
@@ -115,7 +96,7 @@ def _whitened(values: Floats) -> Floats:
         before, now = values[:-1], values[1:]
         energy = float(before @ before)
         values = now - (float(before @ now) / energy if energy > 0 else 0.0) * before
-    limit = _CLIPPED * spread_of(values)
+    limit = OfHum.clipped * spread_of(values)
     return np.clip(values, -limit, limit)
 
 
@@ -132,14 +113,14 @@ def _candidates(values: Floats) -> list[float]:
     power = np.abs(np.fft.rfft(_taper(size) * white)) ** 2
     if power.max() < 1e-290:  # nothing but rounding is left
         return []
-    background = median_filter(power, _BACKGROUND, mode="reflect")
+    background = median_filter(power, OfHum.background, mode="reflect")
     ratio = power / np.maximum(background, 1e-24 * power.max())
     # In white noise the ratio is exponential, of median 1.
-    level = math.log(len(ratio) / _FALSE) / math.log(2)
-    peaks = (ratio > level) & (power == maximum_filter1d(power, 2 * _NEAR - 1))
+    level = math.log(len(ratio) / OfHum.false) / math.log(2)
+    peaks = (ratio > level) & (power == maximum_filter1d(power, 2 * OfHum.near - 1))
     index = np.flatnonzero(peaks)
-    index = index[(index >= _CYCLES * _FEW_PARTS / 2) & (index < len(ratio) - _NEAR)]
-    index = index[np.argsort(-ratio[index])][:_MOST_LINES]
+    index = index[(index >= OfHum.cycles * OfHum.few_parts / 2) & (index < len(ratio) - OfHum.near)]
+    index = index[np.argsort(-ratio[index])][: OfHum.most_lines]
     return [_from_phases(white, k / size) for k in index.tolist()]
 
 
@@ -155,28 +136,28 @@ def _parts(white: Floats, frequency: float, count: int) -> NDArray[np.complex128
 def _from_phases(white: Floats, frequency: float) -> float:
     """Return a frequency near a given one by which the phases of the parts agree."""
     for _ in range(3):
-        z = _parts(white, frequency, _PARTS)
+        z = _parts(white, frequency, OfHum.parts)
         turn = np.angle(np.sum(z[1:] * z[:-1].conj()))
-        frequency += float(turn) / (2 * math.pi * (len(white) // _PARTS))
+        frequency += float(turn) / (2 * math.pi * (len(white) // OfHum.parts))
     return frequency
 
 
 def _is_steady(values: Floats, frequency: float) -> bool:
     """Tell by an F test whether a line has one amplitude and phase in all parts."""
     white = _whitened(values)
-    count = _PARTS if _is_fast(frequency, len(values)) else _FEW_PARTS
+    count = OfHum.parts if _is_fast(frequency, len(values)) else OfHum.few_parts
     z = _parts(white, frequency, count)
     mean = z.mean()
     spread = float(np.sum(np.abs(z - mean) ** 2))
     ratio = count * abs(mean) ** 2 / max(spread, 1e-300)
     # F with 2 and 2 (n - 1) degrees of freedom is (n - 1) times the ratio; its tail is a power.
     chance = -(count - 1) * math.log1p(ratio)
-    return chance < math.log(_FALSE / (len(values) / 2))
+    return chance < math.log(OfHum.false / (len(values) / 2))
 
 
 def _is_fast(frequency: float, size: int) -> bool:
     """Tell whether a line has so many cycles in a part that it can be hum."""
-    return frequency * (size // _PARTS) >= _CYCLES
+    return frequency * (size // OfHum.parts) >= OfHum.cycles
 
 
 def _series(lines: list[float], size: int, rate: float | None) -> tuple[float, Floats] | None:
@@ -184,17 +165,22 @@ def _series(lines: list[float], size: int, rate: float | None) -> tuple[float, F
     if not lines or not all(_is_fast(f, size) for f in lines):
         return None
     found = np.sort(lines)
-    for number in range(1, _MISSING_HARMONICS + 1):
+    for number in range(1, OfHum.missing_harmonics + 1):
         multiples = np.rint(found / (found[0] / number))
         base = float(multiples @ found / (multiples @ multiples))
-        fits = np.abs(found - multiples * base).max() * size <= _HARMONIC
-        if fits and multiples.max() <= _MOST_HARMONICS and (np.diff(multiples) > 0).all() and _is_mains(base, rate):
+        fits = np.abs(found - multiples * base).max() * size <= OfHum.harmonic
+        if (
+            fits
+            and multiples.max() <= OfHum.most_harmonics
+            and (np.diff(multiples) > 0).all()
+            and _is_mains(base, rate)
+        ):
             return base, multiples
     return None
 
 
 def _is_mains(base: float, rate: float | None) -> bool:
-    return rate is None or any(abs(base * rate / mains - 1) <= _MAINS_ERROR for mains in _MAINS)
+    return rate is None or any(abs(base * rate / mains - 1) <= OfHum.mains_error for mains in OfHum.mains)
 
 
 def _refined(values: Floats, base: float, multiples: Floats, present: NDArray[np.bool_]) -> tuple[float, ...] | None:
@@ -210,7 +196,7 @@ def _refined(values: Floats, base: float, multiples: Floats, present: NDArray[np
         cosine, sine, slope_cosine, slope_sine = both.reshape(4, -1)
         amplitude, slope = cosine - 1j * sine, slope_cosine - 1j * slope_sine
         energy, change = np.abs(amplitude) ** 2, slope * amplitude.conj()
-        if abs(change.real.sum()) >= 2 * _GROWTH * energy.sum():
+        if abs(change.real.sum()) >= 2 * OfHum.growth * energy.sum():
             return None
         base += float(multiples @ change.imag / (multiples**2 @ energy)) / (2 * math.pi * size)
     return tuple((multiples * base).tolist()) if base > 0 and multiples.max() * base < 0.5 else None
@@ -224,8 +210,8 @@ def _lies_on_a_signal(values: Floats, hum: Hum, present: NDArray[np.bool_], shar
     taper = _taper(len(rest))
     level = rest - np.polynomial.polynomial.polyval(t, np.polynomial.polynomial.polyfit(t, rest, 1))
     power = 2 * np.abs(np.fft.rfft(taper * level)) ** 2 / (len(rest) * float(taper @ taper))
-    first = math.ceil(hum.frequencies[0] / _BELOW * len(rest))
+    first = math.ceil(hum.frequencies[0] / OfHum.below * len(rest))
     noise = sigma**2 * (1 - 2 * first / len(rest))
     structure = float(power[first:].sum()) - noise
     strength = sum(a**2 for a in hum.amplitudes or ()) / 2
-    return structure >= _STRUCTURE * noise and strength <= share * structure
+    return structure >= OfHum.structure * noise and strength <= share * structure

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.noise.backgrounds import LARGEST, SMALLEST, rayleigh_of, strength_of
+from nlflow.denoising.noise.backgrounds import rayleigh_of, strength_of
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.chi import Stabilizer, mean_magnitude, stabilizer
+from nlflow.denoising.noise.figures import OfMagnitudes
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number
-
-_MOST_COILS: Final = 256.0
 
 
 @underflowing
@@ -37,8 +36,11 @@ class Magnitudes(Noise):
             return
         hint = "the standard deviation of the real and of the imaginary part, in the units of the input"
         sigma = check_number("sigma", self.sigma, minimum=0, strict=True, hint=hint)
-        if not SMALLEST < sigma < LARGEST:
-            raise InputError(f"sigma: got {sigma:g}, expected {SMALLEST:g} to {LARGEST:g}; take another unit")
+        if not OfMagnitudes.smallest < sigma < OfMagnitudes.largest:
+            raise InputError(
+                f"sigma: got {sigma:g}, expected {OfMagnitudes.smallest:g} to {OfMagnitudes.largest:g}; take another "
+                "unit"
+            )
         object.__setattr__(self, "sigma", sigma)
 
     @property
@@ -272,8 +274,8 @@ class NoncentralChi(Magnitudes):
         self._check()
         hint = "how many coils were combined by the root of the sum of squares"
         coils = check_number("coils", self.coils, minimum=1, hint=hint)
-        if coils > _MOST_COILS:
-            raise InputError(f"coils: got {coils:g}, expected at most {_MOST_COILS:g}")
+        if coils > OfMagnitudes.most_coils:
+            raise InputError(f"coils: got {coils:g}, expected at most {OfMagnitudes.most_coils:g}")
         object.__setattr__(self, "coils", coils)
 
     @property

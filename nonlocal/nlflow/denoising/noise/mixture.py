@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
 from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow.denoising.noise.figures import OfStripes
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.stripes import Stripes
 from nlflow.errors import InputError
-
-_LINE: Final = 0.3  # of the power in a line of the spectrum, from which on it stands for stripes
-_BESIDE: Final = 0.2  # of the line, that the lines beside it have at most
-_WEAK: Final = 0.01  # of the noise: what is left beside stripes counts as none
 
 
 @dataclass(frozen=True)
@@ -109,14 +106,18 @@ def with_stripes(noise: GaussianNoise) -> Noise:
         power = np.moveaxis(noise.spectrum, axis + 1, 1)  # frequencies across the stripes, then along them
         line, beside = power[:, :, 0], (power[:, :, 1] + power[:, :, -1]) / 2
         share = float((line - beside).sum() / power.sum())
-        if share < _LINE or beside.sum() > _BESIDE * line.sum():
+        if share < OfStripes.line or beside.sum() > OfStripes.beside * line.sum():
             continue
         rest = power.copy()
         rest[:, :, 0] = beside
         level = root_mean_square(np.atleast_1d(noise.sigma))
         stripes = Stripes(level * math.sqrt(share), axis=axis, shared=False)
         sigma = level * math.sqrt(max(1 - share, 0.0))
-        left = GaussianNoise(sigma, np.moveaxis(rest, 1, axis + 1)) if sigma > _WEAK * level else GaussianNoise(0.0)
+        left = (
+            GaussianNoise(sigma, np.moveaxis(rest, 1, axis + 1))
+            if sigma > OfStripes.weak * level
+            else GaussianNoise(0.0)
+        )
         return Mixture([stripes, left])
     return noise
 

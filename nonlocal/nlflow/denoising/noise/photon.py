@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Array
+from nlflow.denoising.noise.figures import OfTransfer
 from nlflow.denoising.noise.stabilizing import Poisson
 from nlflow.denoising.noise.volumes import blocks_of, constant, in_unit
 from nlflow.denoising.noise.windows import Windows, at_ends, limits_of
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number
-
-_BINS: Final = 40  # of the mean, at most
-_LEAST_BINS: Final = 4
-_IN_BIN: Final = 60  # blocks in a bin, at least
-_SHARE: Final = 0.1  # of the blocks of a bin: those with the least structure, from which more are taken
-_SURE: Final = 0.02  # relative uncertainty of a variance from which on more blocks are not worth their structure
-_SWEEPS: Final = 20  # of reweighting
-_OUTLIER: Final = 2.5  # standard errors: variances farther above the line count as structure
-_SIGNIFICANT: Final = 4.0  # standard errors that tell a number from 0
-_OFF: Final = 0.2  # root mean square of relative distances from the line, from which on it is none
-_CUT: Final = 3.0  # standard deviations above the lower end, where nothing is cut off
-_CONSISTENT: Final = 2.0  # standard errors: slopes with and without the darkest parts differ by less
-_DARKEST: Final = 0.01  # of the blocks
 
 
 @dataclass(frozen=True)
@@ -156,11 +144,11 @@ def transfer_of(
     slope, at_zero, covariance = _line(*points)
     # Many counts are 0; other noise is cut off there, and looks weaker in the dark than it is.
     means, variances, spread, dark = points
-    bright = means > limits[0] + _CUT * np.sqrt(variances)
-    if _LEAST_BINS <= np.count_nonzero(bright) < len(means):
+    bright = means > limits[0] + OfTransfer.cut * np.sqrt(variances)
+    if OfTransfer.least_bins <= np.count_nonzero(bright) < len(means):
         without = means[bright], variances[bright], spread[bright], dark
         again = _line(*without)
-        if abs(again[0] - slope) > _CONSISTENT * math.sqrt(again[2][0, 0]):
+        if abs(again[0] - slope) > OfTransfer.consistent * math.sqrt(again[2][0, 0]):
             points, (slope, at_zero, covariance) = without, again
     _check_line(slope, at_zero, math.sqrt(covariance[0, 0]), points)
     gain = slope * span
@@ -186,21 +174,21 @@ _Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], f
 def _points(windows: Windows, limit: float) -> _Points:
     """Return means, variances and their errors in bins of the mean, and the mean of the darkest blocks."""
     order = np.argsort(windows.mean)
-    count = min(_BINS, len(order) // _IN_BIN)
-    if count < _LEAST_BINS:
+    count = min(OfTransfer.bins, len(order) // OfTransfer.in_bin)
+    if count < OfTransfer.least_bins:
         raise InputError(f"stack: got {len(order)} blocks of 4 x 4 x 4 without missing samples, expected at least "
-                         f"{_LEAST_BINS * _IN_BIN}; give a larger stack")  # fmt: skip
+                         f"{OfTransfer.least_bins * OfTransfer.in_bin}; give a larger stack")  # fmt: skip
     found = []
     for part in np.array_split(order, count):
         near = part[np.argsort(windows.structure[part], kind="stable")]
         mean, variance, error = _of_bin(windows, near)
         if variance > 0 and mean < limit - 3 * math.sqrt(variance):  # where noise is cut off there is less of it
             found.append((mean, variance, error))
-    if len(found) < _LEAST_BINS:
+    if len(found) < OfTransfer.least_bins:
         raise InputError("stack: got hardly any part with noise that is not cut off at the upper end; expected "
                          "values that are not clipped")  # fmt: skip
     means, variances, errors = np.array(found).T
-    return means, variances, errors, float(windows.mean[order[: max(int(_DARKEST * len(order)), 1)]].mean())
+    return means, variances, errors, float(windows.mean[order[: max(int(OfTransfer.darkest * len(order)), 1)]].mean())
 
 
 def _of_bin(windows: Windows, order: NDArray[np.intp]) -> tuple[float, float, float]:
@@ -209,7 +197,7 @@ def _of_bin(windows: Windows, order: NDArray[np.intp]) -> tuple[float, float, fl
     Mean squares and not medians, as counts are no Gaussian noise.
     """
     squares = np.square(windows.high[order], dtype=np.float64).mean(axis=1)
-    size = max(int(_SHARE * len(order)), _IN_BIN // 2)
+    size = max(int(OfTransfer.share * len(order)), OfTransfer.in_bin // 2)
     seen: list[tuple[int, float, float]] = []
     while True:
         size = min(size, len(order))
@@ -218,7 +206,7 @@ def _of_bin(windows: Windows, order: NDArray[np.intp]) -> tuple[float, float, fl
         if any(variance - v > 2 * math.sqrt(max(e**2 - error**2, 0.0)) for _, v, e in seen):
             break
         seen.append((size, variance, error))
-        if size == len(order) or error < _SURE * variance:
+        if size == len(order) or error < OfTransfer.sure * variance:
             break
         size *= 2
     size, variance, error = seen[-1]
@@ -232,7 +220,7 @@ def _line(
     design = np.stack([means, np.ones_like(means)], axis=1)
     relative = errors / variances
     expected, weights = variances, np.ones_like(means)
-    for _sweep in range(_SWEEPS):
+    for _sweep in range(OfTransfer.sweeps):
         # Errors in proportion to the expected variance: those of points that are low by chance are too small.
         spread = relative * np.maximum(expected, 1e-3 * variances.max())
         normal = design.T @ (design * (weights / spread**2)[:, None])
@@ -241,7 +229,7 @@ def _line(
         off = (variances - expected) / spread
         scale = max(1.4826 * float(np.median(np.abs(off))), 1.0)
         # Structure makes variances larger, hardly anything makes them smaller.
-        weights = (_OUTLIER * scale / np.maximum(off, _OUTLIER * scale)) ** 2
+        weights = (OfTransfer.outlier * scale / np.maximum(off, OfTransfer.outlier * scale)) ** 2
     inflation = max(float((weights * off**2).sum() / max(len(means) - 2, 1)), 1.0)
     return float(slope), float(at_zero), np.asarray(np.linalg.inv(normal) * inflation)
 
@@ -250,7 +238,7 @@ def _check_line(slope: float, at_zero: float, error: float, points: _Points) -> 
     """Refuse a line that is none, or does not rise for certain."""
     means, variances, _, _ = points
     span = float(means.max() - means.min())
-    if slope <= _SIGNIFICANT * error:
+    if slope <= OfTransfer.significant * error:
         grown = f"{slope * span / float(np.median(variances)):.2g} ± {error * span / float(np.median(variances)):.2g}"
         why = "the noise does not follow the light" if error * span < 0.2 * float(np.median(variances)) else (
             "the flat parts are too few, or differ too little in intensity, to tell")  # fmt: skip
@@ -261,7 +249,7 @@ def _check_line(slope: float, at_zero: float, error: float, points: _Points) -> 
         raise InputError("stack: got variances that grow with the square of the intensity, expected a line, as counts "
                          "have; is this speckle? Then find_speckle tells how much")  # fmt: skip
     off = float(np.median(np.abs(variances / np.maximum(expected, 1e-3 * variances.max()) - 1))) * 1.4826
-    if off > _OFF:
+    if off > OfTransfer.off:
         raise InputError(f"stack: got variances {off:.0%} off any line over the mean, expected a line, as counts have; "
                          "is this noise of another kind, or structure everywhere? Give Poisson(gain=...)")  # fmt: skip
 
@@ -271,14 +259,14 @@ def _is_square(
 ) -> bool:
     """Tell whether most of what variances grow by is a parabola, and that for certain."""
     centred = means - means.min()
-    spread = np.maximum(errors, _SURE * variances)
+    spread = np.maximum(errors, OfTransfer.sure * variances)
     design = np.stack([centred**2, centred, np.ones_like(means)], axis=1) / spread[:, None]
     normal = np.linalg.inv(design.T @ design)
     fitted = normal @ design.T @ (variances / spread)
     away = design @ fitted - variances / spread
     error = math.sqrt(float(normal[0, 0]) * max(float((away**2).mean()), 1.0))
     span = float(centred.max())
-    return bool(fitted[0] > _SIGNIFICANT * error and fitted[0] * span > fitted[1])
+    return bool(fitted[0] > OfTransfer.significant * error and fitted[0] * span > fitted[1])
 
 
 def _error(covariance: NDArray[np.float64], place: float) -> float:
@@ -295,7 +283,7 @@ def _assumed(gain: float, intercept: float, error: float, darkest: float) -> flo
 def _model(gain: float, intercept: float, offset: float, error: float, low: float) -> Poisson:
     """Return the model, with the standard error of sigma² and the lowest sample."""
     read = intercept + gain * offset
-    if read < -_SIGNIFICANT * error:
+    if read < -OfTransfer.significant * error:
         raise InputError(f"offset: got {offset:g}, with which the variance in the dark were {read:.3g} ± {error:.2g}, "
                          f"expected an offset of about {-intercept / gain:.4g} or more")  # fmt: skip
     if read <= error and low >= offset:

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise import spectra
+from nlflow.denoising.noise.figures import OfSpectra
 
 Array = NDArray[Any]
-#: Coarser images are at least so large along an axis that is halved.
-LEAST: Final = 24
 
 
 def down(image: Array) -> Array:
@@ -82,7 +81,7 @@ def coarse_to_fine(
 def levels_within(shape: tuple[int, ...], levels: int) -> int:
     """Return how many times an image (..., C) can be halved, at most `levels`."""
     least = min((shape[axis] for axis in halved(shape)), default=0)
-    return max(k for k in range(levels + 1) if k == 0 or least >= LEAST << k)
+    return max(k for k in range(levels + 1) if k == 0 or least >= OfSpectra.least << k)
 
 
 def _estimate(

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
+from nlflow.denoising.noise.figures import OfRecordings
 from nlflow.denoising.noise.signals import channel_of
-
-_SIDE: Final = 32  # samples of a window
-_LONG: Final = 4096  # samples of a recording from which on windows are twice as long
-_OVERLAP: Final = 8  # windows in which a sample lies
-_MOST_WINDOWS: Final = 2**15
-_LEAST: Final = 256  # samples: fewer windows do not tell noise from structure
-_SHARES: Final = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the windows, those of least energy first
-_LEAST_WINDOWS: Final = 6  # independent ones
-_ROUNDS: Final = 5
-_REACH: Final = 2  # steps of the spectrum that a tapered window mixes
-_MEDIAN: Final = math.log(2)  # of the square of a complex normal variable of variance 1
-_MEDIAN_REAL: Final = 0.4549364231195724  # of a real one
-_ERROR: Final = 1.44  # relative, of the median of one such square
-_SLOW: Final = 2  # steps: below, structure cannot be told from noise, and the spectrum is continued
-_CONTINUED: Final = (5, 8)  # steps up to which its slopes are taken
-_STEEPEST: Final = 3.0  # power of the frequency by which noise grows towards 0, at most
-_HUMP: Final = 0.5  # of the frequencies: a hump that is narrower is a tone of the signal
-_OUTLIER: Final = 3.0  # errors by which a hump stands out
-_STANDS_OUT: Final = math.log(2)  # the same in absolute terms, as a steep spectrum is no straight line
-_NEIGHBOURS: Final = 3  # steps to each side over which the logarithm is smoothed
-_WHITE: Final = 3.5  # errors of the smoothed logarithm within which a spectrum is flat
-_SURE: Final = 0.5  # of the variance: with less that is distributed as noise, what was found is the signal
-_FLAT: Final = 0.2  # the same in absolute terms: 0.9 dB do not matter
 
 
 @underflowing
@@ -90,33 +68,33 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
     """
     values, present = channel_of(samples, missing)
     size = float(np.abs(values[present]).max(initial=0.0))
-    if len(values) < _LEAST or size == 0:
+    if len(values) < OfRecordings.least or size == 0:
         return None
     values = np.where(present, values / size, 0.0)
     squares, each = _squares(values - float(values[present].mean()), present)
-    if len(squares) < _LEAST_WINDOWS * each:
+    if len(squares) < OfRecordings.least_windows * each:
         return None
     power, error, alike = _measured(squares, each)
     if power.max() < 1e-28:  # rounding
         return None
     kept = _kept(np.log(power), error)
     smooth, blur = _smoothed(np.log(power), error, kept)
-    middle = np.arange(_SLOW + 1, len(power))
+    middle = np.arange(OfRecordings.slow + 1, len(power))
     deviation = np.abs(smooth[middle] - np.average(smooth[middle], weights=blur[middle] ** -2))
-    if not (deviation > np.maximum(_WHITE * blur[middle], _FLAT)).any():
+    if not (deviation > np.maximum(OfRecordings.white * blur[middle], OfRecordings.flat)).any():
         return None
-    told = (kept & alike)[_SLOW:]
+    told = (kept & alike)[OfRecordings.slow :]
     found = np.exp(_continued(smooth, len(values)))
-    sure = float(found[_SLOW:][told].sum() / found[_SLOW:].sum())
-    if sure < _SURE:
+    sure = float(found[OfRecordings.slow :][told].sum() / found[OfRecordings.slow :].sum())
+    if sure < OfRecordings.sure:
         return None
     return np.concatenate([found, found[-2:0:-1]]) * size**2, sure
 
 
 def _squares(values: Floats, present: NDArray[np.bool_]) -> tuple[Floats, float]:
     """Return squared coefficients of windows (windows, frequencies), and how many windows count as one."""
-    side = _SIDE if len(values) < _LONG else 2 * _SIDE
-    step = max(side // _OVERLAP, math.ceil(len(values) / _MOST_WINDOWS))
+    side = OfRecordings.side if len(values) < OfRecordings.long else 2 * OfRecordings.side
+    step = max(side // OfRecordings.overlap, math.ceil(len(values) / OfRecordings.most_windows))
     windows = sliding_window_view(values, side)[::step]
     windows = windows[sliding_window_view(present, side)[::step].all(axis=1)]
     taper = math.sqrt(2 / 3) * (1 - np.cos(2 * math.pi * (np.arange(side) + 0.5) / side))  # of mean square 1
@@ -128,12 +106,12 @@ def _measured(squares: Floats, each: float) -> tuple[Floats, Floats, NDArray[np.
     """Return the noise at each frequency, its relative error, and whether the squares are distributed as noise."""
     count = squares.shape[1]
     index = np.arange(count)
-    others = (np.abs(index[:, None] - index) > _REACH) & (index > 0)
-    median = np.full(count, _MEDIAN)
-    median[[0, -1]] = _MEDIAN_REAL
+    others = (np.abs(index[:, None] - index) > OfRecordings.reach) & (index > 0)
+    median = np.full(count, OfRecordings.median)
+    median[[0, -1]] = OfRecordings.median_real
     power = np.quantile(squares, 0.25, axis=0) / median
     error, alike = np.empty(count), np.empty(count, bool)
-    for _ in range(_ROUNDS):
+    for _ in range(OfRecordings.rounds):
         energy = (squares / np.maximum(power, 1e-14 * power.max() + 1e-300)) @ others.T
         order = np.argsort(energy, axis=0)
         for k in range(count):
@@ -145,9 +123,9 @@ def _while_consistent(squares: Floats, median: float, each: float) -> tuple[floa
     """Return the noise from ever more of the windows, as long as they agree with the fewer ones."""
     seen: list[tuple[float, float]] = []
     used = 0
-    for share in _SHARES:
-        count = min(max(math.ceil(share * len(squares)), math.ceil(_LEAST_WINDOWS * each)), len(squares))
-        value, error = float(np.median(squares[:count])) / median, _ERROR * math.sqrt(each / count)
+    for share in OfRecordings.shares:
+        count = min(max(math.ceil(share * len(squares)), math.ceil(OfRecordings.least_windows * each)), len(squares))
+        value, error = float(np.median(squares[:count])) / median, OfRecordings.error * math.sqrt(each / count)
         if any(value - v > v * math.sqrt(max(e**2 - error**2, 0.0)) for v, e in seen):
             break
         seen.append((value, error))
@@ -163,11 +141,11 @@ def _kept(logarithm: Floats, error: Floats) -> NDArray[np.bool_]:
     """Return the frequencies that do not belong to a hump that stands out."""
     from scipy.ndimage import grey_opening, uniform_filter1d
 
-    side = 2 * int(_HUMP * len(logarithm) / 2) + 1
+    side = 2 * int(OfRecordings.hump * len(logarithm) / 2) + 1
     level = uniform_filter1d(grey_opening(logarithm, (side,), mode="nearest"), 3, mode="nearest")
-    kept = np.asarray(logarithm - level < np.maximum(_OUTLIER * error, _STANDS_OUT))
-    kept[:_SLOW] = False
-    return kept if np.count_nonzero(kept) > len(kept) // 3 else np.arange(len(kept)) >= _SLOW
+    kept = np.asarray(logarithm - level < np.maximum(OfRecordings.outlier * error, OfRecordings.stands_out))
+    kept[: OfRecordings.slow] = False
+    return kept if np.count_nonzero(kept) > len(kept) // 3 else np.arange(len(kept)) >= OfRecordings.slow
 
 
 def _smoothed(logarithm: Floats, error: Floats, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -176,7 +154,7 @@ def _smoothed(logarithm: Floats, error: Floats, kept: NDArray[np.bool_]) -> tupl
     place = np.log(np.maximum(index, 0.5))  # in which powers of the frequency are straight lines
     smooth, blur = np.empty(len(index)), np.empty(len(index))
     for k in range(len(index)):
-        reach = _NEIGHBOURS
+        reach = OfRecordings.neighbours
         while np.count_nonzero(near := kept & (np.abs(index - k) <= reach)) < 4:
             reach += 1
         weight = (1 - ((index[near] - k) / (reach + 1)) ** 2) / error[near] ** 2
@@ -193,10 +171,17 @@ def _continued(smooth: Floats, size: int) -> Floats:
     """Return a spectrum whose lowest frequencies follow the power law of those above them."""
     index = np.arange(len(smooth), dtype=np.float64)
     # A cliff in reach must not tilt the continuation: the flatter of two slopes counts.
-    slopes = [float(np.polyfit(np.log(index[_SLOW : end + 1]), smooth[_SLOW : end + 1], 1)[0]) for end in _CONTINUED]
-    slope = min(max(*slopes, -_STEEPEST), 0.0)
+    slopes = [
+        float(np.polyfit(np.log(index[OfRecordings.slow : end + 1]), smooth[OfRecordings.slow : end + 1], 1)[0])
+        for end in OfRecordings.continued
+    ]
+    slope = min(max(*slopes, -OfRecordings.steepest), 0.0)
     # Power at 0 stands for all frequencies below half a step, down to that of the recording.
     step = size / (2 * (len(smooth) - 1))
     below = np.mean((np.arange(1, max(int(step / 2), 1) + 1) / step) ** slope)
-    low = smooth[_SLOW] + np.log(np.array([below, *(index[1:_SLOW] ** slope)])) - slope * math.log(_SLOW)
-    return np.concatenate([low, smooth[_SLOW:]])
+    low = (
+        smooth[OfRecordings.slow]
+        + np.log(np.array([below, *(index[1 : OfRecordings.slow] ** slope)]))
+        - slope * math.log(OfRecordings.slow)
+    )
+    return np.concatenate([low, smooth[OfRecordings.slow :]])

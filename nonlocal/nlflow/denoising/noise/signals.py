@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
+from nlflow.denoising.noise.figures import OfRecordings
 from nlflow.errors import InputError, check_floats
 
 Array = NDArray[Any]
-_HUBER: Final = 1.345  # standard deviations: 95 % of the efficiency of least squares in Gaussian noise
-_TO_SIGMA: Final = 1.4826022185056018  # of the median of absolute values of a normal variable
 
 
 def check_recording(name: str, samples: Array, kind: str) -> Floats:
@@ -61,14 +60,14 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
 
 def spread_of(values: Floats) -> float:
     """Return the standard deviation of the bulk of values about 0, whatever their outliers are."""
-    return _TO_SIGMA * float(np.median(np.abs(values))) if values.size else 0.0
+    return OfRecordings.to_sigma * float(np.median(np.abs(values))) if values.size else 0.0
 
 
 def robust_weights(error: Floats, used: NDArray[np.bool_]) -> Floats:
     """Return Huber's weights for residuals about 0: 1 for the bulk of them, 0 for those that are not used."""
     size = np.abs(error)
     # Without noise most errors are 0 but for rounding, and the fit becomes one of least absolute values.
-    limit = max(_HUBER * spread_of(error[used]), 1e-12 * float(size.max(initial=0.0)), 1e-300)
+    limit = max(OfRecordings.huber * spread_of(error[used]), 1e-12 * float(size.max(initial=0.0)), 1e-300)
     return np.where(used, limit / np.maximum(size, limit), 0.0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,25 +12,10 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.figures import OfSpeckle
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_number
-
-# Chosen on BSD68 and Kodak photographs, Set12 not looked at.
-_POWER: Final = 1 / 3  # makes a gamma law nearly Gaussian (Wilson and Hilferty)
-_WIDTH: Final = {1: 4.0, 2: 1.5, 3: 1.0}  # of the Gaussian that says what the intensity is about, in samples
-_DARK: Final = 1e-4  # of the mean intensity: what is darker counts as this dark
-_MANY: Final = 1e4  # looks from which on moments follow from their series
-_LOOKS: Final = (0.2, 300.0)  # looked for: more are not told from the grain of photographs
-_PASSES: Final = 3
-_SIDE: Final = {1: 16, 2: 8}  # of the blocks in which noise is measured
-_LEAST_BLOCKS: Final = 60
-_BINS: Final = 6  # of intensity
-_DIM: Final = 0.02  # of the mean: darker blocks are left out, where samples are whole numbers
-_RANGE: Final = 1.7  # of intensities, at least
-_SLOPE: Final = 0.25  # of log noise over log intensity: 0 for speckle, -1/2 for counts, -1 for white noise
-_EVEN: Final = 1.35  # times the least noise of a bin is the most, at most
-_WHITE: Final = 1.2  # times as much as at high frequencies is there at middle ones, at most
 
 
 @underflowing
@@ -96,13 +81,13 @@ class Speckle(Noise):
     @property
     def _root(self) -> float:
         """E[g^p]."""
-        return _moment(self.looks, _POWER)
+        return _moment(self.looks, OfSpeckle.power)
 
     @property
     def _sigma(self) -> float:
-        if self.looks > _MANY:
+        if self.looks > OfSpeckle.many:
             return 1 / math.sqrt(self.looks)
-        return math.sqrt(_moment(self.looks, 2 * _POWER) / self._root**2 - 1) / _POWER
+        return math.sqrt(_moment(self.looks, 2 * OfSpeckle.power) / self._root**2 - 1) / OfSpeckle.power
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with speckle, each sample and channel by itself; negative intensities are refused."""
@@ -139,14 +124,14 @@ class Speckle(Noise):
         _check_intensities(samples[~absent])
         z = np.where(absent[..., None], 0.0, samples.astype(np.float64))
         mean, weight = _about(z, absent)
-        shift = _POWER * weight / self.looks
+        shift = OfSpeckle.power * weight / self.looks
         stable = _transform(z, mean, self._root) + shift
         where = np.log(mean)
         scale = float(mean.max())
         relative = mean / scale
 
         def back(u: Array) -> Array:
-            ratio = np.maximum(1 + _POWER * (np.asarray(u, np.float64) - where), 0) ** (1 / _POWER)
+            ratio = np.maximum(1 + OfSpeckle.power * (np.asarray(u, np.float64) - where), 0) ** (1 / OfSpeckle.power)
             return np.asarray(scale * (relative * ratio), dtype=u.dtype)
 
         return Reduction(stable.astype(samples.dtype), back, missing, GaussianNoise(self.stable_sigma))
@@ -169,7 +154,7 @@ def _moment(looks: float, power: float) -> float:
     """Return E[g^power] for a gamma law of mean 1."""
     from scipy.special import gammaln
 
-    if looks > _MANY:
+    if looks > OfSpeckle.many:
         return 1 - power * (1 - power) / (2 * looks)
     return math.exp(float(gammaln(looks + power) - gammaln(looks)) - power * math.log(looks))
 
@@ -179,19 +164,19 @@ def _about(z: NDArray[np.float64], absent: NDArray[np.bool_]) -> tuple[NDArray[n
     from scipy.ndimage import gaussian_filter
 
     long = [axis for axis, n in enumerate(absent.shape) if n > 1]
-    width = _WIDTH[max(len(long), 1)]
+    width = OfSpeckle.width[max(len(long), 1)]
     scale = float(z.max()) or 1.0
     known: NDArray[np.float64] = np.where(absent, 0.0, 1.0)[..., None]
     widths = [width if axis in long else 0.0 for axis in range(z.ndim)]
     total, share = (np.asarray(gaussian_filter(a, widths, mode="reflect"), np.float64) for a in (z / scale, known))
     mean = total / np.maximum(share, 1e-6)
-    floor = max(_DARK * float((z / scale).mean()) / float(known.mean()), np.finfo(np.float64).tiny)
+    floor = max(OfSpeckle.dark * float((z / scale).mean()) / float(known.mean()), np.finfo(np.float64).tiny)
     return scale * np.maximum(mean, floor), (1 / (width * math.sqrt(2 * math.pi))) ** len(long)
 
 
 def _transform(z: NDArray[np.float64], mean: NDArray[np.float64], root: float) -> NDArray[np.float64]:
     """Return log x + noise: a power of the ratio to the local mean."""
-    return np.asarray(np.log(mean) + ((z / mean) ** _POWER / root - 1) / _POWER)
+    return np.asarray(np.log(mean) + ((z / mean) ** OfSpeckle.power / root - 1) / OfSpeckle.power)
 
 
 def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Speckle | None:
@@ -225,10 +210,10 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     z = np.where(absent[..., None], 0.0, samples.astype(np.float64)) / float(present.max())
     mean, _ = _about(z, absent)
     looks = 1.0
-    for _ in range(_PASSES):  # the transform hardly depends on the looks
-        stable = np.where(absent[..., None], np.nan, _transform(z, mean, _moment(looks, _POWER)))
+    for _ in range(OfSpeckle.passes):  # the transform hardly depends on the looks
+        stable = np.where(absent[..., None], np.nan, _transform(z, mean, _moment(looks, OfSpeckle.power)))
         sigma = float(np.mean(estimate_sigmas(stable, absent)))
-        if not _least_sigma() < sigma < Speckle(_LOOKS[0]).stable_sigma:
+        if not _least_sigma() < sigma < Speckle(OfSpeckle.looks[0]).stable_sigma:
             return None
         looks = _looks_of(sigma)
     blocks = _Blocks.of(stable, np.where(absent[..., None], np.nan, mean))
@@ -237,14 +222,14 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
 
 
 def _least_sigma() -> float:
-    return Speckle(_LOOKS[1]).stable_sigma
+    return Speckle(OfSpeckle.looks[1]).stable_sigma
 
 
 def _looks_of(sigma: float) -> float:
     """Return the looks whose noise has this standard deviation in the units of `reduce`; it falls with them."""
     from scipy.optimize import brentq
 
-    ends = (math.log(_LOOKS[0]) - 1, math.log(_LOOKS[1]) + 1)
+    ends = (math.log(OfSpeckle.looks[0]) - 1, math.log(OfSpeckle.looks[1]) + 1)
     return math.exp(brentq(lambda t: math.log(Speckle(math.exp(t)).stable_sigma / sigma), *ends))
 
 
@@ -261,7 +246,7 @@ class _Blocks:
     def of(cls, stable: NDArray[np.float64], mean: NDArray[np.float64]) -> _Blocks:
         """Cut samples (..., C) into blocks; those with a missing sample (NaN), and dark ones, are left out."""
         shape = [n for n in stable.shape[:-1] if n > 1]
-        size = (1, _SIDE[1]) if len(shape) < 2 else (_SIDE[2], _SIDE[2])
+        size = (1, OfSpeckle.side[1]) if len(shape) < 2 else (OfSpeckle.side[2], OfSpeckle.side[2])
         rows, columns = shape[-2:] if len(shape) > 1 else (1, math.prod(shape))
         # Slices and channels of a volume are pictures.
         planes = [np.moveaxis(a.reshape(-1, rows, columns, a.shape[-1]), -1, 0) for a in (stable, mean)]
@@ -274,15 +259,15 @@ class _Blocks:
             energies = [sum((a**2).mean(axis=(1, 2)) for a in group) / len(group)
                         for group in (fine[2:], fine[:2], coarser)]  # fmt: skip
         level = parts[1].mean(axis=(1, 2))
-        known = np.isfinite(energies[0]) & (level > _DIM * np.nanmean(mean))
+        known = np.isfinite(energies[0]) & (level > OfSpeckle.dim * np.nanmean(mean))
         return cls(*(a[known] for a in (*energies, level)))
 
     def factor(self, sigma: float) -> float | None:
         """Return the noise of flat blocks in units of sigma, None where it is no speckle."""
-        if len(self.mean) < _LEAST_BLOCKS:
+        if len(self.mean) < OfSpeckle.least_blocks:
             return None
         noise, levels, ratios = [], [], []
-        for part in np.array_split(np.argsort(self.mean), _BINS):
+        for part in np.array_split(np.argsort(self.mean), OfSpeckle.bins):
             # Chosen by their low frequencies, which in noise have nothing to do with the high ones.
             flat = part[np.argsort(self.low[part])[: max(len(part) // 5, 5)]]
             energy = float(self.high[flat].mean())
@@ -292,8 +277,8 @@ class _Blocks:
             levels.append(float(np.log(self.mean[flat]).mean()))
             ratios.append(math.sqrt(float(self.middle[flat].mean()) / energy))
         slope = np.polyfit(levels, np.log(noise), 1)[0] if levels[-1] > levels[0] else math.inf
-        wide, even = levels[-1] - levels[0] > math.log(_RANGE), max(noise) < _EVEN * min(noise)
-        if wide and even and abs(slope) < _SLOPE and float(np.median(ratios)) < _WHITE:
+        wide, even = levels[-1] - levels[0] > math.log(OfSpeckle.range), max(noise) < OfSpeckle.even * min(noise)
+        if wide and even and abs(slope) < OfSpeckle.slope and float(np.median(ratios)) < OfSpeckle.white:
             return min(float(np.median(noise)), 1.0)
         return None
 

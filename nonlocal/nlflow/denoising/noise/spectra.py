@@ -6,18 +6,14 @@ noise of a sample. A signal has h = 1.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.denoising.noise.figures import OfSpectra
+
 Spectrum = NDArray[np.float64]
-#: Frequencies along an axis; finer spectra are averaged over cells of this grid.
-FREQUENCIES: Final = 64
-#: Of a coarse image, frequencies up to this share of its highest are taken over as they are, the others less and less.
-TAKEN: Final = 0.25
-# Share of the noise at low frequencies that the flow of a coarser image leaves.
-_LEFT: Final = 0.1
 
 
 def on_grid(spectrum: NDArray[Any]) -> Spectrum:
@@ -30,17 +26,17 @@ def on_grid(spectrum: NDArray[Any]) -> Spectrum:
 
 def _axis_on_grid(spectrum: Spectrum, axis: int) -> Spectrum:
     size = spectrum.shape[axis]
-    if size in (1, FREQUENCIES):
+    if size in (1, OfSpectra.frequencies):
         return spectrum
     moved = np.moveaxis(spectrum, axis, -1)
-    if size < FREQUENCIES:  # linear and periodic
-        places = np.arange(FREQUENCIES) * size / FREQUENCIES
+    if size < OfSpectra.frequencies:  # linear and periodic
+        places = np.arange(OfSpectra.frequencies) * size / OfSpectra.frequencies
         below = places.astype(int)
         part = places - below
         mixed = moved[..., below] * (1 - part) + moved[..., (below + 1) % size] * part
     else:
-        cells = np.rint(np.arange(size) * FREQUENCIES / size).astype(int) % FREQUENCIES
-        mixed = np.stack([moved[..., cells == k].mean(axis=-1) for k in range(FREQUENCIES)], axis=-1)
+        cells = np.rint(np.arange(size) * OfSpectra.frequencies / size).astype(int) % OfSpectra.frequencies
+        mixed = np.stack([moved[..., cells == k].mean(axis=-1) for k in range(OfSpectra.frequencies)], axis=-1)
     return np.ascontiguousarray(np.moveaxis(mixed, -1, axis))
 
 
@@ -64,13 +60,13 @@ def taken_over(size: int) -> NDArray[np.float64]:
 
 def fade(share: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a weight that falls from 1 to 0 between `TAKEN` and 1."""
-    return np.asarray(0.5 - 0.5 * np.cos(np.pi * np.clip((1 - share) / (1 - TAKEN), 0, 1)))
+    return np.asarray(0.5 - 0.5 * np.cos(np.pi * np.clip((1 - share) / (1 - OfSpectra.taken), 0, 1)))
 
 
 def remaining(spectrum: Spectrum) -> Spectrum:
     """Return the spectrum of what is left of the noise when low frequencies come from a coarser image."""
     gain = taken_over(spectrum.shape[1])[:, None] * taken_over(spectrum.shape[2])
-    return np.asarray(spectrum * ((1 - gain) ** 2 + _LEFT * gain**2))
+    return np.asarray(spectrum * ((1 - gain) ** 2 + OfSpectra.left * gain**2))
 
 
 def levels_for(spectrum: Spectrum, most: int) -> int:

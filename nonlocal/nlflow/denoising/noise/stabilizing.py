@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Noise, Reduction
+from nlflow.denoising.noise.figures import OfCounts
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number, checked_call
 
 if TYPE_CHECKING:
     from scipy.interpolate import PchipInterpolator
-
-_TABLE_END: Final = 300.0  # counts; the series after it is exact to 1e-7 of them
-_TABLE_STEP: Final = 0.03  # in the stabilized value, which has noise of strength 1
-_TAIL: Final = 12.0  # standard deviations within which a law is summed
-_NODES: Final = 64  # of the quadrature over the Gaussian
-_PLACES: Final = 33  # intensities of noise in place of counts
-_LEAST: Final = 0.3  # counts: a standard deviation that even darkness has
 
 
 @checked_call
@@ -127,8 +121,8 @@ class Poisson(Noise):
     def by_intensity(self, samples: NDArray[Any]) -> GaussianNoise:
         """Return Gaussian noise of the strength that counts have at the intensities of samples."""
         low, high = float(samples.min()), float(samples.max())
-        places = low + (high - low) * np.linspace(0, 1, _PLACES) ** 2  # the root of the counts is what matters
-        strengths = np.sqrt(np.maximum(self.variance(places), (_LEAST * self.gain) ** 2))
+        places = low + (high - low) * np.linspace(0, 1, OfCounts.places) ** 2  # the root of the counts is what matters
+        strengths = np.sqrt(np.maximum(self.variance(places), (OfCounts.least * self.gain) ** 2))
         return GaussianNoise(1.0, intensities=places, strengths=strengths)
 
     def scaled(self, factor: float) -> Self:
@@ -191,7 +185,7 @@ class Poisson(Noise):
         d = np.maximum(values.astype(np.float64), 0)
         shift = 0.375 + self._spread**2
         counts = _from_series(d, self._spread)
-        if shift < _TABLE_END:  # otherwise the series is right from no count on
+        if shift < OfCounts.table_end:  # otherwise the series is right from no count on
             table = _table(self._spread)
             inside = d < table.x[-1]
             y = table(np.maximum(d[inside], table.x[0]))
@@ -232,7 +226,7 @@ def expected_transform(x: NDArray[np.float64], spread: float) -> NDArray[np.floa
     from scipy.stats import poisson
 
     top = float(np.max(x))
-    k = np.arange(math.ceil(top + _TAIL * math.sqrt(top) + 3 * _TAIL))
+    k = np.arange(math.ceil(top + OfCounts.tail * math.sqrt(top) + 3 * OfCounts.tail))
     return np.asarray(poisson.pmf(k, x[:, None]) @ _transform_of_counts(k.astype(np.float64), spread))
 
 
@@ -243,9 +237,9 @@ def _transform_of_counts(k: NDArray[np.float64], spread: float) -> NDArray[np.fl
         return np.asarray(2 * np.sqrt(centre))
     # In s = √(...) the integrand has no kink, so that Gauss's rule converges at once: ∫ 2 s φ((s² - centre) / spread)
     # 2 s ds / spread. (Gauss-Hermite nodes in ξ meet the kink where the root is cut off, and stop at three digits.)
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    low = np.sqrt(np.maximum(centre - _TAIL * spread, 0))
-    half = (np.sqrt(centre + _TAIL * spread) - low) / 2
+    nodes, weights = np.polynomial.legendre.leggauss(OfCounts.nodes)
+    low = np.sqrt(np.maximum(centre - OfCounts.tail * spread, 0))
+    half = (np.sqrt(centre + OfCounts.tail * spread) - low) / 2
     s = low[:, None] + half[:, None] * (nodes + 1)
     density = np.exp(-0.5 * ((s**2 - centre[:, None]) / spread) ** 2) / (math.sqrt(2 * math.pi) * spread)
     return np.asarray(half * ((4 * s**2 * density) @ weights))
@@ -253,14 +247,16 @@ def _transform_of_counts(k: NDArray[np.float64], spread: float) -> NDArray[np.fl
 
 @lru_cache(maxsize=16)
 def _table(spread: float) -> PchipInterpolator:
-    """Return y = 2 √(x + 1/8 + spread²) as a monotone function of E[D(z)], from no count to `_TABLE_END`.
+    """Return y = 2 √(x + 1/8 + spread²) as a monotone function of E[D(z)], from no count to `OfCounts.table_end`.
 
     The two are nearly equal, so that the interpolation is exact to 1e-5 counts.
     """
     from scipy.interpolate import PchipInterpolator
 
     shift = 0.125 + spread**2
-    y = np.arange(2 * math.sqrt(shift), 2 * math.sqrt(_TABLE_END + shift) + _TABLE_STEP, _TABLE_STEP)
+    y = np.arange(
+        2 * math.sqrt(shift), 2 * math.sqrt(OfCounts.table_end + shift) + OfCounts.table_step, OfCounts.table_step
+    )
     return PchipInterpolator(expected_transform(np.maximum(y**2 / 4 - shift, 0), spread), y)
 
 

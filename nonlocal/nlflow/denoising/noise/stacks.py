@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise.base import Array, NoiseEstimate
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.figures import OfStacks
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.photon import transfer_of
 from nlflow.denoising.noise.volumes import blocks_of, constant, in_unit
 from nlflow.errors import InputError
-
-_VARYING: Final = 2.0  # ratio of variances from which on noise counts as following the light
-_FLAT: Final = 0.05  # of the blocks: those with the least structure
-_LOW: Final = 5  # sum of the frequencies of three axes: those below it say where blocks are flat
-_FALLING: Final = 0.75  # power at the highest frequency of an axis over that at the second, below which noise falls
-_MOST: Final = 3.0  # times the strength at high frequencies
-_STRUCTURE: Final = 1.3  # times the strength at high frequencies is that of a coarser volume, without structure
 
 
 def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
@@ -38,10 +32,10 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         return NoiseEstimate(white, "medium", ("no noise is seen",), measured)
     falling = _falling(samples[..., int(np.argmax(sigmas))], missing)
     measured["falling"] = falling.tolist()
-    if falling.min() < _FALLING:
-        axes = ", ".join(str(axis) for axis in np.flatnonzero(falling < _FALLING))
+    if falling.min() < OfStacks.falling:
+        axes = ", ".join(str(axis) for axis in np.flatnonzero(falling < OfStacks.falling))
         ratio = _coarser(samples, missing) / float(np.mean(sigmas))
-        model = white.scaled(float(np.clip(ratio, 1.0, _MOST)))
+        model = white.scaled(float(np.clip(ratio, 1.0, OfStacks.most)))
         reason = (f"noise of neighbouring samples is alike along axis {axes} (compression, interpolation or a filter), "
                   "and only white noise is known for volumes")  # fmt: skip
         return NoiseEstimate(model, "low", (reason,), measured)
@@ -52,13 +46,13 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
             why = str(error)
         else:
             figures = {"gain": found.gain, "gain_error": found.gain_error, "intercept": found.intercept}
-            if found.variances.max() > _VARYING * found.variances.min():
+            if found.variances.max() > OfStacks.varying * found.variances.min():
                 reason = f"the variance grows with the intensity along a line: {found}"
                 return NoiseEstimate(found.model, "high", (reason,), measured | figures)
             why = "the variance hardly changes over the intensities"
         measured["transfer"] = why
     ratio = _coarser(samples, missing) / float(np.mean(sigmas))
-    if ratio < _STRUCTURE:
+    if ratio < OfStacks.structure:
         return NoiseEstimate(white, "high", ("noise is as strong at low frequencies as at high ones",), measured)
     return NoiseEstimate(white, "medium", ("noise is measured at high frequencies; structure is below them",), measured)
 
@@ -78,8 +72,8 @@ def _falling(volume: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.flo
         return np.ones(volume.ndim)
     # Chosen by frequencies that are not compared, so that white noise falls nowhere.
     low = np.add.outer(np.add.outer(range(4), range(4)), range(4)).ravel()
-    structure = np.square(windows.high[:, (low > 0) & (low < _LOW)], dtype=np.float64).sum(axis=1)
-    order = np.argsort(structure)[: max(int(_FLAT * len(structure)), windows.first)]
+    structure = np.square(windows.high[:, (low > 0) & (low < OfStacks.low)], dtype=np.float64).sum(axis=1)
+    order = np.argsort(structure)[: max(int(OfStacks.flat * len(structure)), windows.first)]
     power = np.square(windows.high[order], dtype=np.float64).mean(axis=0).reshape(4, 4, 4)
     ratios = [power.swapaxes(0, axis)[:, 2:, 2:].sum(axis=(1, 2)) for axis in range(3)]
     return np.array([found[3] / found[1] if found[1] > 0 else 1.0 for found in ratios])

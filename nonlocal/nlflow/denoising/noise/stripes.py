@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow.denoising.noise.figures import OfStripes
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_integer, check_number
-
-# Chosen on BSD68 and Kodak photographs, Set12 not looked at.
-_LAGS: Final = 2  # rows are compared with the next two
-_WIDTH: Final = 0.5  # of the weights, in robust standard deviations of the differences of two rows
-_REWEIGHTINGS: Final = 8  # of the samples of two rows
-_DEPENDENT: Final = 30.0  # samples of a row that tell as much as an independent one: edges are long
-_DEGREES: Final = 3.0  # of freedom of Student's law of the errors of the differences
-_SWEEPS: Final = 6  # of reweighting the rows
-_LEAST_SPREAD: Final = 0.05  # of sigma: the differences of two rows are not taken to be more certain
-_PARTS: Final = 6  # of a row, that must agree
-_AGREED: Final = 0.6  # times their distance from one another: a step this large is agreed on; noise alone has 0.4
-_OPPOSITE: Final = -0.2  # correlation of steps that follow each other
-_UNRELATED: Final = 0.35  # correlation of others
-_LEAST_RATIO: Final = 0.15  # of the quartiles of the sizes of steps: 0.28 for a Gaussian law
-_MOST_RATIO: Final = 5.0  # of their last decile and their median: 2.4 for a Gaussian law; a few may be edges
-_LEAST_ROWS: Final = 24
-_SAME: Final = 0.8  # correlation of the steps of channels that have the same offsets
 
 
 @underflowing
@@ -167,7 +151,7 @@ def lines(samples: Array, missing: NDArray[np.bool_] | None, noise: Stripes) -> 
 
 
 def differences(
-    rows: NDArray[np.float64], sigma: float, lags: int = _LAGS
+    rows: NDArray[np.float64], sigma: float, lags: int = OfStripes.lags
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
     """Return by how much rows differ from the k-th next one, and the variance of that, for k = 1...lags."""
     found = [_location(rows[k:] - rows[:-k], sigma) for k in range(1, min(lags, len(rows) - 1) + 1)]
@@ -181,13 +165,13 @@ def _location(values: NDArray[np.float64], sigma: float) -> tuple[NDArray[np.flo
     filled = np.where(known, values, 0.0)
     centre = _medians(values, count)
     spread = 1.4826 * _medians(np.abs(values - centre[:, None]), count)
-    width = _WIDTH * np.maximum(spread, _LEAST_SPREAD * sigma)
-    for _ in range(_REWEIGHTINGS):
+    width = OfStripes.width * np.maximum(spread, OfStripes.least_spread * sigma)
+    for _ in range(OfStripes.reweightings):
         weights = known * np.exp(-0.5 * ((filled - centre[:, None]) / width[:, None]) ** 2)
         total = weights.sum(axis=1)
         centre = np.where(total > 0, (weights * filled).sum(axis=1) / np.where(total > 0, total, 1), centre)
     with np.errstate(divide="ignore"):
-        return centre, (width / _WIDTH) ** 2 * _DEPENDENT / count
+        return centre, (width / OfStripes.width) ** 2 * OfStripes.dependent / count
 
 
 def _medians(values: NDArray[np.float64], count: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -208,7 +192,7 @@ def solve(
     size, count = len(centres[0]) + 1, len(centres)
     offsets = np.zeros(size)
     weights = [1 / v for v in variances]
-    for _ in range(_SWEEPS):
+    for _ in range(OfStripes.sweeps):
         banded, right = np.zeros((count + 1, size)), np.zeros(size)
         banded[0] = 1 / sigma**2
         for k, (centre, weight) in enumerate(zip(centres, weights, strict=True), start=1):
@@ -220,7 +204,7 @@ def solve(
             right[:-k] -= part * centre
         offsets = solveh_banded(banded, right, lower=True)
         weights = [
-            1 / (v + (c - offsets[k:] + offsets[:-k]) ** 2 / _DEGREES)
+            1 / (v + (c - offsets[k:] + offsets[:-k]) ** 2 / OfStripes.degrees)
             for k, (c, v) in enumerate(zip(centres, variances, strict=True), start=1)
         ]
     return np.asarray(offsets)
@@ -258,7 +242,7 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
         return None
     found = []
     for axis in (0, 1):
-        if samples.shape[axis] < _LEAST_ROWS or samples.shape[1 - axis] < _LEAST_ROWS:
+        if samples.shape[axis] < OfStripes.least_rows or samples.shape[1 - axis] < OfStripes.least_rows:
             continue
         # From 0 to 1: what is found does not depend on the units then.
         channels = [(rows - float(present.min())) / span for rows in lines(samples, missing, Stripes(1, axis, False))]
@@ -281,7 +265,7 @@ class _Marks:
     def of(cls, rows: NDArray[np.float64]) -> _Marks:
         """Look at one channel (rows, samples of a row) of range 1."""
         (steps,), _ = differences(rows, 1e-3, 1)
-        parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, _PARTS, axis=1)]
+        parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, OfStripes.parts, axis=1)]
         middle = np.median(parts, axis=0)
         apart = 1.4826 * np.median(np.abs(parts - middle), axis=0)
         sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75, 0.9))
@@ -290,10 +274,10 @@ class _Marks:
             return cls(steps, 0.0, False)
         bounded = np.where(np.abs(steps) < 4 * spread, steps, 0)  # larger ones are edges
         correlations = [float(np.mean(bounded[k:] * bounded[:-k]) / np.mean(bounded**2)) for k in (1, 2, 3)]
-        agree = np.median(np.abs(middle)) > _AGREED * np.median(apart)
-        white = correlations[0] < _OPPOSITE and max(map(abs, correlations[1:])) < _UNRELATED
-        gaussian = sizes[0] > _LEAST_RATIO * sizes[2] and sizes[3] < _MOST_RATIO * sizes[1]
-        error = np.pi / 2 * float(np.median(apart)) ** 2 / _PARTS  # of a median of the parts
+        agree = np.median(np.abs(middle)) > OfStripes.agreed * np.median(apart)
+        white = correlations[0] < OfStripes.opposite and max(map(abs, correlations[1:])) < OfStripes.unrelated
+        gaussian = sizes[0] > OfStripes.least_ratio * sizes[2] and sizes[3] < OfStripes.most_ratio * sizes[1]
+        error = np.pi / 2 * float(np.median(apart)) ** 2 / OfStripes.parts  # of a median of the parts
         sigma = math.sqrt(max(spread**2 - error, 0.0) / 2)
         return cls(steps, sigma, bool(agree and white and gaussian and sigma > 0))
 
@@ -303,4 +287,4 @@ def _alike(steps: list[NDArray[np.float64]]) -> bool:
     if len(steps) == 1:
         return True
     related = np.asarray(np.corrcoef(np.stack([np.clip(s, *np.quantile(s, (0.05, 0.95))) for s in steps])))
-    return bool(related[np.triu_indices(len(steps), 1)].min() > _SAME)
+    return bool(related[np.triu_indices(len(steps), 1)].min() > OfStripes.same)

@@ -12,9 +12,10 @@ from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.layout import samples_of
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
-from nlflow.denoising.noise.blocks import OF_FLAT, SHARE, SIDE, BlockNoise, block_noise
+from nlflow.denoising.noise.blocks import BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
-from nlflow.denoising.noise.evidence import DISAGREE, borne_out, of_two_values, smaller, two_valued
+from nlflow.denoising.noise.evidence import borne_out, of_two_values, smaller, two_valued
+from nlflow.denoising.noise.figures import OfBlocks, OfEvidence, OfRules, OfSpectra, OfVerdict
 from nlflow.denoising.noise.flat import FlatParts, checked_part, flat_parts, noise_of_part
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hot import find_hot_pixels
@@ -23,26 +24,19 @@ from nlflow.denoising.noise.magnitudes import Rician, find_rician
 from nlflow.denoising.noise.mixture import Mixture
 from nlflow.denoising.noise.pyramid import down
 from nlflow.denoising.noise.recordings import spectrum_of_signal
-from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, looks_white, planes_of
+from nlflow.denoising.noise.rules import Rules, in_units, looks_white, planes_of
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
 from nlflow.denoising.noise.stacks import of_volume
 from nlflow.denoising.noise.stripes import find_stripes
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, check_array, checked_call
 
-_FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
-_LEAST_RANGE: Final = 1e-100  # with smaller and larger ranges nothing but a strength is estimated
 _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of a large volume
-_SLAB: Final = 8  # slices that are looked at together
-_MOST: Final = 2**21  # samples in them
-_LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
 _TOO_SMALL: Final = (
     "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
     "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part), "
     "best in the whole photograph"
 )
-_LEAST_LIGHT: Final = 0.1  # range of the intensity over that of the samples, which follow each other but for colours
-_MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like texture
 
 
 @checked_call
@@ -101,14 +95,14 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     volume = samples.ndim == 4 and min(samples.shape[:-1]) > 1
     present = samples if missing is None else samples[~missing]
     span = range_of(present) if present.size else 0.0
-    if not _LEAST_RANGE < span < 1 / _LEAST_RANGE:
+    if not OfVerdict.least_range < span < 1 / OfVerdict.least_range:
         reason = "the picture is constant" if span == 0 else "its squares leave the range of floats"
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low" if span else "high", (reason,))
     if not live.any():
         return NoiseEstimate(GaussianNoise(0.0), "high", ("the picture is constant",))
     if two_valued(samples, missing):
         return of_two_values()
-    if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * SIDE:
+    if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * OfBlocks.side:
         return _of_small(samples, missing, GaussianNoise(_white(samples, missing)))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
@@ -136,12 +130,12 @@ def _whole(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, ND
 
 def _slabs(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
     """Return slabs of a large volume, evenly spread over it."""
-    most = max(_MOST * len(samples) // samples.size // _SLAB, 2)
-    count = len(samples) // _SLAB
-    if samples.size <= _MOST or count <= most:
+    most = max(OfVerdict.most * len(samples) // samples.size // OfVerdict.slab, 2)
+    count = len(samples) // OfVerdict.slab
+    if samples.size <= OfVerdict.most or count <= most:
         return samples, missing
-    first = (np.arange(most) * (count - 1) // (most - 1)) * _SLAB
-    index = (first[:, None] + np.arange(_SLAB)).ravel()
+    first = (np.arange(most) * (count - 1) // (most - 1)) * OfVerdict.slab
+    index = (first[:, None] + np.arange(OfVerdict.slab)).ravel()
     return samples[index], None if missing is None else missing[index]
 
 
@@ -154,11 +148,11 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     white = GaussianNoise(_white(samples, missing))
     if samples.ndim == 2:
         return _of_signal(samples, missing, white)
-    if min(samples.shape[:-1]) < 2 * _LEAST_SIDE:
+    if min(samples.shape[:-1]) < 2 * OfVerdict.least_side:
         return _of_small(samples, missing, white)
     if np.max(white.sigma) == 0 and missing is not None:
         return NoiseEstimate(white, "medium", ("samples are missing, and the others show no noise",))
-    if missing is not None and np.count_nonzero(missing) > _FEW * missing.size:
+    if missing is not None and np.count_nonzero(missing) > OfVerdict.few * missing.size:
         return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
     if np.ndim(white.sigma) and samples.shape[-1] != 3:  # colours have planes of their own
         return _of_channels(samples, missing)
@@ -182,7 +176,7 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
 
 def _light(intensity: Array) -> float:
     """Return the range of intensities in parts of that of the samples; of colours that are equally light not 0."""
-    return max(range_of(intensity), _LEAST_LIGHT)
+    return max(range_of(intensity), OfVerdict.least_light)
 
 
 def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
@@ -192,7 +186,7 @@ def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEsti
     sigma = np.array([one.strength(samples[..., c : c + 1], missing) for c, one in enumerate(models)])
     shape = None
     if any(one.spectrum is not None for one in models):
-        flat = np.ones((1, spectra.FREQUENCIES, spectra.FREQUENCIES))
+        flat = np.ones((1, OfSpectra.frequencies, OfSpectra.frequencies))
         shape = np.concatenate([flat if one.spectrum is None else one.spectrum for one in models])
     sure = min((one.confidence for one in each), key=["low", "medium", "high"].index)
     first = next(one for one in each if one.confidence == sure)
@@ -231,7 +225,7 @@ def _of_flat_parts(
     white = GaussianNoise(_white(scaled, unseen))
     rules = Rules(white, found, scaled.shape[-1] == 3, _light(intensity))
     white_there = rules.kind == "white" and rules.seen
-    cut_there = rules.colour and rules.kind in ("cut", "trusted") and parts.agreed > _MAJORITY
+    cut_there = rules.colour and rules.kind in ("cut", "trusted") and parts.agreed > OfVerdict.majority
     if not (white_there or cut_there):
         return None
     # The other parts may be without noise, and bear nothing out.
@@ -263,7 +257,7 @@ def _of_signal(samples: Array, missing: NDArray[np.bool_] | None, white: Gaussia
     reason = f"{sure:.0%} of the power at {size} frequencies is distributed as noise"
     verdict = NoiseEstimate(model, "high" if sure > 0.8 else "medium", (reason,))
     strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
-    if sure <= 0.8 and strength > DISAGREE * level:
+    if sure <= 0.8 and strength > OfEvidence.disagree * level:
         return smaller(verdict, strength, white, level)
     return verdict
 
@@ -287,19 +281,19 @@ def _at_sizes(
     """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones; in flat parts alone."""
     found: list[list[BlockNoise | None]] = []
     floor = _light(intensity) / 255
-    for level in range(LEVELS):
-        if min(intensity.shape) < _LEAST_SIDE:
+    for level in range(OfRules.levels):
+        if min(intensity.shape) < OfVerdict.least_side:
             break
         absent = missing
         if parts is not None:
             outside = parts.at(level, intensity.shape)
             absent = outside if missing is None else outside | missing
-        share = SHARE if parts is None else OF_FLAT
+        share = OfBlocks.share if parts is None else OfBlocks.of_flat
         own = [block_noise(planes[..., c], intensity, floor, absent, share) for c in range(planes.shape[-1])]
         if own[0] is None and parts is not None:
             break
         found.append(own)
-        if level < LEVELS - 1:
+        if level < OfRules.levels - 1:
             missing = None if missing is None else np.zeros(tuple((n + 1) // 2 for n in missing.shape), bool)
             planes, intensity = down(planes), down(intensity[..., None])[..., 0]
     return found

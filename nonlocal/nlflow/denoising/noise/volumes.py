@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise.windows import REPEATS, Windows, at_ends, from_windows, limits_of
+from nlflow.denoising.noise.figures import OfVolumes, OfWindows
+from nlflow.denoising.noise.windows import Windows, at_ends, from_windows, limits_of
 from nlflow.domains.samples import range_of
-
-# Chosen on a brain template and two clips.
-_SIDES: Final = (4, 2)  # of the blocks; smaller ones where too few of the first fit
-_HIGH: Final = 0.7  # of the highest frequency: noise is measured from here on, structure below
-_FIRST: Final = 0.01  # of the blocks: those with the least structure, from which the search starts
-_CONSTANT: Final = 3  # a neighbourhood so wide that is constant to the last bit was filled in: it has no noise
-_MOST: Final = 2**17  # blocks
-_AT_A_TIME: Final = 2**14
 
 
 def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
@@ -32,11 +24,11 @@ def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> 
         return 0.0
     empty = absent | constant(unit)
     for hidden in (empty, absent):  # of a drawing nothing else may be left
-        for side in _SIDES:
+        for side in OfVolumes.sides:
             windows = blocks_of(unit, hidden, side)
             if len(windows.structure) >= windows.first / 2:
-                return from_windows(windows, limits_of(*at_ends(unit[~hidden])), _FIRST) * span
-    return from_windows(windows, limits_of(*at_ends(unit[~absent])), _FIRST) * span
+                return from_windows(windows, limits_of(*at_ends(unit[~hidden])), OfVolumes.first) * span
+    return from_windows(windows, limits_of(*at_ends(unit[~absent])), OfVolumes.first) * span
 
 
 def in_unit(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> tuple[NDArray[np.float64], float]:
@@ -55,12 +47,12 @@ def constant(unit: NDArray[np.float64]) -> NDArray[np.bool_]:
 
     if not (np.diff(unit, axis=-1) == 0).any():
         return np.zeros(unit.shape, bool)
-    same = maximum_filter(unit, _CONSTANT) == minimum_filter(unit, _CONSTANT)
-    return np.asarray(maximum_filter(same, _CONSTANT))
+    same = maximum_filter(unit, OfVolumes.constant) == minimum_filter(unit, OfVolumes.constant)
+    return np.asarray(maximum_filter(same, OfVolumes.constant))
 
 
 def blocks_of(
-    unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = _SIDES[0], *, every: bool = False
+    unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = OfVolumes.sides[0], *, every: bool = False
 ) -> Windows:
     """Put overlapping blocks of side³ (fewer along an axis that has no more) through the orthonormal cosine transform.
 
@@ -70,17 +62,17 @@ def blocks_of(
     from scipy.fft import dct
 
     shape = tuple(min(side, n) for n in unit.shape)
-    step = max(1, math.ceil((unit.size / _MOST) ** (1 / 3)))
+    step = max(1, math.ceil((unit.size / OfVolumes.most) ** (1 / 3)))
     bases = [dct(np.eye(n), norm="ortho", axis=0) for n in shape]
     frequency = np.sum(np.meshgrid(*(np.arange(n) / (n - 1) / 3 for n in shape), indexing="ij"), axis=0).ravel()
-    is_high = frequency >= _HIGH - 1e-9
+    is_high = frequency >= OfVolumes.high - 1e-9
     is_low = (~is_high & (frequency > 0)).astype(float)
     whole = sliding_window_view(unit, shape)[::step, ::step, ::step]
     touched = np.asarray(sliding_window_view(absent, shape)[::step, ::step, ::step].any(axis=(-3, -2, -1)))
     samples = math.prod(shape)
     # One basis function a row; a block as one row of samples takes one product of matrices.
     basis = np.einsum("ai,bj,ck->abcijk", *bases).reshape(samples, samples).T
-    planes = max(1, _AT_A_TIME // math.prod(whole.shape[1:3]))
+    planes = max(1, OfVolumes.at_a_time // math.prod(whole.shape[1:3]))
     structure, high, mean = [], [], []
     for first in range(0, len(whole), planes):
         near = slice(first, first + planes)
@@ -88,4 +80,4 @@ def blocks_of(
         structure.append(np.square(values) @ is_low)
         high.append((values if every else values[:, is_high]).astype(np.float32))
         mean.append(values[:, 0] / math.sqrt(samples))
-    return Windows(np.concatenate(structure), np.concatenate(high), np.concatenate(mean), REPEATS * samples)
+    return Windows(np.concatenate(structure), np.concatenate(high), np.concatenate(mean), OfWindows.repeats * samples)

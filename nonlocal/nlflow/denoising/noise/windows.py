@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-_FIRST_ERROR: Final = 0.09  # relative uncertainty of sigma that the first windows must reach; more are taken if need be
-_LAST_ERROR: Final = 0.01  # relative uncertainty from which on more windows are not worth the structure in them
-_MEDIAN: Final = 0.4549364231195724  # of a chi-squared variable with one degree of freedom
-_CLIPPED: Final = 0.001  # of the samples at one end of the range: from here on the end is a limit that was clipped to
-_CLIPPED_MARGIN: Final = 2.0  # in sigma: a window whose mean is farther from the limit loses 3 % of sigma at most
-
-#: Windows that count as one independent window, per sample of a window: they overlap.
-REPEATS: Final = 0.65
+from nlflow.denoising.noise.figures import OfWindows
 
 
 def limits_of(size: int, at_low: int, at_high: int) -> tuple[float, float]:
     """Return the values that samples from 0 to 1 were clipped to, minus and plus infinity where they were not."""
-    least = max(_CLIPPED * size, 2)
+    least = max(OfWindows.clipped * size, 2)
     return 0.0 if at_low > least else -math.inf, 1.0 if at_high > least else math.inf
 
 
@@ -41,9 +33,9 @@ class Windows:
 
     @property
     def first(self) -> int:
-        """How many windows it takes to know sigma to `_FIRST_ERROR`."""
+        """How many windows it takes to know sigma to `OfWindows.first_error`."""
         frequencies = int(self.high.shape[1])
-        return math.ceil(self.repeats / (2 * frequencies * _FIRST_ERROR**2))
+        return math.ceil(self.repeats / (2 * frequencies * OfWindows.first_error**2))
 
 
 def from_windows(windows: Windows, limits: tuple[float, float], share: float) -> float:
@@ -57,7 +49,7 @@ def from_windows(windows: Windows, limits: tuple[float, float], share: float) ->
     margin = np.minimum(windows.mean - limits[0], limits[1] - windows.mean)[order]
     farthest = np.sort(margin)[-min(windows.first, len(margin))]
     for _ in range(2):
-        sigma = _while_consistent(windows, order[margin >= min(_CLIPPED_MARGIN * sigma, farthest)], share)
+        sigma = _while_consistent(windows, order[margin >= min(OfWindows.clipped_margin * sigma, farthest)], share)
     return sigma
 
 
@@ -67,12 +59,12 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
     seen: list[tuple[float, float]] = []
     while len(order):
         part = windows.high[order[:count]]
-        variance = float(np.median(np.square(part))) / _MEDIAN
+        variance = float(np.median(np.square(part))) / OfWindows.median
         error = 2 * windows.repeats / part.size  # variance of the estimate over its square
         if any(variance - v > v * math.sqrt(max(e - error, 0.0)) for v, e in seen):
             break
         seen.append((variance, error))
-        if count >= len(order) or math.sqrt(error) / 2 < _LAST_ERROR:
+        if count >= len(order) or math.sqrt(error) / 2 < OfWindows.last_error:
             break
         count *= 2
     return math.sqrt(seen[-1][0]) if seen else 0.0

@@ -1,0 +1,481 @@
+"""The figures of this room, each with what it means and where it came from.
+
+A figure is an attribute of its subject, such as ``OfStripes.parts``, and an entry of ``OfStripes.table``. Models and
+finders take all their thresholds, sizes and quantiles from here. What was chosen by hand says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, cast
+
+T = TypeVar("T")
+
+BY_HAND = "chosen by hand"
+COST = "a bound of time or memory, chosen by hand"
+ON_PHOTOGRAPHS = "chosen on BSD68 and Kodak photographs, Set12 not looked at"
+ON_STACKS = "chosen on a brain template and two clips"
+ON_FLAT_PARTS = "measured on simulated noise and 50 photographs of PolyU: docs/decisions/flat-parts.md"
+OF_FLOATS = "derived: squares stay in the range of floats"
+OF_ROUNDING = "derived: rounding"
+OF_LAW = "derived: a quantile of the law"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number, or several that belong together.
+
+    Attributes
+    ----------
+    value : Any
+        Where it depends on the number of axes, or on a case, by that.
+    meaning : str
+    source : str
+        What it was measured or chosen on, how it was derived, or who published it.
+    """
+
+    value: Any
+    meaning: str
+    source: str
+
+
+def figure(value: T, meaning: str, source: str = "") -> T:
+    """Return an entry of a table, of the source of its subject where none is given; its subject shows the value."""
+    return cast(T, Figure(value, meaning, source))
+
+
+class Figures:
+    """Figures of one subject."""
+
+    table: ClassVar[Mapping[str, Figure]]
+
+    def __init_subclass__(cls, source: str) -> None:
+        """Move the entries into the table, and leave their values."""
+        entries = {name: one for name, one in vars(cls).items() if isinstance(one, Figure)}
+        cls.table = MappingProxyType({name: replace(one, source=one.source or source) for name, one in entries.items()})
+        for name, one in entries.items():
+            setattr(cls, name, one.value)
+
+
+class OfSpectra(Figures, source=BY_HAND):
+    """Gaussian noise: its spectrum, its strength by intensity, and coarser images."""
+
+    smoothing = figure(1.5, "samples over which the intensity is smoothed that the noise follows")
+    rounding = figure(1e-12, "by which the mean of a spectrum that was divided by it may differ from 1", OF_ROUNDING)
+    finer = figure(8, "intensities for each given one, where the sum is no straight line between them")
+    largest = figure(1e150, "standard deviation whose square is a number", OF_FLOATS)
+    frequencies = figure(64, "frequencies along an axis; finer spectra are averaged over cells of this grid")
+    taken = figure(0.25, "of the highest frequency of a coarse image, up to which it is taken over as it is")
+    left = figure(0.1, "of the noise at low frequencies, that the flow of a coarser image leaves")
+    least = figure(24, "samples along an axis that is halved for a coarser image, at least")
+
+
+class OfCounts(Figures, source="chosen by hand, so that the table is exact to 1e-5 counts"):
+    """The table of the transform of counts."""
+
+    table_end = figure(300.0, "counts; the series after it is exact to 1e-7 of them")
+    table_step = figure(0.03, "in the stabilized value, which has noise of strength 1")
+    tail = figure(12.0, "standard deviations within which a law is summed")
+    nodes = figure(64, "of the quadrature over the Gaussian")
+    places = figure(33, "intensities of noise in place of counts", BY_HAND)
+    least = figure(0.3, "counts: a standard deviation that even darkness has", BY_HAND)
+
+
+class OfLaw(Figures, source="chosen by hand, so that the table is exact to 1e-6 of the noise"):
+    """The function that gives magnitudes noise of strength 1."""
+
+    span = figure(6.0, "beyond the least typical magnitude: from there on the function has its asymptotic form")
+    below = figure(5.0, "under the least typical magnitude: smaller ones hardly occur")
+    free = figure(16, "slopes that are chosen")
+    smooth = figure(
+        1.0,
+        "weight of the second differences of log slopes: less makes outliers near 0",
+        "measured: a brain template loses 0.1 to 0.3 dB with 0.1",
+    )
+    means = figure(80, "noise-free magnitudes at which the spread is looked at")
+    digits = figure(2.0**-12, "of log slopes: what is lost is less than the spread differs from 1", OF_ROUNDING)
+    knots = figure(96, "of the function")
+    nodes = figure(8, "of the quadrature, between two knots")
+    tail = figure(9.0, "standard deviations within which the law is summed")
+    step = figure(0.05, "of the table of means")
+    last = figure(20.0, "so far the table goes beyond `span`; the series after it is exact to 1e-7")
+    large = figure(1e6, "from which on all that is added to a magnitude is rounding")
+
+
+class OfMagnitudes(Figures, source=BY_HAND):
+    """The strength of magnitudes, by a background or by a fixed point."""
+
+    most_coils = figure(256.0, "coils, at most")
+    smallest = figure(1e-150, "strength whose ratios to samples stay in the range of floats", OF_FLOATS)
+    largest = figure(1e150, "and the largest", OF_FLOATS)
+    agreed = figure(1e-3, "relative: a strength that changes by less is found")
+    rounds = figure(15, "of the search for a fixed point")
+    above = figure(1.7, "times the mean of pure noise, for the spread of the samples: what is darker tells little")
+    alike = figure(0.08, "relative: so far a local mean of pure noise is from the mean")
+    few = figure(0.005, "of the samples: fewer are no background")
+    same_ratio = figure(0.06, "relative: so far the ratio of mean and spread of a background is from that of the law")
+    law = figure(0.03, "so far the distribution of a background may be from Rayleigh's")
+    local = figure({1: 129, 2: 17, 3: 9}, "samples along an axis over which means are taken")
+
+
+class OfSpeckle(Figures, source=ON_PHOTOGRAPHS):
+    """Speckle: its transform, and how it is found."""
+
+    power = figure(1 / 3, "makes a gamma law nearly Gaussian", "Wilson and Hilferty 1931 (doi 10.1073/pnas.17.12.684)")
+    width = figure({1: 4.0, 2: 1.5, 3: 1.0}, "of the Gaussian that says what the intensity is about, in samples")
+    dark = figure(1e-4, "of the mean intensity: what is darker counts as this dark")
+    many = figure(1e4, "looks from which on moments follow from their series", BY_HAND)
+    looks = figure((0.2, 300.0), "looked for: more are not told from the grain of photographs")
+    passes = figure(3, "of transform and estimate: the one hardly depends on the other")
+    side = figure({1: 16, 2: 8}, "of the blocks in which noise is measured")
+    least_blocks = figure(60, "blocks that tell something")
+    bins = figure(6, "of intensity")
+    dim = figure(0.02, "of the mean: darker blocks are left out, where samples are whole numbers")
+    range = figure(1.7, "of intensities, at least")
+    slope = figure(0.25, "of log noise over log intensity: 0 for speckle, -1/2 for counts, -1 for white noise")
+    even = figure(1.35, "times the least noise of a bin is the most, at most")
+    white = figure(1.2, "times as much as at high frequencies is there at middle ones, at most")
+
+
+class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
+    """Impulses: where they are, and how they are found."""
+
+    reach = figure({1: 6, 2: 2, 3: 1}, "half side of the neighbourhood that a sample is compared with")
+    out = figure(3.0, "standard deviations of its neighbours at which a value sticks out of them")
+    spike = figure(4.0, "the same where any value may be an impulse")
+    least_neighbours = figure(0.25, "of a neighbourhood that must be no candidates themselves, to compare with")
+    unsure = figure(6.0, "neighbours: with as few, their spread counts twice")
+    least_spread = figure(0.01, "of the range: neighbours are not taken to be more alike than this")
+    area = figure(1e-5, "probability of so many equal neighbours among impulses, below which they are an area")
+    ways = figure({1: 1.0, 2: 6.0, 3: 18.0}, "in which a piece of samples goes on")
+    least_piece = figure(4, "samples that impulses alone may join")
+    blocks = figure(6, "along each axis: impulses are found in all of them")
+    least_count = figure(12, "impulses to believe in any")
+    least_visible = figure(0.05, "of the samples: where a value would stick out, so that there is something to count")
+    atom = figure(4.0, "times as many samples stick out with the value itself as with values between it and the others")
+    even = figure(0.5, "of the mean density that most blocks reach")
+    most_blocks = figure(0.8, "of the blocks, that reach it")
+    per_block = figure(8.0, "impulses expected in a block")
+    least_step = figure(0.1, "of the range: what is nearer to its neighbours does not stick out")
+    steps = figure(3.0, "the same, in steps of integers: nearer ones have no values between them that would be rare")
+    clustered = figure(2.0, "times as many equal neighbours as of samples that are strewn")
+    most = figure(0.99, "density, at most")
+    piece = figure(2**16, "samples whose neighbours are sorted at a time", COST)
+
+
+class OfHot(Figures, source=ON_STACKS):
+    """Hot pixels: where they are, and how they are found."""
+
+    out = figure({True: 8.0, False: 12.0}, "standard deviations of what is around: the mean of frames has light tails")
+    alone = figure(2.0, "times as far from what is around as the highest neighbour is")
+    reach = figure({1: 6, 2: 2, 3: 1}, "half side of the neighbourhood")
+    quartiles = figure(1.349, "between the quartiles of a Gaussian law, in standard deviations", OF_LAW)
+    least_step = figure(0.1, "of the range, but for the ends of it: so much brighter is a hot pixel at least")
+    ends = figure(0.005, "of the samples, at each end, that do not count for the range")
+    least_frames = figure(4, "frames whose median tells what is fixed")
+    least_count = figure(5, "hot pixels to believe in any")
+    least_share = figure(2e-5, "of the samples: sensors have more, laws with long tails fewer")
+    most_share = figure(0.02, "of the samples: with more they are no single ones")
+
+
+class OfStripes(Figures, source=ON_PHOTOGRAPHS):
+    """Stripes: their offsets, how they are found, and lines of a spectrum that stand for them."""
+
+    lags = figure(2, "rows are compared with the next two")
+    width = figure(0.5, "of the weights, in robust standard deviations of the differences of two rows")
+    reweightings = figure(8, "of the samples of two rows")
+    dependent = figure(30.0, "samples of a row that tell as much as an independent one: edges are long")
+    degrees = figure(3.0, "of freedom of Student's law of the errors of the differences")
+    sweeps = figure(6, "of reweighting the rows")
+    least_spread = figure(0.05, "of sigma: the differences of two rows are not taken to be more certain")
+    parts = figure(6, "of a row, that must agree")
+    agreed = figure(0.6, "times their distance from one another: a step this large is agreed on; noise alone has 0.4")
+    opposite = figure(-0.2, "correlation of steps that follow each other")
+    unrelated = figure(0.35, "correlation of others")
+    least_ratio = figure(0.15, "of the quartiles of the sizes of steps: 0.28 for a Gaussian law")
+    most_ratio = figure(5.0, "of their last decile and their median: 2.4 for a Gaussian law; a few may be edges")
+    least_rows = figure(24, "rows, and columns, to tell")
+    same = figure(0.8, "correlation of the steps of channels that have the same offsets")
+    line = figure(0.3, "of the power in a line of the spectrum, from which on it stands for stripes", BY_HAND)
+    beside = figure(0.2, "of the line, that the lines beside it have at most", BY_HAND)
+    weak = figure(0.01, "of the noise: what is left beside stripes counts as none", BY_HAND)
+
+
+class OfHum(Figures, source=BY_HAND):
+    """Hum: how it is fitted and found."""
+
+    order = figure(16, "of the filter that predicts the recording, at most")
+    rounds = figure(6, "of filter and fit in turn", "measured: figures do not change after four")
+    least = figure(256, "samples: with fewer a line is no narrower than what a signal has")
+    false = figure(1e-3, "chance that white noise has a line, over all its frequencies")
+    parts = figure(8, "parts of the recording in which a line has the same amplitude and phase")
+    few_parts = figure(4, "the same for slow lines, which are never hum, but tell of a signal that is made of lines")
+    cycles = figure(4, "of a line in one part, at least")
+    near = figure(4, "steps of the spectrum that a line fills")
+    background = figure(65, "steps whose median a line is compared with")
+    most_lines = figure(24, "lines that are looked at")
+    clipped = figure(3.0, "standard deviations: outliers, such as heart beats, are cut off there")
+    harmonic = figure(0.5, "steps of the spectrum by which a line may miss a multiple")
+    most_harmonics = figure(20, "multiples of the mains")
+    missing_harmonics = figure(3, "the lowest line is this multiple of the mains at most")
+    share = figure(0.25, "of the energy of the signal's own structure, at most; unknown sampling rate")
+    share_mains = figure(4.0, "the same for a line that is where mains are")
+    structure = figure(0.5, "of the energy of the noise: with less structure there is no signal to lie on")
+    below = figure(8.0, "structure is measured from this part of the lowest frequency on: trends are no other content")
+    growth = figure(0.5, "relative change of the amplitude from the middle to an end")
+    mains = figure((50.0, 60.0), "Hz", "standard of power grids")
+    mains_error = figure(0.01, "relative; clocks and mains together are better than that")
+
+
+class OfDrift(Figures, source=BY_HAND):
+    """The baseline under a recording."""
+
+    least_scale = figure(8.0, "samples: anything faster is no drift")
+    cells = figure(64, "that a length of `scale` is cut into, at most: the drift is all but linear in each", COST)
+    straight = figure(16.0, "times the length of the recording: a scale from which on the baseline is a straight line")
+    rounds = figure(20, "of reweighting, at most")
+    settled = figure(1e-4, "of the spread of the rest: a change of the baseline that ends the rounds")
+
+
+class OfRecordings(Figures, source=BY_HAND):
+    """The spectrum of the noise of a recording, and robust fits."""
+
+    side = figure(32, "samples of a window")
+    long = figure(4096, "samples of a recording from which on windows are twice as long")
+    overlap = figure(8, "windows in which a sample lies")
+    most_windows = figure(2**15, "windows that are looked at", COST)
+    least = figure(256, "samples: fewer windows do not tell noise from structure")
+    shares = figure((1 / 8, 1 / 4, 1 / 2, 1.0), "of the windows, those of least energy first")
+    least_windows = figure(6, "independent ones")
+    rounds = figure(5, "of choosing windows and measuring")
+    reach = figure(2, "steps of the spectrum that a tapered window mixes")
+    median = figure(0.6931471805599453, "of the square of a complex normal variable of variance 1", OF_LAW)
+    median_real = figure(0.4549364231195724, "of a real one", OF_LAW)
+    error = figure(1.44, "relative, of the median of one such square", "derived: the spread of the median")
+    slow = figure(2, "steps: below, structure cannot be told from noise, and the spectrum is continued")
+    continued = figure((5, 8), "steps up to which its slopes are taken")
+    steepest = figure(3.0, "power of the frequency by which noise grows towards 0, at most")
+    hump = figure(0.5, "of the frequencies: a hump that is narrower is a tone of the signal")
+    outlier = figure(3.0, "errors by which a hump stands out")
+    stands_out = figure(0.6931471805599453, "the same in absolute terms, as a steep spectrum is no straight line")
+    neighbours = figure(3, "steps to each side over which the logarithm is smoothed")
+    white = figure(3.5, "errors of the smoothed logarithm within which a spectrum is flat")
+    sure = figure(0.5, "of the variance: with less that is distributed as noise, what was found is the signal")
+    flat = figure(0.2, "the same in absolute terms: 0.9 dB do not matter")
+    huber = figure(1.345, "standard deviations: 95 % efficient", "Huber 1964 (doi 10.1214/aoms/1177703732)")
+    to_sigma = figure(1.4826022185056018, "of the median of absolute values of a normal variable", OF_LAW)
+
+
+class OfFiles(Figures, source=BY_HAND):
+    """Models in files."""
+
+    most_bytes = figure(2**24, "a model of three channels takes less than half a megabyte", COST)
+    deepest = figure(4, "models within models: a sum holds parts, which may be sums", COST)
+
+
+class OfWindows(
+    Figures, source="chosen on BSD68 and Kodak photographs and on PyWavelets' demo signals, Set12 not looked at"
+):
+    """The strength of white noise in images and signals, by windows with little structure."""
+
+    sides = figure({1: (16, 8, 4, 2), 2: (8, 4, 2)}, "of the windows; smaller ones where too few of the first fit")
+    high = figure({1: 9 / 15, 2: 11 / 14}, "of the highest frequency: noise is measured from here on, structure below")
+    first = figure({1: 0.5, 2: 0.01}, "of the windows: those with the least structure, from which the search starts")
+    filled = figure({1: 9, 2: 5}, "a neighbourhood so wide that is constant was filled in, and has no noise")
+    most_windows = figure(2**18, "windows that are looked at", COST)
+    apart = figure(1.25, "ratio of the strengths of channels from which on they have one each")
+    block = figure(2**14, "windows that are transformed at a time", COST)
+    first_error = figure(0.09, "relative uncertainty of sigma that the first windows must reach", BY_HAND)
+    last_error = figure(
+        0.01, "relative uncertainty from which on more windows are not worth the structure in them", BY_HAND
+    )
+    median = figure(0.4549364231195724, "of a chi-squared variable with one degree of freedom", OF_LAW)
+    clipped = figure(0.001, "of the samples at one end of the range, from which on it was clipped there", BY_HAND)
+    clipped_margin = figure(
+        2.0, "in sigma: windows whose mean is nearer to the limit are left out", "derived: at most 3 % of sigma is lost"
+    )
+    repeats = figure(0.65, "windows that count as one independent one, per sample of a window", BY_HAND)
+
+
+class OfVolumes(Figures, source=ON_STACKS):
+    """The same in volumes and clips, by blocks."""
+
+    sides = figure((4, 2), "of the blocks; smaller ones where too few of the first fit")
+    high = figure(0.7, "of the highest frequency: noise is measured from here on, structure below")
+    first = figure(0.01, "of the blocks: those with the least structure, from which the search starts")
+    constant = figure(3, "a neighbourhood so wide that is constant was filled in, and has no noise")
+    most = figure(2**17, "blocks", COST)
+    at_a_time = figure(2**14, "blocks that are transformed together", COST)
+
+
+class OfTransfer(Figures, source=BY_HAND):
+    """Photon transfer: gain and read noise of a stack."""
+
+    bins = figure(40, "of the mean, at most")
+    least_bins = figure(4, "bins that make a line")
+    in_bin = figure(60, "blocks in a bin, at least")
+    share = figure(0.1, "of the blocks of a bin: those with the least structure, from which more are taken")
+    sure = figure(0.02, "relative uncertainty of a variance from which on more blocks are not worth their structure")
+    sweeps = figure(20, "of reweighting")
+    outlier = figure(2.5, "standard errors: variances farther above the line count as structure")
+    significant = figure(4.0, "standard errors that tell a number from 0")
+    off = figure(0.2, "root mean square of relative distances from the line, from which on it is none")
+    cut = figure(3.0, "standard deviations above the lower end, where nothing is cut off")
+    consistent = figure(2.0, "standard errors: slopes with and without the darkest parts differ by less")
+    darkest = figure(0.01, "of the blocks")
+
+
+class OfBlocks(Figures, source=BY_HAND):
+    """The noise of blocks, by the power of their coefficients."""
+
+    side = figure(8, "samples along the side of a block")
+    share = figure(0.15, "of the blocks of an intensity, those of least energy, which are measured")
+    of_flat = figure(0.5, "the same in flat parts, where compression took most from the quietest", ON_FLAT_PARTS)
+    most = figure(12_000, "blocks of a picture", COST)
+    least = figure(60, "blocks that tell something")
+    intensities = figure(6, "classes of intensity")
+    each = figure(150, "blocks of an intensity, at least")
+    rounds = figure(3, "of measuring and choosing blocks")
+    kept = figure(0.9, "of the squares, the smaller ones, so that outliers do not count")
+    mean_of_kept = figure(
+        0.62302,
+        "of a chi-squared variable with one degree of freedom, of its lower 0.9",
+        "derived: an integral over the law",
+    )
+    fifth = figure(0.0642, "the quantile 0.2 of that variable", OF_LAW)
+    most_energy = figure(30.0, "of a coefficient, in units of its variance")
+    same = figure(1e-9, "relative difference of sums of energies: rounding", OF_ROUNDING)
+    independent = figure(0.75, "of the coefficients of correlated noise")
+
+
+class OfFlat(Figures, source=ON_FLAT_PARTS):
+    """Which parts of a picture are flat."""
+
+    tile = figure(16, "samples along a side of a tile, in the picture of half the size")
+    step = figure(4, "samples from one tile to the next, and from one of its blocks to the next")
+    low = figure((1, 3), "cosine frequencies of a tile along its axes, the greater of both")
+    middle = figure((4, 10), "and middle ones")
+    of_blocks = figure((2, 5), "those of a block: the same share of the highest")
+    red = figure(
+        3.0, "power at low frequencies over that at middle ones, at most: 91 % of tiles of noise blurred by 1 px"
+    )
+    uneven = figure(
+        4.0, "power in the strongest block over that in the weakest, at most: 99.9 % of tiles of white noise"
+    )
+    quiet = figure(0.05, "of the flat tiles, below which their least noise is")
+    alike = figure(2.0, "noise of a tile over that, at most: it follows the light, and chance alone makes 1.4 of it")
+    least = figure(16, "tiles: as many as one overlaps with")
+    smallest = figure(32, "samples along the sides of a part that is named")
+    excess = figure(
+        2.0, "mean power of its blocks over their median, at most: it is 1.1 for noise, 1.9 after compression"
+    )
+    smooth = figure(0.88, "correlation of neighbours, at most: that of white noise blurred by 1.4 px")
+    beyond = figure(2.0, "spread of its samples about a surface over the noise that was found, at most")
+    nothing = figure(1e-9, "of the range: less is rounding", OF_ROUNDING)
+    at_end = figure(0.25, "of its samples: so many are at an end where noise was clipped or rounded")
+    most = figure(200_000, "samples at which, every `step`, tiles begin", COST)
+
+
+class OfRules(Figures, source=BY_HAND):
+    """Which noise the blocks of a picture show."""
+
+    levels = figure(3, "sizes at which blocks are looked at")
+    reach = figure(6.5 / 8, "share of the frequencies of a size that its coefficients tell well")
+    middle = figure(
+        (3, 4), "middle frequencies of the picture of half the size: texture is weak there, and JPEG keeps them"
+    )
+    of_blocks = figure((2, 3), "the like of the picture itself")
+    highest = figure((6, 7), "the highest frequencies of the picture")
+    cut = figure(0.15, "noise at the highest frequencies over that at the middle ones: below, compression cut it off")
+    rounded = figure(1.55, "steps of 8 bits: at most so much noise is at the highest frequencies where compression cut")
+    white = figure(0.92, "noise at the highest frequencies over that at the next lower ones: above, it is white")
+    stronger = figure(0.6, "the same over that at middle ones: below, there is structure")
+    visible = figure(0.015, "of the range: weaker noise that is not white cannot be told from fine texture")
+    drawn = figure(5.0, "`BlockNoise.bulk` from which on it is structure that JPEG left of a clean picture")
+    lost = figure(1.25, "by which compression lowers the noise of the quietest blocks, where it leaves colours none")
+    of_blotches = figure(1.12, "the same where colours tell how strong noise is")
+    noisy = figure({True: 0.6, False: 0.68}, "`BlockNoise.like_noise` of blocks that show noise, in colours and grey")
+    sure = figure(0.78, "`BlockNoise.like_noise` for noise that nothing was cut off")
+    nearby = figure(0.65, "the least `BlockNoise.like_noise` for the picture itself")
+    bulk = figure(2.4, "`BlockNoise.bulk` up to which noise rules the picture")
+    certain = figure(0.85, "`BlockNoise.like_noise` where texture that looks like noise must be told from it")
+    ruled = figure(1.75, "`BlockNoise.bulk` beside it")
+    coloured = figure(0.45, "`BlockNoise.like_noise` from which on colour differences show noise")
+    of_colours = figure(0.75, "noise of the luminance at middle frequencies over that of colours at low ones, at most")
+    green = figure(0.58, "`BlockNoise.like_noise` from which on green - magenta shows noise at middle frequencies")
+    coloured_coarse = figure(0.6, "`BlockNoise.like_noise` from which on the coarsest picture shows noise of colours")
+    texture = figure(0.19, "texture of green - magenta over that of the luminance")
+    of_green = figure(1.15, "noise of the luminance at middle frequencies over that of green - magenta")
+    at_most = figure(1.8, "noise of the luminance over what colours say, as gradient-corrected demosaicking leaves it")
+    coarse_colours = figure(0.7, "`BlockNoise.like_noise` from which on red - blue tells it at low frequencies")
+    of_red_blue = figure(1.1, "noise of the luminance over that of red - blue there, at most")
+    too_much = figure(2.5, "noise of the luminance over what colours say, from which on it is texture")
+    seen = figure(
+        4 / 255,
+        "of the range: with less the picture counts as clean",
+        "measured on clean photographs: docs/decisions/flat-parts.md",
+    )
+    chroma = figure(0.8, "least noise of colour differences over that of the luminance, at low frequencies")
+    chroma_most = figure(1.4, "the greatest such ratio")
+    chroma_reach = figure(0.3, "of the highest frequency: so far it reaches")
+    structure = figure(0.65, "`BlockNoise.like_noise` below which the blocks of a size show structure")
+    steepest = figure(2.25, "by which noise grows towards low frequencies then")
+    clear = figure(0.9, "`BlockNoise.like_noise` of blocks that show hardly anything but noise")
+    reference = figure(
+        {False: (0.2, 0.3), True: (0.12, 0.18)},
+        "shares of the highest frequency, from which noise below is bounded; True where that is measured well",
+    )
+    falling = figure(3.0, "ratio of the two, from which on noise itself falls, and not structure with it")
+    grown = figure(2.5, "noise at low frequencies over that at middle ones, from which on it is no camera's")
+    growth = figure(0.8, "the power of the frequency by which noise may grow below them")
+    sparse = figure(0.75, "`BlockNoise.like_noise` of the picture, below which compression left noise here and there")
+    compressed = figure(
+        ((0.68, 0.78, 0.95), (0.85, 0.33, 0.15)),
+        "`BlockNoise.like_noise`, and `GaussianNoise.compressed` there",
+        "measured on simulated cameras: docs/decisions/noise-models.md",
+    )
+    unsure = figure(0.67, "and the most where only colours tell how strong it is")
+    varying = figure(3.0, "ratio of variances from which on white noise counts as depending on the intensity")
+    on_line = figure(1.5, "ratio of variances to a line up to which they lie on it")
+
+
+class OfStacks(Figures, source=BY_HAND):
+    """The verdict on volumes and clips."""
+
+    varying = figure(2.0, "ratio of variances from which on noise counts as following the light")
+    flat = figure(0.05, "of the blocks: those with the least structure")
+    low = figure(5, "sum of the frequencies of three axes: those below it say where blocks are flat")
+    falling = figure(0.75, "power at the highest frequency of an axis over that at the second, below which noise falls")
+    most = figure(3.0, "times the strength at high frequencies")
+    structure = figure(1.3, "times the strength at high frequencies is that of a coarser volume, without structure")
+
+
+class OfEvidence(
+    Figures, source="chosen on PolyU photographs, and on pages, screens and drawings with and without noise"
+):
+    """Whether a picture bears out what was found in it."""
+
+    disagree = figure(2.0, "ratio of two estimates of the same noise from which on they disagree")
+    quietest = figure(
+        (0.02, 0.2), "shares of the blocks, the quietest first, that are looked at; below, some are clipped"
+    )
+    least = figure(0.1, "of the blocks touch no sample that was clipped; of fewer, all are looked at")
+    flat = figure(0.05, "the share at which the picture is compared with noise")
+    skewed = figure(0.4, "skewness, at most: 0 for noise, 0.25 in a photograph of a camera, 1 to 4 for letters")
+    bell = figure((2.3, 8.0), "kurtosis: 2.8 for noise in small blocks, up to 6 after compression, less for two values")
+    most = figure(20_000, "blocks", COST)
+    nothing = figure(1e-9, "of the range, and of the greatest variance: less is rounding", OF_ROUNDING)
+
+
+class OfVerdict(Figures, source=BY_HAND):
+    """What is looked at for a verdict."""
+
+    few = figure(0.02, "of the samples may be missing, so that most blocks touch none")
+    least_range = figure(1e-100, "with smaller and larger ranges nothing but a strength is estimated", OF_FLOATS)
+    slab = figure(8, "slices that are looked at together", COST)
+    most = figure(2**21, "samples in them", COST)
+    least_side = figure(40, "samples along an axis, of the coarsest of them")
+    least_light = figure(0.1, "least range of the intensity over that of the samples")
+    majority = figure(0.5, "of the flat tiles must agree where noise looks like texture")
