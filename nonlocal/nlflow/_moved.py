@@ -18,6 +18,8 @@ _PLACES = {
     "nlflow.commands": "nlflow.desk.commands",
     "nlflow.denoising.large.sources": "nlflow.desk.large",
     "nlflow.denoising.large.store": "nlflow.desk.large",
+    "nlflow.denoising.noise.base": "nlflow.denoising.noise.models.base",
+    "nlflow.denoising.noise.pyramid": "nlflow.denoising.noise.spectra",
     "nlflow.denoising.presets": "nlflow.denoising.groupwise",
     "nlflow.explorer": "nlflow.desk.explorer",
     "nlflow.io": "nlflow.store",

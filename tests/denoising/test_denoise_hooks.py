@@ -10,7 +10,7 @@ import pytest
 from nlflow import NlflowWarning, NumericalError, denoise
 from nlflow.denoising import Trail, pixelwise
 from nlflow.denoising.groupwise import PRESETS
-from nlflow.denoising.noise import estimation
+from nlflow.denoising.noise.finding import sigma as estimation
 from nlflow.denoising.runs import within
 from nlflow.flows.linear import LinearFlow
 from tests.covering import pairs

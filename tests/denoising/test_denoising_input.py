@@ -14,7 +14,7 @@ from nlflow import InputError, NlflowWarning, denoise, estimate_sigma, nonlocal_
 from nlflow.denoising import problem
 from nlflow.denoising.info import doubts
 from nlflow.denoising.noise import GaussianNoise
-from nlflow.denoising.noise.base import NoiseEstimate
+from nlflow.denoising.noise.models.base import NoiseEstimate
 from tests.covering import pairs
 from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, both, noisy, picture, rms, waves
 

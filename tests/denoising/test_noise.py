@@ -8,8 +8,8 @@ from skimage import data
 from skimage.restoration import estimate_sigma as median_of_wavelets
 
 from nlflow import estimate_sigma
-from nlflow.denoising.noise import estimate_sigmas, estimation
-from nlflow.denoising.noise import windows as windows_module
+from nlflow.denoising.noise import estimate_sigmas
+from nlflow.denoising.noise.finding import sigma as estimation
 
 pytestmark = pytest.mark.numerical
 
@@ -300,8 +300,8 @@ def test_where_more_windows_are_not_taken(rise: float, accepted: bool) -> None:
     # Of so many squares, one half 1, the other half with the wanted mean of both in the middle: that is their median.
     second = 1 + 2 * rise * np.sqrt(error)
     high = np.sqrt(np.repeat([1.0, second], count))[:, None] * np.ones((1, frequencies))
-    windows = windows_module.Windows(np.arange(2.0 * count), high.astype(np.float32), np.zeros(2 * count), repeats)
+    windows = estimation.Windows(np.arange(2.0 * count), high.astype(np.float32), np.zeros(2 * count), repeats)
     assert windows.first <= count
-    found = windows_module._while_consistent(windows, np.arange(2 * count), 0.5)
+    found = estimation._while_consistent(windows, np.arange(2 * count), 0.5)
     variance = (1 + rise * np.sqrt(error) if accepted else 1.0) / 0.4549364231195724
     assert found == pytest.approx(np.sqrt(variance), rel=1e-6)

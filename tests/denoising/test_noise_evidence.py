@@ -9,8 +9,9 @@ from scipy.ndimage import gaussian_filter
 from skimage import data
 
 from nlflow import NlflowWarning, denoise, estimate_noise
-from nlflow.denoising.noise import GaussianNoise, blocks
-from nlflow.denoising.noise.estimation import channel_levels
+from nlflow.denoising.noise import GaussianNoise
+from nlflow.denoising.noise.finding import blocks
+from nlflow.denoising.noise.finding.sigma import channel_levels
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical

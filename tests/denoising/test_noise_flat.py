@@ -14,7 +14,7 @@ from skimage import data
 from benchmarks.blind.simulated_camera import Camera
 from nlflow import InputError, denoise, estimate_noise
 from nlflow.denoising.noise import GaussianNoise
-from nlflow.denoising.noise.flat import flat_parts
+from nlflow.denoising.noise.finding.flat import flat_parts
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical

@@ -11,7 +11,7 @@ from scipy import signal, stats
 
 import nlflow as nl
 from nlflow.denoising.noise import GaussianNoise, spectra
-from nlflow.denoising.noise.gaussian import OPPONENT
+from nlflow.denoising.noise.models.gaussian import OPPONENT
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical

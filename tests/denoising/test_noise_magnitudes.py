@@ -9,8 +9,9 @@ from scipy.special import eval_genlaguerre, i0e, i1e
 from scipy.stats import ncx2, rice
 
 from nlflow import InputError, denoise
-from nlflow.denoising.noise import Impulses, Mixture, NoncentralChi, Poisson, Rician, chi, find_rician, load_noise
-from nlflow.denoising.noise.verdict import examine
+from nlflow.denoising.noise import Impulses, Mixture, NoncentralChi, Poisson, Rician, find_rician, load_noise
+from nlflow.denoising.noise.finding.verdict import examine
+from nlflow.denoising.noise.models import magnitudes
 from nlflow.errors import FileFormatError
 
 COILS = [1.0, 2.5, 8.0, 64.0]
@@ -36,18 +37,22 @@ def test_the_density_is_that_of_the_root_of_a_noncentral_chi_squared_variable(co
     for a in (0.0, 0.3, 3.0, 20.0):
         law = ncx2(2 * coils, a**2).logpdf(z**2) + np.log(2 * z)
         near = np.isfinite(law) & (law > -200)  # scipy's own series is lost far out
-        np.testing.assert_allclose(chi.log_density(z, np.array(a), coils)[near], law[near], rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(magnitudes.log_density(z, np.array(a), coils)[near], law[near], rtol=1e-7, atol=1e-9)
 
 
 def test_the_mean_is_laguerres_and_that_of_scipy():
     a = np.linspace(0, 12, 40)
     x = a**2 / 4  # L_1/2(-2x) = e^-x ((1 + 2x) I0(x) + 2x I1(x))
     np.testing.assert_allclose(
-        chi.mean_magnitude(a, 1.0), math.sqrt(math.pi / 2) * ((1 + 2 * x) * i0e(x) + 2 * x * i1e(x)), rtol=1e-12
+        magnitudes.mean_magnitude(a, 1.0), math.sqrt(math.pi / 2) * ((1 + 2 * x) * i0e(x) + 2 * x * i1e(x)), rtol=1e-12
     )
     np.testing.assert_allclose(Rician(3.0).mean(3 * a), rice.mean(a) * 3, rtol=1e-10)
-    np.testing.assert_allclose(chi.mean_magnitude(a, 1.0), math.sqrt(math.pi / 2) * eval_genlaguerre(0.5, 0, -2 * x))
-    np.testing.assert_allclose(chi.mean_magnitude(np.zeros(1), 4.0), math.sqrt(2) * math.gamma(4.5) / math.gamma(4))
+    np.testing.assert_allclose(
+        magnitudes.mean_magnitude(a, 1.0), math.sqrt(math.pi / 2) * eval_genlaguerre(0.5, 0, -2 * x)
+    )
+    np.testing.assert_allclose(
+        magnitudes.mean_magnitude(np.zeros(1), 4.0), math.sqrt(2) * math.gamma(4.5) / math.gamma(4)
+    )
 
 
 @pytest.mark.parametrize("coils", [1.0, 4.0])
@@ -72,18 +77,18 @@ def test_samples_are_magnitudes_of_complex_noise(coils):
 )
 @pytest.mark.sampled(2)
 def test_the_spread_is_near_one_from_nothing_on(coils, least, most):
-    spread = chi.stabilizer(coils).spread(np.concatenate([np.linspace(0, 16, 81), [30.0, 100.0, 1e4]]))
+    spread = magnitudes.stabilizer(coils).spread(np.concatenate([np.linspace(0, 16, 81), [30.0, 100.0, 1e4]]))
     assert least < spread.min() < spread.max() < most
     # The first choice, with the slopes 1 / std(z | mean z) at infinity, stays far off.
     z = flat(0.0, coils=coils)
     assert z.std() < (0.72 if coils > 1 else 0.66)
     stable = NoncentralChi(1.0, coils).stabilize(z)
-    assert stable.std() == pytest.approx(float(chi.stabilizer(coils).spread(0.0)[0]), rel=0.01)
+    assert stable.std() == pytest.approx(float(magnitudes.stabilizer(coils).spread(0.0)[0]), rel=0.01)
 
 
 @pytest.mark.parametrize("coils", COILS)
 def test_the_transform_grows(coils):
-    law = chi.stabilizer(coils)
+    law = magnitudes.stabilizer(coils)
     end = float(law.inner.x[-1])
     z = np.concatenate([np.linspace(0, end + 3, 20_001), [1e3, 1e10, 1e200]])
     assert (np.diff(law(z)) > 0).all()
@@ -96,20 +101,20 @@ def test_the_transform_grows(coils):
 @pytest.mark.slow
 @pytest.mark.parametrize("coils", [1.0, 8.0])
 def test_means_are_integrals_over_the_density(coils):
-    law = chi.stabilizer(coils)
+    law = magnitudes.stabilizer(coils)
     for a in (0.0, 5.0):
         middle = math.sqrt(a**2 + 2 * coils)
         ends = (max(middle - 12, 0), middle + 12)
         knots = law.inner.x[(law.inner.x > ends[0]) & (law.inner.x < ends[1])]
         mean, _ = quad(lambda z, a=a: float(law(np.array([z]))[0]
-                                            * np.exp(chi.log_density(np.array([z]), np.array(a), coils))[0]),
+                                            * np.exp(magnitudes.log_density(np.array([z]), np.array(a), coils))[0]),
                        *ends, points=knots, limit=400, epsabs=1e-10)  # fmt: skip
         assert law.mean(a)[0] == pytest.approx(mean, abs=1e-8)
 
 
 @pytest.mark.parametrize("coils", COILS)
 def test_the_inverse_is_exact_monotone_and_finite_everywhere(coils):
-    law = chi.stabilizer(coils)
+    law = magnitudes.stabilizer(coils)
     back = law.inverse(law.mean(PLACES))
     np.testing.assert_allclose(back[1:], PLACES[1:], atol=2e-6)
     assert back[0] ** 2 < 1e-6

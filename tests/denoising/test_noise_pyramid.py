@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.fft import dct, dctn
 
-from nlflow.denoising.noise import GaussianNoise, pyramid, spectra
+from nlflow.denoising.noise import GaussianNoise, spectra
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical
@@ -36,23 +36,23 @@ def cosine(shape: tuple[int, ...], orders: tuple[int, ...]) -> Floats:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_down_halves_what_has_several_samples_and_keeps_means(shape: tuple[int, ...]) -> None:
     image = np.random.default_rng(0).normal(3, 1, shape)
-    half = pyramid.down(image)
+    half = spectra.down(image)
     assert half.shape == (*((n + 1) // 2 for n in shape[:-1]), shape[-1])
     axes = tuple(range(len(shape) - 1))
     np.testing.assert_allclose(half.mean(axis=axes), image.mean(axis=axes), rtol=1e-13)
-    np.testing.assert_allclose(pyramid.down(7 * ones(shape)), 7 * ones(half.shape), rtol=1e-14)
+    np.testing.assert_allclose(spectra.down(7 * ones(shape)), 7 * ones(half.shape), rtol=1e-14)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_cosines_below_the_limit_are_sampled_more_coarsely(shape: tuple[int, ...]) -> None:
     for share in (0.1, 0.3, 0.49):
         orders = tuple(int(share * n) for n in shape[:-1])
-        half = pyramid.down(cosine(shape, orders))
+        half = spectra.down(cosine(shape, orders))
         np.testing.assert_allclose(half, cosine(half.shape, orders), atol=1e-13)
     above = tuple((n + 1) // 2 for n in shape[:-1])
     if any(n > 1 for n in shape[:-1]):  # none of these cosines is left
         image = cosine(shape, above)
-        np.testing.assert_allclose(pyramid.down(image), np.zeros_like(pyramid.down(image)), atol=1e-13)
+        np.testing.assert_allclose(spectra.down(image), np.zeros_like(spectra.down(image)), atol=1e-13)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -60,13 +60,13 @@ def test_up_is_fine_for_what_is_smooth_and_fades_the_rest(shape: tuple[int, ...]
     for share in (0.0, 0.06, 0.12):
         orders = tuple(int(share * n) for n in shape[:-1])
         smooth = 5 + cosine(shape, orders)
-        np.testing.assert_allclose(pyramid.up(pyramid.down(smooth), shape), smooth, atol=1e-12)
+        np.testing.assert_allclose(spectra.up(spectra.down(smooth), shape), smooth, atol=1e-12)
     # A cosine of the coarse image comes back with the gain of its share of the highest frequency there.
     rows = (shape[0] + 1) // 2
     for order in range(rows):
         orders = (order, *(0 for _ in shape[1:-1]))
         image = cosine(shape, orders)
-        found = pyramid.up(pyramid.down(image), shape)
+        found = spectra.up(spectra.down(image), shape)
         share = order / rows
         gain = 1.0 if share <= 0.25 else 0.5 + 0.5 * np.cos(np.pi * (share - 0.25) / 0.75)
         np.testing.assert_allclose(found, gain * image, atol=1e-12)
@@ -75,20 +75,20 @@ def test_up_is_fine_for_what_is_smooth_and_fades_the_rest(shape: tuple[int, ...]
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_precision_is_that_of_the_input(dtype: Any) -> None:
     image = np.random.default_rng(0).normal(size=(31, 44, 2)).astype(dtype)
-    half = pyramid.down(image)
-    assert half.dtype == pyramid.up(half, image.shape).dtype == dtype
-    exact = pyramid.down(image.astype(np.float64))
+    half = spectra.down(image)
+    assert half.dtype == spectra.up(half, image.shape).dtype == dtype
+    exact = spectra.down(image.astype(np.float64))
     # The transform adds 31 x 44 terms of size 1 in log2 N rounds, each of which rounds once.
     np.testing.assert_allclose(half, exact, atol=2 * np.log2(image.size) * np.finfo(dtype).eps * np.abs(exact).max())
 
 
 def test_no_smaller_than_a_search_can_use() -> None:
-    assert pyramid.levels_within((48, 48, 3), 5) == 1
-    assert pyramid.levels_within((47, 500, 3), 5) == 0
-    assert pyramid.levels_within((96, 1000, 1), 5) == 2
-    assert pyramid.levels_within((96, 1000, 1), 1) == 1
-    assert pyramid.levels_within((1, 1000, 1), 3) == pyramid.levels_within((1000, 1), 3) == 3
-    assert pyramid.levels_within((1, 1, 1), 3) == 0
+    assert spectra.levels_within((48, 48, 3), 5) == 1
+    assert spectra.levels_within((47, 500, 3), 5) == 0
+    assert spectra.levels_within((96, 1000, 1), 5) == 2
+    assert spectra.levels_within((96, 1000, 1), 1) == 1
+    assert spectra.levels_within((1, 1000, 1), 3) == spectra.levels_within((1000, 1), 3) == 3
+    assert spectra.levels_within((1, 1, 1), 3) == 0
 
 
 # ---- noise of coarser images
@@ -108,7 +108,7 @@ def test_the_noise_of_a_coarser_image_is_the_lower_half_of_the_spectrum(shape: t
         spectrum = model.powers(1, len(shape))
         noise = [model.sample(np.zeros(shape), rng=rng)[..., None] for _ in range(repeats)]
         for _ in range(2):
-            noise, spectrum = [pyramid.down(z) for z in noise], spectra.coarser(spectrum)
+            noise, spectrum = [spectra.down(z) for z in noise], spectra.coarser(spectrum)
             count = noise[0].size * repeats * spectrum.mean() ** 2 / np.square(spectrum).mean()
             measured = np.mean(np.square(noise))
             # And the power between the last frequency that is kept and the limit.
@@ -131,8 +131,8 @@ def test_what_remains_is_what_the_finer_image_holds_after_the_coarse_one() -> No
     rng, total = np.random.default_rng(0), np.zeros((size, size))
     for _ in range(repeats):
         f, other = (model.sample(np.zeros((size, size)), rng=rng)[..., None] for _ in range(2))
-        half, left = pyramid.down(f), np.sqrt(0.1) * pyramid.down(other)
-        total += power_by_cosine(f - pyramid.up(half - left, f.shape)) / repeats
+        half, left = spectra.down(f), np.sqrt(0.1) * spectra.down(other)
+        total += power_by_cosine(f - spectra.up(half - left, f.shape)) / repeats
     # What the noise has at each cosine before: the covariance of the samples of a line, there and back.
     line = np.correlate([1.0, 2, 3, 2, 1], [1.0, 2, 3, 2, 1], "full") / 19
     covariance = sum(v * np.roll(np.eye(size), k - 4, axis=1) for k, v in enumerate(line))
@@ -194,7 +194,7 @@ def test_runs_are_told_the_noise_of_their_size() -> None:
         told.append((signal.shape, own, relative, level))
         return signal  # finds no noise: then nothing is taken out of the finer one
 
-    result = pyramid.coarse_to_fine(f, spectrum, strength[..., None], 2, run)
+    result = spectra.coarse_to_fine(f, spectrum, strength[..., None], 2, run)
     np.testing.assert_array_equal(result, f)
     assert [(shape, level) for shape, _, _, level in told] == [((25, 33, 2), 2), ((50, 65, 2), 1), ((100, 130, 2), 0)]
     np.testing.assert_allclose(told[0][1], spectra.coarser(spectra.coarser(spectrum)))
@@ -208,8 +208,8 @@ def test_runs_are_told_the_noise_of_their_size() -> None:
     def nothing(signal: Floats, own: Floats, relative: Floats, level: int) -> Floats:
         return signal if level == 0 else 0 * signal  # all of the coarse image is noise
 
-    low = pyramid.coarse_to_fine(f, spectrum, strength[..., None], 1, nothing)
-    np.testing.assert_allclose(low, f - pyramid.up(pyramid.down(f), f.shape), atol=1e-13)
+    low = spectra.coarse_to_fine(f, spectrum, strength[..., None], 1, nothing)
+    np.testing.assert_allclose(low, f - spectra.up(spectra.down(f), f.shape), atol=1e-13)
 
 
 def test_strength_that_rings_below_zero_counts_as_little() -> None:
@@ -220,6 +220,6 @@ def test_strength_that_rings_below_zero_counts_as_little() -> None:
         least.append(float(relative.min()))
         return signal
 
-    pyramid.coarse_to_fine(np.zeros((96, 96, 1)), np.ones((1, 64, 64)), strength[..., None], 1, run)
-    assert pyramid.down(strength[..., None]).min() < 0.05
+    spectra.coarse_to_fine(np.zeros((96, 96, 1)), np.ones((1, 64, 64)), strength[..., None], 1, run)
+    assert spectra.down(strength[..., None]).min() < 0.05
     assert min(least) >= 0.05

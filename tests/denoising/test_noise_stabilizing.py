@@ -9,7 +9,7 @@ from scipy.stats import poisson
 
 import nlflow
 from nlflow import InputError, Poisson
-from nlflow.denoising.noise.stabilizing import expected_transform
+from nlflow.denoising.noise.models.intensities import expected_transform
 
 pytestmark = pytest.mark.numerical
 

@@ -23,10 +23,9 @@ from nlflow.denoising.noise import (
     find_speckle,
     load_noise,
     photon_transfer,
-    stacks,
 )
 from nlflow.denoising.noise.figures import OfVerdict
-from nlflow.denoising.noise.verdict import _slabs, examine
+from nlflow.denoising.noise.finding.verdict import _falling, _slabs, examine
 
 
 def tissue(side=40, low=20.0, high=200.0):
@@ -304,7 +303,7 @@ def test_noise_that_is_not_white_in_a_volume_is_told():
     assert "along axis 1, 2" in found.reasons[0]
     assert found.model.is_white
     assert found.model.sigma == pytest.approx(12, rel=0.3)
-    falling = stacks._falling(CLEAN + 12 * WHITE, None)
+    falling = _falling(CLEAN + 12 * WHITE, None)
     np.testing.assert_allclose(falling, 1, atol=0.15)
 
 

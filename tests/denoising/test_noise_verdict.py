@@ -16,7 +16,7 @@ from skimage import data
 from benchmarks.blind.simulated_camera import Camera
 from nlflow import estimate_noise
 from nlflow.denoising.noise import GaussianNoise, Mixture
-from nlflow.denoising.noise.gaussian import OPPONENT
+from nlflow.denoising.noise.models.gaussian import OPPONENT
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical

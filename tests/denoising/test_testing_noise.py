@@ -20,12 +20,12 @@ from nlflow.denoising.noise import (
     Noise,
     NoncentralChi,
     Poisson,
+    Reduction,
     Rician,
     Speckle,
     Stripes,
     names,
 )
-from nlflow.denoising.noise.base import Reduction
 from nlflow.errors import InputError
 from nlflow.testing import ContractError, check_noise
 

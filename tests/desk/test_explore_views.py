@@ -144,7 +144,7 @@ def test_the_noise_of_a_table_is_that_of_its_first_column(tmp_path: Path) -> Non
 
 
 def test_noise_is_examined_once_for_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nlflow.denoising.noise import verdict
+    from nlflow.denoising.noise.finding import verdict
 
     seen: list[int] = []
     real = verdict.examine

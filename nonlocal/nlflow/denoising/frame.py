@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nlflow._array import is_tensor, on_host, root_mean_square
 from nlflow.denoising.info import check_units
 from nlflow.denoising.layout import Axes, shape_of
-from nlflow.denoising.noise.base import Noise, NoiseEstimate, Reduction
+from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import Options
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
@@ -26,7 +26,7 @@ from nlflow.errors import InputError, check_floats, check_number
 
 if TYPE_CHECKING:
     from nlflow.denoising.groupwise import Groups
-    from nlflow.denoising.noise.gaussian import GaussianNoise
+    from nlflow.denoising.noise.models.gaussian import GaussianNoise
     from nlflow.denoising.pixelwise import Pixels
 
 Array = NDArray[Any]
@@ -306,7 +306,7 @@ def observe(
 def _examine(samples: Array, missing: Mask | None, trail: Trail | None) -> NoiseEstimate:
     if trail is not None:
         return trail.examine(samples, missing)
-    from nlflow.denoising.noise.verdict import examine
+    from nlflow.denoising.noise.finding.verdict import examine
 
     return examine(samples, missing)
 
@@ -345,7 +345,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
 
 def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
     """Return the frame of samples whose noise is not white, in units of its root mean square, and the samples so."""
-    from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
+    from nlflow.denoising.noise.models.gaussian import OPPONENT, smoothed
     from nlflow.denoising.noise.spectra import levels_for
 
     missing, channels, dimension = frame.missing, signal.shape[-1], signal.ndim - 1
@@ -415,7 +415,7 @@ def channels_for(count: int, moments: Callable[[], Array]) -> Array:
     Three channels take the opponent colours (luminance, red - blue, green - magenta), others their principal axes.
     """
     if count == 3:
-        from nlflow.denoising.noise.gaussian import OPPONENT
+        from nlflow.denoising.noise.models.gaussian import OPPONENT
 
         return np.asarray(OPPONENT)
     return np.asarray(np.linalg.eigh(moments())[1].T[::-1])
@@ -444,7 +444,7 @@ def _check_levels(levels: Array) -> None:
 
 def _estimated(signal: Array, missing: Mask | None, strength: float, trail: Trail | None) -> Array:
     """Return the noise of each channel of samples, times a strength."""
-    from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
+    from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
 
     levels = (estimate_sigmas if trail is None else trail.estimate)(signal, missing)
     return channel_levels(levels * strength if strength != 1 else levels)

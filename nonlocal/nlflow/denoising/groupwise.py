@@ -342,8 +342,7 @@ def _path(
 
 def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch: Watch) -> Run:
     """Run the flow of groups for noise that is not white, on coarser images first."""
-    from nlflow.denoising.noise.pyramid import coarse_to_fine, levels_within
-    from nlflow.denoising.noise.spectra import correlation
+    from nlflow.denoising.noise.spectra import coarse_to_fine, correlation, levels_within
 
     preset = replace(preset, means=False)  # coarser images come first here
     count = levels_within(f.shape, noise.levels) + 1

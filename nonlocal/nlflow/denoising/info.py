@@ -150,7 +150,7 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate | None) 
     """Return warnings about the result u of samples, both of shape (..., C); none where its noise was given."""
     if found is None:
         return []
-    from nlflow.denoising.noise.evidence import TWO_VALUES
+    from nlflow.denoising.noise.finding.verdict import TWO_VALUES
 
     span, removed = _bulk_of(samples), root_mean_square(samples - u)
     if span == 0:

@@ -110,7 +110,7 @@ class Trail:
 
     def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Return the noise of each channel, as `estimate_sigmas` has it; that of the last samples is kept."""
-        from nlflow.denoising.noise.estimation import estimate_sigmas
+        from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 
         key = _content(signal, missing)
         if key != self._level[0]:
@@ -119,7 +119,7 @@ class Trail:
 
     def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
         """Return which noise samples have, as `examine` says it; the verdict on the last samples is kept."""
-        from nlflow.denoising.noise.verdict import examine
+        from nlflow.denoising.noise.finding.verdict import examine
 
         key = _content(samples, missing)
         before = self._verdict[1] if key == self._verdict[0] else None

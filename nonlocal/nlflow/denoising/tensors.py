@@ -34,11 +34,11 @@ from nlflow.denoising.frame import (
 from nlflow.denoising.groupwise import Groups, bytes_needed, in_tiles, problem
 from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.layout import Axes
-from nlflow.denoising.noise.base import Noise, NoiseEstimate
-from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.finding.verdict import examine
+from nlflow.denoising.noise.models.base import Noise, NoiseEstimate
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.noise.risk import perturbation
-from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.options import Options
 from nlflow.denoising.patches import Grouping, TensorFilter
 from nlflow.denoising.patches.lattice import three

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nlflow.denoising.noise.base import Noise, Reduction
-from nlflow.denoising.noise.files import noise_of
-from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.denoising.noise.models.base import Noise, Reduction, noise_of
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.errors import InputError
 from nlflow.testing.contract import Contract
 

@@ -18,8 +18,7 @@ from nlflow.backends.threads import one_loop_thread
 from nlflow.denoising.frame import Frame, Part, Spread, live_of, numbers_of, units_of
 from nlflow.denoising.info import DenoiseInfo, check_units
 from nlflow.denoising.layout import Axes
-from nlflow.denoising.noise.base import Noise
-from nlflow.denoising.noise.estimation import (
+from nlflow.denoising.noise.finding.sigma import (
     PART_HALO,
     PartWindows,
     channel_levels,
@@ -27,6 +26,7 @@ from nlflow.denoising.noise.estimation import (
     window_sides,
     windows_of_part,
 )
+from nlflow.denoising.noise.models.base import Noise
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough

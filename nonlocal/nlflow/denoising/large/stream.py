@@ -27,7 +27,7 @@ from nlflow.denoising.large.arrays import (
     typical,
 )
 from nlflow.denoising.layout import Axes
-from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.options import Options
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, MemoryLimitError, format_bytes, memory_limit

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from nlflow.denoising.noise.base import Noise
+    from nlflow.denoising.noise.models.base import Noise
 
 KINDS: Final = {
     "drift": "Drift",
@@ -41,9 +41,7 @@ WORDS: Final = {
     "auto": Word("automatic: from the file", "found out from the file, which is the default"),
     "white": Word("white, Gaussian", "white noise; its strength is estimated"),
     "poisson": Word("counts (Poisson)", "counts of photons or events"),
-    "rician": Word(
-        "MRI magnitudes (Rician)", "magnitudes of magnetic resonance; sigma is that of the complex samples"
-    ),
+    "rician": Word("MRI magnitudes (Rician)", "magnitudes of magnetic resonance; sigma is that of the complex samples"),
 }
 """Words of ``noise=``. Those that are a kind too stand for that model with its defaults."""
 
@@ -58,7 +56,7 @@ def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
     InputError
         For other words, and for a sigma that is one, or that the model refuses.
     """
-    from nlflow.denoising.noise.base import Noise
+    from nlflow.denoising.noise.models.base import Noise
     from nlflow.errors import InputError
 
     if isinstance(sigma, str):
@@ -93,7 +91,7 @@ def has_sigma(word_or_model: str | Mapping[str, Any] | None) -> bool:
 
 def _defined() -> dict[str, type[Noise]]:
     """Return the classes that are defined by now: all below `Noise` that have a kind of their own."""
-    from nlflow.denoising.noise.base import Noise
+    from nlflow.denoising.noise.models.base import Noise
 
     found: dict[str, type[Noise]] = {}
     left: list[type[Noise]] = [Noise]  # type: ignore[type-abstract]  # those below it are not

@@ -1,4 +1,4 @@
-"""Impulses: samples that were replaced by a lowest or a highest value, or by any value (salt and pepper, spikes)."""
+"""Samples that tell nothing: impulses, and pixels that are far too bright."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.noise.base import Array, Noise, Reduction
-from nlflow.denoising.noise.figures import OfImpulses
+from nlflow.denoising.noise.figures import OfHot, OfImpulses
+from nlflow.denoising.noise.finding.sigma import estimate_sigmas
+from nlflow.denoising.noise.models.base import Array, Noise, Reduction
 from nlflow.domains.samples import as_signal, range_of
 from nlflow.errors import InputError, check_number
 
@@ -112,7 +113,7 @@ class Impulses(Noise):
         """
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         found = absent.copy()
-        for channel, unknown in _planes(samples, absent):
+        for channel, unknown in channels_of(samples, absent):
             hit = self._among(channel, unknown) & ~unknown
             found |= hit.reshape(found.shape)
         if found.all():
@@ -142,76 +143,7 @@ class Impulses(Noise):
         return np.asarray(np.logical_or.reduce(hits))
 
 
-def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> Impulses | None:
-    """Find salt and pepper (or one of the two) without knowing the clean picture.
-
-    A value counts where its neighbours are far from it. Impulses are there alike in all parts of the picture, they have
-    hardly any neighbours of their value, and values between them and their neighbours are rare; light spots, letters,
-    textures and clipped noise fail in one of the three. The density is the median over the parts of the picture.
-
-    Parameters
-    ----------
-    samples : array of shape (..., C)
-        Finite; one to three axes besides that of the channels. All channels have the same two values.
-    missing : bool array of shape (...), optional
-        Samples that are missing; their values do not matter.
-
-    Returns
-    -------
-    Impulses or None
-        None where there are no impulses: some dozen are needed, and a picture that is no mere drawing of two values.
-
-    Notes
-    -----
-    Cost O(N log N). Clipped noise is looked at with them: a value counts only where it is 3 standard deviations from
-    what is around it.
-    """
-    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-    present = samples[~absent].ravel()
-    if present.size == 0 or present.min() == present.max() or math.isinf(range_of(present)):
-        return None
-    values = _candidates(present)
-    # float64, from 0 to 1: what is found does not depend on the units then.
-    low, span = float(present.min()), range_of(present)
-    views = [_View.of(plane, unknown, values, low, span) for plane, unknown in _planes(samples, absent)]
-    found = {value: density for value in values if (density := _density(views, _unit(value, low, span)))}
-    if not found:
-        return None
-    middle = float(np.median(present))
-    sides = [[v for v in found if v < middle], [v for v in found if v >= middle]]
-    best = {max(side, key=lambda v: found[v]): found[max(side, key=lambda v: found[v])] for side in sides if side}
-    if len(best) == 1:
-        ((value, density),) = best.items()
-        other = values[-1] if value < middle else values[0]
-        if _follows(views, _unit(other, low, span), density):
-            best[other] = density
-    return Impulses(min(sum(best.values()), OfImpulses.most), float(min(best)), float(max(best)))
-
-
-def _unit(value: Any, low: float, span: float) -> float:
-    return (float(value) - low) / span
-
-
-@dataclass(frozen=True)
-class _View:
-    """One channel in units of its range, and what is around each sample."""
-
-    plane: NDArray[np.float64]
-    unknown: NDArray[np.bool_]
-    median: NDArray[np.float64]
-    spread: NDArray[np.float64]
-    step: float  # of integers; of other samples 0
-
-    @classmethod
-    def of(cls, plane: Array, unknown: NDArray[np.bool_], values: list[Any], low: float, span: float) -> _View:
-        """Look at a channel; candidates are no neighbours."""
-        scaled = (np.where(unknown, low, plane).astype(np.float64) - low) / span
-        median, spread = _surroundings(scaled, unknown | np.isin(plane, values))
-        step = 1 / span if np.array_equal(plane[~unknown], np.rint(plane[~unknown])) else 0.0
-        return cls(scaled, unknown, median, spread, step)
-
-
-def _planes(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
+def channels_of(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
     """Yield each channel as (rows, columns), a signal as one row, a volume as it is, with where it is missing."""
     long = [n for n in samples.shape[:-1] if n > 1]
     shape = long if len(long) > 1 else [1, *(long or [1])]
@@ -219,30 +151,16 @@ def _planes(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, 
         yield samples[..., c].reshape(shape), absent.reshape(shape)
 
 
-def _candidates(present: Array) -> list[Any]:
-    """Return the values that impulses may have: the ends of the range, where they are rare the most common values.
-
-    Other noise may go beyond the impulses, but then hardly any sample is at the end of the range.
-    """
-    values, counts = np.unique(present, return_counts=True)
-    half = int(np.clip(np.searchsorted(np.cumsum(counts), present.size / 2), 1, len(values) - 1))
-    found = [values[0], values[-1]]
-    for part, count, end in ((values[:half], counts[:half], 0), (values[half:], counts[half:], -1)):
-        if count[end] < OfImpulses.least_count:
-            found.append(part[np.argmax(count)])
-    return sorted(set(found))
-
-
-def _axes(shape: tuple[int, ...]) -> int:
+def count_axes(shape: tuple[int, ...]) -> int:
     """Return how many axes a channel has; a signal is one row."""
     return 1 if len(shape) == 2 and shape[0] == 1 else len(shape)
 
 
 def _reach(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (0, OfImpulses.reach[1]) if _axes(shape) == 1 else (OfImpulses.reach[len(shape)],) * len(shape)
+    return (0, OfImpulses.reach[1]) if count_axes(shape) == 1 else (OfImpulses.reach[len(shape)],) * len(shape)
 
 
-def _surroundings(
+def surroundings(
     plane: NDArray[np.float64], excluded: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the median and the robust standard deviation of each sample's neighbours; NaN where they are too few."""
@@ -281,12 +199,12 @@ def _sticking_out(plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]
         return found
     scaled = (np.where(unknown, present.min(), plane).astype(np.float64) - float(present.min())) / range_of(present)
     for _ in range(2):
-        median, spread = _surroundings(scaled, unknown | found)
+        median, spread = surroundings(scaled, unknown | found)
         found = np.abs(scaled - median) > OfImpulses.spike * spread  # False for NaN
     return found
 
 
-def _equal_neighbours(side: NDArray[np.bool_], unknown: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
+def equal_neighbours(side: NDArray[np.bool_], unknown: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return how many neighbours each sample has that are present, and how many of them are marked."""
     from scipy.ndimage import convolve
 
@@ -300,7 +218,7 @@ def _in_area(side: NDArray[np.bool_], unknown: NDArray[np.bool_], density: float
     """Return where so many neighbours are marked as well that they are not strewn with this density."""
     from scipy.stats import binom
 
-    present, equal = _equal_neighbours(side, unknown)
+    present, equal = equal_neighbours(side, unknown)
     return np.asarray(
         side & ((binom.sf(equal - 1, present, density) < OfImpulses.area) | _in_piece(side & ~unknown, density))
     )
@@ -314,7 +232,7 @@ def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
     """
     from scipy.ndimage import label
 
-    on = density * OfImpulses.ways[_axes(side.shape)]
+    on = density * OfImpulses.ways[count_axes(side.shape)]
     if on >= 1:
         return np.zeros_like(side)
     most = max(math.log(side.size) / -math.log(on), OfImpulses.least_piece)
@@ -324,65 +242,167 @@ def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
     return np.asarray(large[pieces])
 
 
-def _density(views: list[_View], value: float) -> float:
-    """Return the density of impulses of one value, 0 where its samples are no impulses."""
-    visible, hits = _counted(views, value)
-    count, seen = sum(map(np.count_nonzero, hits)), sum(map(np.count_nonzero, visible))
-    size = sum(view.plane.size for view in views)
-    if count < OfImpulses.least_count or seen < OfImpulses.least_visible * size:
-        return 0.0
-    between = sum(np.count_nonzero(_between(view, at, value)) for view, at in zip(views, visible, strict=True))
-    if count < OfImpulses.atom * between or _clustered(views, hits, value, count / seen):
-        return 0.0
-    return _even(visible, hits, count)
+@underflowing
+@dataclass(frozen=True)
+class HotPixels(Noise):
+    """Single samples far brighter than what is around them: broken pixels, cosmic rays, sparks.
+
+    Parameters
+    ----------
+    density : float
+        Part of the pixels that is hot, 0 <= density < 1.
+    level : float
+        Mean of what hot pixels add, in the units of the input, >= 0; only `sample` uses it.
+    fixed : bool
+        Whether the same pixels are hot in all frames or slices, along the first axis of a volume or clip, as those of
+        a camera are. Single images have no frames.
+
+    Raises
+    ------
+    InputError
+        For a density outside [0, 1), a negative level, and numbers that are not finite.
+
+    Notes
+    -----
+    Of a hot pixel nothing is known but that it is one: `reduce` says where they are, and the other samples stay as they
+    are. One is far above its neighbours, and none of these is: 12 standard deviations of what is around it, or 8 of the
+    median over the frames with `fixed`. Warm pixels below that stay.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import HotPixels
+    >>> clip = np.random.default_rng(0).normal(100, 5, (10, 64, 64))
+    >>> noise = HotPixels(0.002, level=500.0)
+    >>> noisy = noise.sample(clip, rng=1)
+    >>> found = noise.reduce(noisy[..., None])
+    >>> bool(np.array_equal(found.missing, noisy != clip))
+    True
+    """
+
+    kind: ClassVar[str] = "hot-pixels"
+    undone: ClassVar[bool] = True
+
+    density: float
+    level: float = 0.0
+    fixed: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        density = check_number("density", self.density, minimum=0, below=1, hint="the part of pixels that is hot")
+        level = check_number("level", self.level, minimum=0, hint="the mean of what hot pixels add")
+        if not isinstance(self.fixed, bool | np.bool_):
+            raise InputError(f"fixed: got {self.fixed!r}, expected True or False")
+        for name, value in (("density", density), ("level", level), ("fixed", bool(self.fixed))):
+            object.__setattr__(self, name, value)
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with hot pixels, each in one channel; they add an exponential variable of mean `level`."""
+        samples, restore = as_signal(clean, channel_axis)
+        self._check_frames(samples)
+        generator = np.random.default_rng(rng)
+        shape = (1, *samples.shape[1:]) if self.fixed else samples.shape
+        added = np.where(generator.random(shape) < self.density, generator.exponential(self.level, shape), 0.0)
+        return np.asarray(restore(samples.astype(np.float64) + added))
+
+    def describe(self) -> str:
+        """Return what this noise is, in a few words for people."""
+        where = "pixels, the same in all frames" if self.fixed else "samples"
+        return f"hot pixels: {100 * self.density:.3g} % of the {where}"
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Say where hot pixels are: these samples are missing, the others stay as they are.
+
+        A pixel is missing where any channel is hot, and where it was before. O(N).
+
+        Parameters
+        ----------
+        samples : array of shape (..., C)
+            Finite, in the units of the input; one to three axes besides that of the channels.
+        missing : bool array of shape (...), optional
+            Samples that are missing already; their values do not matter.
+
+        Raises
+        ------
+        InputError
+            With `fixed` for what has no frames, and where no sample is left.
+        """
+        self._check_frames(samples)
+        absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+        if self.density == 0:
+            return Reduction(samples, missing=missing)
+        found = absent.copy()
+        for c in range(samples.shape[-1]):
+            found |= hot_pixels(samples[..., c], absent, self.fixed)
+        if found.all():
+            raise InputError(f"image: every sample is hot or missing by the model ({self.describe()})")
+        return Reduction(samples, missing=found if found.any() else missing)
+
+    def scaled(self, factor: float) -> Self:
+        """Refuse: hot pixels have no standard deviation.
+
+        Raises
+        ------
+        InputError
+            For any factor but 1.
+        """
+        if check_number("factor", factor, minimum=0, strict=True) == 1:
+            return self
+        raise InputError(f"factor: got {factor:g} for hot pixels, which have no strength; give another density")
+
+    def _check_frames(self, samples: Array) -> None:
+        if self.fixed and (samples.ndim != 4 or len(samples) < OfHot.least_frames):
+            raise InputError(
+                f"image: got shape {samples.shape[:-1]} with hot pixels that are the same in all frames, expected a "
+                f"clip or stack of at least {OfHot.least_frames} frames; for single ones "
+                "HotPixels(density, fixed=False)"
+            )
 
 
-def _follows(views: list[_View], value: float, density: float) -> bool:
-    """Tell whether a value is about as frequent, where it sticks out, as impulses of the other value are."""
-    visible, hits = _counted(views, value)
-    expected = density * sum(map(np.count_nonzero, visible))
-    return bool(expected >= OfImpulses.least_count and 0.5 <= sum(map(np.count_nonzero, hits)) / expected <= 2)
+def hot_pixels(values: Array, absent: NDArray[np.bool_], fixed: bool) -> NDArray[np.bool_]:
+    """Return where one channel is hot."""
+    present = values[~absent]
+    if present.size == 0 or present.min() == present.max():
+        return np.zeros(absent.shape, bool)
+    # In units of the largest, so that no difference leaves the range of floats.
+    unit = float(np.abs(present).max())
+    scaled = np.where(absent, 0.0, values.astype(np.float64) / unit)
+    if not fixed:
+        return _alone(scaled, absent, OfHot.out[False])
+    known = np.count_nonzero(~absent, axis=0)
+    ordered = np.sort(np.where(absent, np.inf, scaled), axis=0)
+    middle = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, axis=0)[0]
+    unknown = known < OfHot.least_frames
+    return np.broadcast_to(_alone(np.where(unknown, 0.0, middle), unknown, OfHot.out[True]), absent.shape) & ~absent
 
 
-def _counted(views: list[_View], value: float) -> tuple[list[NDArray[np.bool_]], list[NDArray[np.bool_]]]:
-    """Return where a value would stick out of its neighbours, and where it does."""
-    visible = []
-    for view in views:
-        least = np.maximum(OfImpulses.out * view.spread, max(OfImpulses.least_step, OfImpulses.steps * view.step))
-        visible.append(np.asarray((np.abs(value - view.median) > least) & ~view.unknown))  # not for NaN
-    return visible, [seen & (view.plane == value) for view, seen in zip(views, visible, strict=True)]
+def _alone(values: NDArray[np.float64], unknown: NDArray[np.bool_], out: float) -> NDArray[np.bool_]:
+    """Return where a sample is so many standard deviations above what is around it, and no neighbour is."""
+    from scipy.ndimage import maximum_filter
 
-
-def _between(view: _View, visible: NDArray[np.bool_], value: float) -> NDArray[np.bool_]:
-    """Return where a sample sticks out nearly as far as a value, and has another one."""
-    off = np.abs(view.plane - value)
-    return np.asarray(visible & (off > 0) & (off < np.abs(view.median - value) / 3))
-
-
-def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, density: float) -> bool:
-    """Tell whether samples of a value have more neighbours of their value than samples that are strewn."""
-    present = equal = 0.0
-    for view, hit in zip(views, hits, strict=True):
-        around, alike = _equal_neighbours(view.plane == value, view.unknown)
-        present, equal = present + around[hit].sum(), equal + alike[hit].sum()
-    return bool(equal > OfImpulses.clustered * density * present + 3 * math.sqrt(density * present))
-
-
-def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count: int) -> float:
-    """Return the median density over the parts of a picture, 0 where many parts have too few."""
-    shape = visible[0].shape
-    blocks = int(np.clip(round((count / OfImpulses.per_block) ** (1 / len(shape)), 9), 2, OfImpulses.blocks))
-    cuts = (1, blocks**2) if _axes(shape) == 1 else (blocks,) * len(shape)
-    parts = np.ix_(*(np.arange(n) * cut // n for n, cut in zip(shape, cuts, strict=True)))
-    index = np.asarray(np.ravel_multi_index(parts, cuts))
-    seen, met = (
-        np.sum([np.bincount(index[a], minlength=math.prod(cuts)) for a in arrays], axis=0) for arrays in (visible, hits)
-    )
-    mean = met.sum() / seen.sum()
-    telling = seen * mean >= OfImpulses.per_block / 2
-    if np.count_nonzero(telling) < math.prod(cuts) / 4:
-        return 0.0
-    densities = met[telling] / seen[telling]
-    return (
-        float(np.median(densities)) if np.mean(densities >= OfImpulses.even * mean) >= OfImpulses.most_blocks else 0.0
-    )
+    found = np.zeros(values.shape, bool)
+    sigma = float(estimate_sigmas(values[..., None], unknown)[0])
+    if sigma == 0:
+        return found
+    low, high = np.quantile(values[~unknown], [OfHot.ends, 1 - OfHot.ends])
+    sigma = max(sigma, OfHot.least_step / out * float(high - low))
+    ring = np.ones((3,) * values.ndim, bool)
+    ring[(1,) * values.ndim] = False
+    beside = maximum_filter(np.where(unknown, -np.inf, values), footprint=ring, mode="constant", cval=-np.inf)
+    with np.errstate(invalid="ignore"):  # all unknown
+        rough = ~unknown & (values - beside > out / 3 * sigma)
+    places = np.argwhere(rough)
+    reach = OfHot.reach[values.ndim]
+    offsets = np.argwhere(np.ones((2 * reach + 1,) * values.ndim))
+    padded = np.pad(np.where(unknown, np.nan, values), reach, constant_values=np.nan)
+    for part in np.array_split(places, max(len(places) // 2**14, 1)):
+        around = padded[tuple(np.moveaxis(part[:, None] + offsets, -1, 0))]
+        around = np.delete(around, len(offsets) // 2, axis=1)
+        known = np.isfinite(around).sum(axis=1) > len(offsets) // 4
+        part, around = part[known], around[known]
+        low, middle, high = np.nanquantile(around, [0.25, 0.5, 0.75], axis=1) if len(part) else np.empty((3, 0))
+        at = tuple(part.T)
+        above = values[at] - middle
+        spread = np.maximum((high - low) / OfHot.quartiles, sigma)
+        found[at] = (above > out * spread) & (above > OfHot.alone * (beside[at] - middle))
+    return found

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.noise.base import Array
 from nlflow.denoising.noise.figures import OfTransfer
-from nlflow.denoising.noise.stabilizing import Poisson
-from nlflow.denoising.noise.volumes import blocks_of, constant, in_unit
-from nlflow.denoising.noise.windows import Windows, at_ends, limits_of
+from nlflow.denoising.noise.finding.sigma import Windows, at_ends, blocks_of, constant, in_unit, limits_of
+from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.intensities import Poisson
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number
+
+_Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,6 @@ def transfer_of(
         model, gain, span * math.sqrt(covariance[0, 0]), intercept, intercept_error, model.sigma, sigma_error, known,
         low + span * points[0], span**2 * points[1], span**2 * points[2],
     )  # fmt: skip
-
-
-_Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]
 
 
 def _points(windows: Windows, limit: float) -> _Points:

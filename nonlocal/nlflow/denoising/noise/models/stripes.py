@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
-from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise.figures import OfStripes
+from nlflow.denoising.noise.models.base import Array, Mixture, Noise, Reduction
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_integer, check_number
 
@@ -210,81 +211,28 @@ def solve(
     return np.asarray(offsets)
 
 
-def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> Stripes | None:
-    """Find stripes without knowing the clean picture.
+def with_stripes(noise: GaussianNoise) -> Noise:
+    """Return noise whose spectrum has a line of no extent along an axis as stripes and the rest.
 
-    Robust differences of neighbouring rows are those of stripes where all parts of the rows agree on them, and where
-    they are differences of white offsets: each is followed by one of opposite sign (correlation -1/2), those farther
-    apart have nothing to do with each other, and small and large ones are there as in a Gaussian law. Edges, bricks and
-    blinds fail in one of these; so does white noise, on which the parts of a row do not agree.
-
-    Parameters
-    ----------
-    samples : array of shape (..., C)
-        Finite; a signal has no stripes.
-    missing : bool array of shape (...), optional
-        Samples that are missing; their values do not matter.
-
-    Returns
-    -------
-    Stripes or None
-        The stronger ones of rows and columns; None where there are none, or too few rows (24) to know.
-
-    Notes
-    -----
-    Cost O(N). Stripes are found from about a hundredth of the range on, or half of the white noise.
+    Such noise is the same along whole rows or columns, much farther than a patch reaches.
     """
-    if samples.ndim != 3:
-        return None
-    present = samples if missing is None else samples[~missing]
-    span = float(present.max()) - float(present.min()) if present.size else 0.0
-    if span == 0 or math.isinf(span):
-        return None
-    found = []
+    if noise.spectrum is None or noise.spectrum.shape[1] == 1 or noise.opponent or noise.intensities is not None:
+        return noise
     for axis in (0, 1):
-        if samples.shape[axis] < OfStripes.least_rows or samples.shape[1 - axis] < OfStripes.least_rows:
+        power = np.moveaxis(noise.spectrum, axis + 1, 1)  # frequencies across the stripes, then along them
+        line, beside = power[:, :, 0], (power[:, :, 1] + power[:, :, -1]) / 2
+        share = float((line - beside).sum() / power.sum())
+        if share < OfStripes.line or beside.sum() > OfStripes.beside * line.sum():
             continue
-        # From 0 to 1: what is found does not depend on the units then.
-        channels = [(rows - float(present.min())) / span for rows in lines(samples, missing, Stripes(1, axis, False))]
-        marks = [_Marks.of(rows) for rows in channels]
-        if all(mark.striped for mark in marks):
-            sigma = span * float(np.mean([mark.sigma for mark in marks]))
-            found.append((sigma, axis, _alike([mark.steps for mark in marks])))
-    return Stripes(*max(found)) if found else None
-
-
-@dataclass(frozen=True)
-class _Marks:
-    """The differences of neighbouring rows, and what they say."""
-
-    steps: NDArray[np.float64]
-    sigma: float
-    striped: bool
-
-    @classmethod
-    def of(cls, rows: NDArray[np.float64]) -> _Marks:
-        """Look at one channel (rows, samples of a row) of range 1."""
-        (steps,), _ = differences(rows, 1e-3, 1)
-        parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, OfStripes.parts, axis=1)]
-        middle = np.median(parts, axis=0)
-        apart = 1.4826 * np.median(np.abs(parts - middle), axis=0)
-        sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75, 0.9))
-        spread = float(sizes[1]) * 1.4826
-        if spread <= 1e-9:
-            return cls(steps, 0.0, False)
-        bounded = np.where(np.abs(steps) < 4 * spread, steps, 0)  # larger ones are edges
-        correlations = [float(np.mean(bounded[k:] * bounded[:-k]) / np.mean(bounded**2)) for k in (1, 2, 3)]
-        agree = np.median(np.abs(middle)) > OfStripes.agreed * np.median(apart)
-        white = correlations[0] < OfStripes.opposite and max(map(abs, correlations[1:])) < OfStripes.unrelated
-        gaussian = sizes[0] > OfStripes.least_ratio * sizes[2] and sizes[3] < OfStripes.most_ratio * sizes[1]
-        error = np.pi / 2 * float(np.median(apart)) ** 2 / OfStripes.parts  # of a median of the parts
-        sigma = math.sqrt(max(spread**2 - error, 0.0) / 2)
-        return cls(steps, sigma, bool(agree and white and gaussian and sigma > 0))
-
-
-def _alike(steps: list[NDArray[np.float64]]) -> bool:
-    """Tell whether the channels have the same offsets."""
-    if len(steps) == 1:
-        return True
-    related = np.asarray(np.corrcoef(np.stack([np.clip(s, *np.quantile(s, (0.05, 0.95))) for s in steps])))
-    return bool(related[np.triu_indices(len(steps), 1)].min() > OfStripes.same)
+        rest = power.copy()
+        rest[:, :, 0] = beside
+        level = root_mean_square(np.atleast_1d(noise.sigma))
+        stripes = Stripes(level * math.sqrt(share), axis=axis, shared=False)
+        sigma = level * math.sqrt(max(1 - share, 0.0))
+        left = (
+            GaussianNoise(sigma, np.moveaxis(rest, 1, axis + 1))
+            if sigma > OfStripes.weak * level
+            else GaussianNoise(0.0)
+        )
+        return Mixture([stripes, left])
+    return noise

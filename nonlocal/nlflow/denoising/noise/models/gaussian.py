@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
-from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.figures import OfSpectra
+from nlflow.denoising.noise.models.base import Array, Noise, Reduction
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_floats, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
 OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
-
 _NO_SUM: Final = (
     "noise: got two Gaussian noises whose sum no model says, since one follows the intensity, or opponent colours, and "
     "the other is correlated, or differs from channel to channel; expected white ones; give one model of their sum"
@@ -119,7 +118,7 @@ class GaussianNoise(Noise):
         values = check_floats("kernel", kernel, ndim=(1, 2))
         if max(values.shape) > OfSpectra.frequencies // 2:  # farther offsets would alias
             raise InputError(
-                f"kernel: got shape {values.shape}, expected at most {spectra.FREQUENCIES // 2} samples along an axis"
+                f"kernel: got shape {values.shape}, expected at most {OfSpectra.frequencies // 2} samples along an axis"
             )
         size = (OfSpectra.frequencies,) * values.ndim
         return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
@@ -271,7 +270,7 @@ class GaussianNoise(Noise):
 
     def separated(self) -> Noise:
         """Return the noise with a line of no extent in its spectrum as stripes, and the rest; see `Noise.separated`."""
-        from nlflow.denoising.noise.mixture import with_stripes
+        from nlflow.denoising.noise.models.stripes import with_stripes
 
         return with_stripes(self)
 

@@ -1,9 +1,4 @@
-"""Flat parts of a picture: those that are found (`flat_parts`), and the noise of one that is named (`noise_of_part`).
-
-Blocks are judged by their energies alone; where few intensities of a picture have flat parts, the quietest blocks of
-the others are structure. A tile of several blocks tells more: noise has the same strength all over it, and is hardly
-stronger at low frequencies. An edge is in some of its blocks, shading and letters are at low frequencies.
-"""
+"""Flat parts of a picture, and the noise of a part that is named."""
 
 from __future__ import annotations
 
@@ -16,18 +11,15 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise.base import NoiseEstimate
-from nlflow.denoising.noise.blocks import BlockNoise, noise_of_all
 from nlflow.denoising.noise.figures import OfBlocks, OfFlat, OfRules
-from nlflow.denoising.noise.gaussian import GaussianNoise
-from nlflow.denoising.noise.pyramid import down
-from nlflow.denoising.noise.rules import Rules, in_units, planes_of
+from nlflow.denoising.noise.finding.blocks import BlockNoise, Rules, in_units, noise_of_all, planes_of
+from nlflow.denoising.noise.models.base import NoiseEstimate
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
+from nlflow.denoising.noise.spectra import down
 from nlflow.domains.samples import range_of
 from nlflow.errors import InputError, shortened
 
 Array = NDArray[Any]
-
-
 _ONE_LEVEL: Final = "how noise follows the intensity cannot be told from one level: it counts as the same everywhere"
 
 

@@ -1,4 +1,4 @@
-"""Estimates of how strong the noise is (`estimate_sigma`)."""
+"""How strong white noise is, from the windows of a signal, image or volume that have the least structure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,141 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.layout import samples_of
-from nlflow.denoising.noise.figures import OfWindows
-from nlflow.denoising.noise.volumes import sigma_of_volume
-from nlflow.denoising.noise.windows import Windows, at_ends, from_windows, limits_of
+from nlflow.denoising.noise.figures import OfVolumes, OfWindows
 from nlflow.domains.samples import range_of
 from nlflow.errors import checked_call
 
 #: How many samples around a part its windows look at.
 PART_HALO: Final = max(OfWindows.sides[1]) - 1 + OfWindows.filled[1] // 2
+
+
+def limits_of(size: int, at_low: int, at_high: int) -> tuple[float, float]:
+    """Return the values that samples from 0 to 1 were clipped to, minus and plus infinity where they were not."""
+    least = max(OfWindows.clipped * size, 2)
+    return 0.0 if at_low > least else -math.inf, 1.0 if at_high > least else math.inf
+
+
+def at_ends(present: NDArray[np.float64]) -> tuple[int, int, int]:
+    """Return how many samples from 0 to 1 there are, how many are 0, and how many 1."""
+    return present.size, int(np.count_nonzero(present == 0)), int(np.count_nonzero(present == 1))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows that touch no missing sample."""
+
+    structure: NDArray[np.float64]  # energy at low frequencies
+    high: NDArray[np.float32]  # coefficients at high frequencies (windows, frequencies)
+    mean: NDArray[np.float64]
+    repeats: float  # windows that count as one
+
+    @property
+    def first(self) -> int:
+        """How many windows it takes to know sigma to `OfWindows.first_error`."""
+        frequencies = int(self.high.shape[1])
+        return math.ceil(self.repeats / (2 * frequencies * OfWindows.first_error**2))
+
+
+def from_windows(windows: Windows, limits: tuple[float, float], share: float) -> float:
+    """Return sigma for samples from 0 to 1."""
+    order = np.argsort(windows.structure)
+    sigma = _while_consistent(windows, order, share)
+    if len(order) == 0 or (math.isinf(limits[0]) and math.isinf(limits[1])):
+        return sigma
+    # Near the limits noise is cut off; how near depends on sigma, so that it takes two rounds. The means are
+    # independent of what is measured.
+    margin = np.minimum(windows.mean - limits[0], limits[1] - windows.mean)[order]
+    farthest = np.sort(margin)[-min(windows.first, len(margin))]
+    for _ in range(2):
+        sigma = _while_consistent(windows, order[margin >= min(OfWindows.clipped_margin * sigma, farthest)], share)
+    return sigma
+
+
+def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -> float:
+    """Return sigma from the first windows and from ever more of them, as long as these agree with the fewer ones."""
+    count = max(math.ceil(share * len(order)), windows.first)
+    seen: list[tuple[float, float]] = []
+    while len(order):
+        part = windows.high[order[:count]]
+        variance = float(np.median(np.square(part))) / OfWindows.median
+        error = 2 * windows.repeats / part.size  # variance of the estimate over its square
+        if any(variance - v > v * math.sqrt(max(e - error, 0.0)) for v, e in seen):
+            break
+        seen.append((variance, error))
+        if count >= len(order) or math.sqrt(error) / 2 < OfWindows.last_error:
+            break
+        count *= 2
+    return math.sqrt(seen[-1][0]) if seen else 0.0
+
+
+def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
+    """Return the standard deviation of white noise in one channel (D, H, W) of finite samples.
+
+    The rule of `estimate_sigma` on blocks of 4×4×4: sorted by their energy at low frequencies, measured at high ones.
+    Parts that are constant to the last bit, such as the surroundings of a brain that was cut out, are left out.
+    """
+    unit, span = in_unit(volume, absent)
+    if span == 0:
+        return 0.0
+    empty = absent | constant(unit)
+    for hidden in (empty, absent):  # of a drawing nothing else may be left
+        for side in OfVolumes.sides:
+            windows = blocks_of(unit, hidden, side)
+            if len(windows.structure) >= windows.first / 2:
+                return from_windows(windows, limits_of(*at_ends(unit[~hidden])), OfVolumes.first) * span
+    return from_windows(windows, limits_of(*at_ends(unit[~absent])), OfVolumes.first) * span
+
+
+def in_unit(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> tuple[NDArray[np.float64], float]:
+    """Return samples from 0 to 1, 0 where they are absent, and their range; a range of 0 where there is none."""
+    present = volume[~absent]
+    span = range_of(present) if present.size else 0.0
+    if span == 0 or math.isinf(span):
+        return np.zeros(volume.shape), 0.0
+    low = float(present.min())
+    return np.where(absent, 0.0, (np.where(absent, low, volume).astype(np.float64) - low) / span), span
+
+
+def constant(unit: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return where samples belong to a neighbourhood that is constant to the last bit."""
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    if not (np.diff(unit, axis=-1) == 0).any():
+        return np.zeros(unit.shape, bool)
+    same = maximum_filter(unit, OfVolumes.constant) == minimum_filter(unit, OfVolumes.constant)
+    return np.asarray(maximum_filter(same, OfVolumes.constant))
+
+
+def blocks_of(
+    unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = OfVolumes.sides[0], *, every: bool = False
+) -> Windows:
+    """Put overlapping blocks of side³ (fewer along an axis that has no more) through the orthonormal cosine transform.
+
+    Blocks that touch an absent sample are left out. At most some 130 000, on a lattice. `every`: all coefficients are
+    given in place of those at high frequencies.
+    """
+    from scipy.fft import dct
+
+    shape = tuple(min(side, n) for n in unit.shape)
+    step = max(1, math.ceil((unit.size / OfVolumes.most) ** (1 / 3)))
+    bases = [dct(np.eye(n), norm="ortho", axis=0) for n in shape]
+    frequency = np.sum(np.meshgrid(*(np.arange(n) / (n - 1) / 3 for n in shape), indexing="ij"), axis=0).ravel()
+    is_high = frequency >= OfVolumes.high - 1e-9
+    is_low = (~is_high & (frequency > 0)).astype(float)
+    whole = sliding_window_view(unit, shape)[::step, ::step, ::step]
+    touched = np.asarray(sliding_window_view(absent, shape)[::step, ::step, ::step].any(axis=(-3, -2, -1)))
+    samples = math.prod(shape)
+    # One basis function a row; a block as one row of samples takes one product of matrices.
+    basis = np.einsum("ai,bj,ck->abcijk", *bases).reshape(samples, samples).T
+    planes = max(1, OfVolumes.at_a_time // math.prod(whole.shape[1:3]))
+    structure, high, mean = [], [], []
+    for first in range(0, len(whole), planes):
+        near = slice(first, first + planes)
+        values = whole[near][~touched[near]].reshape(-1, samples) @ basis
+        structure.append(np.square(values) @ is_low)
+        high.append((values if every else values[:, is_high]).astype(np.float32))
+        mean.append(values[:, 0] / math.sqrt(samples))
+    return Windows(np.concatenate(structure), np.concatenate(high), np.concatenate(mean), OfWindows.repeats * samples)
 
 
 @checked_call
@@ -194,9 +321,6 @@ def _transform(
 def _touched(absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int, int]) -> NDArray[np.bool_]:
     """Return which windows touch an absent sample."""
     return np.asarray(sliding_window_view(absent, shape)[:: steps[0], :: steps[1]].any(axis=(-2, -1)))
-
-
-# ---- an image in parts
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,44 @@
-"""Which noise a picture has: `estimate_noise`."""
+"""The verdict: which noise a picture, recording, volume or clip has, and whether the picture bears it out."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.layout import samples_of
 from nlflow.denoising.noise import spectra
-from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
-from nlflow.denoising.noise.blocks import BlockNoise, block_noise
-from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
-from nlflow.denoising.noise.evidence import borne_out, of_two_values, smaller, two_valued
-from nlflow.denoising.noise.figures import OfBlocks, OfEvidence, OfRules, OfSpectra, OfVerdict
-from nlflow.denoising.noise.flat import FlatParts, checked_part, flat_parts, noise_of_part
-from nlflow.denoising.noise.gaussian import GaussianNoise
-from nlflow.denoising.noise.hot import find_hot_pixels
-from nlflow.denoising.noise.impulses import find_impulses
-from nlflow.denoising.noise.magnitudes import Rician, find_rician
-from nlflow.denoising.noise.mixture import Mixture
-from nlflow.denoising.noise.pyramid import down
-from nlflow.denoising.noise.recordings import spectrum_of_signal
-from nlflow.denoising.noise.rules import Rules, in_units, looks_white, planes_of
-from nlflow.denoising.noise.speckle import Speckle, find_speckle
-from nlflow.denoising.noise.stacks import of_volume
-from nlflow.denoising.noise.stripes import find_stripes
+from nlflow.denoising.noise.figures import OfBlocks, OfEvidence, OfRules, OfSpectra, OfStacks, OfVerdict
+from nlflow.denoising.noise.finding.blocks import BlockNoise, Rules, block_noise, in_units, looks_white, planes_of
+from nlflow.denoising.noise.finding.finders import (
+    find_hot_pixels,
+    find_impulses,
+    find_rician,
+    find_speckle,
+    find_stripes,
+)
+from nlflow.denoising.noise.finding.flat import FlatParts, checked_part, flat_parts, noise_of_part
+from nlflow.denoising.noise.finding.recordings import spectrum_of_signal
+from nlflow.denoising.noise.finding.sigma import (
+    at_ends,
+    blocks_of,
+    channel_levels,
+    constant,
+    estimate_sigmas,
+    in_unit,
+    limits_of,
+)
+from nlflow.denoising.noise.finding.transfer import transfer_of
+from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
+from nlflow.denoising.noise.models.gaussian import GaussianNoise, smoothed
+from nlflow.denoising.noise.models.intensities import Speckle
+from nlflow.denoising.noise.models.magnitudes import Rician
+from nlflow.denoising.noise.spectra import down
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, check_array, checked_call
 
@@ -37,6 +48,12 @@ _TOO_SMALL: Final = (
     "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part), "
     "best in the whole photograph"
 )
+_UNLIKE: Final = (
+    "the quietest parts are not distributed as Gaussian noise: what was found may be structure, or few counts (noise "
+    "'poisson')"
+)
+#: Why what has two values stays.
+TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
 
 
 @checked_call
@@ -297,3 +314,199 @@ def _at_sizes(
             missing = None if missing is None else np.zeros(tuple((n + 1) // 2 for n in missing.shape), bool)
             planes, intensity = down(planes), down(intensity[..., None])[..., 0]
     return found
+
+
+def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
+    """Tell whether no channel of samples (..., C) has more than two values, so that none of them can be noise."""
+    present = samples.reshape(-1, samples.shape[-1]) if missing is None else samples[~missing]
+    low, high = present.min(axis=0), present.max(axis=0)
+    return bool(((present == low) | (present == high)).all())
+
+
+def of_two_values() -> NoiseEstimate:
+    """Return the verdict on what has two values: it stays."""
+    return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,), whole=False)
+
+
+def borne_out(
+    found: NoiseEstimate, white: GaussianNoise, samples: Array, missing: NDArray[np.bool_] | None
+) -> NoiseEstimate:
+    """Return a verdict on samples (H, W, C), or a more careful one where the picture does not bear it out.
+
+    Where the noise that was found is more than twice the white noise of the highest frequencies, and the quietest parts
+    do not show it, the smaller of the two counts. O(N).
+    """
+    model = found.model
+    if not isinstance(model, GaussianNoise):
+        return found
+    strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
+    if strength <= OfEvidence.nothing * range_of(samples if missing is None else samples[~missing]):
+        return found
+    clipped = _clipped(samples, missing)
+    quiet, moments = _quiet_parts(_luminance(samples), missing, clipped)
+    gaussian = (
+        abs(moments[0]) < OfEvidence.skewed + _shot_skewness(model, quiet)
+        and OfEvidence.bell[0] < moments[1] < OfEvidence.bell[1]
+    )
+    if strength <= OfEvidence.disagree * level:
+        return found if gaussian else replace(found, confidence="low", reasons=(_UNLIKE, *found.reasons))
+    clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
+    noise = model.sample(clean, rng=0, channel_axis=-1) - clean
+    least = min(quiet, _quiet_of_phases(_luminance(samples), missing, clipped))
+    if gaussian and OfEvidence.disagree * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
+        return found
+    return smaller(found, strength, white, level)
+
+
+def _shot_skewness(model: GaussianNoise, quiet: float) -> float:
+    """Return the skewness of counts in parts of a standard deviation: the gain over it; 0 where counts are too few.
+
+    Of some six counts and more, which are nearly Gaussian.
+    """
+    if model.intensities is None or not quiet > 0:
+        return 0.0
+    places = np.asarray(model.intensities[[0, -1]], np.float64)
+    variances = np.square(model.relative(places) * root_mean_square(np.atleast_1d(model.sigma)))
+    skewness = float((variances[1] - variances[0]) / (places[1] - places[0])) / quiet
+    return skewness if 0 < skewness < OfEvidence.skewed else 0.0
+
+
+def smaller(found: NoiseEstimate, strength: float, white: GaussianNoise, level: float) -> NoiseEstimate:
+    """Return white noise in place of a stronger one that nothing confirms."""
+    reason = (
+        f"neighbouring samples are related as under noise of {strength:.3g}, but no flat part shows that much: it may "
+        f"be structure, such as letters or a mosaic, and white noise of {level:.3g} alone is taken out"
+    )
+    return replace(found, model=white, confidence="low", reasons=(reason,), whole=True)
+
+
+def _luminance(samples: Array) -> Array:
+    return np.asarray((samples.astype(np.float64) @ planes_of(samples.shape[-1]).T)[..., 0])
+
+
+def _clipped(samples: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """Return where a channel of samples (H, W, C) is at an end of the range that was clipped to: noise is skewed."""
+    found = np.zeros(samples.shape[:-1], bool)
+    for plane in np.moveaxis(samples, -1, 0).astype(np.float64):
+        present = plane if missing is None else plane[~missing]
+        unit = (plane - present.min()) / (range_of(present) or 1.0)
+        low, high = limits_of(*at_ends(unit if missing is None else unit[~missing]))
+        found |= (unit <= low) | (unit >= high)
+    return found
+
+
+def _quiet_of_phases(plane: Array, missing: NDArray[np.bool_] | None, clipped: NDArray[np.bool_]) -> float:
+    """Return the least of what the quietest blocks hold in every second row and column: noise is as strong there.
+
+    A mosaic of colours is not: its steps are in every block of the whole, and hardly in those of one colour.
+    """
+    phases = [np.s_[i::2, j::2] for i in (0, 1) for j in (0, 1)]
+    return min(_quiet_parts(plane[p], None if missing is None else missing[p], clipped[p])[0] for p in phases)
+
+
+def _quiet_parts(
+    plane: Array, missing: NDArray[np.bool_] | None, clipped: NDArray[np.bool_]
+) -> tuple[float, tuple[float, float]]:
+    """Return the standard deviation within the quietest blocks of a plane (H, W), and their skewness and kurtosis."""
+    step = max(1, int(np.ceil(np.sqrt(plane.size / OfEvidence.most))))
+
+    def blocks(values: Array) -> Array:
+        return sliding_window_view(values, (OfBlocks.side, OfBlocks.side))[::step, ::step].reshape(
+            -1, OfBlocks.side * OfBlocks.side
+        )
+
+    own = blocks(plane)
+    whole: NDArray[np.bool_] = np.asarray(~blocks(clipped).any(axis=1))
+    if missing is not None:
+        there = ~blocks(missing).any(axis=1)
+        own, whole = own[there], whole[there]
+    if np.count_nonzero(whole) > OfEvidence.least * len(whole):
+        own = own[whole]
+    own = own - own.mean(axis=1, keepdims=True)
+    variance = np.square(own).mean(axis=1)
+    there = variance > OfEvidence.nothing * variance.max(initial=0.0)  # what was clipped, or filled in, has no noise
+    own, variance = own[there], variance[there]
+    if not len(own):
+        return 0.0, (0.0, 3.0)
+    order = np.argsort(variance, kind="stable")
+    first, last = (int(share * len(order)) for share in OfEvidence.quietest)
+    chosen = order[first : max(last, first + 1)]
+    relative = own[chosen] / np.sqrt(variance[chosen].mean())
+    return float(np.sqrt(np.quantile(variance, OfEvidence.flat))), (
+        float((relative**3).mean()),
+        float((relative**4).mean()),
+    )
+
+
+def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
+    """Return the verdict on samples (D, H, W, C) of a volume or clip.
+
+    Counts where the variance grows with the mean along a line, otherwise white noise. Noise whose neighbouring samples
+    are alike is met as white noise of about its strength at low frequencies, and the verdict says so.
+    """
+    sigmas = estimate_sigmas(samples, missing)
+    strongest = float(sigmas.max())
+    levels = channel_levels(sigmas)
+    white = GaussianNoise(float(levels[0]) if (levels == levels[0]).all() else levels)
+    measured: dict[str, Any] = {"white": float(np.mean(sigmas))}
+    if strongest == 0:
+        return NoiseEstimate(white, "medium", ("no noise is seen",), measured)
+    falling = _falling(samples[..., int(np.argmax(sigmas))], missing)
+    measured["falling"] = falling.tolist()
+    if falling.min() < OfStacks.falling:
+        axes = ", ".join(str(axis) for axis in np.flatnonzero(falling < OfStacks.falling))
+        ratio = _coarser(samples, missing) / float(np.mean(sigmas))
+        model = white.scaled(float(np.clip(ratio, 1.0, OfStacks.most)))
+        reason = (f"noise of neighbouring samples is alike along axis {axes} (compression, interpolation or a filter), "
+                  "and only white noise is known for volumes")  # fmt: skip
+        return NoiseEstimate(model, "low", (reason,), measured)
+    if samples.shape[-1] == 1:
+        try:
+            found = transfer_of(samples, missing)
+        except InputError as error:
+            why = str(error)
+        else:
+            figures = {"gain": found.gain, "gain_error": found.gain_error, "intercept": found.intercept}
+            if found.variances.max() > OfStacks.varying * found.variances.min():
+                reason = f"the variance grows with the intensity along a line: {found}"
+                return NoiseEstimate(found.model, "high", (reason,), measured | figures)
+            why = "the variance hardly changes over the intensities"
+        measured["transfer"] = why
+    ratio = _coarser(samples, missing) / float(np.mean(sigmas))
+    if ratio < OfStacks.structure:
+        return NoiseEstimate(white, "high", ("noise is as strong at low frequencies as at high ones",), measured)
+    return NoiseEstimate(white, "medium", ("noise is measured at high frequencies; structure is below them",), measured)
+
+
+def _falling(volume: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Return for each axis the power of flat blocks at its highest frequency over that at the second of four.
+
+    At high frequencies of the other axes, where structure is weak; 1 for white noise.
+    """
+    absent = np.zeros(volume.shape, bool) if missing is None else missing
+    unit, span = in_unit(volume, absent)
+    if span == 0 or min(volume.shape) < 4:
+        return np.ones(volume.ndim)
+    hidden = absent | constant(unit)
+    windows = blocks_of(unit, hidden, every=True)
+    if len(windows.high) == 0:
+        return np.ones(volume.ndim)
+    # Chosen by frequencies that are not compared, so that white noise falls nowhere.
+    low = np.add.outer(np.add.outer(range(4), range(4)), range(4)).ravel()
+    structure = np.square(windows.high[:, (low > 0) & (low < OfStacks.low)], dtype=np.float64).sum(axis=1)
+    order = np.argsort(structure)[: max(int(OfStacks.flat * len(structure)), windows.first)]
+    power = np.square(windows.high[order], dtype=np.float64).mean(axis=0).reshape(4, 4, 4)
+    ratios = [power.swapaxes(0, axis)[:, 2:, 2:].sum(axis=(1, 2)) for axis in range(3)]
+    return np.array([found[3] / found[1] if found[1] > 0 else 1.0 for found in ratios])
+
+
+def _coarser(samples: Array, missing: NDArray[np.bool_] | None) -> float:
+    """Return the strength that white noise would have in the volume for what a volume of half the size shows."""
+    whole = tuple(slice(0, n - n % 2) for n in samples.shape[:-1])
+    parts = [(n - n % 2) // 2 for n in samples.shape[:-1]]
+    if min(parts) < 2:
+        return math.inf
+    shape = tuple(length for n in parts for length in (n, 2))
+    halves = samples[whole].astype(np.float64).reshape(*shape, -1).mean(axis=(1, 3, 5))
+    absent = None if missing is None else np.asarray(missing[whole].reshape(shape).any(axis=(1, 3, 5)))
+    return math.sqrt(8) * float(np.mean(estimate_sigmas(halves, absent)))

@@ -1,0 +1,535 @@
+"""Finders of noise that can be undone without a flow, or made even: each says what it found, or None."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.figures import OfHot, OfImpulses, OfMagnitudes, OfSpeckle, OfStripes
+from nlflow.denoising.noise.finding.sigma import estimate_sigmas
+from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.intensities import Speckle, even_out, gamma_moment, local_intensity
+from nlflow.denoising.noise.models.magnitudes import Rician, mean_magnitude, stabilizer
+from nlflow.denoising.noise.models.outliers import (
+    HotPixels,
+    Impulses,
+    channels_of,
+    count_axes,
+    equal_neighbours,
+    hot_pixels,
+    surroundings,
+)
+from nlflow.denoising.noise.models.stripes import Stripes, differences, lines
+from nlflow.domains.samples import range_of
+
+
+def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> Impulses | None:
+    """Find salt and pepper (or one of the two) without knowing the clean picture.
+
+    A value counts where its neighbours are far from it. Impulses are there alike in all parts of the picture, they have
+    hardly any neighbours of their value, and values between them and their neighbours are rare; light spots, letters,
+    textures and clipped noise fail in one of the three. The density is the median over the parts of the picture.
+
+    Parameters
+    ----------
+    samples : array of shape (..., C)
+        Finite; one to three axes besides that of the channels. All channels have the same two values.
+    missing : bool array of shape (...), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    Impulses or None
+        None where there are no impulses: some dozen are needed, and a picture that is no mere drawing of two values.
+
+    Notes
+    -----
+    Cost O(N log N). Clipped noise is looked at with them: a value counts only where it is 3 standard deviations from
+    what is around it.
+    """
+    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+    present = samples[~absent].ravel()
+    if present.size == 0 or present.min() == present.max() or math.isinf(range_of(present)):
+        return None
+    values = _candidates(present)
+    # float64, from 0 to 1: what is found does not depend on the units then.
+    low, span = float(present.min()), range_of(present)
+    views = [_View.of(plane, unknown, values, low, span) for plane, unknown in channels_of(samples, absent)]
+    found = {value: density for value in values if (density := _density(views, _unit(value, low, span)))}
+    if not found:
+        return None
+    middle = float(np.median(present))
+    sides = [[v for v in found if v < middle], [v for v in found if v >= middle]]
+    best = {max(side, key=lambda v: found[v]): found[max(side, key=lambda v: found[v])] for side in sides if side}
+    if len(best) == 1:
+        ((value, density),) = best.items()
+        other = values[-1] if value < middle else values[0]
+        if _follows(views, _unit(other, low, span), density):
+            best[other] = density
+    return Impulses(min(sum(best.values()), OfImpulses.most), float(min(best)), float(max(best)))
+
+
+def _unit(value: Any, low: float, span: float) -> float:
+    return (float(value) - low) / span
+
+
+@dataclass(frozen=True)
+class _View:
+    """One channel in units of its range, and what is around each sample."""
+
+    plane: NDArray[np.float64]
+    unknown: NDArray[np.bool_]
+    median: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    step: float  # of integers; of other samples 0
+
+    @classmethod
+    def of(cls, plane: Array, unknown: NDArray[np.bool_], values: list[Any], low: float, span: float) -> _View:
+        """Look at a channel; candidates are no neighbours."""
+        scaled = (np.where(unknown, low, plane).astype(np.float64) - low) / span
+        median, spread = surroundings(scaled, unknown | np.isin(plane, values))
+        step = 1 / span if np.array_equal(plane[~unknown], np.rint(plane[~unknown])) else 0.0
+        return cls(scaled, unknown, median, spread, step)
+
+
+def _candidates(present: Array) -> list[Any]:
+    """Return the values that impulses may have: the ends of the range, where they are rare the most common values.
+
+    Other noise may go beyond the impulses, but then hardly any sample is at the end of the range.
+    """
+    values, counts = np.unique(present, return_counts=True)
+    half = int(np.clip(np.searchsorted(np.cumsum(counts), present.size / 2), 1, len(values) - 1))
+    found = [values[0], values[-1]]
+    for part, count, end in ((values[:half], counts[:half], 0), (values[half:], counts[half:], -1)):
+        if count[end] < OfImpulses.least_count:
+            found.append(part[np.argmax(count)])
+    return sorted(set(found))
+
+
+def _density(views: list[_View], value: float) -> float:
+    """Return the density of impulses of one value, 0 where its samples are no impulses."""
+    visible, hits = _counted(views, value)
+    count, seen = sum(map(np.count_nonzero, hits)), sum(map(np.count_nonzero, visible))
+    size = sum(view.plane.size for view in views)
+    if count < OfImpulses.least_count or seen < OfImpulses.least_visible * size:
+        return 0.0
+    between = sum(np.count_nonzero(_between(view, at, value)) for view, at in zip(views, visible, strict=True))
+    if count < OfImpulses.atom * between or _clustered(views, hits, value, count / seen):
+        return 0.0
+    return _even(visible, hits, count)
+
+
+def _follows(views: list[_View], value: float, density: float) -> bool:
+    """Tell whether a value is about as frequent, where it sticks out, as impulses of the other value are."""
+    visible, hits = _counted(views, value)
+    expected = density * sum(map(np.count_nonzero, visible))
+    return bool(expected >= OfImpulses.least_count and 0.5 <= sum(map(np.count_nonzero, hits)) / expected <= 2)
+
+
+def _counted(views: list[_View], value: float) -> tuple[list[NDArray[np.bool_]], list[NDArray[np.bool_]]]:
+    """Return where a value would stick out of its neighbours, and where it does."""
+    visible = []
+    for view in views:
+        least = np.maximum(OfImpulses.out * view.spread, max(OfImpulses.least_step, OfImpulses.steps * view.step))
+        visible.append(np.asarray((np.abs(value - view.median) > least) & ~view.unknown))  # not for NaN
+    return visible, [seen & (view.plane == value) for view, seen in zip(views, visible, strict=True)]
+
+
+def _between(view: _View, visible: NDArray[np.bool_], value: float) -> NDArray[np.bool_]:
+    """Return where a sample sticks out nearly as far as a value, and has another one."""
+    off = np.abs(view.plane - value)
+    return np.asarray(visible & (off > 0) & (off < np.abs(view.median - value) / 3))
+
+
+def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, density: float) -> bool:
+    """Tell whether samples of a value have more neighbours of their value than samples that are strewn."""
+    present = equal = 0.0
+    for view, hit in zip(views, hits, strict=True):
+        around, alike = equal_neighbours(view.plane == value, view.unknown)
+        present, equal = present + around[hit].sum(), equal + alike[hit].sum()
+    return bool(equal > OfImpulses.clustered * density * present + 3 * math.sqrt(density * present))
+
+
+def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count: int) -> float:
+    """Return the median density over the parts of a picture, 0 where many parts have too few."""
+    shape = visible[0].shape
+    blocks = int(np.clip(round((count / OfImpulses.per_block) ** (1 / len(shape)), 9), 2, OfImpulses.blocks))
+    cuts = (1, blocks**2) if count_axes(shape) == 1 else (blocks,) * len(shape)
+    parts = np.ix_(*(np.arange(n) * cut // n for n, cut in zip(shape, cuts, strict=True)))
+    index = np.asarray(np.ravel_multi_index(parts, cuts))
+    seen, met = (
+        np.sum([np.bincount(index[a], minlength=math.prod(cuts)) for a in arrays], axis=0) for arrays in (visible, hits)
+    )
+    mean = met.sum() / seen.sum()
+    telling = seen * mean >= OfImpulses.per_block / 2
+    if np.count_nonzero(telling) < math.prod(cuts) / 4:
+        return 0.0
+    densities = met[telling] / seen[telling]
+    return (
+        float(np.median(densities)) if np.mean(densities >= OfImpulses.even * mean) >= OfImpulses.most_blocks else 0.0
+    )
+
+
+def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) -> HotPixels | None:
+    """Find hot pixels of a clip or volume: those that are the same in all frames, or else single samples.
+
+    Parameters
+    ----------
+    samples : array of shape (D, H, W, C)
+        Finite.
+    missing : bool array of shape (D, H, W), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    HotPixels or None
+        None where there are none: five are needed, and 20 in a million.
+    """
+    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+    for fixed in (True, False):
+        if samples.ndim != 4 or (fixed and len(samples) < OfHot.least_frames):
+            continue
+        found = np.zeros(absent.shape, bool)
+        for c in range(samples.shape[-1]):
+            found |= hot_pixels(samples[..., c], absent, fixed)
+        count = np.count_nonzero(found[0] if fixed else found)
+        size = found[0].size if fixed else found.size
+        if count >= OfHot.least_count and OfHot.least_share < count / size < OfHot.most_share:
+            hot = samples.astype(np.float64)[found].max(axis=-1)
+            level = float(hot.mean() - np.median(samples[~(found | absent)]))
+            return HotPixels(count / size, max(level, 0.0), fixed)
+    return None
+
+
+def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> Stripes | None:
+    """Find stripes without knowing the clean picture.
+
+    Robust differences of neighbouring rows are those of stripes where all parts of the rows agree on them, and where
+    they are differences of white offsets: each is followed by one of opposite sign (correlation -1/2), those farther
+    apart have nothing to do with each other, and small and large ones are there as in a Gaussian law. Edges, bricks and
+    blinds fail in one of these; so does white noise, on which the parts of a row do not agree.
+
+    Parameters
+    ----------
+    samples : array of shape (..., C)
+        Finite; a signal has no stripes.
+    missing : bool array of shape (...), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    Stripes or None
+        The stronger ones of rows and columns; None where there are none, or too few rows (24) to know.
+
+    Notes
+    -----
+    Cost O(N). Stripes are found from about a hundredth of the range on, or half of the white noise.
+    """
+    if samples.ndim != 3:
+        return None
+    present = samples if missing is None else samples[~missing]
+    span = float(present.max()) - float(present.min()) if present.size else 0.0
+    if span == 0 or math.isinf(span):
+        return None
+    found = []
+    for axis in (0, 1):
+        if samples.shape[axis] < OfStripes.least_rows or samples.shape[1 - axis] < OfStripes.least_rows:
+            continue
+        # From 0 to 1: what is found does not depend on the units then.
+        channels = [(rows - float(present.min())) / span for rows in lines(samples, missing, Stripes(1, axis, False))]
+        marks = [_Marks.of(rows) for rows in channels]
+        if all(mark.striped for mark in marks):
+            sigma = span * float(np.mean([mark.sigma for mark in marks]))
+            found.append((sigma, axis, _alike([mark.steps for mark in marks])))
+    return Stripes(*max(found)) if found else None
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """The differences of neighbouring rows, and what they say."""
+
+    steps: NDArray[np.float64]
+    sigma: float
+    striped: bool
+
+    @classmethod
+    def of(cls, rows: NDArray[np.float64]) -> _Marks:
+        """Look at one channel (rows, samples of a row) of range 1."""
+        (steps,), _ = differences(rows, 1e-3, 1)
+        parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, OfStripes.parts, axis=1)]
+        middle = np.median(parts, axis=0)
+        apart = 1.4826 * np.median(np.abs(parts - middle), axis=0)
+        sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75, 0.9))
+        spread = float(sizes[1]) * 1.4826
+        if spread <= 1e-9:
+            return cls(steps, 0.0, False)
+        bounded = np.where(np.abs(steps) < 4 * spread, steps, 0)  # larger ones are edges
+        correlations = [float(np.mean(bounded[k:] * bounded[:-k]) / np.mean(bounded**2)) for k in (1, 2, 3)]
+        agree = np.median(np.abs(middle)) > OfStripes.agreed * np.median(apart)
+        white = correlations[0] < OfStripes.opposite and max(map(abs, correlations[1:])) < OfStripes.unrelated
+        gaussian = sizes[0] > OfStripes.least_ratio * sizes[2] and sizes[3] < OfStripes.most_ratio * sizes[1]
+        error = np.pi / 2 * float(np.median(apart)) ** 2 / OfStripes.parts  # of a median of the parts
+        sigma = math.sqrt(max(spread**2 - error, 0.0) / 2)
+        return cls(steps, sigma, bool(agree and white and gaussian and sigma > 0))
+
+
+def _alike(steps: list[NDArray[np.float64]]) -> bool:
+    """Tell whether the channels have the same offsets."""
+    if len(steps) == 1:
+        return True
+    related = np.asarray(np.corrcoef(np.stack([np.clip(s, *np.quantile(s, (0.05, 0.95))) for s in steps])))
+    return bool(related[np.triu_indices(len(steps), 1)].min() > OfStripes.same)
+
+
+def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Speckle | None:
+    """Find speckle, and its looks, without knowing the clean picture.
+
+    The noise of flat parts, in the units of `Speckle.reduce`, is the same at all intensities, and white. White noise
+    falls there as 1 / intensity, counts as its root, a camera's noise between the two; the structure of clean pictures
+    is neither the same nor white.
+
+    Parameters
+    ----------
+    samples : array of shape (..., C)
+        Finite; one to three axes besides that of the channels. Negative values are no intensities.
+    missing : bool array of shape (...), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    Speckle or None
+        None where there is none, and where intensities differ too little (by a factor of 1.7) or are too few (60 blocks
+        of 8 x 8, of 16 in a signal) to know.
+
+    Notes
+    -----
+    Cost O(N log N): a few times that of `estimate_sigma`.
+    """
+    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+    present = samples[~absent]
+    if present.size == 0 or present.min() < 0 or present.min() == present.max() or not np.isfinite(np.ptp(present)):
+        return None
+    z = np.where(absent[..., None], 0.0, samples.astype(np.float64)) / float(present.max())
+    mean, _ = local_intensity(z, absent)
+    looks = 1.0
+    for _ in range(OfSpeckle.passes):  # the transform hardly depends on the looks
+        stable = np.where(absent[..., None], np.nan, even_out(z, mean, gamma_moment(looks, OfSpeckle.power)))
+        sigma = float(np.mean(estimate_sigmas(stable, absent)))
+        if not _least_sigma() < sigma < Speckle(OfSpeckle.looks[0]).stable_sigma:
+            return None
+        looks = _looks_of(sigma)
+    blocks = _Blocks.of(stable, np.where(absent[..., None], np.nan, mean))
+    factor = blocks.factor(sigma)
+    return None if factor is None else Speckle(_looks_of(sigma * factor))
+
+
+def _least_sigma() -> float:
+    return Speckle(OfSpeckle.looks[1]).stable_sigma
+
+
+def _looks_of(sigma: float) -> float:
+    """Return the looks whose noise has this standard deviation in the units of `reduce`; it falls with them."""
+    from scipy.optimize import brentq
+
+    ends = (math.log(OfSpeckle.looks[0]) - 1, math.log(OfSpeckle.looks[1]) + 1)
+    return math.exp(brentq(lambda t: math.log(Speckle(math.exp(t)).stable_sigma / sigma), *ends))
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks of an image: what they hold at three scales, a white noise the same at all, and their intensity."""
+
+    high: NDArray[np.float64]
+    middle: NDArray[np.float64]
+    low: NDArray[np.float64]
+    mean: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, stable: NDArray[np.float64], mean: NDArray[np.float64]) -> _Blocks:
+        """Cut samples (..., C) into blocks; those with a missing sample (NaN), and dark ones, are left out."""
+        shape = [n for n in stable.shape[:-1] if n > 1]
+        size = (1, OfSpeckle.side[1]) if len(shape) < 2 else (OfSpeckle.side[2], OfSpeckle.side[2])
+        rows, columns = shape[-2:] if len(shape) > 1 else (1, math.prod(shape))
+        # Slices and channels of a volume are pictures.
+        planes = [np.moveaxis(a.reshape(-1, rows, columns, a.shape[-1]), -1, 0) for a in (stable, mean)]
+        parts = [_cut(a.reshape(-1, rows, columns), size).reshape(-1, *size) for a in planes]
+        fine, coarse = _haar(parts[0])
+        coarser, coarsest = _haar(coarse)
+        if size[0] == 1:
+            energies = [(a**2).mean(axis=(1, 2)) for a in (fine[0], coarser[0], _haar(coarsest)[0][0])]
+        else:
+            energies = [sum((a**2).mean(axis=(1, 2)) for a in group) / len(group)
+                        for group in (fine[2:], fine[:2], coarser)]  # fmt: skip
+        level = parts[1].mean(axis=(1, 2))
+        known = np.isfinite(energies[0]) & (level > OfSpeckle.dim * np.nanmean(mean))
+        return cls(*(a[known] for a in (*energies, level)))
+
+    def factor(self, sigma: float) -> float | None:
+        """Return the noise of flat blocks in units of sigma, None where it is no speckle."""
+        if len(self.mean) < OfSpeckle.least_blocks:
+            return None
+        noise, levels, ratios = [], [], []
+        for part in np.array_split(np.argsort(self.mean), OfSpeckle.bins):
+            # Chosen by their low frequencies, which in noise have nothing to do with the high ones.
+            flat = part[np.argsort(self.low[part])[: max(len(part) // 5, 5)]]
+            energy = float(self.high[flat].mean())
+            if energy <= 0:
+                return None
+            noise.append(math.sqrt(energy) / sigma)
+            levels.append(float(np.log(self.mean[flat]).mean()))
+            ratios.append(math.sqrt(float(self.middle[flat].mean()) / energy))
+        slope = np.polyfit(levels, np.log(noise), 1)[0] if levels[-1] > levels[0] else math.inf
+        wide, even = levels[-1] - levels[0] > math.log(OfSpeckle.range), max(noise) < OfSpeckle.even * min(noise)
+        if wide and even and abs(slope) < OfSpeckle.slope and float(np.median(ratios)) < OfSpeckle.white:
+            return min(float(np.median(noise)), 1.0)
+        return None
+
+
+def _cut(planes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+    """Return planes (C, H, W) as blocks (n, *size); what is left over at the ends is left out."""
+    count = [planes.shape[1] // size[0], planes.shape[2] // size[1]]
+    whole = planes[:, : count[0] * size[0], : count[1] * size[1]]
+    return whole.reshape(len(planes), count[0], size[0], count[1], size[1]).swapaxes(2, 3)
+
+
+def _haar(blocks: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
+    """Return the details of one orthonormal Haar step (the diagonal one last), and the averages."""
+    if blocks.shape[1] == 1:
+        a, b = blocks[..., ::2], blocks[..., 1::2]
+        return [(a - b) / math.sqrt(2)], (a + b) / math.sqrt(2)
+    a, b, c, d = (blocks[:, i::2, j::2] for i in (0, 1) for j in (0, 1))
+    return [(a + b - c - d) / 2, (a - b + c - d) / 2, (a - b - c + d) / 2], (a + b + c + d) / 2
+
+
+def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Rician | None:
+    """Find Rician noise, and its strength, by a background in which magnitudes have Rayleigh's law.
+
+    Parameters
+    ----------
+    samples : array of shape (..., C)
+        Finite; one to three axes besides that of the channels. Negative values are no magnitudes.
+    missing : bool array of shape (...), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    Rician or None
+        None without a background (0.5 % of the samples), and where its law is another one: that of counts, of an
+        offset with Gaussian noise, of several coils.
+    """
+    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+    present = samples[~absent]
+    if present.size == 0 or present.min() < 0 or present.min() == present.max():
+        return None
+    sigma = rayleigh_of(samples, absent)
+    return None if sigma is None else Rician(sigma)
+
+
+def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> float | None:
+    """Return the strength of the noise in magnitudes (..., C) >= 0, None where no noise is seen.
+
+    In a background without signal mean and spread are in a known ratio. Without one, the samples that are well above
+    the noise have noise of that strength once they are stabilized with it. The two are apart, as a background would
+    stay consistent with ever smaller strengths: its law hardly changes with a little signal.
+    """
+    absent = absent | _cut_out(samples, absent)
+    values = np.where(absent[..., None], samples.dtype.type(0), samples)
+    first = float(np.mean(estimate_sigmas(values, absent)))
+    if not OfMagnitudes.smallest < first < OfMagnitudes.largest:
+        return None
+    near = _local_mean(values, absent)
+    found = _background(values, absent, near, first, coils)
+    if found is not None:
+        return found[0]
+    mean, spread = _of_nothing(coils)
+    above = absent | (near < OfMagnitudes.above * (mean / spread) * first)
+    return _fixed_point(
+        values, above if np.count_nonzero(~above) > OfMagnitudes.few * above.size else absent, first, coils
+    )
+
+
+def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
+    """Return the strength of Rician noise where magnitudes (..., C) >= 0 have a background of Rayleigh's law."""
+    absent = absent | _cut_out(samples, absent)
+    values = np.where(absent[..., None], samples.dtype.type(0), samples)
+    first = float(np.mean(estimate_sigmas(values, absent)))
+    if not OfMagnitudes.smallest < first < OfMagnitudes.largest:
+        return None
+    found = _background(values, absent, _local_mean(values, absent), first, 1.0)
+    if found is None:
+        return None
+    sigma, inside = found
+    background = np.sort(values[inside].ravel().astype(np.float64) / sigma)
+    law = -np.expm1(-np.square(background) / 2)
+    # Both sides of a step: values that are whole numbers of something come in high steps.
+    steps = [np.searchsorted(background, background, side) / len(background) for side in ("left", "right")]
+    apart = float(np.maximum(np.abs(law - steps[0]), np.abs(law - steps[1])).max())
+    return sigma if apart < OfMagnitudes.law + 2 / math.sqrt(len(background)) else None
+
+
+def _of_nothing(coils: float) -> tuple[float, float]:
+    """Return mean and standard deviation of pure noise of strength 1."""
+    mean = float(mean_magnitude(0.0, coils))
+    return mean, math.sqrt(2 * coils - mean**2)
+
+
+def _background(
+    values: Array, absent: NDArray[np.bool_], near: NDArray[np.float64], first: float, coils: float
+) -> tuple[float, NDArray[np.bool_]] | None:
+    """Return the strength where there is a background of nothing but noise, and where that is."""
+    mean, spread = _of_nothing(coils)
+    sigma = first / spread
+    for _ in range(OfMagnitudes.rounds):
+        inside = ~absent & (np.abs(near / (mean * sigma) - 1) < OfMagnitudes.alike)
+        if np.count_nonzero(inside) < OfMagnitudes.few * inside.size:
+            return None
+        before, sigma = sigma, float(np.median(near[inside])) / mean
+        if abs(sigma / before - 1) < OfMagnitudes.agreed:
+            break
+    noise = float(np.mean(estimate_sigmas(values, ~inside)))
+    return (sigma, inside) if abs(noise / (spread * sigma) - 1) < OfMagnitudes.same_ratio else None
+
+
+def _fixed_point(values: Array, absent: NDArray[np.bool_], first: float, coils: float) -> float:
+    """Return the strength that stabilized samples have again, by secants between logarithms."""
+    law = stabilizer(coils)
+
+    def excess(log_sigma: float) -> float:
+        # In units of the strength that is tried, in which the noise should have strength 1.
+        return math.log(
+            max(float(np.mean(estimate_sigmas(law(values / math.exp(log_sigma)), absent))), OfMagnitudes.smallest)
+        )
+
+    before, here = math.log(first), math.log(1.05 * first)
+    last, rest = excess(before), excess(here)
+    for _ in range(OfMagnitudes.rounds):
+        slope = (rest - last) / (here - before) if here != before else -1.0
+        slope = min(max(slope, -2.0), -0.2)
+        here, before, last = here - min(max(rest / slope, -0.3), 0.3), here, rest
+        if abs(here - before) < OfMagnitudes.agreed:
+            break
+        rest = excess(here)
+    return math.exp(here)
+
+
+def _local_mean(values: Array, absent: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the mean over the neighbourhood and the channels, of what is not absent; infinity where all is."""
+    from scipy.ndimage import uniform_filter
+
+    size = [OfMagnitudes.local[max(sum(n > 1 for n in absent.shape), 1)] if n > 1 else 1 for n in absent.shape]
+    total = uniform_filter(np.where(absent, 0.0, values.mean(axis=-1, dtype=np.float64)), size)
+    share = uniform_filter((~absent).astype(np.float64), size)
+    return np.asarray(np.where(share > 0.5 / math.prod(size), total / np.maximum(share, 1e-12), np.inf))
+
+
+def _cut_out(samples: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where areas are 0, as surroundings that somebody took away: noise has no such areas."""
+    from scipy.ndimage import maximum_filter
+
+    size = [3 if n > 1 else 1 for n in absent.shape]
+    nothing = maximum_filter(np.where(absent, 0, samples.max(axis=-1)), size) == 0
+    return np.asarray(maximum_filter(nothing, size))

@@ -1,0 +1,390 @@
+"""What a recording shows: lines of hum, and the spectrum of its noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, underflowing
+from nlflow.denoising.noise.figures import OfHum, OfRecordings
+from nlflow.denoising.noise.finding.sigma import estimate_sigmas
+from nlflow.denoising.noise.models.recordings import Hum, channel_of, fit, spread_of, waves
+from nlflow.errors import check_number
+
+Array = NDArray[Any]
+
+
+@underflowing
+def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: float | None = None) -> Hum | None:
+    """Find mains hum and its harmonics in a recording; None where there is none, or where it may be the signal.
+
+    Parameters
+    ----------
+    samples : array_like of shape (N,)
+        One recording.
+    missing : bool array of shape (N,), optional
+        True where a sample is missing; its value does not matter.
+    rate : float, optional
+        Samples a second. Only lines on multiples of 50 or 60 Hz are hum then, and they may be stronger.
+
+    Returns
+    -------
+    Hum or None
+        With frequencies, amplitudes and phases.
+
+    Raises
+    ------
+    InputError
+        For anything but one recording of finite samples, and a rate that is not > 0.
+
+    Notes
+    -----
+    A steady sinusoid may be what was to be recorded, so that a line counts as hum only if all of this is true.
+
+    - It is as narrow as the recording allows, and rises above the median of its neighbours by more than white noise
+      does once in a thousand recordings.
+    - Its amplitude and phase are those of the whole in each of 8 parts: an F test of their mean against their spread,
+      on the recording after a first-order prediction and with outliers cut off. It has 4 cycles in a part at least.
+    - All lines lie on multiples of one frequency, and there is no slower line: a signal of tones keeps them all.
+    - The rest is a signal: beyond white noise it has structure from an eighth of the lowest frequency on, of four
+      times the energy of the hum at least (a quarter, where the rate tells that the line is mains). A lone tone, a
+      chord, a test signal of sines and a yearly cycle on a trend are kept.
+
+    A weak steady tone that accompanies a richer signal meets all of them: give `rate`, or do not ask, where such tones
+    matter. Hum whose phase wanders by a radian over the recording is not found. Cost O(N log N). Deterministic.
+
+    References
+    ----------
+    An F test of lines on independent estimates of their amplitude: Thomson 1982 (doi 10.1109/PROC.1982.12433), there
+    from tapers, here from parts of the recording.
+    """
+    values, present = channel_of(samples, missing)
+    if rate is not None:
+        rate = check_number("rate", rate, minimum=0, strict=True, hint="samples a second")
+    if len(values) < OfHum.least or np.count_nonzero(present) < 3 * len(values) / 4:
+        return None
+    values = _interpolated(values, present)
+    scale = float(np.abs(values).max())
+    if scale == 0:
+        return None
+    values = values / scale
+    values = values - np.median(values)
+    series = _series([f for f in _candidates(values) if _is_steady(values, f)], len(values), rate)
+    lines = None if series is None else _refined(values, *series, present)
+    if lines is None:
+        return None
+    hum = Hum(lines).fitted(values, ~present)
+    if not _lies_on_a_signal(values, hum, present, OfHum.share if rate is None else OfHum.share_mains):
+        return None
+    return hum.scaled(scale)
+
+
+def _interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
+    if present.all():
+        return values
+    t = np.arange(len(values))
+    return np.interp(t, t[present], values[present])
+
+
+def _whitened(values: Floats) -> Floats:
+    """Return what two predictions from the sample before leave, without outliers; they cannot take out a line."""
+    for _ in range(2):
+        before, now = values[:-1], values[1:]
+        energy = float(before @ before)
+        values = now - (float(before @ now) / energy if energy > 0 else 0.0) * before
+    limit = OfHum.clipped * spread_of(values)
+    return np.clip(values, -limit, limit)
+
+
+def _taper(size: int) -> Floats:
+    return np.hanning(size + 2)[1:-1]
+
+
+def _candidates(values: Floats) -> list[float]:
+    """Return frequencies of narrow peaks, the strongest first."""
+    from scipy.ndimage import maximum_filter1d, median_filter
+
+    white = _whitened(values)
+    size = len(white)
+    power = np.abs(np.fft.rfft(_taper(size) * white)) ** 2
+    if power.max() < 1e-290:  # nothing but rounding is left
+        return []
+    background = median_filter(power, OfHum.background, mode="reflect")
+    ratio = power / np.maximum(background, 1e-24 * power.max())
+    # In white noise the ratio is exponential, of median 1.
+    level = math.log(len(ratio) / OfHum.false) / math.log(2)
+    peaks = (ratio > level) & (power == maximum_filter1d(power, 2 * OfHum.near - 1))
+    index = np.flatnonzero(peaks)
+    index = index[(index >= OfHum.cycles * OfHum.few_parts / 2) & (index < len(ratio) - OfHum.near)]
+    index = index[np.argsort(-ratio[index])][: OfHum.most_lines]
+    return [_from_phases(white, k / size) for k in index.tolist()]
+
+
+def _parts(white: Floats, frequency: float, count: int) -> NDArray[np.complex128]:
+    """Return the complex amplitude of a line in each part of the recording."""
+    length = len(white) // count
+    t = np.arange(count * length)
+    turned = white[: count * length] * np.exp(-2j * math.pi * frequency * t)
+    taper = _taper(length)
+    return np.asarray(2 * turned.reshape(count, length) @ taper / taper.sum())
+
+
+def _from_phases(white: Floats, frequency: float) -> float:
+    """Return a frequency near a given one by which the phases of the parts agree."""
+    for _ in range(3):
+        z = _parts(white, frequency, OfHum.parts)
+        turn = np.angle(np.sum(z[1:] * z[:-1].conj()))
+        frequency += float(turn) / (2 * math.pi * (len(white) // OfHum.parts))
+    return frequency
+
+
+def _is_steady(values: Floats, frequency: float) -> bool:
+    """Tell by an F test whether a line has one amplitude and phase in all parts."""
+    white = _whitened(values)
+    count = OfHum.parts if _is_fast(frequency, len(values)) else OfHum.few_parts
+    z = _parts(white, frequency, count)
+    mean = z.mean()
+    spread = float(np.sum(np.abs(z - mean) ** 2))
+    ratio = count * abs(mean) ** 2 / max(spread, 1e-300)
+    # F with 2 and 2 (n - 1) degrees of freedom is (n - 1) times the ratio; its tail is a power.
+    chance = -(count - 1) * math.log1p(ratio)
+    return chance < math.log(OfHum.false / (len(values) / 2))
+
+
+def _is_fast(frequency: float, size: int) -> bool:
+    """Tell whether a line has so many cycles in a part that it can be hum."""
+    return frequency * (size // OfHum.parts) >= OfHum.cycles
+
+
+def _series(lines: list[float], size: int, rate: float | None) -> tuple[float, Floats] | None:
+    """Return the frequency of which all lines are multiples, and which ones; None where there is none."""
+    if not lines or not all(_is_fast(f, size) for f in lines):
+        return None
+    found = np.sort(lines)
+    for number in range(1, OfHum.missing_harmonics + 1):
+        multiples = np.rint(found / (found[0] / number))
+        base = float(multiples @ found / (multiples @ multiples))
+        fits = np.abs(found - multiples * base).max() * size <= OfHum.harmonic
+        if (
+            fits
+            and multiples.max() <= OfHum.most_harmonics
+            and (np.diff(multiples) > 0).all()
+            and _is_mains(base, rate)
+        ):
+            return base, multiples
+    return None
+
+
+def _is_mains(base: float, rate: float | None) -> bool:
+    return rate is None or any(abs(base * rate / mains - 1) <= OfHum.mains_error for mains in OfHum.mains)
+
+
+def _refined(values: Floats, base: float, multiples: Floats, present: NDArray[np.bool_]) -> tuple[float, ...] | None:
+    """Return the lines at the frequency that fits best; None where the hum grows or falls.
+
+    To first order ``a exp(i d t)`` is ``a + i d t a``, so that the coefficients of t tell both.
+    """
+    size = len(values)
+    time = (np.arange(size) / size - (size - 1) / (2 * size))[:, None]
+    for _ in range(2):
+        basis = waves(multiples * base, size)
+        both = fit(values, np.concatenate([basis, time * basis], axis=1), present)
+        cosine, sine, slope_cosine, slope_sine = both.reshape(4, -1)
+        amplitude, slope = cosine - 1j * sine, slope_cosine - 1j * slope_sine
+        energy, change = np.abs(amplitude) ** 2, slope * amplitude.conj()
+        if abs(change.real.sum()) >= 2 * OfHum.growth * energy.sum():
+            return None
+        base += float(multiples @ change.imag / (multiples**2 @ energy)) / (2 * math.pi * size)
+    return tuple((multiples * base).tolist()) if base > 0 and multiples.max() * base < 0.5 else None
+
+
+def _lies_on_a_signal(values: Floats, hum: Hum, present: NDArray[np.bool_], share: float) -> bool:
+    """Tell whether the rest has structure beside which the hum is small."""
+    rest = _interpolated(np.where(present, values - hum.wave(len(values)), 0.0), present)
+    sigma = float(estimate_sigmas(rest[:, None], ~present)[0])
+    t = np.linspace(-1, 1, len(rest))
+    taper = _taper(len(rest))
+    level = rest - np.polynomial.polynomial.polyval(t, np.polynomial.polynomial.polyfit(t, rest, 1))
+    power = 2 * np.abs(np.fft.rfft(taper * level)) ** 2 / (len(rest) * float(taper @ taper))
+    first = math.ceil(hum.frequencies[0] / OfHum.below * len(rest))
+    noise = sigma**2 * (1 - 2 * first / len(rest))
+    structure = float(power[first:].sum()) - noise
+    strength = sum(a**2 for a in hum.amplitudes or ()) / 2
+    return structure >= OfHum.structure * noise and strength <= share * structure
+
+
+@underflowing
+def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -> tuple[Floats, float] | None:
+    """Estimate the power spectrum of stationary Gaussian noise in a recording; None where white noise fits.
+
+    Parameters
+    ----------
+    samples : array_like of shape (N,)
+        One recording.
+    missing : bool array of shape (N,), optional
+        True where a sample is missing; windows that touch one are left out.
+
+    Returns
+    -------
+    power : array of shape (n,)
+        On the grid of a discrete Fourier transform, at frequencies k / n cycles a sample, symmetric; its mean is the
+        variance of the noise, in squared units of the input. n is 32, or 64 for long recordings.
+    sure : float
+        From 1/2 to 1: of the variance at frequencies that were measured, the share that is distributed as noise and was
+        not bridged where a tone stands out. Nothing of it tells how well low frequencies are continued.
+
+    Or None: where the spectrum is flat within its error, for fewer than 256 samples, where nothing can be measured, and
+    where the share would be less than 1/2: that is the signal.
+
+    Raises
+    ------
+    InputError
+        For anything but one recording of finite samples.
+
+    Notes
+    -----
+    Tapered windows are transformed. For each frequency they are sorted by their energy at the others, each relative to
+    the noise there; in Gaussian noise these are independent of the frequency itself. The median of its square over the
+    first eighth of the windows gives the noise, then over twice as many, and so on while that does not raise it beyond
+    its own error (the rule of Lepski 1991, doi 10.1137/1135065). Some rounds make the noise consistent.
+
+    Structure is slow in most windows of most signals. Below two steps (1/16 of a cycle a sample, 1/32 in long
+    recordings) the spectrum is therefore continued as a power of the frequency where less is measured by that. A hump
+    of less than half of the frequencies is taken for a tone of the signal. Neighbouring frequencies are averaged, so
+    that a cliff in the spectrum is seen blurred.
+
+    A rise towards an end of the spectrum within less than half of the frequencies counts as a hump too, for it is what
+    slow structure looks like: with noise as steep as 1 / f `sure` stays near 2/3, and steeper noise is often not told
+    from structure.
+
+    What is steady over the whole recording and has a broad spectrum counts as noise. Cost O(N), with 32768 windows at
+    most. Deterministic.
+
+    References
+    ----------
+    Windows with least structure: see `nlflow.estimate_sigma`. Medians of periodograms: Welch 1967
+    (doi 10.1109/TAU.1967.1161901) with medians in place of means.
+    """
+    values, present = channel_of(samples, missing)
+    size = float(np.abs(values[present]).max(initial=0.0))
+    if len(values) < OfRecordings.least or size == 0:
+        return None
+    values = np.where(present, values / size, 0.0)
+    squares, each = _squares(values - float(values[present].mean()), present)
+    if len(squares) < OfRecordings.least_windows * each:
+        return None
+    power, error, alike = _measured(squares, each)
+    if power.max() < 1e-28:  # rounding
+        return None
+    kept = _kept(np.log(power), error)
+    smooth, blur = _smoothed(np.log(power), error, kept)
+    middle = np.arange(OfRecordings.slow + 1, len(power))
+    deviation = np.abs(smooth[middle] - np.average(smooth[middle], weights=blur[middle] ** -2))
+    if not (deviation > np.maximum(OfRecordings.white * blur[middle], OfRecordings.flat)).any():
+        return None
+    told = (kept & alike)[OfRecordings.slow :]
+    found = np.exp(_continued(smooth, len(values)))
+    sure = float(found[OfRecordings.slow :][told].sum() / found[OfRecordings.slow :].sum())
+    if sure < OfRecordings.sure:
+        return None
+    return np.concatenate([found, found[-2:0:-1]]) * size**2, sure
+
+
+def _squares(values: Floats, present: NDArray[np.bool_]) -> tuple[Floats, float]:
+    """Return squared coefficients of windows (windows, frequencies), and how many windows count as one."""
+    side = OfRecordings.side if len(values) < OfRecordings.long else 2 * OfRecordings.side
+    step = max(side // OfRecordings.overlap, math.ceil(len(values) / OfRecordings.most_windows))
+    windows = sliding_window_view(values, side)[::step]
+    windows = windows[sliding_window_view(present, side)[::step].all(axis=1)]
+    taper = math.sqrt(2 / 3) * (1 - np.cos(2 * math.pi * (np.arange(side) + 0.5) / side))  # of mean square 1
+    # Under this taper windows that are half a window apart are all but independent.
+    return np.abs(np.fft.rfft(windows * taper, axis=1)) ** 2 / side, max(1.0, side / (2 * step))
+
+
+def _measured(squares: Floats, each: float) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Return the noise at each frequency, its relative error, and whether the squares are distributed as noise."""
+    count = squares.shape[1]
+    index = np.arange(count)
+    others = (np.abs(index[:, None] - index) > OfRecordings.reach) & (index > 0)
+    median = np.full(count, OfRecordings.median)
+    median[[0, -1]] = OfRecordings.median_real
+    power = np.quantile(squares, 0.25, axis=0) / median
+    error, alike = np.empty(count), np.empty(count, bool)
+    for _ in range(OfRecordings.rounds):
+        energy = (squares / np.maximum(power, 1e-14 * power.max() + 1e-300)) @ others.T
+        order = np.argsort(energy, axis=0)
+        for k in range(count):
+            power[k], error[k], alike[k] = _while_consistent(squares[order[:, k], k], float(median[k]), each)
+    return np.maximum(power, 1e-14 * power.max() + 1e-300), error, alike
+
+
+def _while_consistent(squares: Floats, median: float, each: float) -> tuple[float, float, bool]:
+    """Return the noise from ever more of the windows, as long as they agree with the fewer ones."""
+    seen: list[tuple[float, float]] = []
+    used = 0
+    for share in OfRecordings.shares:
+        count = min(max(math.ceil(share * len(squares)), math.ceil(OfRecordings.least_windows * each)), len(squares))
+        value, error = float(np.median(squares[:count])) / median, OfRecordings.error * math.sqrt(each / count)
+        if any(value - v > v * math.sqrt(max(e**2 - error**2, 0.0)) for v, e in seen):
+            break
+        seen.append((value, error))
+        used = count
+    value, error = seen[-1]
+    # Of exponential variables the upper quartile is twice the median; of a steady tone it is the same, of structure
+    # much more.
+    upper = float(np.quantile(squares[:used], 0.75)) / max(value * median, 1e-300)
+    return value, error, abs(math.log(max(upper, 1e-300) / 2)) < max(2 * error, 0.35)
+
+
+def _kept(logarithm: Floats, error: Floats) -> NDArray[np.bool_]:
+    """Return the frequencies that do not belong to a hump that stands out."""
+    from scipy.ndimage import grey_opening, uniform_filter1d
+
+    side = 2 * int(OfRecordings.hump * len(logarithm) / 2) + 1
+    level = uniform_filter1d(grey_opening(logarithm, (side,), mode="nearest"), 3, mode="nearest")
+    kept = np.asarray(logarithm - level < np.maximum(OfRecordings.outlier * error, OfRecordings.stands_out))
+    kept[: OfRecordings.slow] = False
+    return kept if np.count_nonzero(kept) > len(kept) // 3 else np.arange(len(kept)) >= OfRecordings.slow
+
+
+def _smoothed(logarithm: Floats, error: Floats, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return straight lines through the neighbours of each frequency, and their error."""
+    index = np.arange(len(logarithm), dtype=np.float64)
+    place = np.log(np.maximum(index, 0.5))  # in which powers of the frequency are straight lines
+    smooth, blur = np.empty(len(index)), np.empty(len(index))
+    for k in range(len(index)):
+        reach = OfRecordings.neighbours
+        while np.count_nonzero(near := kept & (np.abs(index - k) <= reach)) < 4:
+            reach += 1
+        weight = (1 - ((index[near] - k) / (reach + 1)) ** 2) / error[near] ** 2
+        design = np.stack([np.ones(int(near.sum())), place[near] - place[k]], axis=1)
+        inverse = np.linalg.inv(design.T @ (weight[:, None] * design))
+        row = inverse[0] @ (design * weight[:, None]).T
+        smooth[k] = row @ logarithm[near]
+        # Neighbours share what the taper mixes: about one and a half count as one.
+        blur[k] = math.sqrt(1.5 * float(row**2 @ error[near] ** 2))
+    return smooth, blur
+
+
+def _continued(smooth: Floats, size: int) -> Floats:
+    """Return a spectrum whose lowest frequencies follow the power law of those above them."""
+    index = np.arange(len(smooth), dtype=np.float64)
+    # A cliff in reach must not tilt the continuation: the flatter of two slopes counts.
+    slopes = [
+        float(np.polyfit(np.log(index[OfRecordings.slow : end + 1]), smooth[OfRecordings.slow : end + 1], 1)[0])
+        for end in OfRecordings.continued
+    ]
+    slope = min(max(*slopes, -OfRecordings.steepest), 0.0)
+    # Power at 0 stands for all frequencies below half a step, down to that of the recording.
+    step = size / (2 * (len(smooth) - 1))
+    below = np.mean((np.arange(1, max(int(step / 2), 1) + 1) / step) ** slope)
+    low = (
+        smooth[OfRecordings.slow]
+        + np.log(np.array([below, *(index[1 : OfRecordings.slow] ** slope)]))
+        - slope * math.log(OfRecordings.slow)
+    )
+    return np.concatenate([low, smooth[OfRecordings.slow :]])

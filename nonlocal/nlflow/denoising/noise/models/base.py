@@ -1,0 +1,470 @@
+"""What every model of noise can do, several of them together, and models in files."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.figures import OfFiles
+from nlflow.denoising.noise.names import kinds, model_class
+from nlflow.errors import FileFormatError, InputError, check_array, shortened
+from nlflow.store.atomic import write_content
+from nlflow.store.encoding import decode, encode
+
+if TYPE_CHECKING:
+    from nlflow.denoising.noise.models.gaussian import GaussianNoise
+
+Array = NDArray[Any]
+
+
+def floats_of(name: str, value: Any) -> Array:
+    """Return an argument as an array of floats; tensors are refused."""
+    array = check_array(name, value)
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+    return array
+
+
+def refuse_negative(samples: Array, expected: str) -> None:
+    """Refuse samples of which some are negative, where a model knows none."""
+    if samples.size and samples.min() < 0:
+        raise InputError(
+            f"image: got {np.count_nonzero(samples < 0)} negative value(s), the smallest {float(samples.min()):g}, "
+            f"expected {expected}"
+        )
+
+
+def same(u: Array) -> Array:
+    """Return an estimate whose units are those of the input already."""
+    return u
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Samples whose noise is Gaussian, or of which some are missing: what a flow of E can go on with.
+
+    Reductions follow each other: what one leaves, the next one takes (`Mixture.reduce`).
+
+    Attributes
+    ----------
+    samples : array of shape (..., C)
+        In units in which the remaining noise is additive and Gaussian.
+    back : callable
+        From an estimate in these units to one in the units of the input, without bias; `same` where they are the same.
+    missing : bool array of shape (...), or None
+        Samples that tell nothing: no fidelity binds the flow to them.
+    rest : GaussianNoise or None
+        The noise that remains; None where the model does not say how strong it is.
+    """
+
+    samples: Array
+    back: Callable[[Array], Array] = same
+    missing: NDArray[np.bool_] | None = None
+    rest: GaussianNoise | None = None
+
+    @property
+    def keeps_units(self) -> bool:
+        """Whether the samples are in the units of the input, so that they can be given back as they are."""
+        return self.back is same
+
+
+class Noise(ABC):
+    """A model of noise: a frozen dataclass whose fields are numbers and arrays.
+
+    A subclass says how a picture is sampled with it, how it is told to people, how a denoiser meets it (`reduce`), and
+    what the same noise is with another strength. All else has an answer here that is right for most models. A model of
+    the package is entered in `nlflow.denoising.noise.names`.
+    """
+
+    kind: ClassVar[str]
+    """Name in files and on the command line."""
+    scalable: ClassVar[bool] = True
+    """Whether it may be stronger or weaker; not where its strength follows from the samples, as that of counts does."""
+    undone: ClassVar[bool] = False
+    """Whether `reduce` leaves nothing of it to a flow: it is subtracted, or where it is samples are missing."""
+    in_blocks: ClassVar[bool] = False
+    """Whether arrays in blocks know it: `reduce` looks at each sample alone, and leaves white noise of strength 1."""
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        """Give a model the comparison of models, which knows arrays; that of dataclasses does not."""
+        super().__init_subclass__(**words)
+        for name in ("__eq__", "__hash__"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Noise, name))
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another model is of the same class and has the same numbers, to the last bit."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_same(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        """Return a number that is the same for models that are equal."""
+        return hash((type(self), repr(self.as_dict())))
+
+    @abstractmethod
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with noise of this kind, in the units of the clean one; float64, not clipped or rounded.
+
+        Parameters
+        ----------
+        clean : array_like
+            Signal, image, or volume or clip of three axes, with a channel axis where there is one.
+        rng : seed or numpy.random.Generator, optional
+        channel_axis : int, optional
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what this noise is, in a few words for people."""
+
+    @abstractmethod
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Undo what can be undone without a flow.
+
+        Parameters
+        ----------
+        samples : array of shape (..., C)
+            Finite, in the units of the input; one to three axes besides that of the channels.
+        missing : bool array of shape (...), optional
+            Samples that are missing already; their values do not matter.
+
+        Raises
+        ------
+        InputError
+            For a model that does not fit the samples: their shape, their channels, their values.
+        """
+
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+        """Return the same noise with what it leaves open found from samples (..., C); itself where nothing is open."""
+        return self
+
+    def of_channels(self, which: NDArray[np.bool_]) -> Noise:
+        """Return the same noise for some of the channels alone, True in `which`; itself where it is alike in all."""
+        return self
+
+    def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
+        """Return the same noise with what a `sigma` that is given beside it says of it, and what is left of `sigma`."""
+        return self, sigma
+
+    @property
+    def white_sigma(self) -> Any:
+        """The strength of noise that is white and Gaussian, one number or one a channel; None for all other noise."""
+        return None
+
+    @property
+    def is_coloured(self) -> bool:
+        """Whether it is Gaussian in the units of the input, but not white: `strength` is its root mean square then."""
+        return False
+
+    def strength(
+        self, samples: Array, missing: NDArray[np.bool_] | None = None, *, counted: bool = False
+    ) -> float | None:
+        """Return the root mean square over samples (..., C), or of what a denoiser counts; None where none is known."""
+        return None
+
+    def nearest_white(self, channels: int, dimension: int) -> Noise:
+        """Return the white noise that comes nearest to coloured one; other noise itself."""
+        return self
+
+    def by_intensity(self, samples: Array) -> Noise:
+        """Return noise that is scalable: in place of counts Gaussian noise that follows the intensity of samples."""
+        return self
+
+    def separated(self) -> Noise:
+        """Return the same noise with what reaches farther than patches, as stripes do, as a part of its own."""
+        return self
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """Return the same noise with a standard deviation that is `factor` times as large."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the kind and the fields as plain numbers, lists and texts, ready for JSON."""
+        return {"kind": self.kind} | {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file, from which `load_noise` reads it to the last bit.
+
+        Parameters
+        ----------
+        path : path
+            JSON; a file that is there is replaced. It appears complete or not at all.
+
+        Raises
+        ------
+        FileFormatError
+            If the file cannot be written.
+        """
+        write_content(path, f"{encode(self.as_dict(), indent=None)}\n".encode())
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether the values of a field are equal: arrays as a whole, tuples one by one."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Noise):
+        return value.as_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return np.asarray(value).tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """What `estimate_noise` found.
+
+    Attributes
+    ----------
+    model : Noise
+        Of the noise.
+    confidence : {'high', 'medium', 'low'}
+        High where flat parts show nothing but this noise, low where structure is everywhere.
+    reasons : tuple of str
+        What the verdict rests on, one sentence each.
+    measured : dict
+        By name: the spectrum of the luminance before it was shaped into a model, and figures of the blocks.
+    whole : bool
+        Whether the strength is that of the whole picture. False where its flat parts alone tell it.
+    """
+
+    model: Noise
+    confidence: str
+    reasons: tuple[str, ...] = ()
+    measured: dict[str, Any] = field(default_factory=dict)
+    whole: bool = True
+
+    @property
+    def is_white(self) -> bool:
+        """Whether the noise is white in the whole picture, so that its strength is estimated there."""
+        return self.whole and self.model.white_sigma is not None
+
+    def __str__(self) -> str:
+        """Return the verdict for people."""
+        return f"{self.model.describe()} (confidence {self.confidence})"
+
+
+@dataclass(frozen=True)
+class Mixture(Noise):
+    """Several kinds of noise, in the order in which they are undone: what came last comes first.
+
+    Parameters
+    ----------
+    parts : sequence of Noise
+        Such as ``[Impulses(0.05, 0, 255), Stripes(3.0), GaussianNoise(10.0)]``.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture
+    >>> noise = Mixture([Impulses(0.1, 0, 255), GaussianNoise(5.0)])
+    >>> z = noise.sample(np.full((64, 64), 100.0), rng=0)
+    >>> bool(0.05 < np.mean((z == 0) | (z == 255)) < 0.15)
+    True
+    """
+
+    kind: ClassVar[str] = "mixture"
+    parts: Any
+
+    def __post_init__(self) -> None:
+        """Check the parts."""
+        parts = tuple(self.parts) if isinstance(self.parts, list | tuple) else ()
+        if not parts or not all(isinstance(part, Noise) and not isinstance(part, Mixture) for part in parts):
+            raise InputError(f"parts: got {self.parts!r}, expected a list of models of noise")
+        object.__setattr__(self, "parts", parts)
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with all of them; see `Noise.sample`."""
+        generator, picture = np.random.default_rng(rng), clean
+        for part in reversed(self.parts):
+            picture = part.sample(picture, rng=generator, channel_axis=channel_axis)
+        return np.asarray(picture)
+
+    def describe(self) -> str:
+        """Return what this noise is, in a few words."""
+        return "; ".join(part.describe() for part in self.parts)
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Undo one after the other; see `Noise.reduce`. What Gaussian parts leave adds up.
+
+        Raises
+        ------
+        InputError
+            As the parts; and for a Gaussian noise before or after a part that changes the units, in which nobody knows
+            how strong it is.
+        """
+        result = Reduction(samples, missing=missing)
+        for part in self.parts:
+            result = _after(result, part.reduce(result.samples, result.missing), part)
+        return result
+
+    def of_channels(self, which: NDArray[np.bool_]) -> Self:
+        """Return the noise of some channels; see `Noise.of_channels`."""
+        return replace(self, parts=[part.of_channels(which) for part in self.parts])
+
+    def by_intensity(self, samples: Array) -> Self:
+        """Return the parts with noise that is scalable; see `Noise.by_intensity`."""
+        return replace(self, parts=[part.by_intensity(samples) for part in self.parts])
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same with `factor` times the noise that is left to a flow; what is undone before stays.
+
+        Raises
+        ------
+        InputError
+            For counts among the parts, whose noise follows from them.
+        """
+        return replace(self, parts=[part if part.undone else part.scaled(factor) for part in self.parts])
+
+
+def _after(first: Reduction, second: Reduction, part: Noise) -> Reduction:
+    """Return two reductions as one, the second that of a part."""
+    before, after, rest = first.back, second.back, second.rest
+    if first.rest is not None and not second.keeps_units:
+        raise InputError(f"noise: got {part.kind} after a Gaussian noise in a mixture, expected it before: its units "
+                         "are others; give the Gaussian noise to it where it has one (Poisson(sigma=...))")  # fmt: skip
+    if rest is not None and not first.keeps_units:
+        raise InputError(f"noise: got {part.kind} in a mixture after a part that changes the units, expected it "
+                         "not to say how strong it is; give that part the noise (Poisson(sigma=...))")  # fmt: skip
+    if first.rest is not None:
+        channels, dimension = second.samples.shape[-1], second.samples.ndim - 1
+        rest = first.rest if rest is None else first.rest.beside(rest, channels, dimension)
+    back = after if first.keeps_units else before if second.keeps_units else lambda u: before(after(u))
+    return replace(second, back=back, rest=rest)
+
+
+def load_noise(path: str | os.PathLike[str]) -> Noise:
+    """Read a model of noise from a file.
+
+    Parameters
+    ----------
+    path : path
+        JSON as `Noise.save` writes it: an object with the ``kind`` and the fields of a model. Fields that have a
+        default may be left out, so that ``{"kind": "gaussian", "sigma": 5}`` is a whole file.
+
+    Returns
+    -------
+    Noise
+        Of the class whose `Noise.kind` the file names.
+
+    Raises
+    ------
+    FileFormatError
+        For a file that cannot be read, is larger than 16 MiB, or is no JSON; for an unknown kind, fields that are
+        missing or unknown, and values that the model refuses.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from nlflow.denoising.noise import GaussianNoise, load_noise
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "noise.json"
+    >>> GaussianNoise.from_kernel([[1, 2, 1]], sigma=5.0).save(path)
+    >>> load_noise(path)
+    GaussianNoise(5.0, spectrum of 1 x 64 x 64)
+    """
+    try:
+        return noise_of(_content(Path(path)))
+    except FileFormatError:
+        raise
+    except InputError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+
+
+def noise_of(entry: Any) -> Noise:
+    """Return the model that `Noise.as_dict` has written down.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    return _model(entry, "noise", OfFiles.deepest)
+
+
+def _content(path: Path) -> Any:
+    """Return the data of a JSON file."""
+    expected = "expected a model of noise in JSON, as Noise.save writes it"
+    try:
+        if not path.is_file():
+            got = "a folder" if path.is_dir() else "no regular file" if path.exists() else "no such file"
+            raise FileFormatError(f"{path}: got {got}, {expected}; check the name")
+        with path.open("rb") as stream:
+            content = stream.read(OfFiles.most_bytes + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise FileFormatError(f"{path}: got {getattr(error, 'strerror', None) or error}, {expected}") from error
+    if len(content) > OfFiles.most_bytes:
+        raise FileFormatError(f"{path}: got more than {OfFiles.most_bytes // 2**20} MiB, {expected}; name another file")
+    try:
+        return decode(content.decode())
+    except ValueError as error:
+        got = f"what is no JSON ({shortened(error)})" if content else "an empty file"
+        raise FileFormatError(f"{path}: got {got}, {expected}; write it again") from error
+
+
+def _model(entry: Any, place: str, depth: int) -> Noise:
+    """Return the model of a mapping that stands at `place` in a file."""
+    if not isinstance(entry, Mapping):
+        raise InputError(f"{place}: got {shortened(repr(entry), 60)}, expected an object with a kind and its fields")
+    if depth == 0:
+        raise InputError(f"{place}: got models within models {OfFiles.deepest} deep, expected fewer")
+    known = kinds()
+    kind = entry.get("kind")
+    if not isinstance(kind, str) or kind not in known:
+        got = "no kind" if kind is None else f"the kind {shortened(repr(kind), 60)}"
+        raise InputError(f"{place}: got {got}, expected one of {', '.join(known)}")
+    model = model_class(kind)
+    named = {field.name: field for field in fields(model)}  # type: ignore[arg-type]  # all models are dataclasses
+    for name in entry:
+        if name != "kind" and name not in named:
+            got, expected = shortened(repr(name), 60), ", ".join(named)
+            raise InputError(f"{place}: got the field {got}, which {kind} does not have, expected {expected}")
+    required = [name for name, one in named.items() if one.default is MISSING and one.default_factory is MISSING]
+    if lost := [name for name in required if name not in entry]:
+        raise InputError(f"{place}: got {kind} without {', '.join(lost)}, expected {', '.join(required)}")
+    given = {name: _value(entry[name], f"{place}.{name}", depth) for name in entry if name != "kind"}
+    for name, value in given.items():
+        if isinstance(value, bool) != isinstance(named[name].default, bool):
+            raise InputError(f"{place}.{name}: got {shortened(repr(value), 60)}, expected "
+                             f"{'a number' if isinstance(value, bool) else 'true or false'}")  # fmt: skip
+    try:
+        return model(**given)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:  # of texts and nothing, where a model expects numbers
+        raise InputError(f"{place}: got values that are no {kind} ({shortened(error)}), expected numbers") from error
+
+
+def _value(value: Any, place: str, depth: int) -> Any:
+    """Return the value of a field: models where they are written down, anything else as it is."""
+    if isinstance(value, Mapping):
+        return _model(value, place, depth - 1)
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        return tuple(_model(item, f"{place}[{k}]", depth - 1) for k, item in enumerate(value))
+    if _holds_truth(value):
+        raise InputError(f"{place}: got true or false among its values, expected numbers")
+    return value
+
+
+def _holds_truth(value: Any) -> bool:
+    """Tell whether a list holds booleans, which NumPy takes for numbers."""
+    return isinstance(value, list) and any(isinstance(item, bool) or _holds_truth(item) for item in value)

@@ -1,0 +1,473 @@
+"""Noise of recordings alone: hum of mains, and a baseline that drifts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, underflowing
+from nlflow.denoising.noise.figures import OfDrift, OfHum, OfRecordings
+from nlflow.denoising.noise.models.base import Noise, Reduction
+from nlflow.errors import InputError, check_array, check_floats, check_number
+
+Array = NDArray[Any]
+
+
+def check_recording(name: str, samples: Array, kind: str) -> Floats:
+    """Return samples (N, C) in double precision, or raise `InputError` for images."""
+    if np.ndim(samples) != 2:
+        raise InputError(
+            f"{name}: got samples of shape {np.shape(samples)[:-1]}, expected a 1-D signal: {kind} is a noise of "
+            "recordings; choose another noise for images"
+        )
+    return np.asarray(samples, np.float64)
+
+
+def recording_of(
+    name: str, value: Any, channel_axis: int | None, kind: str
+) -> tuple[Floats, Callable[[Floats], Floats]]:
+    """Return a recording as samples (N, C) in double precision, and what gives them the shape they had."""
+    array = check_floats(name, value)
+    if channel_axis is None:
+        return check_recording(name, array[..., None], kind), lambda samples: samples[..., 0]
+    if not -array.ndim <= channel_axis < array.ndim:
+        raise InputError(f"channel_axis: got {channel_axis}, expected an axis of an array of {array.ndim} dimensions")
+    moved = np.moveaxis(array, channel_axis, -1)
+    return check_recording(name, moved, kind), lambda samples: np.moveaxis(samples, -1, channel_axis)
+
+
+def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return one recording (N,) in double precision, 0 where it is missing, and where it is present.
+
+    Raises
+    ------
+    InputError
+        For anything but one recording of samples that are finite or missing, and a mask that does not fit.
+    """
+    if missing is None:
+        values = check_floats("samples", samples, ndim=1)
+        return values, np.ones(len(values), bool)
+    mask = np.asarray(missing)
+    if mask.dtype.kind != "b" or mask.shape != np.shape(samples):
+        raise InputError(
+            f"missing: got {mask.dtype} of shape {mask.shape}, expected booleans of shape {np.shape(samples)}"
+        )
+    known = np.where(mask, 0, np.asarray(samples))
+    return check_floats("samples", known, ndim=1), ~mask
+
+
+def spread_of(values: Floats) -> float:
+    """Return the standard deviation of the bulk of values about 0, whatever their outliers are."""
+    return OfRecordings.to_sigma * float(np.median(np.abs(values))) if values.size else 0.0
+
+
+def robust_weights(error: Floats, used: NDArray[np.bool_]) -> Floats:
+    """Return Huber's weights for residuals about 0: 1 for the bulk of them, 0 for those that are not used."""
+    size = np.abs(error)
+    # Without noise most errors are 0 but for rounding, and the fit becomes one of least absolute values.
+    limit = max(OfRecordings.huber * spread_of(error[used]), 1e-12 * float(size.max(initial=0.0)), 1e-300)
+    return np.where(used, limit / np.maximum(size, limit), 0.0)
+
+
+def prediction_filter(values: Floats, present: NDArray[np.bool_], order: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the filter (order + 1,) that leaves the error of linear prediction, and where it meets no gap.
+
+    A robust fit: outliers of the error, such as jumps, have little weight. Order 0 leaves the values as they are.
+    """
+    from numpy.lib.stride_tricks import sliding_window_view
+
+    if order == 0:
+        return np.ones(1), present
+    windows = sliding_window_view(values, order + 1)
+    whole = np.asarray(sliding_window_view(present, order + 1).all(axis=1))
+    past, now = windows[:, :-1], windows[:, -1]
+    weights = whole.astype(np.float64)
+    coefficients = np.zeros(order)
+    for _ in range(3):
+        weighted = past * weights[:, None]
+        moments = weighted.T @ past
+        ridge = 1e-9 * np.trace(moments) / order + 1e-300
+        coefficients = np.linalg.solve(moments + ridge * np.eye(order), weighted.T @ now)
+        weights = robust_weights(now - past @ coefficients, whole)
+    # The most recent sample comes first in a convolution.
+    return np.concatenate([[1.0], -coefficients[::-1]]), whole
+
+
+@underflowing
+@dataclass(frozen=True)
+class Hum(Noise):
+    """Sinusoids of constant frequency: ``Σ_k a_k cos(2π f_k t + φ_k)``, t the number of the sample.
+
+    Parameters
+    ----------
+    frequencies : sequence of float
+        In cycles a sample, > 0 and < 1/2: 50 / 360 for mains of 50 Hz in a recording of 360 samples a second. The
+        harmonics are to be named too.
+    amplitudes : sequence of float, optional
+        In the units of the input, >= 0, one for each frequency. Not known when not given.
+    phases : sequence of float, optional
+        In radians, at the first sample. Not known when not given; they need `amplitudes`.
+
+    Raises
+    ------
+    InputError
+        For no frequency, for one out of range or given twice, and for sequences of different lengths.
+
+    Notes
+    -----
+    `reduce` subtracts the hum where amplitudes and phases are known, and fits both to each channel otherwise. The fit
+    is that of generalized least squares with the weights of Huber: the recording is filtered by the error of its own
+    linear prediction, so that what a signal is made of counts little, and outliers of that error, as jumps and heart
+    beats, do not pull. Errors of the fit are those of 2 parameters a frequency in the noise and the structure near it.
+
+    Where samples are missing the filter is shortened, so that enough of its windows touch no gap.
+
+    Cost O(N (p² + m²)) for N samples, p <= 16 and m frequencies.
+
+    References
+    ----------
+    Huber 1964 (doi 10.1214/aoms/1177703732); prediction errors as white noise: Makhoul 1975
+    (doi 10.1109/PROC.1975.9792).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import Hum
+    >>> clean = np.sign(np.sin(np.arange(1000) / 70))
+    >>> hum = Hum((0.12,), (0.3,), (1.0,))
+    >>> noisy = hum.sample(clean)
+    >>> left = Hum((0.12,)).reduce(noisy[:, None]).samples[:, 0] - clean
+    >>> bool(np.abs(left).max() < 0.01)
+    True
+    """
+
+    frequencies: tuple[float, ...]
+    amplitudes: tuple[float, ...] | None = None
+    phases: tuple[float, ...] | None = None
+
+    kind: ClassVar[str] = "hum"
+    undone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        frequencies = _numbers("frequencies", self.frequencies, strict=True, below=0.5)
+        if len(set(frequencies)) < len(frequencies):
+            raise InputError(f"frequencies: got {frequencies}, expected each of them once")
+        object.__setattr__(self, "frequencies", frequencies)
+        if self.amplitudes is not None:
+            object.__setattr__(self, "amplitudes", _numbers("amplitudes", self.amplitudes, count=len(frequencies)))
+        if self.phases is not None:
+            if self.amplitudes is None:
+                raise InputError("phases: got them without amplitudes; give both, or leave both out")
+            phases = _numbers("phases", self.phases, minimum=-math.inf, count=len(frequencies))
+            object.__setattr__(self, "phases", phases)
+
+    def wave(self, size: int) -> Floats:
+        """Return the hum itself, shape (size,), from amplitudes and phases that are known."""
+        if self.amplitudes is None or self.phases is None:
+            raise InputError("phases: got none, so that the hum is not known; give amplitudes and phases")
+        basis = waves(self.frequencies, size)
+        return np.asarray(basis @ _coefficients(self.amplitudes, self.phases))
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return the recording with the hum on each channel; with phases from `rng` where they are not known."""
+        signal, restore = recording_of("clean", clean, channel_axis, self.kind)
+        if self.amplitudes is None:
+            raise InputError("amplitudes: got none, so that there is no hum to add; give them")
+        known = self
+        if self.phases is None:
+            phases = np.random.default_rng(rng).uniform(-math.pi, math.pi, len(self.frequencies))
+            known = Hum(self.frequencies, self.amplitudes, tuple(phases.tolist()))
+        return restore(signal + known.wave(len(signal))[:, None])
+
+    def describe(self) -> str:
+        """Return the frequencies, and how strong the hum is where that is known."""
+        shown = ", ".join(f"{f:.6g}" for f in self.frequencies[:4]) + (", ..." if len(self.frequencies) > 4 else "")
+        strength = "" if self.amplitudes is None else f", amplitude {math.hypot(*self.amplitudes):.4g}"
+        return f"hum at {shown} cycles a sample{strength}"
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Subtract the hum; what it was is found for each channel where amplitudes or phases are not known.
+
+        Raises
+        ------
+        InputError
+            For images, and for fewer samples than the fit has unknowns.
+        """
+        signal = check_recording("samples", samples, self.kind)
+        if self.phases is not None:
+            hum = np.broadcast_to(self.wave(len(signal))[:, None], signal.shape)
+        else:
+            hum = np.stack([self.fitted(channel, missing).wave(len(signal)) for channel in signal.T], axis=1)
+        return Reduction((signal - hum).astype(samples.dtype), missing=missing)
+
+    def scaled(self, factor: float) -> Hum:
+        """Return hum of other amplitudes; the same where they are not known."""
+        factor = check_number("factor", factor, minimum=0)
+        amplitudes = None if self.amplitudes is None else tuple(factor * a for a in self.amplitudes)
+        return Hum(self.frequencies, amplitudes, self.phases)
+
+    def fitted(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Hum:
+        """Return the hum of these frequencies that a recording of shape (N,) has, with amplitudes and phases."""
+        values, present = channel_of(samples, missing)
+        needed = 8 * len(self.frequencies)
+        if len(values) < needed:
+            raise InputError(f"samples: got {len(values)}, expected {needed} at least to fit {self.describe()}")
+        basis = waves(self.frequencies, len(values))
+        return _named(self.frequencies, fit(values, basis, present))
+
+
+def _numbers(
+    name: str, values: Any, count: int | None = None, minimum: float = 0.0, **bounds: Any
+) -> tuple[float, ...]:
+    """Return checked numbers of a sequence."""
+    array = check_array(name, values, ndim=1, hint="a sequence of numbers")
+    if count is not None and len(array) != count:
+        raise InputError(f"{name}: got {len(array)} numbers, expected {count}, one for each frequency")
+    return tuple(check_number(name, value, minimum=minimum, **bounds) for value in array.tolist())
+
+
+def waves(frequencies: Any, size: int) -> Floats:
+    """Return cosines, then sines, of frequencies in cycles a sample: shape (size, 2 m)."""
+    turns = np.outer(np.arange(size), np.asarray(frequencies, np.float64))
+    angle = 2 * math.pi * (turns - np.rint(turns))  # a few digits more for long recordings
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def _coefficients(amplitudes: Any, phases: Any) -> Floats:
+    """Return what cosines and sines are multiplied by."""
+    a, phi = np.asarray(amplitudes), np.asarray(phases)
+    return np.concatenate([a * np.cos(phi), -a * np.sin(phi)])
+
+
+def _named(frequencies: tuple[float, ...], coefficients: Floats) -> Hum:
+    cosine, sine = coefficients.reshape(2, -1)
+    return Hum(
+        frequencies, tuple(np.hypot(cosine, sine).tolist()), tuple(np.arctan2(-sine, cosine).tolist())
+    )  # fmt: skip
+
+
+def fit(values: Floats, basis: Floats, present: NDArray[np.bool_]) -> Floats:
+    """Return the coefficients of a basis (N, m) that lies on a recording (N,): robust generalized least squares."""
+    scale = float(np.abs(values[present]).max(initial=0.0))
+    if scale == 0:
+        return np.zeros(basis.shape[1])
+    centred = np.where(present, values / scale, 0.0)
+    centred = np.where(present, centred - np.median(centred[present]), 0.0)
+    order = _order_for(present)
+    # A taper keeps the first fit from what leaks of other frequencies.
+    taper = np.where(present, np.hanning(len(values) + 2)[1:-1], 0.0)
+    coefficients = _least_squares(basis, centred, taper)
+    for _ in range(OfHum.rounds):
+        rest = np.where(present, centred - basis @ coefficients, 0.0)
+        error_filter, whole = prediction_filter(rest, present, order)
+        error = np.convolve(rest, error_filter, "valid")
+        weights = robust_weights(error, whole)
+        filtered = np.stack([np.convolve(column, error_filter, "valid") for column in basis.T], axis=1)
+        target = np.convolve(centred, error_filter, "valid")
+        coefficients = _least_squares(filtered, target, weights)
+    return coefficients * scale
+
+
+def _order_for(present: NDArray[np.bool_]) -> int:
+    """Return an order so low that half of the samples that are present have a whole past."""
+    order = max(1, min(OfHum.order, len(present) // 64))
+    while order > 0:
+        since = np.convolve(present, np.ones(order + 1), "valid") > order + 0.5
+        if 2 * np.count_nonzero(since) >= np.count_nonzero(present):
+            break
+        order //= 2
+    return order
+
+
+def _least_squares(basis: Floats, values: Floats, weights: Floats) -> Floats:
+    root = np.sqrt(weights)
+    return np.asarray(np.linalg.lstsq(basis * root[:, None], values * root, rcond=1e-10)[0])
+
+
+@underflowing
+@dataclass(frozen=True)
+class Drift(Noise):
+    """A baseline of mean 0 that wanders more slowly than `scale` samples.
+
+    Parameters
+    ----------
+    scale : float
+        In samples, >= 8. Of a wave of this period half counts as drift, of one of half the period 6 %, and of one of
+        twice the period 94 %.
+    sigma : float, optional
+        Standard deviation of the drift, in the units of the input, >= 0: for `sample` alone.
+
+    Raises
+    ------
+    InputError
+        For a scale that is not >= 8, and a sigma that is not >= 0.
+
+    Notes
+    -----
+    Nothing in a recording tells drift from slow parts of the signal. It is never looked for: who names it says that
+    nothing of interest is slower than `scale`. The mean of a recording stays what it is.
+
+    `reduce` finds the baseline b of samples y that minimizes ``Σ w (y - b)² + (scale / 2π)⁴ Σ (b'')²``, w Huber's
+    weights for y - b, so that heart beats and spikes pull it little. Beyond an end nothing is assumed but that the
+    baseline has no bend there: it goes on along its slope, as in a gap. Where the weights are equal, a wave of period P
+    keeps the share 1 / (1 + (scale / P)⁴) in the baseline. Long scales are solved on means of neighbouring samples, 64
+    for each scale. Cost O(N).
+
+    References
+    ----------
+    Whittaker 1923 (doi 10.1017/S0013091500077853); Eilers 2003 (doi 10.1021/ac034173t); Huber 1964
+    (doi 10.1214/aoms/1177703732).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import Drift
+    >>> t = np.arange(2000)
+    >>> beats = (t % 100 < 4) * 5.0
+    >>> noisy = beats + np.sin(2 * np.pi * t / 1500)
+    >>> rest = Drift(scale=400).reduce(noisy[:, None]).samples[:, 0]
+    >>> bool(np.std(rest - beats) < 0.05)
+    True
+    """
+
+    scale: float
+    sigma: float | None = None
+
+    kind: ClassVar[str] = "drift"
+    undone: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        hint = "samples; nothing of interest is slower"
+        object.__setattr__(self, "scale", check_number("scale", self.scale, minimum=OfDrift.least_scale, hint=hint))
+        if self.sigma is not None:
+            object.__setattr__(self, "sigma", check_number("sigma", self.sigma, minimum=0))
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return the recording on a Gaussian process of covariance ``sigma² exp(-2 τ² / scale²)``, another a channel.
+
+        Of its variance 0.2 % lies in periods below `scale`.
+        """
+        signal, restore = recording_of("clean", clean, channel_axis, self.kind)
+        if self.sigma is None:
+            raise InputError("sigma: got none, so that it is not known how strong the drift is; give it")
+        draws = np.random.default_rng(rng)
+        drift = [self._process(len(signal), draws) for _ in range(signal.shape[1])]
+        return restore(signal + self.sigma * np.stack(drift, axis=1))
+
+    def _process(self, size: int, rng: np.random.Generator) -> Floats:
+        """Return a stationary process of variance 1, cut from a periodic one so long that its ends do not touch."""
+        cell = max(1, int(self.scale / (2 * OfDrift.cells)))
+        length = math.ceil(size / cell) + 1 + math.ceil(3 * self.scale / cell)
+        frequency = np.fft.rfftfreq(length)
+        gain = np.exp(-((math.pi * frequency * self.scale / (2 * cell)) ** 2))
+        white = np.fft.rfft(rng.normal(size=length))
+        # The variance of the filtered noise: each frequency but 0 (and 1/2) stands for two.
+        twice = np.full(len(gain), 2.0)
+        twice[0] = 1.0
+        if length % 2 == 0:
+            twice[-1] = 1.0
+        coarse = np.fft.irfft(white * gain, length) / math.sqrt(float(twice @ gain**2) / length)
+        return np.interp(np.arange(size) / cell, np.arange(length), coarse)
+
+    def describe(self) -> str:
+        """Return the scale, and the strength where that is known."""
+        strength = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
+        return f"drift slower than {self.scale:.4g} samples{strength}"
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Subtract the baseline less its mean.
+
+        Raises
+        ------
+        InputError
+            For images.
+        """
+        signal = check_recording("samples", samples, self.kind)
+        present = np.ones(len(signal), bool) if missing is None else ~missing
+        drift = np.stack([self.baseline(channel, present) for channel in signal.T], axis=1)
+        return Reduction((signal - drift).astype(samples.dtype), missing=missing)
+
+    def scaled(self, factor: float) -> Drift:
+        """Return drift of another strength; the same where it is not known."""
+        factor = check_number("factor", factor, minimum=0)
+        return Drift(self.scale, None if self.sigma is None else factor * self.sigma)
+
+    def baseline(self, samples: Floats, present: NDArray[np.bool_]) -> Floats:
+        """Return the drift of one recording (N,), of mean 0 over the samples that are present."""
+        count = int(np.count_nonzero(present))
+        if count < 2:
+            return np.zeros(len(samples))
+        values = np.where(present, samples, 0.0)
+        size = max(float(np.abs(values).max()), 1e-300)
+        values = np.where(present, values / size - float(np.mean(values[present] / size)), 0.0)
+        # No baseline bends where a straight line does not: without it cells of unequal sizes do no harm.
+        time = np.arange(len(values)) / len(values)
+        line = np.polynomial.polynomial.polyval(
+            time, np.polynomial.polynomial.polyfit(time[present], values[present], 1)
+        )
+        values = np.where(present, values - line, 0.0)
+        cells = _Cells.of(len(values), self.scale)
+        weights = present.astype(np.float64)
+        baseline = cells.smooth(values, weights)
+        for _ in range(OfDrift.rounds):
+            rest = values - baseline
+            weights = robust_weights(rest, present)
+            before, baseline = baseline, cells.smooth(values, weights)
+            if np.abs(baseline - before).max() <= OfDrift.settled * float(np.std(rest[present])):
+                break
+        baseline = baseline + line
+        return (baseline - float(np.mean(baseline[present]))) * size
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Means of neighbouring samples, on which a slow baseline is solved for."""
+
+    number: NDArray[np.intp]  # of each sample's cell
+    centre: Floats
+    penalty: Floats  # of second differences, in the form of `scipy.linalg.solveh_banded`: upper bands (3, cells)
+
+    @classmethod
+    def of(cls, size: int, scale: float) -> _Cells:
+        """Cut `size` samples into cells that are short against `scale`."""
+        side = max(1, min(int(scale / OfDrift.cells), size // 4))
+        number = np.minimum(np.arange(size) // side, max(size // side, 1) - 1)
+        count = int(number[-1]) + 1
+        centre = np.bincount(number, np.arange(size)) / np.bincount(number)
+        strength = side * (min(scale, OfDrift.straight * size) / (2 * math.pi * side)) ** 4
+        return cls(number, centre, strength * _second_differences(count))
+
+    def smooth(self, values: Floats, weights: Floats) -> Floats:
+        """Return the baseline at all samples."""
+        from scipy.interpolate import CubicSpline
+        from scipy.linalg import solveh_banded
+
+        weight = np.bincount(self.number, weights)
+        if len(self.centre) < 3:
+            return np.full(len(values), float(weights @ values / weights.sum()))
+        bands = self.penalty.copy()
+        bands[2] += weight + 1e-12 * weight.max()
+        coarse = solveh_banded(bands, np.bincount(self.number, weights * values))
+        if len(self.centre) == len(values):
+            return np.asarray(coarse)
+        return np.asarray(CubicSpline(self.centre, coarse, bc_type="natural")(np.arange(len(values))))
+
+
+def _second_differences(count: int) -> Floats:
+    """Return the upper bands (3, count) of D^T D, D the second differences of `count` values."""
+    bands = np.zeros((3, count))
+    if count < 3:
+        return bands
+    rows = np.arange(count - 2)
+    for i, a in enumerate((1.0, -2.0, 1.0)):
+        for j, b in enumerate((1.0, -2.0, 1.0)):
+            if j >= i:
+                np.add.at(bands[2 - (j - i)], rows + j, a * b)
+    return bands
