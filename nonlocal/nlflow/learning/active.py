@@ -12,8 +12,7 @@ from nlflow.affinities import Affinity
 from nlflow.errors import InputError, check_choice, check_integer, checked_call, shortened
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
-from nlflow.learning.checks import check_signals
-from nlflow.learning.labels import nodes_of
+from nlflow.learning.inputs import check_signals, nodes_of
 from nlflow.markov import MarkovChain
 from nlflow.markov.walks import generator_of
 

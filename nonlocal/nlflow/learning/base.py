@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, to_numpy
+from nlflow.backends.threads import one_loop_thread
 from nlflow.errors import InputError, NlflowWarning, NumericalError, checked_call, install_command, shortened
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.balance import counts_of, factors, quotas
-from nlflow.learning.checks import AT_OTHERS, check_parameters, check_signals, checked_points, is_precomputed
-from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
-from nlflow.learning.labels import UNLABELLED, classes_of, values_of
+from nlflow.learning.inputs import (
+    AT_OTHERS,
+    UNLABELLED,
+    check_parameters,
+    check_signals,
+    checked_points,
+    classes_of,
+    is_chunked,
+    is_precomputed,
+    loaded,
+    values_of,
+)
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
@@ -30,11 +42,37 @@ __all__ = [
     "PointEstimator",
     "ProbabilisticClassifier",
     "TransformerMixin",
+    "by_chunks",
     "check_is_fitted",
 ]
 
 _SHOWN = 5
 _OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
+
+
+def by_chunks(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of points (M, d) take a Dask array too, of which it returns one, a chunk of rows at a time."""
+
+    @wraps(method)
+    def called(self: Any, X: Any) -> Any:
+        if not is_chunked(X):
+            return method(self, X)
+        check_is_fitted(self)
+        if X.ndim != 2 or X.shape[1] != self.n_features_in_:
+            raise InputError(f"X: got a Dask array of shape {X.shape}, expected (samples, {self.n_features_in_})")
+        like = method(self, self.X_[:1])
+
+        def part(points: Any) -> Any:
+            with one_loop_thread():  # Dask has threads of its own
+                return method(self, points)
+
+        rows = X.rechunk({1: -1})
+        columns = [(size,) for size in like.shape[1:]]
+        return rows.map_blocks(
+            part, dtype=like.dtype, chunks=(rows.chunks[0], *columns), drop_axis=None if columns else 1, meta=like[:0]
+        )
+
+    return called
 
 
 class PointEstimator(BaseEstimator):
@@ -176,7 +214,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         -------
         self
         """
-        X, y = self._points(X, reset=True), loaded(y)
+        X = self._points(X, reset=True)
         self.classes_, labels, labelled = classes_of(y, X.shape[0])
         prior = self._prior(np.bincount(labels))
         check_signals(X.shape[0], len(self.classes_), self.memory_limit)
@@ -324,7 +362,7 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         -------
         self
         """
-        X, y = self._points(X, reset=True), loaded(y)
+        X = self._points(X, reset=True)
         values, labelled, self._flat = values_of(y, X.shape[0])
         check_signals(len(values), values.shape[1], self.memory_limit)
         self.labelled_ = labelled

@@ -20,8 +20,7 @@ from nlflow.functionals.energies import E, J
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational import Jp, harmonic_extension
 from nlflow.learning.balance import shifts
-from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier
-from nlflow.learning.chunks import by_chunks
+from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier, by_chunks
 
 _SMALL = -30.0  # logarithm of a degree
 
@@ -33,7 +32,7 @@ class _Held(GraphEstimator):
     tol: float | None
     max_iter: int
 
-    def _extend(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
         graph, fixed = self.graph_, labelled | ~self.reached_
         if self.fidelity is None:
             self.functional_ = J(graph.affinity)
@@ -100,9 +99,6 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
         self.max_iter = max_iter
         self.memory_limit = memory_limit
 
-    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
-        return self._extend(one_hot, labelled)
-
 
 class HarmonicRegressor(_Held, GraphRegressor):
     """Harmonic functions of values: J is minimized with u = y where y is known; see `HarmonicClassifier`.
@@ -137,9 +133,6 @@ class HarmonicRegressor(_Held, GraphRegressor):
         self.tol = tol
         self.max_iter = max_iter
         self.memory_limit = memory_limit
-
-    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
-        return self._extend(values, labelled)
 
 
 class PoissonClassifier(GraphClassifier):
@@ -248,7 +241,7 @@ class _PHarmonic(GraphEstimator):
     tol: float
     max_iter: int
 
-    def _extend(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
         if not is_numpy(values):
             raise InputError("X: got torch tensors, expected NumPy points for J_p, whose edges are listed")
         if self.graph_.affinity.method not in ("dense", "sparse"):
@@ -309,9 +302,6 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
         self.max_iter = max_iter
         self.memory_limit = memory_limit
 
-    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
-        return self._extend(one_hot, labelled)
-
 
 class PLaplacianRegressor(_PHarmonic, GraphRegressor):
     """p-harmonic functions of values; see `PLaplacianClassifier`.
@@ -336,6 +326,3 @@ class PLaplacianRegressor(_PHarmonic, GraphRegressor):
         self.tol = tol
         self.max_iter = max_iter
         self.memory_limit = memory_limit
-
-    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
-        return self._extend(values, labelled)

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, to_numpy
 from nlflow.errors import InputError, check_integer, check_number, checked_call
 from nlflow.kernels import RadialKernel
-from nlflow.learning.base import PointEstimator, TransformerMixin, check_is_fitted
-from nlflow.learning.checks import check_signals
-from nlflow.learning.chunks import by_chunks
+from nlflow.learning.base import PointEstimator, TransformerMixin, by_chunks, check_is_fitted
 from nlflow.learning.graphs import PointGraph, Recipe
+from nlflow.learning.inputs import check_signals
 from nlflow.markov import MarkovChain
 
 _LEAST = 1e-12  # of an eigenvalue, by which coordinates of other points are divided

@@ -19,7 +19,7 @@ from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
 from nlflow.errors import InputError, check_detached
 from nlflow.kernels import Gaussian, RadialKernel
-from nlflow.learning.checks import is_precomputed, on_host, symmetrized
+from nlflow.learning.inputs import is_precomputed, on_host, symmetrized
 
 DENSE_NODES = 4096
 """Up to here all pairs are kept as a matrix without its diagonal."""
@@ -34,20 +34,7 @@ SELF_TUNING = Gaussian(width=math.sqrt(0.5))
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a graph is made of points: the parameters that estimators share.
-
-    Attributes
-    ----------
-    affinity : 'rbf', 'knn', 'precomputed', RadialKernel or Affinity
-    gamma : float or None
-        Of exp(-gamma |x - y|^2); None takes the median of sampled squared distances for 1 / gamma between all pairs.
-    n_neighbors : int
-    accuracy : float or None
-        How far averages over all pairs may be off; None for exact sums.
-    memory_limit : float or None
-    loops : bool
-        Whether nodes see themselves.
-    """
+    """How a graph is made of points: the parameters that estimators share; with `loops` nodes see themselves."""
 
     affinity: Any = "rbf"
     gamma: float | None = 20.0
@@ -71,12 +58,6 @@ class PointGraph:
     points : array or tensor (N, d), or weights (N, N)
     weights : array of shape (N,), optional
         Quadrature weights; 1 by default.
-
-    Attributes
-    ----------
-    affinity : Affinity
-    own : array of shape (N,), float64
-        Share of each node's degree that is its own loop.
     """
 
     def __init__(self, recipe: Recipe, points: Any, weights: Floats | None = None) -> None:
@@ -160,7 +141,6 @@ class PointGraph:
         return affinity_from_graph(graph, self._domain)
 
     def _given(self) -> Affinity:
-        """Return the affinity of weights that were given in place of points."""
         self._edges = symmetrized(on_host(self._points))
         try:
             return affinity_from_graph(self._edges, self._domain, memory_limit=self._recipe.memory_limit)
@@ -289,7 +269,6 @@ class PointGraph:
 
 
 def _over_total(sums: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return sums over their last column, and where that is not 0."""
     xp, total = namespace(sums), sums[:, -1:]
     some = total > 0
     return sums[:, :-1] / xp.where(some, total, xp.ones_like(total)), to_numpy(some)[:, 0]

@@ -16,9 +16,7 @@ from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_number, checked_call, shortened
 from nlflow.functionals.energies import J
 from nlflow.learning.base import GraphClassifier, GraphEstimator
-from nlflow.learning.checks import check_signals, named, on_host
-from nlflow.learning.chunks import loaded
-from nlflow.learning.labels import classes_of, nodes_of, values_of
+from nlflow.learning.inputs import check_signals, named, nodes_of, targets_of
 from nlflow.markov.walks import generator_of
 
 _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
@@ -100,7 +98,7 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
         raise InputError("values: got none, expected at least one")
     classifies = isinstance(model, GraphClassifier)
     missing: Any = -1 if classifies else math.nan
-    targets, labels = _targets(y, classifies)
+    targets, labels = targets_of(y, classifies)
     parts = _folds(targets, np.flatnonzero(labels), check_integer("folds", folds, minimum=2), rng, classifies)
     scores, done = np.empty((len(given), len(parts))), np.zeros(len(given), np.intp)
     starts: list[Any] = [None] * len(parts)
@@ -145,15 +143,6 @@ def _check_has_part(model: Any, parameter: str) -> None:
         )
     if parameter == "balance" and there["class_prior"] is None:
         raise InputError("parameter: got 'balance', which has no part without a class_prior; give the model one")
-
-
-def _targets(y: Any, classifies: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return labels or values as an array, and which samples have them."""
-    y = on_host(loaded(y))
-    with named("y"):
-        count = np.shape(y)[0] if np.ndim(y) else 1
-        targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
-    return targets, classes_of(y, count).labelled if classifies else values_of(y, count).labelled
 
 
 def _folds(targets: Any, labelled: NDArray[np.intp], folds: int, rng: Any, classifies: bool) -> list[NDArray[np.intp]]:
