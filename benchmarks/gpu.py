@@ -27,7 +27,7 @@ from benchmarks import tensors
 from benchmarks.harness import keep, listed, machine
 from nlflow import E, ExpDotProduct, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
 from nlflow.errors import format_bytes
-from nlflow.store.records import markdown
+from validation.tables import markdown
 
 REPEATS, LONG = 5, 4.0
 """Timed runs after one that warms up; one that takes longer than this many seconds is its own measurement."""

@@ -16,8 +16,8 @@ from typing import Any
 from nlflow.backends.machine import processor
 from nlflow.store.atomic import make_folder
 from nlflow.store.encoding import plain
-from nlflow.store.records import markdown, save_page
 from nlflow.store.storage import save_record
+from validation.tables import markdown, save_page
 
 KIND = "benchmark"
 REPEATS = 7

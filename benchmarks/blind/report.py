@@ -15,7 +15,7 @@ from benchmarks.blind.runner import Figure, Kept
 from benchmarks.blind.scenes import SECTIONS
 from benchmarks.denoising.report import about
 from benchmarks.harness import Row, keep, listed, table
-from nlflow.store.records import markdown
+from validation.tables import markdown
 
 NAME = "real_noise"
 BALANCED, BEST = by.BLIND.format("balanced"), by.BLIND.format("best")

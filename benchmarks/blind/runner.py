@@ -15,9 +15,9 @@ from benchmarks.blind.methods import Method, psnr
 from benchmarks.blind.scenes import Scene, sample_of
 from benchmarks.denoising.methods import threads
 from benchmarks.harness import KIND
-from nlflow.store.records import Entry
 from nlflow.store.storage import load_record
 from nlflow.studies.cases import Case, run_cases
+from validation.tables import Entry
 
 
 @dataclass(frozen=True)

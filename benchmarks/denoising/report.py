@@ -17,8 +17,8 @@ from benchmarks.denoising.targets import PUBLISHED, Record, Results, mean, sigma
 from benchmarks.denoising.tasks import SETS
 from benchmarks.harness import KIND, keep, listed, machine, table
 from nlflow.store.atomic import write_atomic
-from nlflow.store.records import markdown
 from nlflow.store.storage import load_record
+from validation.tables import markdown
 
 
 def image_table(records: list[Record]) -> str:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from coverage import CoverageData
 
-from nlflow.store.records import Entry
 from validation.robustness import ROOT
 from validation.robustness.mutants.__main__ import Campaign, main
 from validation.robustness.mutants.operators import SCOPE, Mutant, draw, mutants_of, mutants_under, part_of
 from validation.robustness.mutants.results import EQUIVALENT, Result, judged, render, results_table
 from validation.robustness.mutants.selection import Map, mirrors
 from validation.robustness.mutants.workshop import Workshop
+from validation.tables import Entry
 
 SOURCE = '''"""Text with 1 < 2."""
 __all__ = ["f"]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nlflow.store.records import Entry
 from nlflow.studies.cases import Case, run_cases
 from validation.robustness.__main__ import main
 from validation.robustness.contract import Row, campaign_table
@@ -19,6 +18,7 @@ from validation.robustness.faults.kills import SAME, killed
 from validation.robustness.faults.others import clock_back, dead_workers, second_writer
 from validation.robustness.faults.processes import Running, problem_left, undisturbed
 from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
+from validation.tables import Entry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, mounts and /proc of Linux")
 

@@ -30,7 +30,7 @@ from scipy.sparse import csr_array
 
 from nlflow import MarkovChain, NlflowError, NlflowWarning, Points, affinity_from_graph, from_matrix
 from nlflow.store.atomic import make_folder
-from nlflow.store.records import markdown
+from validation.tables import markdown
 
 DIGITS, EXACT = 60, 1e-10
 _TRIES = 8  # of other matrices with the same eigenvalues

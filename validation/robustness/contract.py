@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nlflow.store.records import Entry, Table, markdown
 from nlflow.studies.cases import Case, run_cases
+from validation.tables import Entry, Table, markdown
 
 __all__ = ["Row", "campaign_table", "run_trials"]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from nlflow.backends.machine import machine_name
 from nlflow.store.atomic import make_folder, write_content
-from nlflow.store.records import markdown
+from validation.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nlflow.desk.foreign import check_links
 from nlflow.desk.formats import FORMATS, left_out
 from nlflow.desk.formats.axes import check_axes, settle
 from nlflow.desk.formats.content import HEAD, by_content, foreign, is_text
@@ -53,7 +54,6 @@ from nlflow.errors import (
     file_error,
 )
 from nlflow.store.atomic import make_folder, write_atomic, write_folder
-from nlflow.store.links import check_links
 
 __all__ = [
     "EXTENSIONS",

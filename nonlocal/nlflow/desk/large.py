@@ -23,12 +23,11 @@ from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised, need_dask
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.options import Options
+from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.tiff_pages import check_compression, check_own, opened
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
 from nlflow.store.atomic import sync_folder, temporary_name
-from nlflow.store.codecs import strange_codecs
 from nlflow.store.encoding import digest, encode, misfit
-from nlflow.store.links import check_links, links_in
 from nlflow.store.storage import load_record, locked, save_record
 
 __all__ = ["denoise_store", "open_image"]

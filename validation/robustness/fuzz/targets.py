@@ -108,7 +108,7 @@ TARGETS: dict[str, Target] = {
                       (*_NUMPY, "nlflow.store.storage", "nlflow.store.encoding", "nlflow.flows.solver", "zipfile"),
                       (), 16384),
     "study": Target("folders of studies", folders.study, seeds.studies, "study",
-                    ("nlflow.store.storage", "nlflow.store.records", "nlflow.store.encoding", "nlflow.studies.store",
+                    ("nlflow.store.storage", "nlflow.store.records", "nlflow.store.encoding",
                      "nlflow.studies.contract", "nlflow.studies.runner", "nlflow.studies.mixing",
                      "nlflow.studies.fits", "nlflow.studies.result"),
                     (), 65536),

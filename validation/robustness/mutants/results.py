@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nlflow.store.records import Entry, Table, markdown
 from validation.robustness import ROOT
 from validation.robustness.contract import when_and_where
 from validation.robustness.mutants.operators import SCOPE, part_of
+from validation.tables import Entry, Table, markdown
 
 __all__ = ["EQUIVALENT", "Result", "judged", "mark", "render", "results_table", "survived"]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from nlflow.desk.files import check_distinct, missing, pictures_in, read_kind
 from nlflow.desk.files import format_of as known
+from nlflow.desk.foreign import leads_out
 from nlflow.desk.formats import FORMATS, written_extension
 from nlflow.desk.formats.media import READABLE
 from nlflow.errors import FileFormatError, InputError
-from nlflow.store.links import leads_out
 
 _SHOWN = 3  # names in a message
 _LAST_RATE = 51  # rate factor of a film

@@ -12,11 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.axes import LONG_UNITS, arranged, scale_of
 from nlflow.desk.formats.media import Array, Media, Writing, lacking
 from nlflow.errors import check_memory, file_error, install_command
-from nlflow.store.codecs import strange_codecs
-from nlflow.store.links import check_links, links_in
 
 _EXPECTED = "an OME-Zarr image"
 _CHUNK = 2**22  # bytes of a chunk that is written
