@@ -257,7 +257,6 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
     # ---- priors
 
     def _prior(self, counts: NDArray[np.intp]) -> Floats | None:
-        """Return the shares that classes are to have; None where nothing is asked."""
         if self.class_prior is None:
             return None
         given = counts if isinstance(self.class_prior, str) else self.class_prior
@@ -291,7 +290,6 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
             )
 
     def _weigh(self, scores: Floats, prior: Floats, wanted: NDArray[np.intp]) -> None:
-        """Set what scores are multiplied by, and what is added to them."""
         if self.balance == "mass":
             mass = np.maximum(scores, 0).sum(axis=0)
             self.class_factors_ = np.where(mass > 0, prior / np.where(mass > 0, mass, 1), 1.0) * mass.sum()
@@ -326,7 +324,6 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         return self._decide(self._scores(X))
 
     def _scores(self, X: Any) -> NDArray[Any]:
-        """Return what `predict` decides by, (M, C)."""
         check_is_fitted(self)
         averages, known = self._at(X, self._values, self.reached_)
         return self._finish(self._weighed(averages), known)

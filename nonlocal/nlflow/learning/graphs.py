@@ -317,7 +317,6 @@ def _all_from_first(there: NDArray[np.bool_]) -> bool:
 
 
 def _median_rate(points: Any, samples: int = 200) -> float:
-    """Return 1 over the median of the squared distances between sampled points."""
     from scipy.spatial.distance import pdist
 
     few = np.linspace(0, len(points) - 1, min(samples, len(points))).astype(np.intp)

@@ -366,7 +366,6 @@ def targets_of(y: Any, classifies: bool) -> tuple[NDArray[Any], NDArray[np.bool_
 
 
 def _given(y: Any) -> Any:
-    """Return labels or values as they are, of a tensor or Dask array as an array."""
     if y is None:
         raise InputError("y: This estimator requires y to be passed, but the target y is None.")
     check_plain("y", y)
@@ -374,7 +373,6 @@ def _given(y: Any) -> Any:
 
 
 def _check_named(y: NDArray[Any], labelled: NDArray[np.bool_]) -> None:
-    """Raise `InputError` for labels of which nobody can tell whether they are one."""
     places = np.flatnonzero(labelled)
     if y.dtype.kind in "fmM":
         wrong = np.isnan(y[places])

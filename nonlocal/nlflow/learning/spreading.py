@@ -211,7 +211,6 @@ class LabelSpreading(ProbabilisticClassifier):
         return u, left, done
 
     def _change(self, old: Array, new: Array) -> float:
-        """Return the largest change of a value, or of a node's values, relative to itself."""
         xp, size, change = namespace(new), new, abs(new - old)
         if not self._each:
             size, change = xp.sum(size, axis=1), xp.sum(change, axis=1)

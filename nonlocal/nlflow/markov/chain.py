@@ -156,7 +156,6 @@ class MarkovChain:
         return next(islice(self._laws(start), check_integer("steps", steps, minimum=0), None))
 
     def _laws(self, start: Any) -> Iterator[Floats]:
-        """Yield p P^k for k = 0, 1, ..."""
         array = on_host(start)
         if array.shape != () or array.dtype.kind not in "iu":
             return self._moves.laws(check_law(start, self._moves.shape))

@@ -17,7 +17,6 @@ SMALLEST_DISTANCE = 1e-12
 
 
 def _farthest(law: StationaryLaw, laws: Floats) -> float:
-    """Return the largest distance of laws, one a row, to pi."""
     return float(np.abs(laws - law.stationary).sum(axis=1).max()) / 2
 
 

@@ -95,7 +95,6 @@ class Passages:
 
     @property
     def _passing(self) -> Any:
-        """All moves, or None where first passages take averages."""
         return self.moves.listed if self._lists else None
 
     def _astray(self, targets: Nodes) -> Nodes:

@@ -74,7 +74,6 @@ class Spectrum:
 
     @property
     def _classes(self) -> list[NDArray[np.intp]]:
-        """The states of each communicating class."""
         labels = communicating_classes(self.moves.listed)[1]
         return np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
 
@@ -147,8 +146,6 @@ class Spectrum:
         return gap, found
 
     def _largest_eigenvalues(self) -> NDArray[Any]:
-        """Return the four eigenvalues of largest modulus by Arnoldi iteration with averages."""
-
         def product(v: Floats) -> Floats:
             return self.moves.apply(v.reshape(-1, 1))[:, 0]
 

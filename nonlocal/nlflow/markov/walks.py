@@ -70,7 +70,6 @@ class Walks:
         return np.array(np.broadcast_to(values, shape)).ravel()
 
     def _starts(self, start: Any, walkers: Any, rng: np.random.Generator) -> Positions:
-        """Return one state for each walker: a node number for all, one for each, or drawn from a law."""
         count, states = check_integer("walkers", walkers, minimum=1), self.moves.states
         check_memory(
             f"a start for each of {count} walkers", 16 * count, "use fewer, in several calls", self.moves.limit

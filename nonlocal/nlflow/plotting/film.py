@@ -124,7 +124,6 @@ class Film(Resumable):
         self._note()
 
     def _continue(self, problem: dict[str, Any]) -> None:
-        """Go on with the pictures of a resumed run."""
         self._about, said = self._noted(), self._said()
         lost = [place.name for place in self._pictures if not place.exists()]
         if (lost or not self._about) and said.get("count") == self.count:
@@ -177,7 +176,6 @@ class Film(Resumable):
 
     @property
     def _complete(self) -> bool:
-        """Whether nothing is left to look at."""
         last = 0.0 if self._last is None else self._last
         return self.times.after(last) > self._end if self.times.own else last >= self._end
 

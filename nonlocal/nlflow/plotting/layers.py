@@ -88,7 +88,6 @@ def survey_figure(runs: Mapping[str, Rows], *, title: str | None = None) -> Figu
 
 
 def _with_bands(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with the ends of the bands of its means."""
     ends = dict(row)
     for column, *_ in _SURVEYED:
         mean, error = (float(row.get(name, np.nan)) for name in (column, f"{column}_se"))
@@ -97,7 +96,6 @@ def _with_bands(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figure(runs: Mapping[str, Rows], panels: Any, fidelity: float | None, title: str | None) -> Figure:
-    """Draw four panels, all runs in each."""
     figure = new_figure(10.4, 7.0, 130, title)
     axes: list[Axes] = list(figure.subplots(2, 2, sharex=True).ravel())
     for axis, (column, name, label, between) in zip(axes, panels, strict=True):

@@ -181,7 +181,6 @@ def _mark_abscissas(axis: Axes, x: Array) -> None:
 
 
 def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str) -> tuple[Any, str]:
-    """Draw one series; return its handles for the legend, and its label."""
     given = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
     if (series.low is None) != (series.high is None):
         raise InputError(f"low of {series.name!r}: got one end of the interval, expected both low and high or none")

@@ -37,18 +37,8 @@ def check_limits(limits: Any) -> tuple[float, float] | None:
 class Scene:
     """The picture of a signal, drawn anew for each moment.
 
-    Parameters
-    ----------
-    domain : Domain
-    u : array
-        The first signal.
-    limits : (float, float), optional
-        Values at both ends of the colours, or of the axis of lines; by default the range of `u`. They never change:
-        what is beyond them gets the colour of the end.
-    size : (int, int), optional
-        Width and height in pixels.
-    cmap : str
-        Colours, by their name in matplotlib.
+    Limits are the values at both ends of the colours, or of the axis of lines; by default the range of the first
+    signal. They never change: what is beyond them gets the colour of the end.
     """
 
     def __init__(
@@ -114,7 +104,6 @@ def _by_channel(domain: Domain, u: Array) -> list[Array]:
 
 
 def _range_of(u: Array, margin: float) -> tuple[float, float]:
-    """Return the range of a signal, and a share of it more at both ends."""
     low, high = float(u.min()), float(u.max())
     if max(-low, high) > _LARGEST:
         raise InputError(

@@ -108,7 +108,6 @@ def stack_figure(
 
 
 def _space(axes: str, shape: tuple[int, ...], spacing: Sequence[float] | None) -> dict[str, float]:
-    """Return the distance of samples along each axis."""
     letters = set(axes)
     if len(letters) != len(axes) or not {"Y", "X"} <= letters <= set("TZYXC") or not letters & set("TZ"):
         raise InputError(f"axes: got {axes!r}, expected Y and X, with Z, T or both, and C for channels, each once")
@@ -126,7 +125,6 @@ def _space(axes: str, shape: tuple[int, ...], spacing: Sequence[float] | None) -
 
 
 def _mark(name: str, marked: Array | None, noisy: Array, axes: str) -> tuple[Array, str] | None:
-    """Return a mask with its axes."""
     if marked is None:
         return None
     flat = tuple(n for n, a in zip(noisy.shape, axes, strict=True) if a != "C")
@@ -136,7 +134,6 @@ def _mark(name: str, marked: Array | None, noisy: Array, axes: str) -> tuple[Arr
 
 
 def _cuts(sizes: dict[str, int], space: dict[str, float], upward: str) -> list[_Cut]:
-    """Return which pictures are drawn."""
     if "Z" not in sizes:
         count = sizes["T"]
         frames = dict.fromkeys((count // 6, count // 2, count - 1 - count // 6))

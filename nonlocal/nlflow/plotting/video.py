@@ -27,18 +27,9 @@ def check_video(path: Path) -> None:
 
 
 def write_video(path: Path, pictures: list[Path], rate: float, comment: str) -> None:
-    """Write a film of these pictures, complete or not at all.
+    """Write a film, ``.mp4`` or ``.gif``, of pictures of one size with even sides, complete or not at all.
 
-    Parameters
-    ----------
-    path : path
-        Ends with ``.mp4`` or ``.gif``.
-    pictures : list of path
-        All of one size, with even sides.
-    rate : float
-        Pictures a second.
-    comment : str
-        Kept in the film; `comment_of` returns it.
+    It has `rate` pictures a second, and keeps a comment, which `comment_of` returns.
     """
     write = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
     write_atomic(path, lambda stream: write(stream, pictures, rate, comment))

@@ -57,24 +57,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that it appears complete or not at all.
+    """Write a file so that it appears complete or not at all; a symbolic link is followed.
 
     `writer` fills a temporary file in the same folder, which is flushed to the disk and then takes the place of
-    `path`. On any failure the temporary file is removed and a file that was there before stays as it was.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        The file to create or replace; a symbolic link is followed.
-    writer : callable
-        Gets the open binary file.
-
-    Raises
-    ------
-    FileFormatError
-        If the operating system refuses: a full disk, missing permission.
-    Exception
-        Whatever `writer` raises.
+    `path`. On any failure, of which `FileFormatError` tells where the system refuses, the temporary file is removed and
+    a file that was there before stays as it was.
     """
     target = Path(os.path.realpath(path))
     temporary = temporary_name(target)
@@ -97,24 +84,10 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
 
 
 def write_folder(path: str | os.PathLike[str], writer: Callable[[Path], object]) -> None:
-    """Write a folder so that it appears complete or not at all.
+    """Write a folder so that it appears complete or not at all; as `write_atomic`.
 
     `writer` fills a new folder beside `path`, which then takes its place; a folder that was there before is removed
     after that.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        The folder to create or replace.
-    writer : callable
-        Gets the new folder, which is empty.
-
-    Raises
-    ------
-    FileFormatError
-        If the operating system refuses: a full disk, missing permission.
-    Exception
-        Whatever `writer` raises.
     """
     target = Path(os.path.realpath(path))
     fresh, old = temporary_name(target), temporary_name(target)

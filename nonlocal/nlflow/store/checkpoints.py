@@ -58,23 +58,10 @@ class Checkpoints:
         self._known = _identity(self.path)
 
     def load(self, fits: Fits) -> tuple[Arrays, Meta]:
-        """Return the newest checkpoint that is whole, of this version and fits.
+        """Return the newest checkpoint that is whole, of this version and fits; `FileFormatError` says why none is.
 
-        Parameters
-        ----------
-        fits : callable
-            Gets arrays and description of a whole one, and returns None, or why it cannot be gone on from. Called at
-            most once a place.
-
-        Raises
-        ------
-        FileFormatError
-            If there is none, with the reasons.
-
-        Warns
-        -----
-        NlflowWarning
-            When the newest is refused and the one before is taken, and when other versions of libraries wrote it.
+        `fits` gets arrays and description of a whole one, and returns None, or why it cannot be gone on from. It warns
+        when the newest is refused and the one before is taken, and when other versions of libraries wrote it.
         """
         reasons: list[str] = []
         for place in self.places:
@@ -98,20 +85,7 @@ class Checkpoints:
         raise FileFormatError("; ".join(reasons))
 
     def check_replaceable(self, name: str, fits: Fits) -> None:
-        """Refuse to replace a file that is not a state of this run.
-
-        Parameters
-        ----------
-        name : str
-            The argument or option, for messages.
-        fits : callable
-            As for `load`.
-
-        Raises
-        ------
-        InputError
-            For a file that is no checkpoint, and for a checkpoint of another problem or version.
-        """
+        """Raise `InputError`, which names an argument or option, where a file is lost that is no state of this run."""
         if not self.path.is_file() or self._known == _identity(self.path):
             return
         try:
@@ -134,7 +108,6 @@ class Checkpoints:
                 place.unlink(missing_ok=True)
 
     def _unfit(self, place: Path, fits: Fits) -> str | None:
-        """Return why a whole file is not to go on from; None if it is."""
         arrays, meta = load_archive(place, self.kind)
         return _other_version(meta) or fits(arrays, meta)
 

@@ -26,13 +26,10 @@ def encode(value: Any, indent: int | None = 1) -> str:
 
 
 def decode(text: str) -> Any:
-    """Return what `encode` was given.
+    """Return what `encode` was given, or raise `ValueError` for text that is no JSON, a truncated file for instance.
 
-    Raises
-    ------
-    ValueError
-        For text that is no JSON, a truncated file for instance, and for what is nested more than 100 deep, which
-        nothing in the package is: what goes through it later needs no limit of its own.
+    And for what is nested more than 100 deep, which nothing in the package is: what goes through it later needs no
+    limit of its own.
     """
     try:
         value = json.loads(text, object_hook=_untagged)
@@ -47,7 +44,6 @@ def decode(text: str) -> Any:
 
 
 def _branches(value: Any) -> Iterable[Any]:
-    """Return the entries of a mapping or list that are mappings or lists themselves."""
     entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (entry for entry in entries if isinstance(entry, dict | list))
 

@@ -40,13 +40,8 @@ def card(title: str, rows: Iterable[tuple[str, Any]], *pictures: str) -> str:
 def picture(caption: str, values: Any, x: Any = None) -> str:
     """Return real numbers as a small picture: a curve of one axis, grey levels of two, and nothing of other shapes.
 
-    Parameters
-    ----------
-    caption : str
-    values : array
-        At most 200 points or 96 x 96 pixels of them are shown; curves leave out what is not finite.
-    x : array, optional
-        Where the points of a curve are, increasing.
+    At most 200 points or 96 x 96 pixels of them are shown; curves leave out what is not finite, and have their points
+    at x, increasing.
     """
     array = np.asarray(values)
     if array.ndim not in (1, 2) or array.size == 0 or array.dtype.kind not in "biuf":

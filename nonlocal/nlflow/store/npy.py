@@ -26,28 +26,11 @@ _HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[Any, ...]]] = {
 
 
 def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDArray[Any]:
-    """Return the array at the start of an open .npy file.
+    """Return the array at the start of an open .npy file, of `length` bytes from its first one to the end.
 
-    Parameters
-    ----------
-    stream : file
-        At the first byte of the array.
-    length : int
-        Bytes from there to the end.
-    what : str
-        What is read, for the message about memory.
-
-    Returns
-    -------
-    numpy.ndarray
-        Of any dtype without objects, writeable. O(N) time; the memory of the array, and of one block of the file.
-
-    Raises
-    ------
-    ValueError
-        For anything but a whole array: another format, a damaged header, more values than the file has, objects.
-    MemoryLimitError
-        For an array beyond the memory limit, before it is allocated.
+    Of any dtype without objects, writeable. Takes the memory of the array, and of one block of the file. `ValueError`
+    for anything but a whole array: another format, a damaged header, more values than the file has, objects.
+    `MemoryLimitError`, about `what` is read, before the array is allocated.
     """
     start = stream.tell()
     shape, by_columns, dtype = read_header(stream)
@@ -74,12 +57,9 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
 
 
 def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order (by columns or not) and dtype of the .npy array at the place of an open file.
+    """Return shape, order (by columns or not) and dtype of a .npy array at the place of a file.
 
-    Raises
-    ------
-    ValueError
-        For another format and for a damaged header.
+    `ValueError` for another format and for a damaged header.
     """
     try:
         with warnings.catch_warnings():  # an odd header is read or refused; nobody can mend it

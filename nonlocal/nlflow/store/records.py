@@ -34,7 +34,7 @@ class Records(Generic[T]):
     pack : callable
         From the name of a case and its finding to plain data.
     unpack : callable
-        From the name of a case and plain data to its finding, or to None if the case has to be computed again. Raises
+        From the name of a case and plain data to its finding, or to None if it has to be computed again. Raises
         `ValueError` for data that are no finding of the case.
     """
 
@@ -55,13 +55,9 @@ class Records(Generic[T]):
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> T | None:
-        """Return the finding of a case, or None if the case has to be computed.
+        """Return the finding of a case, or None if the case has to be computed: a damaged file, or another case, warns.
 
-        Warns
-        -----
-        NlflowWarning
-            When the file is damaged, or holds no finding of this case. A right checksum says that some program wrote
-            the file, not that this one did.
+        A right checksum says that some program wrote the file, not that this one did.
         """
         path = self.path(name)
         if not path.exists():

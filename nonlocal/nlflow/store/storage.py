@@ -43,23 +43,10 @@ class DamagedFileError(FileFormatError):
 
 
 def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> None:
-    """Write arrays and a JSON description to an npz archive, atomically.
+    """Write arrays of numbers, booleans or text and a JSON description with its ``kind`` to an npz archive.
 
-    A file of that name is always whole, the old one or the new one. The description gets the format, the versions that
-    write it and a SHA-256 of everything.
-
-    Parameters
-    ----------
-    path : path
-    arrays : dict of str to array
-        Of numbers, booleans or text.
-    meta : dict
-        Plain data, with the ``kind`` of the archive.
-
-    Raises
-    ------
-    FileFormatError
-        When the folder is missing, not writable or full; nothing is left behind then.
+    A file of that name is always whole, the old one or the new one. The description gets the format, the versions
+    that write it and a SHA-256 of everything. `FileFormatError` when the folder is missing, not writable or full.
     """
     about = {"format": FORMAT, "versions": environment()["versions"], **meta}
     kept = {name: np.asarray(array) for name, array in arrays.items()}
@@ -70,25 +57,11 @@ def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> No
 
 
 def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, Meta]:
-    """Return the arrays and the description of an archive written by `save_archive`.
+    """Return the arrays and the description of an archive of a kind that `save_archive` wrote.
 
-    Parameters
-    ----------
-    path : path
-    kind : str
-        What the description must say under ``kind``.
-
-    Raises
-    ------
-    FileFormatError
-        When the file is truncated or altered, of another kind or of another format.
-    MemoryLimitError
-        For an archive that is larger than the memory limit, before it is read.
-
-    Notes
-    -----
-    Archives are not compressed, so that no member is larger than the file, and what a member says of its shape is held
-    against its length before there is an array.
+    Archives are not compressed, so that no member is larger than the file, and what a member says of its shape is
+    held against its length before there is an array. `FileFormatError` when the file is truncated or altered, of
+    another kind or format; `MemoryLimitError` for one that is larger than the memory limit, before it is read.
     """
     try:
         with Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -123,7 +96,6 @@ def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, Meta]
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    """Return the array of an .npy file; raise `ValueError` for one that is no whole array of numbers."""
     array = read_array(io.BytesIO(content), len(content))
     if array.dtype.kind not in _KINDS:
         raise ValueError(f"an array of {array.dtype}")
@@ -131,7 +103,6 @@ def _array(content: bytes) -> NDArray[Any]:
 
 
 def _digest(arrays: Arrays, meta: Meta) -> str:
-    """Return the SHA-256 of a description and of arrays, in no particular order."""
     found = hashlib.sha256(encode(dict(sorted(meta.items())), indent=None).encode())
     for name, array in sorted(arrays.items()):
         found.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
@@ -145,17 +116,8 @@ def _digest(arrays: Arrays, meta: Meta) -> str:
 def save_record(path: str | os.PathLike[str], kind: str, content: Any) -> None:
     """Write plain data as a record in JSON, atomically, with its kind, format, versions and checksum.
 
-    Parameters
-    ----------
-    path : path
-    kind : str
-    content : plain data
-        Floats come back to the last bit, NaN and infinities too.
-
-    Raises
-    ------
-    FileFormatError
-        When the folder is missing, not writable or full.
+    Floats come back to the last bit, NaN and infinities too. `FileFormatError` when the folder is missing, not writable
+    or full.
     """
     about = {"kind": kind, "format": FORMAT, "versions": environment()["versions"], "content": content}
     text = encode({**about, "sha256": _record_digest(kind, content)}) + "\n"
@@ -165,10 +127,7 @@ def save_record(path: str | os.PathLike[str], kind: str, content: Any) -> None:
 def load_record(path: str | os.PathLike[str], kind: str) -> Any:
     """Return the content of a record of `save_record`.
 
-    Raises
-    ------
-    FileFormatError
-        When the file is missing, truncated, altered, of another kind or of another format.
+    `FileFormatError` when the file is missing, truncated, altered, of another kind or of another format.
     """
     try:
         record = decode(Path(path).read_text(encoding="utf-8"))
@@ -210,24 +169,11 @@ def _check_envelope(path: str | os.PathLike[str], meta: Any, kind: str, what: st
 
 @contextmanager
 def locked(path: str | os.PathLike[str], name: str) -> Iterator[None]:
-    """Keep a file or folder for this process as long as the context lasts.
+    """Keep a file, which need not exist, or a folder for this process as long as the context lasts.
 
     The lock is an empty file beside the file, or in ``.nlflow`` inside the folder. The file stays. The operating system
-    releases the lock when the process ends, however it ends.
-
-    Parameters
-    ----------
-    path : path
-        A folder that exists, or a file, which need not.
-    name : str
-        The argument or option, for messages.
-
-    Raises
-    ------
-    InputError
-        When another process has it.
-    FileFormatError
-        When the folder cannot be written.
+    releases the lock when the process ends, however it ends. Errors name the argument or option: `InputError` when
+    another process has it, `FileFormatError` when the folder cannot be written.
     """
     target = Path(path)
     folder = target.is_dir()

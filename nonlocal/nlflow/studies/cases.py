@@ -72,13 +72,9 @@ def run_cases(
     ----------
     cases : iterable of Case
     keeper : Keeper, optional
-        Asked for what is known, and given each finding before it is yielded.
-    resume : bool
-        Whether the keeper is asked.
-    jobs : int, optional
-        Cases at a time, as for `nlflow.backends.workers.completed`.
-    scheduler : str, optional
-        Of Dask, as there.
+        Asked for what is known (unless `resume` is False), and given each finding before it is yielded.
+    jobs, scheduler
+        As for `nlflow.backends.workers.completed`.
     threads : bool
         Run cases in threads of this process: for cases that only wait for processes which they start.
     bar : tqdm, optional
@@ -117,7 +113,6 @@ def run_cases(
 
 
 def _in_threads(calls: Sequence[Call], jobs: int) -> Generator[tuple[int, Any]]:
-    """Make calls in threads, and yield the number and result of each as soon as it is there."""
     pool = ThreadPoolExecutor(jobs)
     numbers = {pool.submit(function, *arguments): number for number, (function, arguments) in enumerate(calls)}
     try:

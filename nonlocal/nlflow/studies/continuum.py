@@ -29,27 +29,10 @@ _BLOCK = 2**20  # positions at a time
 
 
 def continuum_average(kernel: RadialKernel, signal: Signal, x: Floats, boundary: str) -> tuple[Floats, float]:
-    """Return the average about each position of the unit interval or square, and an estimate of its error.
+    """Return averages (T, D) about positions x (T, m) of the unit interval or square, and an estimate of their error.
 
-    Parameters
-    ----------
-    kernel : RadialKernel
-    signal : callable
-        u of positions (M, m) in the unit box; returns (M,) or (M, D).
-    x : array of shape (T, m)
-        Positions, m = 1 or 2.
-    boundary : {'periodic', 'reflect', 'isolated'}
-
-    Returns
-    -------
-    average : array of shape (T, D)
-    error : float
-        The largest change at the last doubling of quadrature nodes, in units of `u`.
-
-    Raises
-    ------
-    NumericalError
-        When the integral over the kernel vanishes or is not finite.
+    The estimate is the largest change at the last doubling of quadrature nodes, in units of the signal, a function of
+    positions (M, m) in the unit box.
     """
     found = [_converged(kernel, signal, point, boundary) for point in np.asarray(x, dtype=np.float64)]
     return np.concatenate([average for average, _ in found]), max(error for _, error in found)

@@ -81,12 +81,7 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Line:
     """Return the least-squares line through at least three points.
 
     The intervals are slope ± t(0.975, n - 2) s / sqrt(sum (x - mean x)^2), with s^2 the sum of squared residuals over
-    n - 2, and that of the intercept likewise.
-
-    Raises
-    ------
-    ValueError
-        For fewer than three points, or when all x are equal.
+    n - 2, and that of the intercept likewise. `ValueError` for fewer points, or when all x are equal.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     n = a.size
@@ -126,27 +121,11 @@ def power_fit(
     sampled: bool = False,
     exponential: bool = False,
 ) -> Fit:
-    """Fit log y on log x (on x itself with `exponential`) through the points that are `used`.
+    """Fit log y on log x (on x itself with `exponential`) through the points that are `used`, both > 0.
 
-    Parameters
-    ----------
-    name, what : str
-    x, y : sequence of float
-        Both > 0 where used.
-    used : sequence of bool
-        False for points at rounding level and the like, which say nothing about the slope.
-    expected : float, optional
-    tolerance : float
-        How far from `expected` still counts as equal.
-    sampled : bool
-        Whether the points scatter at random: then the confidence interval is added to the tolerance. Points of a
-        deterministic sequence scatter since the sequence is not straight, and a wide interval excuses nothing.
-    exponential : bool
-
-    Returns
-    -------
-    Fit
-        NaN with a reason where fewer than three sizes are left.
+    NaN with a reason where fewer than three sizes are left. With `sampled` the points scatter at random: then the
+    confidence interval is added to the tolerance. Points of a deterministic sequence scatter since the sequence is not
+    straight, and a wide interval excuses nothing.
     """
     chosen = [(float(a), float(b)) for a, b, use in zip(x, y, used, strict=True) if use]
     sizes = len({a for a, _ in chosen})

@@ -134,7 +134,6 @@ class Mixing(Kind):
 
 
 def _unit(v: Array) -> float:
-    """Return a unit in the last place of the largest value of a signal."""
     xp = namespace(v)
     return float(xp.finfo(v.dtype).eps) * scalar(xp.max(xp.abs(v)))
 

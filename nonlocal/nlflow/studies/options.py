@@ -24,14 +24,9 @@ _FORM = "gaussian:width=0.1, matern:width=0.1,nu=1.5, tophat:radius=0.1 or dot:s
 
 
 def parse_kernel(text: str) -> Kernel:
-    """Return the kernel that a text such as ``gaussian:width=0.1`` stands for.
+    """Return the kernel that a text such as ``gaussian:width=0.1`` stands for, or raise `InputError`.
 
     The names are those of `nlflow.kernels.NAMED`, the parameters those of the kernels that are numbers.
-
-    Raises
-    ------
-    InputError
-        For an unknown name or parameter, naming those that there are.
     """
     name, _, rest = text.strip().partition(":")
     kind = NAMED.get(name.strip().lower())
@@ -148,13 +143,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
-    """Return all options of a kind of study, checked; None stands for an option that was not given.
-
-    Raises
-    ------
-    InputError
-        For options that the kind does not have, for unusable values, and for options that exclude each other.
-    """
+    """Return all options of a kind of study, checked; None stands for an option that was not given."""
     for name in given:
         if name not in kind.defaults:
             has = f"; it has {', '.join(kind.defaults)}"
@@ -172,13 +161,7 @@ def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
 
 
 def _device(options: Options) -> Any:
-    """Return the device that a name stands for; ``auto`` is the CPU where tensors do not serve all kernels.
-
-    Raises
-    ------
-    InputError
-        When the device is not there, or is asked for by name and does not serve a kernel.
-    """
+    """Return the device that a name stands for; ``auto`` is the CPU where tensors do not serve all kernels."""
     name = options["device"]
     if name == "cpu":
         return CPU

@@ -181,7 +181,6 @@ def _measured(
     scheduler: str | None,
     progress: bool,
 ) -> dict[str, Done]:
-    """Measure the cases that are not kept yet, and return all by name."""
     shown = bar(total=len(cases), desc=title, unit="case", disable=not progress)
     # One thread for linear algebra until all are done: cases that are threads of this process share its number.
     with (
@@ -255,7 +254,6 @@ def _open_folder(
 
 
 def _compare(head: Path, content: dict[str, Any]) -> None:
-    """Raise `FileFormatError` unless the record of a folder describes this very study."""
     found = load_record(head, _STUDY)
     if encode(found) == encode(content):
         return

@@ -92,19 +92,7 @@ def extent(options: Options) -> tuple[int, int, int, str]:
 def build(options: Options, rng: np.random.Generator, *, exact: bool = False) -> Problem:
     """Return the problem of a case; the signal is standard normal where none is given.
 
-    Parameters
-    ----------
-    options : dict
-    rng : numpy.random.Generator
-    exact : bool
-        Compute in float64 whatever the dtype of the case, on data that is rounded to it.
-
-    Raises
-    ------
-    InputError
-        When the options do not fit each other.
-    MemoryLimitError
-        When the problem does not fit into its device.
+    With `exact` it is computed in float64 whatever the dtype of the case, on data that is rounded to it.
     """
     device, dtype = options.get("device", CPU), options.get("dtype", "float64")
     used = "float64" if exact else dtype
@@ -188,14 +176,7 @@ def solve_to_end(*arguments: Any, **options: Any) -> Solution:
 
 
 def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
-    """Integrate a flow to the end.
-
-    Raises
-    ------
-    KeyboardInterrupt
-    NumericalError
-        When the integration fails.
-    """
+    """Integrate a flow to the end; Ctrl-C ends it with `KeyboardInterrupt`, and a failure with `NumericalError`."""
     wanted = [0.0, times] if isinstance(times, float) else times
     solution = solve_to_end(flow, start, t_eval=wanted, integrator=integrator, energies=False)
     if not solution.success:
@@ -207,11 +188,6 @@ def exact_solution(flow: LinearFlow, start: Array, t: float) -> tuple[Array, flo
     """Return u(t) to about rounding, and a bound of its error relative to the signal.
 
     By the exact exponential for symmetric flows, by `scipy.linalg.expm` of [[-A, phi f], [0, 0]] for others.
-
-    Raises
-    ------
-    MemoryLimitError
-        When the dense matrix would pass the limit.
     """
     if flow.symmetric:
         solution = integrate(flow, start, t, Exponential(tol=1e-13))

@@ -126,7 +126,6 @@ def _error(
 
 
 def _algebraic(name: str, law: str, rows: list[Row]) -> Fit:
-    """Return the order in 1/N, beside what is known of it."""
     relation = ">=" if law.startswith(">=") else "="
     expected = None if law == "unknown" else float(law.removeprefix(">="))
     fit = power_fit(name, "order in 1/N", *columns(rows, "spacing", "error", "used"), expected=expected, tolerance=0.15)

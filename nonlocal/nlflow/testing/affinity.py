@@ -80,7 +80,6 @@ def _rounding(affinity: Affinity) -> float:
 
 
 def _matrix(contract: Contract, affinity: Affinity) -> Floats:
-    """Return P from averages of unit signals."""
     n = affinity.domain.size
     units = affinity.as_signal(np.eye(n).reshape(*affinity.domain.shape, n))
     columns = contract.kept("averages keep shape and dtype", contract.asked("average", affinity.average, units), units)

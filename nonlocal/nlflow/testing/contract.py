@@ -16,16 +16,7 @@ class ContractError(InputError, AssertionError):
 
 
 class Contract:
-    """The promises of one object.
-
-    Parameters
-    ----------
-    kind : str
-        What messages call it.
-    subject : object
-    base : type
-        The class that it has to be an instance of; `InputError` where it is not.
-    """
+    """The promises of one object, of which messages name the kind; `InputError` where it is no instance of `base`."""
 
     def __init__(self, kind: str, subject: Any, base: type) -> None:
         if not isinstance(subject, base):

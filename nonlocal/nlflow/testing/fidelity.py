@@ -81,7 +81,6 @@ class _Case:
 
     @property
     def blocks(self) -> Floats:
-        """What `times` makes of unit vectors."""
         width = self.fidelity.width
         if width == 1:
             ones = np.ones(self.shape)
@@ -94,7 +93,6 @@ class _Case:
         return np.swapaxes(np.asarray(found).reshape(*self.nodes, width, width), -1, -2)
 
     def asked(self, promise: str, function: Any, *arguments: Any, like: Array) -> Array:
-        """Return a signal that a method returns."""
         return self.contract.kept(promise, self.contract.asked(promise, function, *arguments), like)
 
     def applied(self, blocks: Floats, v: Floats) -> Floats:
@@ -107,7 +105,6 @@ class _Case:
         return values[..., None] if self.channels else values
 
     def check_operator(self) -> None:
-        """Check `times` and `bounds`."""
         near, v, blocks = self.contract.near, random(*self.shape), self.blocks
         moved = self.asked("times(v) keeps shape and dtype", self.fidelity.times, v, like=v)
         near(
@@ -132,7 +129,6 @@ class _Case:
         self.asked("over_degree(log d, like) takes the precision of `like`", part.times, single, like=single)
 
     def check_systems(self) -> None:
-        """Check `damped` and `implicit_step`."""
         v, f, blocks = random(*self.shape), random(*self.shape, seed=1), self.blocks
         for step in _STEPS:
             inverse = np.asarray(np.linalg.inv(np.eye(blocks.shape[-1]) + step * blocks), dtype=np.float64)
@@ -145,7 +141,6 @@ class _Case:
             self.contract.near(promise, found, exact, 1e-8)
 
     def check_multiples(self) -> None:
-        """Check `scaled`, `over_degree` and `stated`."""
         v, factor = random(*self.shape), 0.5 + np.abs(random(*self.nodes, seed=4))
         plain = self.applied(self.blocks, v)
         cases: list[tuple[str, Any, tuple[Any, ...], Floats]] = [
@@ -169,7 +164,6 @@ class _Case:
         self.contract.near(promise, other, 2.5 * numbers(stated), 1e-10)
 
     def check_centre(self) -> None:
-        """Check `centre`."""
         blocks, f = self.blocks, random(*self.shape, seed=5)
         if blocks.max() <= 0:
             return

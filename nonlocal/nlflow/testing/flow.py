@@ -83,7 +83,6 @@ def check_flow(flow: Flow, start: Array | None = None) -> None:
 
 
 def _check_descent(contract: Contract, flow: Flow, u: Any, velocity: Any) -> None:
-    """Check the slope of the energy along the velocity, by central differences."""
     if not flow.has_energy or flow.evolving or flow.timed or str(u.dtype).endswith("float32"):
         return
     size = float(np.abs(to_numpy(velocity)).max())
@@ -110,7 +109,6 @@ def _check_descent(contract: Contract, flow: Flow, u: Any, velocity: Any) -> Non
 
 
 def _check_pieces(contract: Contract, flow: LinearFlow, u: Any, velocity: Any) -> None:
-    """Check that the pieces of a linear flow belong together."""
     shape = tuple(u.shape)
     v, w = (flow.affinity.as_signal(random(*shape, seed=seed)) for seed in (1, 2))
     promise = "linear(v) is linear"

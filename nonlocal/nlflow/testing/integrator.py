@@ -100,12 +100,10 @@ def _flows() -> list[LinearFlow]:
 
 
 def _points() -> Points:
-    """Return few points of different weights."""
     return Points(0.1 * np.arange(_NODES) + 0.03 * random(_NODES, seed=9), 0.1 + 0.05 * random(_NODES, seed=8))
 
 
 def _scattered(width: float) -> Affinity:
-    """Return an affinity between them, as a matrix."""
     return affinity(Gaussian(width=width), _points())
 
 
@@ -133,7 +131,6 @@ def _ordered(integrator: Integrator) -> list[tuple[str, LinearFlow, Floats]]:
 
 
 def _with_step(integrator: Integrator, dt: float) -> Any:
-    """Return the integrator with another step."""
     other: Any = copy.copy(integrator)
     other.dt = dt
     return other
@@ -145,7 +142,6 @@ def _step(integrator: Integrator) -> float | None:
 
 
 def _takes(integrator: Integrator, flow: Flow) -> bool:
-    """Whether the integrator admits a flow, with a step that is short enough."""
     short = integrator if _step(integrator) is None else _with_step(integrator, 1e-6)
     try:
         short.check(flow.rebuilt(_sample(flow)) if flow.evolving else flow)
@@ -211,7 +207,6 @@ def _check_channels(contract: Contract, integrator: Integrator, flow: LinearFlow
 
 
 def _check_rest(contract: Contract, integrator: Integrator, flow: LinearFlow) -> None:
-    """Check that what is at rest stays there."""
     matrix = _operator(flow)
     if flow.observed is None:
         u = np.full(_NODES, 1.5)
@@ -227,7 +222,6 @@ def _check_rest(contract: Contract, integrator: Integrator, flow: LinearFlow) ->
 
 
 def _operator(flow: LinearFlow) -> Floats:
-    """Return A of an affine flow, from differences of its velocity."""
     shift = flow.velocity(np.zeros(_NODES))
     return np.stack([shift - flow.velocity(unit) for unit in np.eye(_NODES)], axis=1)
 
@@ -277,7 +271,6 @@ def _reference(flow: LinearFlow, u: Floats, end: float) -> Floats:
 
 
 def _check_order(contract: Contract, integrator: Integrator, what: str, flow: LinearFlow, u: Floats) -> None:
-    """Measure the order of accuracy by halving the step."""
     flow = flow.when(0.0)
     u = flow.held(u)
     order = integrator.order_for(flow)
