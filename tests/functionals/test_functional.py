@@ -23,8 +23,8 @@ from nlflow import (
     affinity,
     from_matrix,
 )
-from nlflow.functionals.energies import METRICS
 from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.functionals.metrics import METRICS
 from tests.covering import pairs
 from tests.reference import feature_matrix, patch_matrix, plain_degree, plain_dirichlet, position_matrix
 

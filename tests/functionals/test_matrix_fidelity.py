@@ -15,8 +15,8 @@ import nlflow as nl
 from nlflow.affinities import BlockAffinity
 from nlflow.flows.integrators import Integrator
 from nlflow.flows.spectrum import dense_operator, euler_limit, largest_eigenvalue, relaxation_rate
-from nlflow.functionals.energies import METRICS
 from nlflow.functionals.fidelity import Fidelity, MatrixFidelity, NodeFidelity
+from nlflow.functionals.metrics import METRICS
 from tests.problems import torch_on_one_thread
 from tests.reference import feature_matrix, plain_dirichlet, position_matrix
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nlflow import E, ExpDotProduct, Gaussian, Grid, Laplace, NumericalError, Patch, Points, affinity, from_matrix
-from nlflow.functionals.energies import METRICS
+from nlflow.functionals.metrics import METRICS
 from tests.covering import pairs
 from tests.reference import feature_matrix, patch_matrix, plain_degree, position_matrix
 

@@ -10,8 +10,8 @@ from scipy.sparse import csr_array
 
 from nlflow import E, ExpDotProduct, Gaussian, Grid, InputError, MemoryLimitError, Patch, Points, affinity
 from nlflow.affinities.sparse import SparseAffinity
-from nlflow.functionals.energies import METRICS
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
+from nlflow.functionals.metrics import METRICS
 from nlflow.functionals.preconditioners import PRECONDITIONERS, Choice, Multigrid, Transform
 from nlflow.functionals.preconditioners.coarsening import split
 from tests.covering import pairs

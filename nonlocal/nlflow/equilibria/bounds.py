@@ -55,7 +55,7 @@ def diversity(flow: LinearFlow, u: Any) -> float:
     u = flow.affinity.check_signal("u", u)
     if flow.symmetric:
         usual, xp = flow.distance_to_constant(u), namespace(u)
-        if flow.metric == "l2" or flow.affinity.domain.leading or usual > _CLEAR * scalar(xp.max(xp.abs(u))):
+        if not flow.inner.normalized or flow.affinity.domain.leading or usual > _CLEAR * scalar(xp.max(xp.abs(u))):
             return usual
         return _in_log_space(MarkovChain(flow.affinity), u) if _on_host(flow) else usual
     # The lazy chain has the same stationary law, and a limit where the chain itself is periodic.
@@ -232,7 +232,7 @@ def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
         )
     fidelity = fraction / (1 - fraction) * highest
     limit = 2 - highest if flow.symmetric else largest_stable_fidelity(flow.affinity)
-    if flow.metric == "degree" and fidelity >= limit:
+    if flow.inner.normalized and fidelity >= limit:
         warnings.warn(
             f"a NeuTRENO layer with lambda~ = {fidelity:.4g} is unstable (limit {limit:.4g}); use SemiImplicit, which "
             "has the same equilibrium",

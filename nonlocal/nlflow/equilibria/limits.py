@@ -167,6 +167,11 @@ def check_frozen(flow: Any, *, constraint: bool = False) -> None:
             f"flow: got a {type(flow).__name__} with a {' and a '.join(flow.terms.moving)}, expected one that is given "
             "by its kernel and its fidelity alone, of which limits are known; follow it with solve()"
         )
+    if not flow.inner.by_nodes and flow.fidelity is not None:
+        raise InputError(
+            f"flow: got the metric {flow.metric!r} with a fidelity, whose limit depends on the start, expected "
+            "a metric of nodes, 'l2' or 'degree'; follow it with solve()"
+        )
     if name := flow.overridden("average"):
         raise InputError(
             f"flow: got a {type(flow).__name__} whose {name}() is overridden, expected one that is given by its kernel "
@@ -189,7 +194,7 @@ def _mean(flow: LinearFlow, u: Array) -> Array:
     """Return the limit of the J-flow from u, one number for each channel."""
     # In continuous time a periodic chain converges too, as the lazy one does, which has the same stationary law.
     chain = MarkovChain(flow.affinity, laziness=0.5)
-    if flow.metric == "degree":
+    if flow.inner.normalized:
         return chain.limit(u)
     chain.require_unique("the limit of the J-flow")
     return flow.mean(u)

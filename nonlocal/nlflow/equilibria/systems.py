@@ -103,8 +103,8 @@ def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibri
     flow, free, n = system.flow, system.free, len(system.free)
     check_memory(f"a direct solution for {n} nodes", 48 * n * n, "use method='iterative'", memory_limit)
     rates = MarkovChain(flow.affinity).matrix()
-    if flow.metric == "l2":
-        rates *= np.asarray(to_numpy(flow.affinity.degree), dtype=np.float64).reshape(n, 1)
+    if not isinstance(flow.rate, float):
+        rates *= np.asarray(to_numpy(flow.rate), dtype=np.float64).reshape(n, 1)
     np.fill_diagonal(rates, 0.0)
     phi, stopping, rates = system.phi[free], rates[np.ix_(free, ~free)], rates[np.ix_(free, free)]
     b = phi * system.f[free] + stopping @ system.f[~free]

@@ -15,8 +15,8 @@ import numpy as np
 
 from nlflow._array import Array, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
 from nlflow.affinities import Affinity, shown
-from nlflow.errors import InputError, NumericalError, check_choice, check_integer
-from nlflow.functionals.energies import METRICS
+from nlflow.errors import InputError, NumericalError, check_integer
+from nlflow.functionals.metrics import Metric, as_metric
 from nlflow.store.notebook import card
 
 
@@ -30,7 +30,9 @@ class Flow:
     ----------
     affinity : Affinity
         Whose P drives the flow; it also says where signals live.
-    metric : {'l2', 'degree'}
+    metric : str
+        The name of the inner product `inner` in which it descends, 'l2' or 'degree'.
+    inner : Metric
     observed : array or None
     symmetric : bool
         Whether there is a linear part that is self-adjoint in the flow's measure; then spectra are real.
@@ -66,13 +68,14 @@ class Flow:
     def __init__(
         self,
         affinity: Affinity,
-        metric: str,
+        metric: str | Metric,
         observed: Array | None,
         *,
         evolving: bool,
         every: int,
     ) -> None:
-        self.metric = check_choice("metric", metric, METRICS)
+        self.inner = as_metric(metric)
+        self.metric = self.inner.name
         self.observed = observed
         self.evolving = bool(evolving)
         self.every = check_integer("every", every, minimum=1)
@@ -178,11 +181,11 @@ class Flow:
 
     def measure(self, like: Array) -> Array:
         """Return the flow's node measure: w (L2 metric) or the stationary law w d / sum w d (degree metric)."""
-        return self.affinity.measure(self.metric, like, by_item=True)
+        return self.affinity.measure(self.inner.measure, like, by_item=True)
 
     def mean(self, u: Array) -> Array:
         """Return the mean that the J-flow conserves and tends to, for each channel (symmetric affinities)."""
-        return self.affinity.mean(u, self.metric)
+        return self.affinity.mean(u, self.inner.measure)
 
     def distance_to_constant(self, u: Array) -> float:
         """Return the root mean square of u - mean(u) in the flow's measure, over nodes; channels are added up."""

@@ -23,13 +23,14 @@ import numpy as np
 from nlflow._array import Array, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, NumericalError, check_choice, checked_call
+from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.reactions import Reaction
 from nlflow.flows.terms import Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
-from nlflow.functionals.energies import METRICS, E, J
+from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
+from nlflow.functionals.metrics import Metric, as_metric
 
 
 @underflowing
@@ -50,7 +51,7 @@ class LinearFlow(Flow):
     def __init__(
         self,
         affinity: Affinity,
-        metric: str,
+        metric: str | Metric,
         fidelity: Fidelity | None,
         observed: Array | None,
         *,
@@ -66,9 +67,10 @@ class LinearFlow(Flow):
         """Let P and the fidelity be these."""
         self.affinity = affinity
         self.fidelity = fidelity
-        self.symmetric = affinity.symmetric
+        alike = self.inner.by_nodes or fidelity is None or fidelity.uniform is not None
+        self.symmetric = affinity.symmetric and alike
         self._pulled: list[tuple[Array, Array]] = []  # one place for the flow at all times
-        self._rate: Array | float = affinity.degree if self.metric == "l2" else 1.0
+        self.rate: Array | float = self.inner.rate(affinity)
 
     @property
     def functional(self) -> J | None:
@@ -133,12 +135,14 @@ class LinearFlow(Flow):
     def pulled(self, u: Array) -> Array:
         """Return the part of N that does not depend on u, and is as stiff as A: phi f, and -A of held values."""
         held = self.terms.constraint
-        result = 0 * u if self.fidelity is None or self.observed is None else self.fidelity.times(self.observed)
+        result = 0 * u
+        if self.fidelity is not None and self.observed is not None:
+            result = self.moved(self.fidelity.times(self.observed))
         return result if held is None else held.free(result - self._boundary(held, u))
 
     def driven(self, u: Array) -> Array:
         """Return the other part of N, R(u) + g(t) at free nodes; 0 without a reaction and a source."""
-        return self.free(self.terms.driving(self.time, self.held(u))) if self.terms.drives else 0 * u
+        return self.free(self.moved(self.terms.driving(self.time, self.held(u)))) if self.terms.drives else 0 * u
 
     def _boundary(self, constraint: Held, u: Array) -> Array:
         """Return A of the values of the constraint, kept while it stays what it is. One average."""
@@ -164,12 +168,18 @@ class LinearFlow(Flow):
 
     def diffusion(self, v: Array) -> Array:
         """Return r (v - Pv), the part of the linear operator that smooths, for the kernel that the flow holds."""
-        return self._times_rate(v - self.average(v))
+        return self.moved(self._times_rate(v - self.average(v)))
+
+    def moved(self, force: Array) -> Array:
+        """Return how a force moves the signal, B of the metric times it: the force itself where that is by nodes."""
+        if self.inner.by_nodes:
+            return force
+        return self.inner.moved(force, lambda v: self._times_rate(v - self.average(v)))
 
     def linear(self, v: Array) -> Array:
         """Return A v = r (v - Pv) + phi v for the kernel that the flow holds; the flow is du/dt = -A u + phi f."""
         result = self.diffusion(v)
-        return result if self.fidelity is None else result + self.fidelity.times(v)
+        return result if self.fidelity is None else result + self.moved(self.fidelity.times(v))
 
     def velocity(self, u: Array) -> Array:
         """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`). One average.
@@ -180,8 +190,8 @@ class LinearFlow(Flow):
         now = self.at(u)
         result = -now.diffusion(u)
         if now.fidelity is not None and now.observed is not None:
-            result = result + now.fidelity.times(now.observed - u)
-        return now.free(result + now.terms.driving(now.time, u) if now.terms.drives else result)
+            result = result + now.moved(now.fidelity.times(now.observed - u))
+        return now.free(result + now.moved(now.terms.driving(now.time, u)) if now.terms.drives else result)
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, for which its terms are known, or raise `InputError`."""
@@ -193,15 +203,14 @@ class LinearFlow(Flow):
         return u
 
     def _times_rate(self, v: Array) -> Array:
-        return v if isinstance(self._rate, float) else over_channels(self._rate, v) * v
+        return v if isinstance(self.rate, float) else over_channels(self.rate, v) * v
 
     def spectral_bounds(self) -> tuple[float, float]:
         """Return bounds of the spectrum of A that cost nothing: Gershgorin's, halved when k is positive definite.
 
         For a symmetric flow every eigenvalue lies between them; otherwise they bound its modulus from above.
         """
-        low, high = (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds()
-        return low, high + self.diffusion_bound()
+        return self.inner.bounds(self._bound(), (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds())
 
     @property
     def safe_step(self) -> float:
@@ -215,10 +224,12 @@ class LinearFlow(Flow):
         return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
 
     def diffusion_bound(self) -> float:
+        """Return an upper bound of the spectrum of `diffusion`."""
+        return self.inner.diffusion_bound(self._bound())
+
+    def _bound(self) -> float:
         """Return an upper bound of the spectrum of r (I - P): max r, or twice that when k may be indefinite."""
-        rate = 1.0
-        if not isinstance(self._rate, float):
-            rate = float(namespace(self._rate).max(self._rate))
+        rate = self.rate if isinstance(self.rate, float) else float(namespace(self.rate).max(self.rate))
         definite = self.affinity.symmetric and self.affinity.positive_semidefinite
         # What approximates a definite kernel has eigenvalues that are below 0 by its error at most.
         return rate * min(1 + self.affinity.error_estimate, 2) if definite else 2 * rate
@@ -255,10 +266,10 @@ class LinearFlow(Flow):
     def _potential(self, affinity: Affinity, u: Array) -> float:
         """Return the potential of the terms at u, in the measure of the flow's metric."""
         with np.errstate(over="ignore", invalid="ignore"):
-            value = self.terms.potential(self.time, u, affinity.measure(self.metric, u))
-        if self.metric == "l2" or value == 0:
+            value = self.terms.potential(self.time, u, affinity.measure(self.inner.measure, u))
+        if not self.inner.normalized or value == 0:
             return value if math.isfinite(value) else math.inf
-        # Of a normalized measure; its total may be out of the range of floats.
+        # The total of the measure may be out of the range of floats.
         exponent = math.log(abs(value)) + affinity.log_total() if math.isfinite(value) else math.inf
         return math.copysign(math.exp(exponent), value) if exponent < 709 else math.inf
 
@@ -310,12 +321,13 @@ class LinearFlow(Flow):
     def plainly_linear(self) -> bool:
         """Whether A is that of P, the rate and the fidelity: no piece of it is overridden."""
         depth = self._depth("_take")
-        return all(self._depth(piece) >= depth for piece in ("average", "diffusion", "linear"))
+        return self.inner.by_nodes and all(self._depth(piece) >= depth for piece in ("average", "diffusion", "linear"))
 
     @property
     def plain(self) -> bool:
         """Whether no piece is overridden: P, the rate, the fidelity and the terms say all."""
-        return self.overridden("average") is None and self._depth("average") >= self._depth("_take")
+        own = self.overridden("average") is None and self.inner.by_nodes
+        return own and self._depth("average") >= self._depth("_take")
 
     def _depth(self, name: str) -> int:
         """Return how far from this object a method is defined: 0 on itself, then class by class."""
@@ -377,7 +389,7 @@ class GradientFlow(LinearFlow):
     def __init__(
         self,
         functional: J,
-        metric: str = "l2",
+        metric: str | Metric = "l2",
         *,
         evolving: bool = False,
         every: int = 1,
@@ -390,13 +402,13 @@ class GradientFlow(LinearFlow):
             raise InputError(
                 f"functional: got {type(functional).__name__}, expected J(affinity) or E(affinity, f, ...)"
             )
-        check_choice("metric", metric, METRICS)
+        inner = as_metric(metric)
         if observed is not None and not isinstance(functional, E):
             raise InputError("observed: got a signal without a fidelity, expected none, or E(affinity, f, ...)")
         terms = as_terms(functional.affinity, reaction, source, observed, constraint)
         signal = functional.observed if terms.observed is None else terms.observed.at(0.0, functional.observed)
         super().__init__(
-            functional.affinity, metric, functional.fidelity_in(metric), signal,
+            functional.affinity, inner, functional.fidelity_in(inner), signal,
             evolving=evolving, every=every, terms=terms,
         )  # fmt: skip
         self._functional = functional
@@ -411,7 +423,7 @@ class GradientFlow(LinearFlow):
     def rebuilt(self, u: Array) -> Self:
         """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
         functional = self._functional.with_affinity(self._functional.given.update(u))
-        result = self._replaced(functional.affinity, functional.fidelity_in(self.metric), u)
+        result = self._replaced(functional.affinity, functional.fidelity_in(self.inner), u)
         result._functional = functional
         return result
 

@@ -58,7 +58,7 @@ def _by_rates(flow: LinearFlow, matrix: Floats) -> Floats:
     """Return r (I - P) from its entries off the diagonal."""
     rates = np.maximum(-matrix, 0.0)
     np.fill_diagonal(rates, 0.0)
-    if flow.metric == "l2":
+    if not flow.inner.normalized:
         # w_j K_ij, from the row of which it is the larger part: a small one may have lost its digits.
         weights = flow.affinity.domain.weights.ravel()
         kernel = rates / weights
@@ -141,7 +141,7 @@ def _product(flow: LinearFlow, root: Floats, *, diffusion: bool) -> Callable[[Fl
 
 def _root_measure(flow: LinearFlow, size: int) -> Floats:
     """Square root of the flow's measure for each unknown, floored so that what underflows divides nothing by zero."""
-    measure = to_numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
+    measure = to_numpy(flow.affinity.measure(flow.inner.measure, flow.affinity.log_degree)).ravel()
     root = np.sqrt(np.maximum(measure, measure.max() * 1e-280))
     return np.asarray(np.repeat(root, size // len(root)))
 
@@ -152,7 +152,7 @@ def _known(flow: LinearFlow) -> Floats | None:
     if spectrum is None or flow.terms.constraint is not None or not flow.plainly_linear:
         return None
     # Then the degree is the same everywhere.
-    rate = 1.0 if flow.metric == "degree" else float(flow.affinity.degree.ravel()[0])
+    rate = 1.0 if flow.inner.normalized else float(flow.affinity.degree.ravel()[0])
     return np.asarray(rate * (1 - spectrum))
 
 

@@ -34,6 +34,7 @@ from nlflow.errors import InputError, NumericalError, check_choice, check_intege
 from nlflow.functionals.constraint import Constraint, Held, as_constraint
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity, as_fidelity, checked_method
 from nlflow.functionals.krylov import default_rtol
+from nlflow.functionals.metrics import MEASURES, Metric, as_metric
 from nlflow.functionals.minimizer import (
     Minimizer,
     check_shape,
@@ -44,7 +45,6 @@ from nlflow.functionals.minimizer import (
 )
 from nlflow.functionals.preconditioners import PRECONDITIONERS, Elimination
 
-METRICS = ("l2", "degree")
 _LARGEST = math.log(np.finfo(np.float64).max)
 _OVERFLOWS = "value: the squares of the signal overflow; scale it down (J and E are quadratic)"
 
@@ -128,22 +128,29 @@ class J:
         unit = _unit(u)
         return self._scaled(self._half_form(u, average, unit), normalize, unit)
 
-    def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
+    def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric: Lu (``l2``) or u - Pu (``degree``), plus the fidelity's part.
 
         In the inner product sum_i w_i a_i . b_i, or sum_i w_i d_i a_i . b_i. One average, unless it is given.
         """
-        check_choice("metric", metric, METRICS)
+        inner = as_metric(metric)
         u = self.affinity.check_signal("u", u)
         average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
         gradient = u - average
-        if metric == "degree":
-            return gradient
+        rate = inner.rate(self.affinity)
+        if isinstance(rate, float):
+            return self._moved(inner, gradient)
         with np.errstate(over="ignore"):  # found out in what comes of it
-            gradient = over_channels(self.affinity.degree, u) * gradient
-        return _in_range(gradient)
+            gradient = over_channels(rate, u) * gradient
+        return _in_range(self._moved(inner, gradient))
 
-    def value_and_gradient(self, u: Array, metric: str = "l2", *, normalize: bool = False) -> tuple[float, Array]:
+    def _moved(self, inner: Metric, force: Array) -> Array:
+        rate = 1.0 if inner.by_nodes else inner.rate(self.affinity)
+        return inner.moved(force, lambda v: over_channels(rate, v) * (v - self.affinity.average(v)))
+
+    def value_and_gradient(
+        self, u: Array, metric: str | Metric = "l2", *, normalize: bool = False
+    ) -> tuple[float, Array]:
         """Return the functional's value and its gradient, from one average; see `value` and `gradient`.
 
         Where weights are computed anew at each average (``method='pairwise'``) the degree comes from the same pass.
@@ -235,9 +242,9 @@ class J:
             "name": check_choice("preconditioner", preconditioner, (*PRECONDITIONERS, "direct")),
         }
 
-    def fidelity_in(self, metric: str) -> Fidelity | None:
+    def fidelity_in(self, metric: str | Metric) -> Fidelity | None:
         """Return the fidelity's operator in the gradient for a metric; None for J."""
-        check_choice("metric", metric, METRICS)
+        as_metric(metric)
         return None
 
     @property
@@ -281,7 +288,7 @@ class E(J):
         super().__init__(affinity)
         signal = self.affinity.check_signal("observed", observed)
         self._observed = namespace(signal).astype(signal, signal.dtype, copy=True)  # the functional stays what it is
-        self.measure = check_choice("measure", measure, METRICS)
+        self.measure = check_choice("measure", measure, MEASURES)
         self._fidelity = as_fidelity(fidelity, self._observed, self.affinity)
 
     def with_affinity(self, affinity: Affinity) -> E:
@@ -306,12 +313,12 @@ class E(J):
         """The signal f that the fidelity draws to."""
         return self._observed
 
-    def fidelity_in(self, metric: str) -> Fidelity:
+    def fidelity_in(self, metric: str | Metric) -> Fidelity:
         """Return the fidelity's operator in the gradient for a metric: lambda, lambda / d, lambda~ d or lambda~."""
-        check_choice("metric", metric, METRICS)
-        if metric == self.measure:
+        measure = as_metric(metric).measure
+        if measure == self.measure:
             return self._fidelity
-        if metric == "l2":
+        if measure == "l2":
             return checked_method(self._fidelity, "scaled", self.affinity.degree)
         return checked_method(self._fidelity, "over_degree", self.affinity.log_degree, self._observed)
 
@@ -339,12 +346,13 @@ class E(J):
             return _product(dirichlet, unit) + math.exp(exponent)
         return self._scaled(dirichlet, normalize, unit) + _product(fidelity, unit)
 
-    def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
+    def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric; see `J.gradient`."""
         dirichlet = super().gradient(u, metric, average=average)
         check_shape("u", u, self._observed)
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
-            gradient = dirichlet + self.fidelity_in(metric).times(u - self._observed)
+            force = self.fidelity_in(metric).times(u - self._observed)
+            gradient = dirichlet + self._moved(as_metric(metric), force)
         return _in_range(gradient)
 
     def minimizer(

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from nlflow._array import over_channels, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_integer, check_number
-from nlflow.functionals.energies import METRICS, J
+from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
+from nlflow.functionals.energies import J
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.metrics import Metric, as_metric
 from nlflow.functionals.minimizer import Minimizer, check_shape
 from nlflow.functionals.operators import Forward
 
@@ -95,18 +96,18 @@ class EA(J):
             raise NumericalError("value: the misfit over sigma overflows; scale the data down or give a larger sigma")
         return found
 
-    def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
+    def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric; see `nlflow.J.gradient`. One application of A and of A' beside."""
-        check_choice("metric", metric, METRICS)
+        inner = as_metric(metric)
         u = self._signal(u)
         pull = self.forward.adjoint(self.forward.apply(u) - self.data) / self.sigma**2
-        measure = over_channels(self._measure(metric), u)
-        return np.asarray(super().gradient(u, metric, average=average) + pull / measure)
+        measure = over_channels(self._measure(inner.measure), u)
+        return np.asarray(super().gradient(u, inner, average=average) + self._moved(inner, pull / measure))
 
-    def _measure(self, metric: str) -> Array:
+    def _measure(self, name: str) -> Array:
         """Return w or w d."""
         weights = np.asarray(self.affinity.domain.weights)
-        return weights if metric == "l2" else weights * np.asarray(self.affinity.degree)
+        return weights if name == "l2" else weights * np.asarray(self.affinity.degree)
 
     def minimizer(  # type: ignore[override]  # there are no constraints, and one preconditioner
         self, *, rtol: float | None = None, maxiter: int = 10_000, start: Any = None

@@ -13,7 +13,7 @@ from nlflow._array import to_numpy
 from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domains import Domain
 from nlflow.errors import InputError, all_digits, check_array, check_choice, check_integer, check_number
-from nlflow.functionals.energies import METRICS
+from nlflow.functionals.metrics import METRICS
 from nlflow.kernels import NAMED, ExpDotProduct, Gaussian, Kernel, RadialKernel
 from nlflow.studies.contract import Kind, Options
 from nlflow.studies.fits import FEWEST

@@ -100,7 +100,7 @@ def _check_descent(contract: Contract, flow: Flow, u: Any, velocity: Any) -> Non
     square = np.asarray(to_numpy(velocity), dtype=np.float64).reshape(flow.affinity.domain.size, -1) ** 2
     logs = np.asarray(to_numpy(flow.affinity.log_degree), dtype=np.float64).ravel()
     measure = np.asarray(flow.affinity.domain.weights, dtype=np.float64).ravel()
-    measure = measure * np.exp(logs) if flow.metric == "degree" else measure
+    measure = measure * np.exp(logs) if flow.inner.normalized else measure
     functional: Any = flow.functional
     if not np.allclose(to_numpy(functional.affinity.log_degree).ravel(), logs):
         return  # of another normalization, as an attention flow's

@@ -21,7 +21,8 @@ from nlflow.flows.result import Solution
 from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.flows.trackers import Callback
-from nlflow.functionals.energies import METRICS, E, J
+from nlflow.functionals.energies import E, J
+from nlflow.functionals.metrics import METRICS
 from nlflow.kernels import Gaussian, Laplace, Matern, RadialKernel, TopHat, Wendland
 
 Floats = NDArray[np.float64]

@@ -70,10 +70,8 @@ class ExponentialStep(SplitStep):
     def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
         """Return h phi_k(-h A) v for each (k, h): transforms of it, or by one Chebyshev recurrence; see `back`."""
         if transform := transform_of(flow, v):
-            rate = 1.0 if flow.metric == "degree" else transform.degree
-            drawn = 0.0 if flow.fidelity is None else (flow.fidelity.uniform or 0.0)
             image = transform.forward(v)
-            return [transform.times(transform.gain(k, h, rate, drawn), image) for k, h in functions]
+            return [transform.times(transform.gain(k, h, *transform.numbers(flow)), image) for k, h in functions]
         low, high = flow.spectral_bounds()
         high = max(high, low + 1e-300, 1e-300)
         tol = 1e-7 if v.dtype == namespace(v).float32 else 1e-14
@@ -95,10 +93,10 @@ class _Diagonal(Diagonal):
         self._log_degree = float(affinity.log_degree.ravel()[0])  # where a transform diagonalizes P all are alike
         self._gains: dict[tuple[int, float, float, float], Floats] = {}
 
-    @property
-    def degree(self) -> float:
-        """The degree of every node."""
-        return math.exp(self._log_degree)
+    def numbers(self, flow: LinearFlow) -> tuple[float, float]:
+        """Return the rate r and the fidelity of all nodes: the eigenvalues of A are r `rest` + the second."""
+        rate = 1.0 if flow.inner.normalized else math.exp(self._log_degree)
+        return rate, 0.0 if flow.fidelity is None else (flow.fidelity.uniform or 0.0)
 
     def gain(self, k: int, h: float, rate: float, drawn: float) -> Floats:
         """Return h phi_k(-h a) at the eigenvalues a = rate (1 - mu) + drawn of A."""

@@ -171,6 +171,10 @@ class SemiImplicit(FixedStep):
     def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for a flow that is more than its diffusion and its fidelity."""
         check_made_of(flow, "diffusion", self)
+        if not flow.inner.by_nodes:
+            raise InputError(
+                f"integrator: SemiImplicit solves for each node by itself, got the metric {flow.metric!r}; use IMEX(dt)"
+            )
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
         """Return du/dt of diffusion and fidelity."""
@@ -279,8 +283,7 @@ def _pulled_to(flow: LinearFlow, u: Array, moved: Array) -> Array:
 
 
 def _needs_degree_metric(flow: Flow, what: str) -> None:
-    as_linear(flow)
-    if flow.metric != "degree":
+    if not (as_linear(flow).inner.by_nodes and flow.inner.normalized):
         raise InputError(
             f"integrator: {what} divides by the degree, so the flow must be in the degree metric; build it with "
             "metric='degree'"

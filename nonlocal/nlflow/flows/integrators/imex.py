@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from nlflow._array import Array, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import StepFailureError
 from nlflow.flows.integrators.etd import transform_of
 from nlflow.flows.integrators.fixed_step import SplitStep
+from nlflow.flows.integrators.runge_kutta import Tableau, combine
 from nlflow.flows.linear import LinearFlow, as_linear
 from nlflow.functionals.accuracy import Rows, Run
 from nlflow.functionals.krylov import Solved, conjugate_gradients, error_allowed
 
 _MOST = 10_000  # averages for one linear system
+_GAMMA = 1 - math.sqrt(0.5)
+_DELTA = 1 - 1 / (2 * _GAMMA)
 
 
 class ImplicitStep(SplitStep):
@@ -40,22 +43,23 @@ class ImplicitStep(SplitStep):
         xp = namespace(b)
         lift = 1 + s * shift
         if transform := transform_of(flow, b):
-            rate = 1.0 if flow.metric == "degree" else transform.degree
-            drawn = 0.0 if flow.fidelity is None else (flow.fidelity.uniform or 0.0)
+            rate, drawn = transform.numbers(flow)
             gain = 1 / (lift + s * (rate * transform.rest + drawn))
             return transform.back(transform.times(gain, transform.forward(b)), b.dtype)
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
         size = power_of_two(scalar(xp.max(xp.abs(b))))  # squares of very large and very small values have no float
         # Over the diagonal: a node of a large degree or fidelity is stiff by itself, and hides the others.
-        outer = lift + s * over_channels(flow._rate, b)
-        relative = None if flow.fidelity is None else flow.fidelity.scaled(s / (lift + s * flow._rate))
+        outer = lift + s * (over_channels(flow.rate, b) if flow.inner.by_nodes else flow.spectral_bounds()[1])
+        own = flow.fidelity is not None and flow.inner.by_nodes
+        relative = flow.fidelity.scaled(s / (lift + s * flow.rate)) if own else None
         axes = tuple(range(len(flow.affinity.domain.shape)))
         rows = Rows.of(
             lambda v: lift * v + s * flow.on_free(v), relative, b, axes, outer=outer, stopped=lift / outer,
             free=flow.free,
         )  # fmt: skip
         run = _descending(rows, over_channels(flow.measure(b), b)) if flow.symmetric else rows.by_gmres(_MOST)
-        enough, allowed = 100 * rtol, error_allowed(rtol)
+        # What bounds the error by the residual holds for walkers alone, which go from node to node.
+        enough, allowed = 100 * rtol, error_allowed(rtol) if flow.inner.by_nodes else math.inf
         found = rows.solved(lambda b, x, left: run(b, x, left / 100), b / size, guess / size, enough, allowed=allowed)
         if not found.residual <= enough or not found.error <= allowed:
             raise StepFailureError(
@@ -94,7 +98,7 @@ class IMEX(ImplicitStep):
 
     A reaction whose slope is at most b asks for h <= 2 / b. For P that is not symmetric too, where `ETD2RK` is not at
     hand. Two linear systems a step; see `ConvexSplitting` for steps of any length. Values of a constraint act as F,
-    implicitly.
+    implicitly. A subclass with another `tableau` is another method.
 
     Parameters
     ----------
@@ -111,20 +115,40 @@ class IMEX(ImplicitStep):
     True
     """
 
-    order = 2.0
-    reach = 2.0
+    tableau: ClassVar[Tableau] = Tableau(
+        stages=((_GAMMA,), (_DELTA, 1 - _DELTA)),
+        shares=(_GAMMA, 1.0),
+        order=2.0,
+        reach=2.0,
+        implicit=((_GAMMA,), (1 - _GAMMA, _GAMMA)),
+    )
+    order, reach = tableau.order, tableau.reach
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.order, cls.reach = cls.tableau.order, cls.tableau.reach
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the signal after one step."""
-        linear = as_linear(flow)
-        g = 1 - math.sqrt(0.5)
-        d, part = 1 - 1 / (2 * g), linear.free(u)
-        middle, end, first = linear.when(flow.time + g * dt), linear.when(flow.time + dt), linear.rest(part)
-        pull = middle.toward(part)
-        a = self.solved(linear, part + dt * g * (first + pull), dt * g, 0.0, part)
-        b = part + dt * (1 - g) * (pull - linear.on_free(a)) + dt * g * end.toward(part)
-        b = b + dt * (d * first + (1 - d) * middle.rest(a))
-        return self.solved(linear, b, dt * g, 0.0, a)
+        linear, table = as_linear(flow), self.tableau
+        part = stage = linear.free(u)
+        rests, slopes = [linear.rest(part)], list[Array]()
+        for row, share, own in zip(table.stages, table.shares, table.implicit, strict=True):
+            here = linear.when(flow.time + share * dt)
+            pull = here.toward(part)
+            if slopes:
+                b = part
+                for weight, slope in zip(own, slopes, strict=False):
+                    b = b + dt * weight * slope
+                b = b + dt * own[-1] * pull if own[-1] else b
+                b = b + dt * combine(row, rests)
+            else:
+                b = part + dt * own[-1] * (rests[0] + pull)
+            stage = self.solved(linear, b, dt * own[-1], 0.0, stage) if own[-1] else b
+            if len(rests) < len(table.stages):
+                slopes.append(pull - linear.on_free(stage))
+                rests.append(here.rest(stage))
+        return stage
 
 
 @underflowing

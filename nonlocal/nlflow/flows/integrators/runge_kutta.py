@@ -1,10 +1,10 @@
-"""Adaptive embedded Runge-Kutta steps, for any flow."""
+"""Runge-Kutta steps, explicit and diagonally implicit, each told by its tableau."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, check_number
@@ -16,16 +16,45 @@ from nlflow.flows.spectrum import euler_limit, is_told
 from nlflow.flows.terms import TermError
 
 
+@dataclass(frozen=True)
+class Tableau:
+    """The coefficients of a Runge-Kutta method, and what is known of it.
+
+    Attributes
+    ----------
+    stages : tuple of tuple of float
+        What each stage but the first takes of the slopes before it. The last stage is the end of the step, whose slope
+        is the first of the next step.
+    shares : tuple of float
+        When these stages are, in units of the step; the last is 1.
+    order : float
+    reach : float
+        How far the step is stable along the negative real axis.
+    error : tuple of float, optional
+        Of the embedded pair: what the error, of the order of the step, takes of all slopes with that at the end.
+    implicit : tuple of tuple of float, optional
+        Of a diagonally implicit method: what each stage takes of the slopes of the linear part, its own last: 0 for a
+        last stage that only adds up. The first stage is a step of implicit Euler.
+    """
+
+    stages: tuple[tuple[float, ...], ...]
+    shares: tuple[float, ...]
+    order: float
+    reach: float
+    error: tuple[float, ...] | None = None
+    implicit: tuple[tuple[float, ...], ...] = ()
+
+
 @underflowing
 class RungeKutta(Integrator):
     """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
 
     (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) The step follows the estimate with a
     proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving
-    or not, symmetric or not, linear or not. Six averages a step.
+    or not, symmetric or not, linear or not. Six averages a step. A subclass with another `tableau` is another method.
 
-    A kernel that follows the signal is built anew for each of the six stages, from the signal of that stage, and the
-    order stays 5. A kernel that is held for ``every`` > 1 steps is frozen in all stages between: that splitting is of
+    A kernel that follows the signal is built anew for each stage, from the signal of that stage, and the order stays
+    what it is. A kernel that is held for ``every`` > 1 steps is frozen in all stages between: that splitting is of
     order 1, and the tolerances do not see it (`order_for`).
 
     Parameters
@@ -40,42 +69,54 @@ class RungeKutta(Integrator):
         Whether the step follows the error.
     """
 
-    order = 5.0
+    tableau: ClassVar[Tableau] = Tableau(
+        stages=(
+            (1 / 5,),
+            (3 / 40, 9 / 40),
+            (44 / 45, -56 / 15, 32 / 9),
+            (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+            (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+            (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+        ),
+        shares=(1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0),
+        order=5.0,
+        reach=3.3,
+        error=(71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40),
+    )
+    order = tableau.order
     takes_time = True
     takes_constraint = True
     keeps_limit = True
     longer = ""
 
-    _A = (
-        (),
-        (1 / 5,),
-        (3 / 40, 9 / 40),
-        (44 / 45, -56 / 15, 32 / 9),
-        (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
-        (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
-        (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
-    )
-    _C = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
-    _E = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.order = cls.tableau.order
 
     def __init__(
         self, rtol: float = 1e-6, atol: float = 1e-9, *, dt: float | None = None, adaptive: bool = True
     ) -> None:
-        tolerances = Tolerances(rtol, atol, self.order, needed=bool(adaptive))
+        self.rtol, self.atol = rtol, atol
+        self.adaptive = bool(adaptive)
+        tolerances = self._control()
         self.rtol, self.atol = tolerances.rtol, tolerances.atol
         self.dt = None if dt is None else check_number("dt", dt, minimum=0, strict=True)
-        self.adaptive = bool(adaptive)
+        if self.adaptive and self.tableau.error is None:
+            raise InputError(
+                f"adaptive: got True for {type(self).__name__}, whose tableau has no estimate of the error, expected "
+                "adaptive=False with a dt"
+            )
         if not self.adaptive and self.dt is None:
             raise InputError("dt: needed when adaptive=False")
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity when the step adapts; otherwise about 3.3 / rho(A), the reach along the real axis.
+        """Return infinity when the step adapts; otherwise the reach over rho(A), about 3.3 / rho(A) here.
 
         A is the linear part of the flow, with the kernel that it holds; the slope of a reaction adds to rho(A).
         """
         if self.adaptive:
             return math.inf
-        return 3.3 / 2 * with_bound(flow, euler_limit(as_linear(flow)))
+        return self.tableau.reach / 2 * with_bound(flow, euler_limit(as_linear(flow)))
 
     @property
     def length(self) -> float | None:
@@ -86,7 +127,8 @@ class RungeKutta(Integrator):
         """Whether a bound of the spectrum that costs nothing allows the step."""
         linear = as_linear(flow)
         known = linear.symmetric and linear.plainly_linear and is_told(linear)
-        return known and (self.dt or 0.0) * (linear.spectral_bounds()[1] + linear.terms.bound) <= 3.3
+        highest = linear.spectral_bounds()[1] + linear.terms.bound
+        return known and (self.dt or 0.0) * highest <= self.tableau.reach
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
@@ -106,7 +148,7 @@ class RungeKutta(Integrator):
             return tried.u, end
         control = self._control()
         control.check(u, t)
-        h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
+        h = memory["h"] if "h" in memory else self._first_step(u, first)
         failure = ""
         while True:
             # A remainder within rounding of the step is the step.
@@ -122,9 +164,9 @@ class RungeKutta(Integrator):
             h = control.rejected(memory, clipped, error)
 
     def _control(self) -> Tolerances:
-        return Tolerances(self.rtol, self.atol, self.order, needed=self.adaptive)
+        return Tolerances(self.rtol, self.atol, self.tableau.order, needed=self.adaptive)
 
-    def _first_step(self, flow: Flow, u: Array, slope: Array) -> float:
+    def _first_step(self, u: Array, slope: Array) -> float:
         if self.dt is not None:
             return self.dt
         xp = namespace(u)
@@ -139,8 +181,8 @@ class RungeKutta(Integrator):
     def _try(self, flow: Flow, u: Array, first: Array, h: float, t: float, end: float) -> _Tried:
         slopes = [first]
         stage, here = u, flow
-        for row, share in zip(self._A[1:], self._C, strict=True):
-            stage = u + h * _combine(row, slopes)
+        for row, share in zip(self.tableau.stages, self.tableau.shares, strict=True):
+            stage = u + h * combine(row, slopes)
             moment = end if share == 1 else t + share * h
             try:
                 here = flow.when(moment)
@@ -151,7 +193,9 @@ class RungeKutta(Integrator):
                 raise
             except (InputError, NumericalError) as error:
                 return _Tried(flow, u, first, math.inf, str(error))
-        over = self._control().measured(h * _combine(self._E, slopes), u, stage)
+        over = 0.0
+        if self.tableau.error is not None:
+            over = self._control().measured(h * combine(self.tableau.error, slopes), u, stage)
         return _Tried(here, stage, slopes[-1], over)
 
 
@@ -173,7 +217,8 @@ def _at(flow: Flow, stage: Array) -> Flow:
     return flow.at(stage)
 
 
-def _combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
+def combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
+    """Return a sum of arrays with weights."""
     total = weights[0] * arrays[0]
     for weight, array in zip(weights[1:], arrays[1:], strict=True):
         if weight != 0:
