@@ -16,8 +16,8 @@ from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
 from nlflow.errors import InputError
-from nlflow.flows.dataset import need_xarray
 from nlflow.flows.linear import GradientFlow
+from nlflow.flows.result import need_xarray
 from nlflow.flows.solver import solve
 from nlflow.functionals.energies import E, J
 from nlflow.kernels import Kernel

@@ -13,7 +13,7 @@ from scipy.special import ive
 
 import nlflow as nl
 from nlflow.errors import NumericalError
-from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
+from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums
 from tests.covering import pairs
 from tests.problems import Floats, Problem, gaussian_matrix, operator, problem, torch_on_one_thread
 

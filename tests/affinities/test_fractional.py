@@ -24,7 +24,8 @@ from nlflow import (
 )
 from nlflow.affinities import halfspace
 from nlflow.affinities.lattice import Lattice, epstein, normalization
-from nlflow.functionals.preconditioners import Capacitance, capacitance
+from nlflow.functionals import fractional as capacitance
+from nlflow.functionals.fractional import Capacitance
 from tests.fractional import disc, error, interval
 
 pytestmark = pytest.mark.numerical

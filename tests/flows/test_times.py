@@ -12,7 +12,7 @@ import pytest
 import nlflow as nl
 from nlflow.errors import FileFormatError, InputError
 from nlflow.flows.integrators import Integrator
-from nlflow.flows.times import Times
+from nlflow.flows.trackers import Times
 from tests.problems import Floats, problem
 
 EPS = float(np.finfo(float).eps)

@@ -13,7 +13,7 @@ import nlflow as nl
 from nlflow import E, Ep, Gaussian, Grid, InputError, J, Jp, MemoryLimitError, NumericalError, Patch, Points, affinity
 from nlflow.affinities import SparseAffinity
 from nlflow.functionals.variational import lagged
-from nlflow.functionals.variational.graph import Graph
+from nlflow.functionals.variational.jp import Graph
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 from tests.reference import check_affinity, feature_matrix, patch_matrix, position_matrix

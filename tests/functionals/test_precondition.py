@@ -12,8 +12,9 @@ from nlflow import E, ExpDotProduct, Gaussian, Grid, InputError, MemoryLimitErro
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functionals.metrics import METRICS
-from nlflow.functionals.preconditioners import PRECONDITIONERS, Choice, Multigrid, Transform
-from nlflow.functionals.preconditioners.coarsening import split
+from nlflow.functionals.preconditioners.choice import PRECONDITIONERS, Choice
+from nlflow.functionals.preconditioners.multigrid import Multigrid, split
+from nlflow.functionals.preconditioners.transform import Transform
 from tests.covering import pairs
 
 pytestmark = pytest.mark.numerical

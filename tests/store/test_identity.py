@@ -16,7 +16,7 @@ from nlflow.errors import FileFormatError
 from nlflow.flows.checkpoints import fingerprint
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
-from nlflow.flows.reactions import Reaction
+from nlflow.flows.terms import Reaction
 from nlflow.functionals.misfits import Misfit
 from nlflow.kernels import Kernel
 from nlflow.store.identity import described

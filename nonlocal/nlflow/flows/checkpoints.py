@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, is_numpy
-from nlflow.backends.machine import provenance
+from nlflow._array import Array
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.store.identity import described
@@ -115,13 +114,3 @@ def probe(flow: Flow, like: Array) -> NDArray[np.float64]:
     signal = affinity.own(np.random.default_rng(0).standard_normal(affinity.whole_shape), like)
     pair = (affinity.log_degree, affinity._average(signal))
     return np.stack([np.asarray(affinity.whole(values), dtype=np.float64) for values in pair])
-
-
-def provenance_of(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
-    """Return what a result or a checkpoint says about how it was made."""
-    device = "cpu" if is_numpy(u) else str(getattr(u, "device", "cpu"))
-    return {
-        **provenance(device, getattr(flow.affinity, "seed", None)),
-        "flow": repr(flow),
-        "integrator": repr(integrator),
-    }

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import Array, to_numpy
 from nlflow.errors import FileFormatError, InputError
-from nlflow.flows.dataset import layout_of
 from nlflow.flows.flow import Flow
+from nlflow.flows.result import layout_of
 from nlflow.flows.trackers import About, Tracker, as_path, check_place
 from nlflow.store.atomic import sweep
 from nlflow.store.series import Frame, Layout, series_of

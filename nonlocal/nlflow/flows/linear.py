@@ -25,8 +25,7 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
-from nlflow.flows.reactions import Reaction
-from nlflow.flows.terms import Terms, as_terms
+from nlflow.flows.terms import Reaction, Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity

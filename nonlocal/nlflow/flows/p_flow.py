@@ -14,7 +14,7 @@ from nlflow.flows.integrators import FixedStep
 from nlflow.flows.integrators.base import SLACK, StepFailureError
 from nlflow.functionals.misfits import Misfit, Squares
 from nlflow.functionals.variational.jp import Jp
-from nlflow.functionals.variational.lagged import quadratic_step
+from nlflow.functionals.variational.reweighted import quadratic_step
 
 _REST = 1e-12  # of the signal's size: all of it is rounding
 _ENOUGH = 1e-6  # residual of the linear problems, where rounding keeps them from their tolerance

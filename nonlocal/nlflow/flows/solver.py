@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import warnings
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, check_untracked, is_numpy, namespace, underflowing
+from nlflow.backends.machine import provenance
 from nlflow.backends.numba import loading
 from nlflow.errors import (
     FileFormatError,
@@ -37,17 +39,66 @@ from nlflow.flows.checkpoints import (
     fingerprint,
     incomplete,
     probe,
-    provenance_of,
 )
-from nlflow.flows.descent import Descent
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
-from nlflow.flows.integrators.base import SLACK, check_admitted, check_same_flow, check_terms
+from nlflow.flows.integrators import Exponential, RungeKutta, StepFailureError
+from nlflow.flows.integrators.base import SLACK, Integrator, check_admitted, check_same_flow, check_terms
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.result import Solution, Status
-from nlflow.flows.times import landing
-from nlflow.flows.trackers import Checkpoint, Progress, Tracker
+from nlflow.flows.trackers import SAME, Checkpoint, Progress, Times, Tracker
 from nlflow.store.checkpoints import Checkpoints
 from nlflow.store.storage import Arrays, Meta
+
+_FIRST = 16  # steps, after which the energy is looked at between outputs: then at 32, 64 and so on
+_OF_FALL = 1e-2  # of what the energy has fallen by may be errors of steps that are right
+_OF_VALUE = 1e-6  # and of its value
+_OF_SIZE = 1e-8  # and of what a signal of this size can have
+
+
+class Descent:
+    """Looks whether an energy rises without reason, at outputs and after 16, 32, 64, ... steps.
+
+    Of linear flows with a frozen kernel that are given by it, their fidelity and terms that do not depend on time:
+    of others the energy may rise.
+    """
+
+    def __init__(self, flow: Flow, integrator: Integrator) -> None:
+        self.watched = isinstance(flow, LinearFlow) and flow.has_energy and flow.plain
+        self.watched = self.watched and not (flow.evolving or flow.timed)
+        self._integrator = integrator
+        self._start = self._lowest = math.nan
+
+    def due(self, steps: int) -> bool:
+        """Whether to look after this step, beside outputs."""
+        power_of_two = steps >= _FIRST and steps & (steps - 1) == 0
+        return self.watched and power_of_two and not self._integrator.keeps_limit
+
+    def rose(self, flow: Flow, u: Array, t: float, energy: float) -> str | None:
+        """Take up the energy at t; return what to say where it has risen, None where it has not."""
+        if not self.watched or math.isnan(energy):
+            return None
+        if not math.isfinite(self._lowest):  # the first, or one that no float holds
+            self._start = self._lowest = energy
+            return None
+        lowest = self._lowest
+        self._lowest = min(lowest, energy)
+        allowed = _OF_FALL * (self._start - lowest) + _OF_VALUE * abs(lowest) + _OF_SIZE * _most(flow, u)
+        if energy <= lowest + allowed:
+            return None
+        return (
+            f"the energy rose from {lowest:.6g} to {energy:.6g} at t={t:.6g}, though the flow descends it: the steps "
+            f"of {self._integrator!r} are unstable or wrong for this flow; use a smaller dt, RungeKutta() or "
+            "Exponential(), or look at the method with nlflow.testing.check_integrator"
+        )
+
+
+def _most(flow: Flow, u: Array) -> float:
+    """Return sum w d |u|^2 of a signal as large as u everywhere; infinity where no float holds it."""
+    largest = float(namespace(u).max(namespace(u).abs(u)))
+    channels = math.prod(u.shape) / flow.affinity.domain.size
+    exponent = flow.affinity.log_total() + math.log(channels) + 2 * math.log(max(largest, 1e-150))
+    return math.exp(exponent) if exponent < 700 else math.inf
+
 
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
 
@@ -166,6 +217,22 @@ def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
     return np.append(times, end) if end is not None and times[-1] < end else times
 
 
+def _landing(own: list[Times], t: float, output: float) -> float:
+    """Return where the step from t has to end at the latest: the next output time, or an earlier time of a tracker."""
+    first = min((times.after(t) for times in own), default=math.inf)
+    return output if output <= first * (1 + SAME) else first
+
+
+def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
+    """Return what a result or a checkpoint says about how it was made."""
+    device = "cpu" if is_numpy(u) else str(getattr(u, "device", "cpu"))
+    return {
+        **provenance(device, getattr(flow.affinity, "seed", None)),
+        "flow": repr(flow),
+        "integrator": repr(integrator),
+    }
+
+
 class _Loop:
     """One integration: its state, its watchers and its checkpoints."""
 
@@ -247,7 +314,7 @@ class _Loop:
             message=message,
             stats=stats,
             records={name: record for name, record in records.items() if record},
-            provenance=provenance_of(self.flow, self.integrator, self.state.u),
+            provenance=_provenance(self.flow, self.integrator, self.state.u),
             domain=self.flow.affinity.domain,
         )
 
@@ -272,7 +339,7 @@ class _Loop:
             memory, before = dict(now.memory), self.flow.applications
             self.flow.during = self._during
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
-                target = landing(self._own_times, now.t, float(ahead[0]))
+                target = _landing(self._own_times, now.t, float(ahead[0]))
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
             u = self.flow.when(t).held(u)
             xp = namespace(u)
@@ -386,7 +453,7 @@ class _Loop:
     def about(self) -> dict[str, Any]:
         """Return how the result is made and of which problem it is, for files that trackers write."""
         kernel = hashlib.sha256(self.probe.astype(np.float32).tobytes()).hexdigest()
-        made = provenance_of(self.flow, self.integrator, self.state.u)
+        made = _provenance(self.flow, self.integrator, self.state.u)
         return {**made, "problem": self.fingerprint, "kernel": kernel}
 
     def save(self, states: Checkpoints) -> None:
@@ -411,7 +478,7 @@ class _Loop:
             "t": now.t,
             "steps": now.steps,
             "memory": {key: value for key, value in kept.items() if key not in signals},
-            "provenance": provenance_of(self.flow, self.integrator, now.u),
+            "provenance": _provenance(self.flow, self.integrator, now.u),
         }
         if writes:
             states.save(arrays, meta)

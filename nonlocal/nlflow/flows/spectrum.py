@@ -224,8 +224,6 @@ def check_bounds(flow: LinearFlow) -> None:
 
     Expansions of functions of A grow without limit outside of the bounds.
     """
-    if flow.plainly_linear:
-        return
     low, high = flow.spectral_bounds()
     values = own_eigenvalues(flow)
     rounding = 1e-4 if str(flow.affinity.log_degree.dtype).endswith("float32") else 1e-6

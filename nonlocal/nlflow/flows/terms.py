@@ -1,15 +1,292 @@
-"""What a flow has beside its linear part: a reaction, a source, an f(t), and values held at some nodes."""
+"""What a flow has beside its linear part: a reaction R(u), a source, an f(t), and values held at some nodes."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nlflow._array import Array, constant_like, namespace, over_channels, same_kind, scalar
+import numpy as np
+
+from nlflow._array import (
+    Array,
+    Floats,
+    constant_like,
+    is_numpy,
+    namespace,
+    over_channels,
+    same_kind,
+    scalar,
+    underflowing,
+)
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError
-from nlflow.flows.reactions import Reaction
+from nlflow.errors import InputError, NumericalError, all_digits, check_number, shortened
 from nlflow.functionals.constraint import Held, as_constraint, count_arguments
+
+_SAMPLES = 128  # places at which what is claimed of a reaction is compared with its values
+_FINE = 4097  # places at which the largest slope is looked for
+_KINKS = 2  # samples at which a derivative may differ: a function may have corners
+
+
+@underflowing
+class Reaction:
+    """A pointwise term R of a flow, du/dt = -grad + R(u).
+
+    What is claimed of R is compared with its values at 128 places of its interval.
+
+    Parameters
+    ----------
+    function : callable
+        R, of arrays of any shape (NumPy arrays, or tensors where the flow has tensors), element by element. The result
+        has the shape and dtype of the argument.
+    interval : tuple of float
+        The values that the signal takes. What is said of R holds there, and a signal must start there.
+    derivative : callable, optional
+        R'. Its largest modulus on the interval, among 4097 values, is the bound.
+    bound : float, optional
+        Bound of |R'| on the interval, a Lipschitz constant of R; needed without `derivative`. It shortens stable steps.
+    potential : callable, optional
+        F with F' = -R. The flow then descends J (or E) + sum_i m_i F(u_i), where m is w in the L2 metric and w d in the
+        degree metric.
+    name : str, optional
+        What messages call it; the name of the function by default. It tells checkpoints apart, as values of R do.
+
+    Raises
+    ------
+    InputError
+        For a function whose result has another shape or dtype, or that is not finite on the interval; for a derivative,
+        bound or potential that disagrees with it.
+
+    Examples
+    --------
+    >>> from nlflow import Gaussian, GradientFlow, Grid, J, Reaction, affinity, solve
+    >>> import numpy as np
+    >>> decay = Reaction(lambda u: -(u**3), (-2.0, 2.0), derivative=lambda u: -3 * u**2)
+    >>> flow = GradientFlow(J(affinity(Gaussian(width=1.0), Grid(8))), "degree", reaction=decay)
+    >>> round(float(solve(flow, np.ones(8), t=1.5).final[0]), 5)  # 1 / sqrt(1 + 2 t)
+    0.5
+    """
+
+    turns: bool = False
+    """Whether values of one channel or node move those of another, so that slopes may be complex.
+
+    A subclass for which this is so says it: then no limit of explicit steps is told.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Array], Array],
+        interval: tuple[float, float],
+        *,
+        derivative: Callable[[Array], Array] | None = None,
+        bound: float | None = None,
+        potential: Callable[[Array], Array] | None = None,
+        name: str = "",
+    ) -> None:
+        if not callable(function):
+            raise InputError(f"function: got {type(function).__name__}, expected a callable of an array")
+        for what, given in (("derivative", derivative), ("potential", potential)):
+            if given is not None and not callable(given):
+                raise InputError(f"{what}: got {type(given).__name__}, expected a callable of an array")
+        self.function, self.derivative, self.potential = function, derivative, potential
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.interval = _checked_interval(interval)
+        self._check_function()
+        if derivative is None and bound is None:
+            raise InputError("bound: got none without a derivative, expected one of them, for the limits of steps")
+        if derivative is not None:
+            self._check_derivative(derivative)
+        self.bound = self._checked_bound(bound)
+        if potential is not None:
+            self._check_potential(potential)
+
+    def __call__(self, u: Array) -> Array:
+        """Return R(u).
+
+        Raises
+        ------
+        InputError
+            When the result has another shape or dtype.
+        NumericalError
+            When the result is not finite although `u` is. Of signals on a device the time loop finds that out.
+        """
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found out below
+            value = self.function(u)
+        self._check_like(value, u)
+        here = is_numpy(u) or str(u.device) == "cpu"
+        if here and not _finite(value) and _finite(u):
+            at = scalar(u[~namespace(u).isfinite(value)][0])
+            raise NumericalError(
+                f"reaction: {self!r} is not finite at u = {at:.4g}; use a smaller dt or RungeKutta(), or a reaction "
+                "that keeps the signal bounded"
+            )
+        return value
+
+    def check_start(self, name: str, u: Array) -> None:
+        """Raise `InputError` unless the values of `u` lie in the interval, up to rounding."""
+        xp = namespace(u)
+        low, high = scalar(xp.min(u)), scalar(xp.max(u))
+        slack = 1e-6 * (self.interval[1] - self.interval[0])
+        if low < self.interval[0] - slack or high > self.interval[1] + slack:
+            raise InputError(
+                f"{name}: got values from {low:.6g} to {high:.6g}, expected them in {list(self.interval)}, where the "
+                f"slope of the reaction {self!r} is known; give it an interval that holds them"
+            )
+        if not self.turns and u.ndim > 1:
+            flat = xp.reshape(u, (-1,))
+            alone = xp.reshape(self(flat), tuple(u.shape))
+            whole = self(u)
+            unit = float(xp.finfo(u.dtype).eps) ** 0.5 * (scalar(xp.max(xp.abs(whole))) + self.bound * (high - low))
+            if scalar(xp.max(xp.abs(whole - alone))) > unit:
+                raise InputError(
+                    f"reaction: {self!r} is not element by element: values of a signal of shape {tuple(u.shape)} move "
+                    "others than they do alone; expected R(u) of each value by itself, or override velocity() of the "
+                    "flow for what mixes channels"
+                )
+
+    def word(self) -> str:
+        """Return what tells the reaction from others: its name and a digest of its values."""
+        values = " ".join(f"{value:.9e}" for value in self.function(self._samples()))
+        return f"{self!r} {hashlib.sha256(values.encode()).hexdigest()}"
+
+    def _samples(self) -> Floats:
+        """Return places in the interval, none of them where corners usually are."""
+        low, high = self.interval
+        shares: Floats = np.modf((np.arange(_SAMPLES) + 0.5) * 0.6180339887498949)[0]
+        return low + (high - low) * shares
+
+    def _check_like(self, value: Any, u: Array) -> None:
+        if tuple(getattr(value, "shape", ())) != tuple(u.shape) or not hasattr(value, "dtype"):
+            got = type(value).__name__ if not hasattr(value, "shape") else f"shape {tuple(value.shape)}"
+            raise InputError(f"reaction: {self!r} returns {got}, expected shape {tuple(u.shape)}, that of the signal")
+        same_kind(f"reaction: what {self!r} returns", value, u)
+
+    def _check_function(self) -> None:
+        for dtype in (np.float32, np.float64):
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found out below
+                samples = self._samples().astype(dtype)
+                kept = samples.copy()
+                value = self.function(samples)
+            self._check_like(value, samples)
+            if not np.array_equal(samples, kept):
+                raise InputError(f"function: {self!r} changes its argument in place, expected a new array")
+        if not _finite(value):
+            raise InputError(f"function: {self!r} is not finite on its interval, expected finite values there")
+
+    def _difference(self, function: Callable[[Array], Array], samples: Floats) -> Floats:
+        """Return central differences, exact to about 1e-7 of the largest slope for smooth functions."""
+        step = 1e-5 * (self.interval[1] - self.interval[0])
+        return np.asarray((function(samples + step) - function(samples - step)) / (2 * step))
+
+    def _agree(self, what: str, claimed: Any, found: Floats, samples: Floats) -> None:
+        """Raise `InputError` where what is claimed differs from differences at more places than corners explain."""
+        scale = max(float(np.abs(found).max()), float(np.abs(claimed).max()))
+        wrong = ~(np.abs(claimed - found) <= 1e-5 * scale)
+        if np.count_nonzero(wrong) > _KINKS:
+            first = int(np.argmax(wrong))
+            raise InputError(
+                f"{what}: it disagrees with the function of {self!r}: at u = {samples[first]:.6g} got "
+                f"{float(claimed[first]):.6g}, expected about {float(found[first]):.6g}"
+            )
+
+    def _check_derivative(self, derivative: Callable[[Array], Array]) -> None:
+        samples = self._samples()
+        self._check_like(derivative(samples), samples)
+        self._agree("derivative", derivative(samples), self._difference(self.function, samples), samples)
+
+    def _check_potential(self, potential: Callable[[Array], Array]) -> None:
+        samples = self._samples()
+        self._check_like(potential(samples), samples)
+        self._agree("potential", -self._difference(potential, samples), self.function(samples), samples)
+
+    def _checked_bound(self, bound: float | None) -> float:
+        if bound is None:
+            assert self.derivative is not None
+            return float(np.abs(self.derivative(np.linspace(*self.interval, _FINE))).max())
+        bound = check_number("bound", bound, minimum=0)
+        steepest = float(np.abs(self._difference(self.function, self._samples())).max())
+        if steepest > bound * (1 + 1e-5) + 1e-300:
+            raise InputError(f"bound: got {bound:g}, but {self!r} has a slope of {steepest:.6g} on its interval")
+        return bound
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(all_digits(end) for end in self.interval)})"
+
+
+def _finite(values: Array) -> bool:
+    xp = namespace(values)
+    return bool(xp.all(xp.isfinite(values)))
+
+
+def _checked_interval(interval: Any) -> tuple[float, float]:
+    try:
+        low, high = interval
+    except (TypeError, ValueError) as error:
+        raise InputError(f"interval: got {shortened(repr(interval))}, expected a pair (low, high)") from error
+    low, high = check_number("interval", low), check_number("interval", high)
+    if not low < high or not math.isfinite(high - low):
+        raise InputError(f"interval: got ({low:g}, {high:g}), expected low < high")
+    return low, high
+
+
+@underflowing
+class AllenCahn(Reaction):
+    """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
+
+    With diffusion it separates two phases, which then coarsen; |u| <= 1 is kept. (Allen and Cahn 1979, doi
+    10.1016/0001-6160(79)90196-2; with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics and Evolution Equations.)
+
+    Parameters
+    ----------
+    strength : float
+        s > 0, beside the rate of the diffusion (1 in the degree metric).
+    interval : tuple of float
+        Of the values that the signal takes; see `Reaction`.
+
+    Examples
+    --------
+    >>> from nlflow import AllenCahn
+    >>> AllenCahn(3.0).bound
+    6.0
+    """
+
+    def __init__(self, strength: float = 1.0, *, interval: tuple[float, float] = (-1.0, 1.0)) -> None:
+        s = self.strength = check_number("strength", strength, minimum=0, strict=True)
+        super().__init__(
+            lambda u: s * (u * (1 - u * u)), interval,
+            derivative=lambda u: s * (1 - 3 * (u * u)), potential=lambda u: s / 4 * (u * u - 1) ** 2, name="AllenCahn",
+        )  # fmt: skip
+
+
+@underflowing
+class FisherKPP(Reaction):
+    """R(u) = r u (1 - u), logistic growth; its potential is r (u^3 / 3 - u^2 / 2).
+
+    With diffusion a front of ones runs into zeros. (Fisher 1937, doi 10.1111/j.1469-1809.1937.tb02153.x; Kolmogorov,
+    Petrovsky and Piskunov 1937.)
+
+    Parameters
+    ----------
+    rate : float
+        r > 0.
+    interval : tuple of float
+        Of the values that the signal takes; see `Reaction`. Values below 0 run off to minus infinity in finite time.
+
+    Examples
+    --------
+    >>> from nlflow import FisherKPP
+    >>> FisherKPP(0.5).bound
+    0.5
+    """
+
+    def __init__(self, rate: float = 1.0, *, interval: tuple[float, float] = (0.0, 1.0)) -> None:
+        r = self.rate = check_number("rate", rate, minimum=0, strict=True)
+        super().__init__(
+            lambda u: r * (u * (1 - u)), interval,
+            derivative=lambda u: r * (1 - 2 * u), potential=lambda u: r * (u * u * (u / 3 - 0.5)), name="FisherKPP",
+        )  # fmt: skip
 
 
 class TermError(NumericalError):
@@ -180,5 +457,5 @@ def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = Non
         reaction,
         None if source is None else Signal("source", source, affinity),
         None if observed is None else Signal("observed", observed, affinity),
-        as_constraint(affinity, constraint),
+        None if constraint is None else as_constraint(affinity, constraint),
     )

@@ -37,13 +37,12 @@ from nlflow.functionals.krylov import default_rtol
 from nlflow.functionals.metrics import MEASURES, Metric, as_metric
 from nlflow.functionals.minimizer import (
     Minimizer,
-    check_shape,
     minimize,
     minimize_direct,
     minimize_held,
     minimize_source,
 )
-from nlflow.functionals.preconditioners import PRECONDITIONERS, Elimination
+from nlflow.functionals.preconditioners.choice import PRECONDITIONERS, is_graph
 
 _LARGEST = math.log(np.finfo(np.float64).max)
 _OVERFLOWS = "value: the squares of the signal overflow; scale it down (J and E are quadratic)"
@@ -421,9 +420,18 @@ class E(J):
         fidelity = self.fidelity_in("degree")
         if fidelity.bounds()[1] == 0:
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
-        if options["name"] == "direct" and not Elimination.offered(self.affinity):
+        if options["name"] == "direct" and not is_graph(self.affinity):
             return minimize_direct(self.affinity, fidelity, f)
         return minimize(self.affinity, fidelity, f, **options)
+
+
+def check_shape(name: str, signal: Array, observed: Array) -> Array:
+    """Return a signal if it has the shape of the observed one, or raise `InputError`."""
+    if tuple(signal.shape) != tuple(observed.shape):
+        raise InputError(
+            f"{name}: got shape {tuple(signal.shape)}, expected {tuple(observed.shape)}, that of the observed signal"
+        )
+    return signal
 
 
 def _unit(*signals: Array) -> float:

@@ -17,7 +17,7 @@ from nlflow.functionals.accuracy import Rows, Run
 from nlflow.functionals.constraint import Held, components_of
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, error_allowed, verdict
-from nlflow.functionals.preconditioners import Choice
+from nlflow.functionals.preconditioners.choice import Choice
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,6 @@ class Minimizer:
     iterations: int
     success: bool
     message: str
-
-
-def check_shape(name: str, signal: Array, observed: Array) -> Array:
-    """Return a signal if it has the shape of the observed one, or raise `InputError`."""
-    if tuple(signal.shape) != tuple(observed.shape):
-        raise InputError(
-            f"{name}: got shape {tuple(signal.shape)}, expected {tuple(observed.shape)}, that of the observed signal"
-        )
-    return signal
 
 
 def minimize(

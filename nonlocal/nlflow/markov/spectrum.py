@@ -16,7 +16,7 @@ from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError, memory_limit
 from nlflow.flows.spectrum import extreme
 from nlflow.functionals.energies import J
-from nlflow.functionals.preconditioners import Multigrid
+from nlflow.functionals.preconditioners.choice import has_multigrid, setup_bytes
 from nlflow.markov.absorbing import EXACT, REDUCED_STATES
 from nlflow.markov.law import RESTARTS, StationaryLaw
 from nlflow.markov.moves import DENSE_STATES, communicating_classes
@@ -374,9 +374,11 @@ class Spectrum:
         from scipy.sparse.linalg import LinearOperator, lobpcg
 
         p, n, root = self.law.symmetric_form, self.states, self._root
-        if p is None or not (Multigrid.offered(p) and Multigrid.setup_bytes(p) <= (self.moves.limit or memory_limit())):
+        if p is None or not (has_multigrid(p) and setup_bytes(p) <= (self.moves.limit or memory_limit())):
             return None
         measure = p.measure("degree", np.empty(0)).ravel()
+        from nlflow.functionals.preconditioners.multigrid import Multigrid
+
         cycle = Multigrid(p, lambda v: v - p._average(v), measure, np.zeros(n))
 
         def precondition(v: Floats) -> Floats:

@@ -22,7 +22,7 @@ from pathlib import Path
 __all__ = ["SCOPE", "Mutant", "draw", "mutants_of", "mutants_under", "part_of"]
 
 SOURCE = "nonlocal/nlflow"
-SCOPE = ("functionals", "flows/flow", "flows/linear", "flows/integrators", "flows/chebyshev", "flows/spectrum",
+SCOPE = ("functionals", "flows/flow", "flows/linear", "flows/integrators", "flows/spectrum",
          "flows/p_flow", "affinities", "markov", "equilibria", "denoising", "backends/numba")  # fmt: skip
 """Modules and folders of the package that are mutated."""
 

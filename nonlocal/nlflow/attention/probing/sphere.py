@@ -23,7 +23,7 @@ from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.discretization import Floats, order_of
 from nlflow.attention.probing.probe import call_of
 from nlflow.errors import InputError, check_integer
-from nlflow.flows.sphere.steps import turned
+from nlflow.flows.sphere import turned
 
 _FINER = 4  # times as many steps of order 2 in the flow that steps are compared with
 _AGAIN = 1e-4  # how far a block may be from itself when it is called again, relatively, in float32

@@ -6,7 +6,6 @@ import them by name, such as ``from nlflow.denoising.priors.deepinv import Denoi
 
 from nlflow.denoising.priors.denoisers import Denoiser, Resolvent
 from nlflow.denoising.priors.reconstruction import Reconstruction, reconstruct
-from nlflow.functionals.forward import EA
-from nlflow.functionals.operators import Forward
+from nlflow.functionals.forward import EA, Forward
 
 __all__ = ["EA", "Denoiser", "Forward", "Reconstruction", "Resolvent", "reconstruct"]

@@ -16,7 +16,7 @@ from nlflow.affinities.base import check_affinity
 from nlflow.denoising.priors.denoisers import base
 from nlflow.errors import InputError, install_command
 from nlflow.functionals.energies import J
-from nlflow.functionals.operators import Forward
+from nlflow.functionals.forward import Forward
 
 Base: Any = base("pylops", "LinearOperator", install_command("pylops"))
 

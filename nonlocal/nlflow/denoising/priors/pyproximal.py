@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nlflow.denoising.priors import denoisers
 from nlflow.denoising.priors.denoisers import base
 from nlflow.errors import InputError, check_number, install_command
-from nlflow.functionals.operators import checked_shape
+from nlflow.functionals.forward import checked_shape
 
 Base: Any = base("pyproximal", "ProxOperator", install_command("pyproximal"))
 

@@ -24,8 +24,7 @@ from nlflow.errors import (
     check_number,
 )
 from nlflow.flows.result import Status
-from nlflow.functionals.forward import nearest
-from nlflow.functionals.operators import Forward
+from nlflow.functionals.forward import Forward, nearest
 
 Array = NDArray[Any]
 

@@ -7,8 +7,7 @@ the linear part; `adaptive`: any of those of one length with steps that follow t
 
 from nlflow.flows.integrators.adaptive import Adaptive
 from nlflow.flows.integrators.base import Integrator, StepFailureError
-from nlflow.flows.integrators.etd import ETD2RK, ETD4RK
-from nlflow.flows.integrators.exponential import Exponential
+from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential
 from nlflow.flows.integrators.fixed_step import AttentionStep, ExplicitEuler, FixedStep, NeutrenoStep, SemiImplicit
 from nlflow.flows.integrators.imex import IMEX, ConvexSplitting
 from nlflow.flows.integrators.runge_kutta import RungeKutta

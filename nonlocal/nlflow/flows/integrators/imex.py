@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from nlflow._array import Array, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import StepFailureError
-from nlflow.flows.integrators.etd import transform_of
+from nlflow.flows.integrators.exponential import modes_of
 from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.integrators.runge_kutta import Tableau, combine
 from nlflow.flows.linear import LinearFlow, as_linear
@@ -42,10 +42,9 @@ class ImplicitStep(SplitStep):
         """
         xp = namespace(b)
         lift = 1 + s * shift
-        if transform := transform_of(flow, b):
-            rate, drawn = transform.numbers(flow)
-            gain = 1 / (lift + s * (rate * transform.rest + drawn))
-            return transform.back(transform.times(gain, transform.forward(b)), b.dtype)
+        if modes := modes_of(flow, b):
+            gain, basis = 1 / (lift + s * modes.values(flow)), modes.basis
+            return basis.back(basis.times(gain, basis.forward(b)), b.dtype)
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
         size = power_of_two(scalar(xp.max(xp.abs(b))))  # squares of very large and very small values have no float
         # Over the diagonal: a node of a large degree or fidelity is stiff by itself, and hides the others.

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.flows.flow import Flow
+from nlflow.flows.integrators.adaptive import Tolerances
 from nlflow.flows.integrators.base import Integrator, StepFailureError, with_bound
-from nlflow.flows.integrators.control import Tolerances
 from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit, is_told
 from nlflow.flows.terms import TermError

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, is_numpy
-from nlflow.affinities import Affinity
+from nlflow.affinities import Affinity, SparseAffinity
+from nlflow.domains import Grid
 from nlflow.errors import InputError, check_memory, memory_limit
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
-from nlflow.functionals.preconditioners.coarsening import PAIRS
-from nlflow.functionals.preconditioners.elimination import Elimination, LostDigitsError
-from nlflow.functionals.preconditioners.multigrid import Multigrid
-from nlflow.functionals.preconditioners.sweeps import Sweeps
-from nlflow.functionals.preconditioners.transform import Transform
+
+if TYPE_CHECKING:
+    from nlflow.functionals.preconditioners.multigrid import Multigrid
+    from nlflow.functionals.preconditioners.sweeps import Sweeps
 
 Operator: TypeAlias = Callable[[Array], Array]
 
@@ -30,6 +30,7 @@ Measured on 256 x 256 (``python -m benchmarks.equilibrium crossover``): set-up a
 in a window of 3 x 3, 92 and 135 in one of 5 x 5, 194 in one of 7 x 7.
 """
 
+PAIRS = 2**10  # most edges a node with which multigrid is worth having
 _NEEDS = {
     "transform": "a position kernel on a periodic or reflecting grid",
     "multigrid": f"a stencil or a sparse graph of at most {PAIRS} edges a node",
@@ -84,12 +85,12 @@ class Choice:
         self.used = "diagonal"
         numbers = isinstance(fidelity, NodeFidelity) and is_numpy(like)
         low, high = fidelity.bounds()
-        transform = numbers and Transform.offered(affinity)
-        self._multigrid = numbers and Multigrid.offered(affinity)
-        direct = numbers and Elimination.offered(affinity)
+        transform = numbers and name in ("auto", "graph", "transform") and has_transform(affinity)
+        self._multigrid = numbers and name in ("auto", "graph", "multigrid") and has_multigrid(affinity)
+        direct = numbers and is_graph(affinity)
         self.first: Operator = lambda r: fidelity.damped(r, 1.0)
         self._sweeps: Sweeps | None = None
-        sweeps = name in ("graph", "sweeps") and direct and Sweeps.offered(affinity)
+        sweeps = name in ("graph", "sweeps") and direct and _has_sweeps(affinity)
         free = name in ("auto", "graph")
         if name == "graph":
             name = self._for_graph(direct, sweeps, held)
@@ -102,28 +103,32 @@ class Choice:
             )
         pays = transform and 0 < high <= _UNIFORM * low and _expected(low, high, affinity.domain.size, rtol) >= _QUICK
         if name == "transform" or (name == "auto" and pays):
+            from nlflow.functionals.preconditioners.transform import Transform
+
             self.used = "transform"
             self.first = Transform(affinity, math.sqrt(low * high) if low > 0 else high / 2)
         elif name == "multigrid":
             check_memory(
                 f"multigrid for {affinity.domain.size} nodes",
-                Multigrid.setup_bytes(affinity),
+                setup_bytes(affinity),
                 "use preconditioner='diagonal', or a smaller window",
             )
             self.first = self._set_up()
         elif name == "direct" and self.used != "direct":
             check_memory(
                 f"the factors for {affinity.domain.size} nodes, if none of their entries is 0",
-                Elimination.worst_bytes(affinity),
+                12 * affinity.domain.size**2,  # 12 bytes an entry, in two triangles
                 "use preconditioner='auto'",
             )
             self._eliminate(held)
         elif name == "sweeps":
+            from nlflow.functionals.preconditioners.sweeps import Sweeps
+
             self._sweeps = Sweeps(affinity, self._values(), rtol, maxiter, None if held is None else held.ravel())
             self.first, self.used = self._sweeps, "sweeps"
         self._open = free and self.used in ("diagonal", "sweeps") and self._multigrid
         if self._open:
-            self._open = Multigrid.setup_bytes(affinity) <= memory_limit()
+            self._open = setup_bytes(affinity) <= memory_limit()
             self._pays = PAYS + PAYS_EDGE * affinity._edge_bound() / affinity.domain.size
             if self._sweeps is not None:
                 self._sweeps.limit(_SWEEPS * self._pays)
@@ -161,6 +166,8 @@ class Choice:
 
     def _for_graph(self, direct: bool, sweeps: bool, held: NDArray[np.bool_] | None) -> str:
         """Return the first choice for a graph; elimination, where it is that, is set up."""
+        from nlflow.functionals.preconditioners.elimination import LostDigitsError
+
         if direct and self._affinity.domain.size <= _SMALL:
             with suppress(LostDigitsError):
                 self._eliminate(held)
@@ -168,10 +175,14 @@ class Choice:
         return "sweeps" if sweeps else "auto"
 
     def _eliminate(self, held: NDArray[np.bool_] | None) -> None:
+        from nlflow.functionals.preconditioners.elimination import Elimination
+
         self.first = Elimination(self._affinity, self._values(), None if held is None else held.ravel())
         self.used = "direct"
 
     def _set_up(self) -> Multigrid:
+        from nlflow.functionals.preconditioners.multigrid import Multigrid
+
         size = self._affinity.domain.size
         self.used, self._sweeps, self._open = "multigrid", None, False
         measure = self._affinity.measure("degree", np.empty(0))
@@ -182,6 +193,37 @@ class Choice:
         shape = self._affinity.domain.shape
         values = np.asarray(self._fidelity.stated(np.zeros(shape)), np.float64)
         return np.broadcast_to(values, shape).reshape(-1)
+
+
+def has_transform(affinity: Affinity) -> bool:
+    """Whether a transform diagonalizes P."""
+    grid = affinity.domain
+    if affinity.method not in ("stencil", "convolution") or not isinstance(grid, Grid):
+        return False
+    return grid.boundary != "isolated" and affinity.known_spectrum() is not None
+
+
+def has_multigrid(affinity: Affinity) -> bool:
+    """Whether the graph of K is listed, and has few enough edges for multigrid to be worth it."""
+    if affinity.method not in ("stencil", "sparse"):
+        return False
+    return affinity.symmetric and affinity._edge_bound() <= PAIRS * affinity.domain.size
+
+
+def setup_bytes(affinity: Affinity) -> int:
+    """Return about the peak memory of multigrid's set-up; 19 to 30 bytes an edge were measured in float64."""
+    return 30 * affinity._edge_bound()
+
+
+def is_graph(affinity: Affinity) -> bool:
+    """Whether the graph of K is a given one, which elimination and sweeps ask for."""
+    return isinstance(affinity, SparseAffinity) and affinity.symmetric
+
+
+def _has_sweeps(affinity: Affinity) -> bool:
+    """Whether float32 holds the weights of a given graph."""
+    measure = affinity.measure("degree", np.empty(0))
+    return bool(measure.max() < 1e30 * measure.min())
 
 
 def _expected(low: float, high: float, nodes: int, rtol: float) -> float:

@@ -12,7 +12,7 @@ from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.graph import Sparse
 from nlflow.backends.threads import one_blas_thread
 from nlflow.errors import NumericalError
-from nlflow.functionals.preconditioners.coarsening import graph_of
+from nlflow.functionals.preconditioners.multigrid import graph_of
 
 _LOST = 1e-10  # of a diagonal entry: a pivot below has too few digits left
 _FEW = 64  # held nodes up to which the factor of the whole graph is used, which other constraints share
@@ -73,16 +73,6 @@ class Elimination:
         self._factor = affinity.kept["elimination"]
         if out.any():
             self._charged = _Charges(self._factor, parts, np.flatnonzero(out))
-
-    @staticmethod
-    def offered(affinity: Affinity) -> bool:
-        """Tell whether the graph of K is a given one."""
-        return isinstance(affinity, SparseAffinity) and affinity.symmetric
-
-    @staticmethod
-    def worst_bytes(affinity: Affinity) -> int:
-        """Return the memory of the factors if no entry were 0: 12 bytes each, in two triangles."""
-        return 12 * affinity.domain.size**2
 
     def __call__(self, r: NDArray[Any]) -> NDArray[Any]:
         """Return the solution v of ((I - P) + phi) v = r, of the shape and dtype of `r`."""

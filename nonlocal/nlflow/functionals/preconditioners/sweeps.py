@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities import Affinity, SparseAffinity
-from nlflow.functionals.preconditioners.coarsening import graph_of
+from nlflow.functionals.preconditioners.multigrid import graph_of
 
 _LEFT, _MUCH = 3e-6, 0.1  # of the residual: what float32 reaches, and the most that a call leaves
 _PART = 0.25  # of the tolerance of the iterations around it: the largest entry has to be below as well
@@ -65,14 +65,6 @@ class Sweeps:
                 affinity.kept["sweeps"] = _scaled(affinity, 0 * phi)
             self._edges, self._root = affinity.kept["sweeps"]
         self._free = np.ascontiguousarray((self._root > 0) if held is None else (self._root > 0) & ~held)
-
-    @staticmethod
-    def offered(affinity: Affinity) -> bool:
-        """Tell whether the graph of K is a given one, of weights that float32 holds."""
-        if not isinstance(affinity, SparseAffinity) or not affinity.symmetric:
-            return False
-        measure = affinity.measure("degree", np.empty(0))
-        return bool(measure.max() < 1e30 * measure.min())
 
     def again(self) -> None:
         """Take the next residual for that of another right-hand side, and go on however much lies ahead."""

@@ -22,7 +22,7 @@ class Diagonal:
     Parameters
     ----------
     affinity : Affinity
-        For which `offered` is true.
+        For which `choice.has_transform` is true.
     """
 
     def __init__(self, affinity: Affinity) -> None:
@@ -33,14 +33,6 @@ class Diagonal:
         self._shape = grid.shape
         self._cosine = grid.boundary == "reflect"
         self.rest = 1 - np.minimum(spectrum.reshape(_symbol_shape(grid)), 1.0)  # eigenvalues of I - P
-
-    @staticmethod
-    def offered(affinity: Affinity) -> bool:
-        """Tell whether a transform diagonalizes P."""
-        grid = affinity.domain
-        if affinity.method not in ("stencil", "convolution") or not isinstance(grid, Grid):
-            return False
-        return grid.boundary != "isolated" and affinity.known_spectrum() is not None
 
     def forward(self, v: NDArray[Any]) -> NDArray[Any]:
         """Return the transform of `v`, in double precision: P times `v` is ``(1 - rest)`` times it."""
@@ -71,7 +63,7 @@ class Transform(Diagonal):
     Parameters
     ----------
     affinity : Affinity
-        For which `offered` is true.
+        For which `choice.has_transform` is true.
     phi : float
         phi_0 > 0.
     """

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, shortened
+from nlflow.functionals.energies import check_shape
 from nlflow.functionals.fidelity import NodeFidelity, as_fidelity
 from nlflow.functionals.krylov import verdict
-from nlflow.functionals.minimizer import check_shape
 from nlflow.functionals.misfits import KullbackLeibler, Misfit, Squares
 from nlflow.functionals.variational import lagged, newton, primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer

@@ -28,8 +28,7 @@ from nlflow._array import Floats
 from nlflow.errors import check_memory
 from nlflow.functionals.misfits import Misfit
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack, misfit_slack
-from nlflow.functionals.variational.graph import edge_loop
-from nlflow.functionals.variational.jp import Jp
+from nlflow.functionals.variational.jp import Jp, edge_loop
 
 _EVERY = 10
 
