@@ -10,7 +10,7 @@ import pytest
 
 import nlflow as nl
 from nlflow.errors import InputError, StabilityError
-from nlflow.flows.integrators import etd
+from nlflow.flows.integrators import exponential
 
 RNG = np.random.default_rng(11)
 STEPS = [nl.ETD2RK, nl.ETD4RK]
@@ -39,7 +39,7 @@ def test_phi(k: int) -> None:
             else None
             for x in map(float, z)
         ]
-    for x, value, expected in zip(z, etd.phi(k, z), exact, strict=True):
+    for x, value, expected in zip(z, exponential.phi(k, z), exact, strict=True):
         if expected is not None:
             assert value == pytest.approx(expected, rel=4e-15)
         elif k:  # phi_k(-z) = 1 / (z (k - 1)!) - phi_{k-1}-like terms that fall as 1 / z^2
@@ -54,7 +54,7 @@ def test_phi(k: int) -> None:
 def test_transforms_and_expansions_agree(boundary: str, metric: str, integrator: Any, monkeypatch: Any) -> None:
     problem = flow(boundary, metric, reaction=nl.AllenCahn(2.0))
     by_transform = nl.solve(problem, F, t=1.0, integrator=integrator(0.1))
-    monkeypatch.setattr(etd, "transform_of", lambda flow, v: None)
+    monkeypatch.setattr(exponential, "modes_of", lambda flow, v: None)
     by_expansion = nl.solve(problem, F, t=1.0, integrator=integrator(0.1))
     assert np.abs(by_transform.final - by_expansion.final).max() < 1e-13
     assert by_transform.stats["applications"] == 10
@@ -134,6 +134,6 @@ def test_functions_that_are_kept_are_few() -> None:
     problem = flow(reaction=nl.AllenCahn())
     for number in range(1, 9):
         nl.solve(problem, F, t=0.1, integrator=nl.ETD4RK(0.1 / number))
-    transform = etd.transform_of(problem, F)
+    transform = exponential.modes_of(problem, F)
     assert transform is not None
     assert len(transform._gains) <= 16

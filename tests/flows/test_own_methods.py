@@ -117,3 +117,48 @@ def test_what_a_metric_that_is_not_by_nodes_has_no_answer_for_is_refused():
         nl.equilibrium(flow)
     np.testing.assert_allclose(nl.equilibrium(FLOWS["J"](), START).u, START.mean())
     np.testing.assert_allclose(nl.J(WEIGHTS).gradient(START, SobolevMetric()), operator() @ operator() @ START)
+
+
+def predators(u):
+    prey, hunter = u[..., 0], u[..., 1]
+    result = 0 * u
+    result[..., 0] = prey * (1 - prey) - prey * hunter
+    result[..., 1] = hunter * (prey - 0.4)
+    return result
+
+
+def coupled(**options):
+    return nl.Reaction(predators, (-0.1, 1.2), **{"components": 2, "bound": 4.0, **options})
+
+
+def test_a_coupled_reaction_moves_its_components_together():
+    start = np.stack([0.5 + 0.3 * np.sin(np.arange(24)), 0.3 + 0.2 * np.cos(np.arange(24))], axis=-1)
+    flow = nl.GradientFlow(nl.J(WEIGHTS), "degree", reaction=coupled())
+    np.testing.assert_allclose(flow.velocity(start), predators(start) - nl.J(WEIGHTS).gradient(start, "degree"))
+    check_flow(flow, start)
+    expected = nl.solve(flow, start, t=2.0, integrator=nl.RungeKutta(1e-10, 1e-12)).final
+    for method, bound in ((nl.ETD4RK(0.05), 1e-7), (nl.IMEX(0.02), 1e-4), (nl.ExplicitEuler(0.01), 1e-2)):
+        assert np.abs(nl.solve(flow, start, t=2.0, integrator=method).final - expected).max() < bound
+    assert np.isnan(nl.ExplicitEuler(0.01).stability_limit(flow))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: coupled(bound=0.1), "bound"),
+        (lambda: coupled(bound=None), "bound"),
+        (lambda: coupled(derivative=predators), "derivative"),
+        (lambda: coupled(potential=predators), "potential"),
+        (lambda: coupled(components=1), "components"),
+    ],
+)
+def test_what_a_coupled_reaction_claims_is_checked(make, match):
+    with pytest.raises(nl.InputError, match=match):
+        make()
+
+
+def test_a_coupled_reaction_asks_for_its_channels():
+    flow = nl.GradientFlow(nl.J(WEIGHTS), reaction=coupled())
+    for start in (np.full(24, 0.5), np.full((24, 3), 0.5)):
+        with pytest.raises(nl.InputError, match="components"):
+            nl.solve(flow, start, t=1.0)

@@ -12,7 +12,7 @@ import pytest
 import nlflow as nl
 from nlflow import E, Ep, Gaussian, Grid, InputError, J, Jp, MemoryLimitError, NumericalError, Patch, Points, affinity
 from nlflow.affinities import SparseAffinity
-from nlflow.functionals.variational import lagged
+from nlflow.functionals.variational import reweighted
 from nlflow.functionals.variational.jp import Graph
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
@@ -260,7 +260,7 @@ def test_lagged_diffusivity_never_raises_the_energy(p: float, isotropic: bool) -
     jp, f = Jp(k, p, isotropic=isotropic), normal((30, 2), 4)
     best = Ep(k, f.reshape(6, 5, 2), 0.5, p, isotropic=isotropic).minimizer(rtol=1e-10, maxiter=1000)
     assert best.success
-    course = list(itertools.islice(lagged.iterates(jp, f, np.full(30, 0.5), None), 40))
+    course = list(itertools.islice(reweighted.iterates(jp, f, np.full(30, 0.5), None), 40))
     smoothed = [step.smoothed for step in course]
     assert np.all(np.diff(smoothed) <= 1e-12 * smoothed[0])
     for step in course:

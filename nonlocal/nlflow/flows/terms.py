@@ -22,7 +22,7 @@ from nlflow._array import (
     underflowing,
 )
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, all_digits, check_number, shortened
+from nlflow.errors import InputError, NumericalError, all_digits, check_integer, check_number, shortened
 from nlflow.functionals.constraint import Held, as_constraint, count_arguments
 
 _SAMPLES = 128  # places at which what is claimed of a reaction is compared with its values
@@ -47,9 +47,13 @@ class Reaction:
         R'. Its largest modulus on the interval, among 4097 values, is the bound.
     bound : float, optional
         Bound of |R'| on the interval, a Lipschitz constant of R; needed without `derivative`. It shortens stable steps.
+        Of a coupled reaction the bound of the norm of its Jacobian matrix, for vectors of values in the interval.
     potential : callable, optional
         F with F' = -R. The flow then descends J (or E) + sum_i m_i F(u_i), where m is w in the L2 metric and w d in the
         degree metric.
+    components : int, optional
+        Of a coupled reaction: the number of channels D that the function takes together, in the last axis. It has a
+        `bound`, neither derivative nor potential.
     name : str, optional
         What messages call it; the name of the function by default. It tells checkpoints apart, as values of R do.
 
@@ -72,7 +76,8 @@ class Reaction:
     turns: bool = False
     """Whether values of one channel or node move those of another, so that slopes may be complex.
 
-    A subclass for which this is so says it: then no limit of explicit steps is told.
+    So those of a coupled reaction may be. A subclass for which this is so says it: then no limit of explicit steps is
+    told.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Reaction:
         derivative: Callable[[Array], Array] | None = None,
         bound: float | None = None,
         potential: Callable[[Array], Array] | None = None,
+        components: int | None = None,
         name: str = "",
     ) -> None:
         if not callable(function):
@@ -90,6 +96,10 @@ class Reaction:
         for what, given in (("derivative", derivative), ("potential", potential)):
             if given is not None and not callable(given):
                 raise InputError(f"{what}: got {type(given).__name__}, expected a callable of an array")
+            if given is not None and components is not None:
+                raise InputError(f"{what}: got one for a coupled reaction, expected none; give it a bound")
+        self.components = None if components is None else check_integer("components", components, minimum=2)
+        self.turns = self.turns or components is not None
         self.function, self.derivative, self.potential = function, derivative, potential
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.interval = _checked_interval(interval)
@@ -134,6 +144,11 @@ class Reaction:
                 f"{name}: got values from {low:.6g} to {high:.6g}, expected them in {list(self.interval)}, where the "
                 f"slope of the reaction {self!r} is known; give it an interval that holds them"
             )
+        if self.components is not None and (u.ndim < 2 or int(u.shape[-1]) != self.components):
+            raise InputError(
+                f"{name}: got shape {tuple(u.shape)}, expected {self.components} channels in the last axis, the "
+                f"components of the reaction {self!r}"
+            )
         if not self.turns and u.ndim > 1:
             flat = xp.reshape(u, (-1,))
             alone = xp.reshape(self(flat), tuple(u.shape))
@@ -148,13 +163,17 @@ class Reaction:
 
     def word(self) -> str:
         """Return what tells the reaction from others: its name and a digest of its values."""
-        values = " ".join(f"{value:.9e}" for value in self.function(self._samples()))
+        values = " ".join(f"{value:.9e}" for value in np.ravel(self.function(self._samples())))
         return f"{self!r} {hashlib.sha256(values.encode()).hexdigest()}"
 
     def _samples(self) -> Floats:
         """Return places in the interval, none of them where corners usually are."""
         low, high = self.interval
-        shares: Floats = np.modf((np.arange(_SAMPLES) + 0.5) * 0.6180339887498949)[0]
+        turn = 0.6180339887498949
+        if self.components is not None:  # other multiples of it for other components, so that they fill the box
+            turn = turn * np.sqrt(1.0 + np.arange(self.components))
+            return low + (high - low) * np.modf((np.arange(_SAMPLES)[:, None] + 0.5) * turn)[0]
+        shares: Floats = np.modf((np.arange(_SAMPLES) + 0.5) * turn)[0]
         return low + (high - low) * shares
 
     def _check_like(self, value: Any, u: Array) -> None:
@@ -206,10 +225,20 @@ class Reaction:
             assert self.derivative is not None
             return float(np.abs(self.derivative(np.linspace(*self.interval, _FINE))).max())
         bound = check_number("bound", bound, minimum=0)
-        steepest = float(np.abs(self._difference(self.function, self._samples())).max())
+        steepest = self._steepest()
         if steepest > bound * (1 + 1e-5) + 1e-300:
             raise InputError(f"bound: got {bound:g}, but {self!r} has a slope of {steepest:.6g} on its interval")
         return bound
+
+    def _steepest(self) -> float:
+        """Return the largest slope at the samples, of a coupled reaction the largest norm of a Jacobian matrix."""
+        samples = self._samples()
+        if self.components is None:
+            return float(np.abs(self._difference(self.function, samples)).max())
+        step = 1e-5 * (self.interval[1] - self.interval[0])
+        moves = step * np.eye(self.components)
+        columns = [(self.function(samples + e) - self.function(samples - e)) / (2 * step) for e in moves]
+        return float(np.linalg.norm(np.stack(columns, axis=-1), 2, axis=(-2, -1)).max())
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(all_digits(end) for end in self.interval)})"

@@ -16,7 +16,7 @@ from nlflow.functionals.energies import check_shape
 from nlflow.functionals.fidelity import NodeFidelity, as_fidelity
 from nlflow.functionals.krylov import verdict
 from nlflow.functionals.misfits import KullbackLeibler, Misfit, Squares
-from nlflow.functionals.variational import lagged, newton, primal_dual
+from nlflow.functionals.variational import newton, primal_dual, reweighted
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.functionals.variational.jp import Jp
 
@@ -259,7 +259,7 @@ class Ep(Jp):
             _FEWER, self._memory_limit,
         )  # fmt: skip
         floor = self.rounding(self.affinity.domain.weights.ravel() * fidelity, np.float64)
-        for count, best in enumerate(lagged.iterates(self, f, fidelity, guess), start=1):
+        for count, best in enumerate(reweighted.iterates(self, f, fidelity, guess), start=1):
             if best.value <= floor:  # a minimum of 0, near which no gap is small beside the value
                 return best.u, 0.0, 0.0, count
             if best.gap <= rtol * best.value or count == maxiter:
