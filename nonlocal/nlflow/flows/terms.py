@@ -172,7 +172,7 @@ class Reaction:
         turn = 0.6180339887498949
         if self.components is not None:  # other multiples of it for other components, so that they fill the box
             turn = turn * np.sqrt(1.0 + np.arange(self.components))
-            return low + (high - low) * np.modf((np.arange(_SAMPLES)[:, None] + 0.5) * turn)[0]
+            return np.asarray(low + (high - low) * np.modf((np.arange(_SAMPLES)[:, None] + 0.5) * turn)[0])
         shares: Floats = np.modf((np.arange(_SAMPLES) + 0.5) * turn)[0]
         return low + (high - low) * shares
 

@@ -48,9 +48,10 @@ class ImplicitStep(SplitStep):
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
         size = power_of_two(scalar(xp.max(xp.abs(b))))  # squares of very large and very small values have no float
         # Over the diagonal: a node of a large degree or fidelity is stiff by itself, and hides the others.
-        outer = lift + s * (over_channels(flow.rate, b) if flow.inner.by_nodes else flow.spectral_bounds()[1])
-        own = flow.fidelity is not None and flow.inner.by_nodes
-        relative = flow.fidelity.scaled(s / (lift + s * flow.rate)) if own else None
+        outer, relative = lift + s * flow.spectral_bounds()[1], None
+        if flow.inner.by_nodes:
+            outer = lift + s * over_channels(flow.rate, b)
+            relative = None if flow.fidelity is None else flow.fidelity.scaled(s / (lift + s * flow.rate))
         axes = tuple(range(len(flow.affinity.domain.shape)))
         rows = Rows.of(
             lambda v: lift * v + s * flow.on_free(v), relative, b, axes, outer=outer, stopped=lift / outer,
