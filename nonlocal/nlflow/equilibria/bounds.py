@@ -64,7 +64,6 @@ def diversity(flow: LinearFlow, u: Any) -> float:
 
 
 def _on_host(flow: LinearFlow) -> bool:
-    """Whether one process has all nodes."""
     return flow.affinity.whole_shape == flow.affinity.domain.shape
 
 

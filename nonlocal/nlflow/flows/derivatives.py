@@ -23,7 +23,7 @@ from nlflow.flows.integrators.base import check_admitted, check_same_flow, check
 from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.krylov import Solved, default_rtol, verdict
 
 __all__ = ["equilibrium", "minimizer", "run", "value"]
 
@@ -197,18 +197,13 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     residual = u - affinity.average(u) + fidelity.times(u - functional.observed)
     measure: Any = over_channels(affinity.measure("degree", u, by_item=True).detach(), u)
     axes = tuple(range(len(affinity.domain.shape)))
-    systems = axes if fidelity.width == 1 else (*axes, -1)  # a matrix couples the channels: they are one system then
     tolerance = default_rtol(u) if rtol is None else rtol
 
     with torch.no_grad():
         rows = Rows.of(lambda v: v - affinity.average(v) + fidelity.times(v), fidelity, u, axes)
         rows = replace(rows, weight=measure)
 
-    def run(b: Tensor, guess: Tensor, left: float) -> Solved:
-        return conjugate_gradients(
-            rows.operator, b, guess, precondition=rows.scaled, rtol=left, maxiter=maxiter, measured=rows.scaled,
-            inner=lambda a, c: (measure * a * c).sum(dim=systems, keepdim=True, dtype=torch.float64),
-        )  # fmt: skip
+    run = rows.by_conjugate_gradients(measure, maxiter, measured=rows.scaled)
 
     def solve(gradient: Tensor) -> Tensor:
         # A^T = M A M^-1.
@@ -310,7 +305,6 @@ def _sums(columns: Tensor) -> Tensor:
 
 
 def _checked(what: str, solved: Solved, rtol: float) -> Tensor:
-    """Return the solution of a system, or raise `NumericalError`."""
     success, why = verdict(solved.residual, rtol, solved.error)
     if not success:
         raise NumericalError(f"{what} is {solved.residual:.2g}{why}")

@@ -108,7 +108,6 @@ class Flow:
         return self if t == self.time else self._at_time(t)
 
     def _at_time(self, t: float) -> Self:
-        """Return a copy for another time."""
         result = copy.copy(self)
         result.time = t
         return result
@@ -244,7 +243,6 @@ class Flow:
         return card(type(self).__name__, [*rows, *shown.said(self.affinity)], *pictures)
 
     def _with(self, affinity: Affinity, u: Array) -> Self:
-        """Return a copy with this affinity, which was taken from the signal `u`."""
         result = copy.copy(self)
         result.affinity = affinity
         result._seen = u

@@ -63,7 +63,6 @@ class LinearFlow(Flow):
         self._take(affinity, fidelity)
 
     def _take(self, affinity: Affinity, fidelity: Fidelity | None) -> None:
-        """Let P and the fidelity be these."""
         self.affinity = affinity
         self.fidelity = fidelity
         alike = self.inner.by_nodes or fidelity is None or fidelity.uniform is not None
@@ -91,7 +90,6 @@ class LinearFlow(Flow):
         return self.terms.timed
 
     def _at_time(self, t: float) -> Self:
-        """Return a copy for another time."""
         result = super()._at_time(t)
         if self.terms.observed is not None:
             result.observed = self.terms.observed.at(t, self.observed)
@@ -263,7 +261,6 @@ class LinearFlow(Flow):
         return super().has_energy and self.terms.has_potential
 
     def _potential(self, affinity: Affinity, u: Array) -> float:
-        """Return the potential of the terms at u, in the measure of the flow's metric."""
         with np.errstate(over="ignore", invalid="ignore"):
             value = self.terms.potential(self.time, u, affinity.measure(self.inner.measure, u))
         if not self.inner.normalized or value == 0:
@@ -273,7 +270,6 @@ class LinearFlow(Flow):
         return math.copysign(math.exp(exponent), value) if exponent < 709 else math.inf
 
     def _replaced(self, affinity: Affinity, fidelity: Fidelity | None, u: Array) -> Self:
-        """Return a copy with this affinity, which was taken from the signal `u`."""
         result = self._with(affinity, u)
         result._take(affinity, fidelity)
         return result

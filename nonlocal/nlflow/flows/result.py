@@ -187,7 +187,6 @@ class Solution:
 
     @property
     def _shown(self) -> bool:
-        """Whether a signal is one number a node along one or two axes, which a picture can show."""
         return self.domain is not None and not self.domain.leading and self.u.shape[1:] == self.domain.shape
 
 
@@ -238,7 +237,6 @@ def write_series(solution: Any, domain: Any, path: str | os.PathLike[str]) -> No
 
 
 def _dims(domain: Any, shape: tuple[int, ...], method: str) -> tuple[str, ...]:
-    """Return the names of the axes of signals of this shape."""
     if not isinstance(domain, Domain):
         raise InputError(
             f"domain: got {type(domain).__name__}, expected the Grid, Points or Batch of the flow, which files do not "
@@ -260,7 +258,6 @@ def need_xarray(name: str) -> Any:
 
 
 def _axes(domain: Domain) -> tuple[str, ...]:
-    """Return the names of a domain's axes."""
     if isinstance(domain, Batch):
         return (*(f"batch_{axis}" for axis in range(len(domain.leading))), *_axes(domain.item))
     if len(domain.shape) == 1 and not isinstance(domain, Grid):
@@ -273,7 +270,6 @@ def _named(count: int, other: str) -> tuple[str, ...]:
 
 
 def _coordinates(domain: Domain) -> dict[str, Any]:
-    """Return positions along the axes of a grid, with their spacing, or those of scattered nodes."""
     item = domain.item
     if isinstance(item, Grid):
         names = _named(item.ndim, "axis")

@@ -224,7 +224,6 @@ def _landing(own: list[Times], t: float, output: float) -> float:
 
 
 def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
-    """Return what a result or a checkpoint says about how it was made."""
     device = "cpu" if is_numpy(u) else str(getattr(u, "device", "cpu"))
     return {
         **provenance(device, getattr(flow.affinity, "seed", None)),
@@ -234,8 +233,6 @@ def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
 
 
 class _Loop:
-    """One integration: its state, its watchers and its checkpoints."""
-
     def __init__(
         self,
         flow: Flow,
@@ -387,7 +384,6 @@ class _Loop:
         )
 
     def _during(self, share: float) -> None:
-        """Let the watchers know how much of a long step is done."""
         for watcher in self.watchers:
             self._watching(watcher.during, self.state.t, share)
 
@@ -484,7 +480,6 @@ class _Loop:
             states.save(arrays, meta)
 
     def _resume(self, resume: str | os.PathLike[str] | bool | None) -> None:
-        """Go on from a checkpoint, if there is to be one, and let checkpoints be written."""
         own = [watcher for watcher in self.watchers if isinstance(watcher, Checkpoint)]
         states: Checkpoints | None = None
         if resume is True:
@@ -506,7 +501,6 @@ class _Loop:
             watcher.bind(self.flow, self.save, self._unlike)
 
     def _unlike(self, arrays: Arrays, meta: Meta) -> str | None:
-        """Return why a checkpoint does not belong to this problem, None if it does."""
         try:
             probe, fingerprint = arrays["probe"], meta["fingerprint"]
             rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9

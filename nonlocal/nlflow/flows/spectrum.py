@@ -131,8 +131,6 @@ def _rounding(flow: LinearFlow) -> float:
 
 
 def _product(flow: LinearFlow, root: Floats, *, diffusion: bool) -> Callable[[Floats], Floats]:
-    """Return the product with A between two scalings by a root of the measure."""
-
     def product(v: Floats) -> Floats:
         return root * apply_operator(flow, (v / root)[:, None], diffusion=diffusion)[:, 0]
 
@@ -162,7 +160,6 @@ def _uniform(flow: LinearFlow) -> bool:
 
 
 def _free(flow: LinearFlow, n: int) -> NDArray[np.bool_]:
-    """Return which of n unknowns a constraint leaves free."""
     constraint = flow.terms.constraint
     return np.ones(n, bool) if constraint is None else np.repeat(~constraint.mask.ravel(), n // constraint.mask.size)
 

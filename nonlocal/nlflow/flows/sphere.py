@@ -367,7 +367,6 @@ def _length(xp: Any, v: Array) -> Array:
 
 
 def _unit(xp: Any, x: Array) -> Array:
-    """Return tokens with the length 1 that rounding has taken from them."""
     return x / _length(xp, x)
 
 

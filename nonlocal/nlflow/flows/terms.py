@@ -231,7 +231,6 @@ class Reaction:
         return bound
 
     def _steepest(self) -> float:
-        """Return the largest slope at the samples, of a coupled reaction the largest norm of a Jacobian matrix."""
         samples = self._samples()
         if self.components is None:
             return float(np.abs(self._difference(self.function, samples)).max())
@@ -378,7 +377,6 @@ class Signal:
 
 
 def _own(signal: Array) -> Array:
-    """Return a copy, which the caller does not change."""
     return namespace(signal).astype(signal, signal.dtype, copy=True)
 
 

@@ -185,8 +185,6 @@ class Tracker(ABC):
 
 
 class _Series(Tracker):
-    """A number collected over time."""
-
     def __init__(self, every: int = 1, *, interval: float | None = None, at: ArrayLike | None = None) -> None:
         super().__init__(every, interval=interval, at=at)
         self._rows: list[tuple[float, float]] = []

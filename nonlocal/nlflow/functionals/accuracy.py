@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, namespace, to_numpy
 from nlflow.functionals.fidelity import Fidelity
-from nlflow.functionals.krylov import Solved, error_allowed, gmres
+from nlflow.functionals.krylov import Solved, conjugate_gradients, error_allowed, gmres
 
 _ROUNDINGS = 4  # of a row: two products, their difference, and what averages lose
 _ROUGH = 0.5  # residual of the comparison vector
@@ -115,6 +115,24 @@ class Rows:
             )  # fmt: skip
             done += found.iterations
             return replace(found, left=None)
+
+        return run
+
+    def by_conjugate_gradients(
+        self, measure: Array | float, maxiter: int, precondition: Map | None = None, measured: Map = lambda r: r
+    ) -> Run:
+        """Return conjugate gradients in the inner product of a measure; rows over their diagonal by default."""
+        axes = (*self.axes, -1) if self.mixed else self.axes
+
+        def inner(v: Array, w: Array) -> Array:
+            xp = namespace(v)
+            return xp.sum(measure * v * w, axis=axes, keepdims=True, dtype=xp.float64)
+
+        def run(b: Array, guess: Array, rtol: float) -> Solved:
+            return conjugate_gradients(
+                self.operator, b, guess, inner=inner, precondition=precondition or self.scaled, rtol=rtol,
+                maxiter=maxiter, measured=measured,
+            )  # fmt: skip
 
         return run
 

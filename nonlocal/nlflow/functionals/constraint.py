@@ -227,7 +227,6 @@ class Held:
 
 
 def _places(nodes: NDArray[Any], shape: tuple[int, ...], size: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return the mask and the numbers of nodes, or raise `InputError`."""
     if nodes.dtype == bool:
         if nodes.shape != shape:
             raise InputError(f"nodes: got a mask of shape {nodes.shape}, expected {shape}, that of the domain")

@@ -231,7 +231,6 @@ class J:
     def _options(
         self, like: Array, rtol: float | None, maxiter: int, start: Array | None, preconditioner: str
     ) -> dict[str, Any]:
-        """Return checked arguments of `minimize`."""
         if start is not None:
             start = check_shape("start", self.affinity.check_signal("start", start), like)
         return {
@@ -440,14 +439,12 @@ def _unit(*signals: Array) -> float:
 
 
 def _product(value: float, unit: float) -> float:
-    """Return unit^2 value, or raise `NumericalError`."""
     if value * unit * unit == math.inf:
         raise NumericalError(_OVERFLOWS)
     return value * unit * unit
 
 
 def _in_range(gradient: Array) -> Array:
-    """Return a gradient that floats hold, or raise `NumericalError`."""
     xp = namespace(gradient)
     if not bool(xp.all(xp.isfinite(gradient))):
         raise NumericalError("gradient: degree or fidelity times the signal overflows; scale one of them down")

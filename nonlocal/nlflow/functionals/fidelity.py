@@ -355,11 +355,9 @@ class MatrixFidelity(Fidelity):
         return xp.reshape(scale, (*vectors[: self._split], -1, 1))
 
     def _strengths(self, v: Array) -> Array:
-        """Return the eigenvalues beside the rows of a signal."""
         return self._scale_rows(v) * self._shared(self._eigenvalues)[..., None, :]
 
     def _in_eigenvectors(self, v: Array, gain: Array) -> Array:
-        """Multiply the parts of a signal along the eigenvectors."""
         xp = namespace(v)
         vectors = self._shared(self._vectors)
         return xp.reshape((gain * (self._rows(v) @ vectors)) @ xp.matrix_transpose(vectors), v.shape)
@@ -370,7 +368,6 @@ class MatrixFidelity(Fidelity):
         return bool(getattr(self._matrices, "requires_grad", False) and sys.modules["torch"].is_grad_enabled())
 
     def _solve(self, v: Array, step: float) -> Array:
-        """Return (I + step Lambda)^-1 v from the matrices alone, in float64."""
         xp = namespace(v)
         rows = xp.astype(self._rows(v), xp.float64)
         matrices = xp.astype(self._shared(self._matrices), xp.float64)
@@ -389,7 +386,6 @@ class MatrixFidelity(Fidelity):
 
 
 def _check_nodes(excess: Array, found: Any, remedy: str) -> None:
-    """Raise `InputError` naming the node where `excess` is largest, if it is above 0 anywhere."""
     xp = namespace(excess)
     if not bool(xp.any(excess > 0)):
         return
@@ -453,7 +449,6 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
 
 
 def _check_matrices(got: tuple[int, ...], observed: Array, nodes: tuple[int, ...]) -> None:
-    """Raise `InputError` unless matrices of a shape go with the nodes and with the channels of a signal."""
     channels = int(observed.shape[-1]) if observed.ndim > len(nodes) else None
     if channels is None:
         raise InputError(

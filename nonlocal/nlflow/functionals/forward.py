@@ -97,7 +97,6 @@ class Forward:
         self._test(rtol)
 
     def _take_matrix(self, operator: Any) -> int:
-        """Take the functions of a matrix or a linear operator, and return its number of rows."""
         if hasattr(operator, "matvec") and hasattr(operator, "rmatvec"):
             forth, back = operator.matvec, operator.rmatvec
         elif hasattr(operator, "tocsr"):
@@ -207,7 +206,6 @@ def _inner(a: Array, b: Array) -> float:
 
 
 def _checked(result: Any, shape: tuple[int, ...], what: str) -> Array:
-    """Return what a function gave, if it is real, finite and of the right shape."""
     array = np.asarray(result)
     if array.dtype.kind not in "biuf":
         raise InputError(f"operator: {what} has dtype {array.dtype}, expected real numbers; stack real and imaginary "
@@ -316,7 +314,6 @@ class EA(J):
         return np.asarray(super().gradient(u, inner, average=average) + self._moved(inner, pull / measure))
 
     def _measure(self, name: str) -> Array:
-        """Return w or w d."""
         weights = np.asarray(self.affinity.domain.weights)
         return weights if name == "l2" else weights * np.asarray(self.affinity.degree)
 

@@ -27,7 +27,7 @@ from nlflow.errors import (
 )
 from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.krylov import default_rtol, verdict
 from nlflow.functionals.minimizer import Minimizer
 
 LARGEST, DEAR = 8192, 1e6
@@ -348,12 +348,7 @@ class FractionalLaplacian:
             _as(self.killing / unit, b) / diagonal, axes,
         )  # fmt: skip
 
-        def run(b: Array, guess: Array, left: float) -> Solved:
-            return conjugate_gradients(
-                rows.operator, b, guess, precondition=lambda r: precondition(r) * unit, rtol=left, maxiter=maxiter,
-                inner=lambda v, w: np.sum(v * w, axis=axes, keepdims=True, dtype=np.float64),
-            )  # fmt: skip
-
+        run = rows.by_conjugate_gradients(1.0, maxiter, lambda r: precondition(r) * unit)
         result = rows.solved(run, b, np.zeros_like(b), rtol)
         success, advice = verdict(result.residual, rtol, result.error)
         message = (
@@ -374,7 +369,6 @@ class FractionalLaplacian:
         return self._region.embed(self._check_signal("u", u), outside)
 
     def _operator(self, u: NDArray[Any]) -> NDArray[Any]:
-        """Return A u for u = 0 outside."""
         sums = self.affinity.sums(u)
         if self.grid.boundary == "periodic":
             return np.asarray(_as(self.affinity.degree * 2, u) * u - sums)
@@ -410,7 +404,6 @@ class FractionalLaplacian:
         return self._check_signal("rhs", rhs)
 
     def _solve_torus(self, b: NDArray[Any]) -> Minimizer:
-        """Return the solution of mean 0, by the transform that diagonalizes A."""
         axes = tuple(range(self.grid.ndim))
         mean = np.abs(b.mean(axis=axes)).max()
         if mean > 1e-6 * np.abs(b).max():
@@ -429,14 +422,12 @@ class FractionalLaplacian:
 
 
 def _in_range(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Return a result that floats hold, or raise `NumericalError`."""
     if not np.isfinite(values).all():
         raise NumericalError(f"{name}: so large that the result overflows; scale it down")
     return np.asarray(values)
 
 
 def _as(values: Floats, like: NDArray[Any]) -> NDArray[Any]:
-    """Return one number for each node in the dtype of a signal, broadcastable to it."""
     return values.astype(like.dtype, copy=False).reshape(values.shape + (1,) * (like.ndim - values.ndim))
 
 
@@ -453,7 +444,6 @@ def _check_grid(grid: Any) -> Grid:
 
 
 def _region(grid: Grid, inside: Any) -> Region:
-    """Return the nodes inside, from a mask or from distances."""
     if inside is None:
         if grid.size < 2:
             raise InputError("grid: got one node, expected two or more")
@@ -480,7 +470,6 @@ def _region(grid: Grid, inside: Any) -> Region:
 
 
 def _check_corrected(corrected: Any, region: Region) -> bool:
-    """Return whether to correct, or raise `InputError` where it was asked for and cannot be."""
     torus = region.grid.boundary == "periodic"
     known = not torus and (region.inside is None or (region.distance is not None and region.grid.ndim < 3))
     if corrected is None and region.distance is not None and not known:

@@ -279,7 +279,6 @@ def _parts(affinity: Affinity, like: Array) -> list[Array]:
 
 
 def _grounds(parts: list[Array], measure: Array) -> NDArray[np.float64]:
-    """Return what is 1 at the node of the largest measure of each part, and 0 elsewhere."""
     ground = np.zeros(tuple(parts[0].shape))
     for part in parts:
         ground.flat[int(np.argmax(to_numpy(part).ravel() * to_numpy(measure).ravel()))] = 1.0
@@ -366,8 +365,6 @@ Precondition = Callable[[Array], Array]
 
 
 def _conditioned(choice: Choice, change: Callable[[Precondition], Precondition]) -> dict[str, Any]:
-    """Return arguments of conjugate gradients: the preconditioners of a choice, changed."""
-
     def reconsider(done: int, residual: float) -> Precondition | None:
         other = choice.reconsider(done, residual)
         return None if other is None else change(other)
@@ -384,7 +381,6 @@ def _determined(fidelity: Fidelity, like: Array, shape: tuple[int, ...]) -> NDAr
 
 
 def _told(result: Solved, rtol: float, choice: Choice) -> Minimizer:
-    """Return the record of what conjugate gradients found, or raise `NumericalError`."""
     if not math.isfinite(result.residual):
         raise NumericalError(
             "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "

@@ -179,7 +179,6 @@ class Adaptive(Integrator):
             h = self._tolerances.rejected(memory, clipped, error)
 
     def _try(self, flow: Flow, u: Array, t: float, h: float) -> tuple[Array, float]:
-        """Return the signal after two half steps, and their error over the tolerances."""
         step, middle, end = self.integrator.step, flow.when(t + h / 2), flow.when(t + h)
         with np.errstate(over="ignore", invalid="ignore"):
             whole = step(flow, u, h)

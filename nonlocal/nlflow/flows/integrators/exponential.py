@@ -316,7 +316,6 @@ class _Modes:
         self._gains: dict[tuple[int, float, float, float], Floats] = {}
 
     def _numbers(self, flow: LinearFlow) -> tuple[float, float]:
-        """Return the rate and the fidelity of all nodes."""
         rate = 1.0 if flow.inner.normalized else math.exp(self._log_degree)
         return rate, 0.0 if flow.fidelity is None else (flow.fidelity.uniform or 0.0)
 

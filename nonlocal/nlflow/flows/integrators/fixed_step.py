@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, check_number, checked_call
@@ -191,45 +191,6 @@ class SemiImplicit(FixedStep):
 
 
 @underflowing
-class AttentionStep(Integrator):
-    """One attention layer a step, ``u <- Pu``: explicit Euler with the local step 1 / d(x) (Theorem 1 of 2312.00751).
-
-    For the J-flow in the degree metric, where the step has length 1. A convex average: always stable. Order 1.
-    """
-
-    order = 1.0
-    unit_steps = True
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: averages never leave the range of the signal. An average of one's own has Euler's limit."""
-        linear = as_linear(flow)
-        return math.inf if linear.plainly_linear else euler_limit(linear)
-
-    def unstable(self, flow: Flow, limit: float) -> str:
-        """Return what the average of one's own lacks."""
-        del flow
-        return f"flow: the longest stable step of its own average is {limit:.6g} < 1; use ExplicitEuler, which has a dt"
-
-    def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return Pu - u."""
-        return as_linear(flow).average(u) - u
-
-    def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for the L2 metric, for flows with a fidelity and for those that are more than P."""
-        _needs_degree_metric(flow, "an attention step")
-        check_made_of(flow, "average", self)
-        if as_linear(flow).fidelity is not None:
-            raise InputError(
-                "integrator: AttentionStep is for flows without fidelity; use NeutrenoStep or SemiImplicit"
-            )
-
-    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return Pu and t + 1."""
-        del target, memory
-        return as_linear(flow).average(u), t + 1
-
-
-@underflowing
 class NeutrenoStep(Integrator):
     """One NeuTRENO layer a step, ``u <- Pu + lambda~ (f - u)`` (arXiv 2312.00751, eq. 22-28).
 
@@ -239,6 +200,7 @@ class NeutrenoStep(Integrator):
 
     order = 1.0
     unit_steps = True
+    _what: ClassVar[str] = "a NeuTRENO step"
 
     def stability_limit(self, flow: Flow) -> float:
         """Return the longest stable Euler step; the layer is stable when it is above 1."""
@@ -250,8 +212,13 @@ class NeutrenoStep(Integrator):
         return _pulled_to(linear, u, linear.average(u) - u)
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for the L2 metric and flows that are more than P and a fidelity."""
-        _needs_degree_metric(flow, "a NeuTRENO step")
+        """Raise `InputError` for other metrics than that of degrees, and flows that are more than P and a fidelity."""
+        inner = as_linear(flow).inner
+        if not (inner.by_nodes and inner.normalized):
+            raise InputError(
+                f"integrator: {self._what} divides by the degree, so the flow must be in the degree metric; build it "
+                "with metric='degree'"
+            )
         check_made_of(flow, "average", self)
 
     def surely_stable(self, flow: Flow) -> bool:
@@ -277,14 +244,33 @@ class NeutrenoStep(Integrator):
         return _pulled_to(linear, u, linear.average(u)), t + 1
 
 
+@underflowing
+class AttentionStep(NeutrenoStep):
+    """One attention layer a step, ``u <- Pu``: explicit Euler with the local step 1 / d(x) (Theorem 1 of 2312.00751).
+
+    For the J-flow in the degree metric, where the step has length 1. A convex average: always stable. Order 1.
+    """
+
+    _what = "an attention step"
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return infinity: averages never leave the range of the signal. An average of one's own has Euler's limit."""
+        linear = as_linear(flow)
+        return math.inf if linear.plainly_linear else euler_limit(linear)
+
+    def unstable(self, flow: Flow, limit: float) -> str:
+        """Return what the average of one's own lacks."""
+        del flow
+        return f"flow: the longest stable step of its own average is {limit:.6g} < 1; use ExplicitEuler, which has a dt"
+
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for other metrics than that of degrees, and flows with a fidelity or more than P."""
+        super().check_kind(flow)
+        if as_linear(flow).fidelity is not None:
+            raise InputError(
+                "integrator: AttentionStep is for flows without fidelity; use NeutrenoStep or SemiImplicit"
+            )
+
+
 def _pulled_to(flow: LinearFlow, u: Array, moved: Array) -> Array:
-    """Return `moved` + phi (f - u)."""
     return moved if flow.fidelity is None or flow.observed is None else moved + flow.fidelity.times(flow.observed - u)
-
-
-def _needs_degree_metric(flow: Flow, what: str) -> None:
-    if not (as_linear(flow).inner.by_nodes and flow.inner.normalized):
-        raise InputError(
-            f"integrator: {what} divides by the degree, so the flow must be in the degree metric; build it with "
-            "metric='degree'"
-        )

@@ -12,8 +12,8 @@ from nlflow.flows.integrators.exponential import modes_of
 from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.integrators.runge_kutta import Tableau, combine
 from nlflow.flows.linear import LinearFlow, as_linear
-from nlflow.functionals.accuracy import Rows, Run
-from nlflow.functionals.krylov import Solved, conjugate_gradients, error_allowed
+from nlflow.functionals.accuracy import Rows
+from nlflow.functionals.krylov import error_allowed
 
 _MOST = 10_000  # averages for one linear system
 _GAMMA = 1 - math.sqrt(0.5)
@@ -57,7 +57,9 @@ class ImplicitStep(SplitStep):
             lambda v: lift * v + s * flow.on_free(v), relative, b, axes, outer=outer, stopped=lift / outer,
             free=flow.free,
         )  # fmt: skip
-        run = _descending(rows, over_channels(flow.measure(b), b)) if flow.symmetric else rows.by_gmres(_MOST)
+        run = rows.by_gmres(_MOST)
+        if flow.symmetric:
+            run = rows.by_conjugate_gradients(over_channels(flow.measure(b), b), _MOST, measured=rows.scaled)
         # What bounds the error by the residual holds for walkers alone, which go from node to node.
         enough, allowed = 100 * rtol, error_allowed(rtol) if flow.inner.by_nodes else math.inf
         found = rows.solved(lambda b, x, left: run(b, x, left / 100), b / size, guess / size, enough, allowed=allowed)
@@ -67,22 +69,6 @@ class ImplicitStep(SplitStep):
                 f"{found.error:.3g} of its largest value; use a smaller dt, or ETD4RK(dt)"
             )
         return size * found.x
-
-
-def _descending(rows: Rows, measure: Array) -> Run:
-    """Return conjugate gradients in a measure with the diagonal as preconditioner."""
-
-    def inner(v: Array, w: Array) -> Array:
-        xp, axes = namespace(v), None if rows.mixed else rows.axes
-        return xp.sum(measure * v * w, axis=axes, keepdims=True, dtype=xp.float64)
-
-    def run(b: Array, guess: Array, rtol: float) -> Solved:
-        return conjugate_gradients(
-            rows.operator, b, guess, inner=inner, precondition=rows.scaled, rtol=rtol, maxiter=_MOST,
-            measured=rows.scaled,
-        )  # fmt: skip
-
-    return run
 
 
 @underflowing

@@ -201,8 +201,6 @@ class RungeKutta(Integrator):
 
 @dataclass(frozen=True)
 class _Tried:
-    """What came of a step: the signal at its end, the flow and the slope there, and the error over the tolerances."""
-
     flow: Flow
     u: Array
     slope: Array

@@ -160,7 +160,6 @@ class Choice:
         return self._switched()
 
     def _switched(self) -> Operator:
-        """Return multigrid, with which further systems begin."""
         self.first = self._set_up()
         return self.first
 
@@ -189,7 +188,6 @@ class Choice:
         return Multigrid(self._affinity, self._operator, measure.reshape(size), self._values())
 
     def _values(self) -> Floats:
-        """Return phi at each node, (N,)."""
         shape = self._affinity.domain.shape
         values = np.asarray(self._fidelity.stated(np.zeros(shape)), np.float64)
         return np.broadcast_to(values, shape).reshape(-1)

@@ -52,7 +52,6 @@ def _row_sums(graph: Sparse) -> Floats:
 
 
 def _largest(graph: Sparse) -> Floats:
-    """Return the largest entry of each row, 0 for an empty one."""
     result = np.zeros(graph.shape[0])
     full = np.diff(graph.indptr) > 0
     if full.any():

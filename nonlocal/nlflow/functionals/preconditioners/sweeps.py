@@ -124,7 +124,6 @@ class Sweeps:
 
 
 def _above(squares: Floats, wanted: Floats) -> float:
-    """Return how far the largest residual is above the one that is wanted."""
     return math.sqrt(float(np.max(np.where(wanted > 0, squares / np.where(wanted > 0, wanted, 1), 0))))
 
 

@@ -243,7 +243,6 @@ class Ep(Jp):
         self, f: NDArray[Any], rigid: Floats, guess: NDArray[Any] | None, rtol: float, maxiter: int,
         misfit: Misfit | None = None,
     ) -> tuple[NDArray[Any], float, float, int]:  # fmt: skip
-        """Return the minimizer for p = 1, its value, its gap and the number of iterations."""
         dtype = self._observed.dtype
         saddle = primal_dual.minimize(
             self, f.astype(dtype), rigid, rtol=rtol, maxiter=maxiter, misfit=misfit,
@@ -268,12 +267,10 @@ class Ep(Jp):
 
     @property
     def _per_node(self) -> Floats:
-        """The fidelity, (N,), in float64."""
         shape = self.affinity.domain.shape
         return np.broadcast_to(np.asarray(self._fidelity, dtype=np.float64), shape).ravel()
 
     def _pair(self, u: Any) -> tuple[Floats, Floats]:
-        """Return u and f as (N, D) in float64."""
         signal = check_shape("u", self.affinity.check_signal("u", u), self._observed)
         return self.flat(signal), self.flat(self._observed)
 

@@ -184,7 +184,6 @@ def iterates(problem: Problem, start: Floats | None) -> Iterator[Found]:
 
 
 def _newton_step(problem: Problem, u: Floats, gradient: Floats, smoothing: float) -> Floats:
-    """Return about -H^-1 gradient."""
     product, diagonal = problem.hessian(u, smoothing)
     # In units in which the diagonal is 1: entries may span hundreds of decades.
     root = np.sqrt(diagonal)

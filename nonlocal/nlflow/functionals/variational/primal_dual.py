@@ -99,8 +99,6 @@ def minimize(
 
 
 class _Iteration:
-    """The compiled loops with what they need, and their steps."""
-
     def __init__(
         self, jp: Jp, f: NDArray[Any], rigid: Floats, start: NDArray[Any] | None, dual: NDArray[Any] | None
     ) -> None:
@@ -166,15 +164,12 @@ class _Iteration:
         saddle.gap = float(shares[:, 1].sum()) + slack
 
     def _fidelity(self, flow: Floats) -> tuple[float, float]:
-        """Return the fidelity's value and its part of the gap."""
         u = self.saddle.u
         value = 0.5 * float(np.sum(self._rigid[:, None] * (u - self._f).astype(np.float64) ** 2))
         return value, fidelity_slack(u, flow, self._rigid, self._f, self._box)
 
 
 class _Proximal(_Iteration):
-    """The same iteration with the proximal map of a misfit."""
-
     def __init__(self, misfit: Misfit, jp: Jp, *given: Any) -> None:
         super().__init__(jp, *given)
         self._misfit = misfit
@@ -201,7 +196,6 @@ class _Proximal(_Iteration):
         saddle.iterations += 1
 
     def _fidelity(self, flow: Floats) -> tuple[float, float]:
-        """Return the fidelity's value and its part of the gap."""
         u, f = self.saddle.u.astype(np.float64), self._f.astype(np.float64)
         known = np.broadcast_to(self._rigid[:, None] > 0, u.shape)
         value = float(np.sum(np.where(known, self._rigid[:, None] * self._misfit.value(u, f), 0.0)))

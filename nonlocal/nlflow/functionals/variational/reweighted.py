@@ -157,7 +157,6 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
 
 
 def _stages(p: float) -> list[float]:
-    """Return the exponents on the way from 2 to p."""
     count = int(np.ceil(abs(np.log(p - 1)) / np.log(_GROWTH)))
     return [*(1 + (p - 1) ** (np.arange(1, count) / count)).tolist(), p] if count else [p]
 
