@@ -1,7 +1,4 @@
-"""Checkpoints of an integration: what is written, which problem it belongs to, and how a run goes on from it.
-
-`nlflow.store.checkpoints` writes the files; the tracker `Checkpoint` says when.
-"""
+"""Checkpoints of an integration: what is written, and which problem it belongs to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What all flows share: where their signals live, what is measured of them, and how their kernel evolves.
 
-The kernel of an evolving flow belongs to u(t), at every t. A flow object holds the kernel of one signal. What is asked
-of a signal (`velocity`, `energy`, `speed`, `distance_to_constant`) uses the kernel of the signal that it gets.
+The kernel of an evolving flow belongs to u(t), at every t, and a flow object holds that of one signal. What is asked of
+a signal (`velocity`, `energy`, `speed`, `distance_to_constant`) uses the kernel of the signal that it gets.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class Flow:
     affinity : Affinity
         Whose P drives the flow; it also says where signals live.
     metric : str
-        The name of the inner product `inner` in which it descends, 'l2' or 'degree'.
-    inner : Metric
+        The name of the inner product `inner` (a `Metric`) in which it descends, 'l2' or 'degree'.
     observed : array or None
     symmetric : bool
         Whether there is a linear part that is self-adjoint in the flow's measure; then spectra are real.
@@ -45,13 +44,11 @@ class Flow:
     evolving : bool
         Whether the kernel is that of u(t).
     every : int
-        With 1 the kernel follows the signal. With n > 1 it is taken from the signal at every n-th step and frozen
-        between two such moments.
+        With 1 the kernel follows the signal, with n > 1 it is taken from it at every n-th step.
     applications : int
-        How often P has been applied so far, a multichannel signal counting once. Flows that come of `rebuilt` share
-        the count.
+        How often P has been applied so far, a multichannel signal counting once. Flows that come of `rebuilt` share it.
     time : float
-        The moment of the step or stage; what depends on time belongs to it. See `when`.
+        The moment of the step or stage, to which what depends on time belongs; see `when`.
     timed : bool
         Whether something depends on time beside the signal.
     during : callable
@@ -135,8 +132,8 @@ class Flow:
     def at(self, u: Array) -> Self:
         """Return the flow with the kernel that it has at the signal `u`.
 
-        Itself for a frozen kernel, and for one that is held for ``every`` > 1 steps. A flow that `rebuilt` made from
-        this very array is taken for that of `u`: do not change the array in place.
+        Itself for a kernel that is frozen or held for ``every`` > 1 steps. A flow that `rebuilt` made from this very
+        array is taken for that of `u`: do not change the array in place.
         """
         follows = self.evolving and self.every == 1
         return self.rebuilt(u) if follows and not self.is_of(u) else self

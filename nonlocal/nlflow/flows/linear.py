@@ -4,12 +4,9 @@ Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
 
     du/dt = r (Pu - u) + phi (f - u)
 
-with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does). There may be terms
-beside it: a reaction R(u), a source g(t, x), an observed signal f(t), values held at some nodes (`nlflow.flows.terms`).
-
-The kernel of an evolving flow belongs to u(t), at every t. A flow object holds the kernel of one signal: `average`,
-`diffusion` and `linear` use that one, and so are linear. `velocity` and what is measured of a signal (`energy`,
-`speed`, `distance_to_constant`) use the kernel of the signal that they get.
+with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does), and the terms of
+`nlflow.flows.terms` beside it. `average`, `diffusion` and `linear` use the kernel that a flow object holds, and so are
+linear; `velocity` and what is measured of a signal use the kernel of that signal.
 """
 
 from __future__ import annotations
@@ -36,15 +33,17 @@ from nlflow.functionals.metrics import Metric, as_metric
 class LinearFlow(Flow):
     """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
 
-    A subclass may add to `velocity`. Integrators that are made of the linear pieces refuse it then, as they refuse
-    terms (see `more_than`), and those that use `velocity` take it as it is. A subclass of another operator overrides
-    `velocity`, `linear` and `spectral_bounds` together; what integrators ask for beside A u follows from the two.
+    A subclass may add to `velocity`; integrators that are made of the linear pieces refuse it then, as they refuse
+    terms (see `more_than`). A subclass of another operator overrides `velocity`, `linear` and `spectral_bounds`
+    together; what integrators ask for beside A u follows from the two.
 
     Attributes
     ----------
     fidelity : Fidelity or None
     terms : Terms
         What there is beside the linear part: reaction, source, an observed signal that changes with time.
+    rate : array or float
+        r, that of the metric.
     """
 
     def __init__(
@@ -286,16 +285,6 @@ class LinearFlow(Flow):
         ----------
         piece : {'average', 'diffusion', 'linear'}
             What an integrator is made of, beside the fidelity.
-
-        Examples
-        --------
-        >>> from nlflow import Gaussian, GradientFlow, Grid, J, affinity
-        >>> class Reaction(GradientFlow):
-        ...     def velocity(self, u):
-        ...         return super().velocity(u) + u - u**3
-        >>> weights = affinity(Gaussian(width=1.0), Grid(5))
-        >>> GradientFlow(J(weights)).more_than("linear"), Reaction(J(weights)).more_than("linear")
-        (None, 'velocity')
         """
         return "velocity" if self.terms.words else self.overridden(piece)
 

@@ -29,8 +29,7 @@ _ROUNDING, _ROUNDING_SINGLE = 1e-11, 1e-4  # of the largest eigenvalue: residual
 def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
     """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
 
-    With a constraint between free nodes, and 0 elsewhere. Where the fidelity mixes D channels, A acts on (N D, M): the
-    channels of a node follow each other.
+    With a constraint between free nodes, and 0 elsewhere. Where the fidelity mixes D channels, A acts on (N D, M).
     """
     domain, counted = flow.affinity.domain, flow.applications
     size, width = columns.size // len(columns), len(columns) // domain.size
@@ -92,8 +91,8 @@ def extreme(
     """Return k extreme eigenvalues of a matrix that is known by its products, by Lanczos or Arnoldi iteration.
 
     From a fixed start: the same matrix has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``. The
-    residual of each is computed anew: at most 10 ``tol``, or `rounding`, times the size of the products, and at most
-    `relative` times the eigenvalue, as far as a float tells it from 0.
+    residual of each, computed anew, is at most 10 ``tol``, or `rounding`, times the size of the products, and at most
+    `relative` times the eigenvalue.
 
     Raises
     ------
@@ -167,9 +166,8 @@ def _free(flow: LinearFlow, n: int) -> NDArray[np.bool_]:
 def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
     """Return the largest eigenvalue of A = r (I - P) + phi for a symmetric flow (of r (I - P) with `diffusion`).
 
-    From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 400 nodes, and beyond that by
-    Lanczos iteration to 1e-6 relative, a few dozen averages. The value for many nodes is raised by that tolerance, so
-    that a limit computed from it is on the safe side.
+    From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 400 nodes, and beyond by
+    Lanczos iteration to 1e-6 relative, by which it is raised, so that a limit computed from it is on the safe side.
     """
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:
@@ -192,10 +190,10 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
 
 
 def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any]:
-    """Return the eigenvalues of an operator that a subclass overrides, of which nothing is known beforehand.
+    """Return the eigenvalues of an operator of one's own, of which nothing is known beforehand.
 
-    All of them up to 400 unknowns, the six of largest modulus beyond, raised by their tolerance of 1e-3: many that are
-    nearly the same, as those of a narrow kernel, are not told apart any better.
+    All of them up to 400 unknowns, beyond the six of largest modulus, raised by their tolerance of 1e-3: many that are
+    nearly the same are not told apart any better.
 
     Raises
     ------
@@ -244,9 +242,9 @@ def relaxation_rate(flow: LinearFlow) -> float:
     The smallest real part of an eigenvalue of A = r (I - P) + phi, between free nodes where there is a constraint.
     Otherwise for one fidelity at all nodes constants are left out, which neither the J-flow nor (started from f) the
     E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). From the symbol of the kernel on
-    periodic and reflecting grids; otherwise dense up to 1000 nodes. Beyond, by Lanczos iteration to 1e-4 of the rate at
-    least, mostly to 1e-8, or by Arnoldi iteration to 1e-8 of the largest one where P is not symmetric. 0 when the
-    affinity falls into parts that do not see each other.
+    periodic and reflecting grids; otherwise dense up to 1000 nodes, and beyond by Lanczos iteration to 1e-4 of the rate
+    at least, or by Arnoldi iteration where P is not symmetric. 0 when the affinity falls into parts that do not see
+    each other.
 
     Raises
     ------

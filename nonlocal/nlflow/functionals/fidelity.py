@@ -185,8 +185,7 @@ class MatrixFidelity(Fidelity):
     Parameters
     ----------
     values : array of shape ``domain.shape + (D, D)``
-        Node axes of length 1 are broadcast: ``(G, 1, D, D)`` is one matrix for each group of nodes, shared by its
-        members.
+        Node axes of length 1 are broadcast: ``(G, 1, D, D)`` is one matrix for each group of nodes.
     dtype : dtype, optional
         Precision to compute in; that of the values by default.
 
@@ -199,13 +198,10 @@ class MatrixFidelity(Fidelity):
 
     Notes
     -----
-    The eigenvectors are computed once, O(D^3) for each matrix, and serve every step length. `times` and `damped` cost
-    O(D^2) for each vector. A signal may hold several vectors of D channels side by side, which are multiplied one by
-    one.
-
-    Matrices may be tensors that require a gradient, which then is a symmetric matrix too. Where derivatives are
-    recorded, implicit steps solve with I + step Lambda itself, O(D^3) for each matrix: eigenvectors have no derivatives
-    where two eigenvalues are the same.
+    The eigenvectors are computed once, O(D^3) for each matrix; `times` and `damped` cost O(D^2) for each vector, of
+    which a signal may hold several side by side. Matrices may be tensors that require a gradient, which then is a
+    symmetric matrix too. Where derivatives are recorded, implicit steps solve with I + step Lambda itself: eigenvectors
+    have no derivatives where two eigenvalues are the same.
     """
 
     def __init__(self, values: Any, dtype: Any = None) -> None:

@@ -1,9 +1,4 @@
-"""Time discretizations of a flow, one family a module. Each declares its `order` and its `stability_limit`.
-
-`fixed_step`: explicit and semi-implicit Euler, layers as steps; `runge_kutta`: adaptive 5(4); `exponential`: Chebyshev
-expansion of the exact solution; `etd`: exponential time differencing, for what is more than linear; `imex`: implicit in
-the linear part; `adaptive`: any of those of one length with steps that follow their error.
-"""
+"""Time discretizations of a flow, one family a module. Each declares its `order` and its `stability_limit`."""
 
 from nlflow.flows.integrators.adaptive import Adaptive
 from nlflow.flows.integrators.base import Integrator, StepFailureError

@@ -17,15 +17,7 @@ from nlflow.flows.terms import TermError
 
 
 class Tolerances:
-    """A relative and an absolute tolerance of the local error.
-
-    Parameters
-    ----------
-    rtol, atol : float
-        >= 0, one of them > 0.
-    power : float
-        The error of a step of length h is proportional to h^power.
-    """
+    """Tolerances of the local error, relative and absolute, which is proportional to h^power for a step h."""
 
     def __init__(self, rtol: float, atol: float, power: float, *, needed: bool = True) -> None:
         self.rtol = check_number("rtol", rtol, minimum=0)
@@ -89,8 +81,7 @@ class Adaptive(Integrator):
 
     A step h gives u, two steps h / 2 give v, and (v - u) / (2^p - 1) estimates the error of v, with which the run goes
     on (Hairer, Norsett and Wanner 1993, section II.4, doi 10.1007/978-3-540-78862-1). It sees the error of every part
-    of the right-hand side: reactions, sources, observed signals and constraints that change with time. Three steps of
-    the method for each accepted one.
+    of the right-hand side. Three steps of the method for each accepted one, within its stability limit.
 
     Parameters
     ----------
@@ -101,10 +92,9 @@ class Adaptive(Integrator):
 
     Notes
     -----
-    Errors of steps add up, so that at the end goes with tol^(p / (p + 1)). Of flows with reactions, sources, observed
-    signals and held values, to a time of 1, it was 0.002 to 7 times tolerances from 1e-3 to 1e-11 with `ETD4RK`, and
-    0.2 to 30 times those from 1e-3 to 1e-7 with `ETD2RK` and `IMEX`, growing as they are tightened: take a method of
-    high order for tight ones. Steps stay within the stability limit of the method.
+    Errors of steps add up, so that at the end goes with tol^(p / (p + 1)). To a time of 1 it was 0.002 to 7 times
+    tolerances from 1e-3 to 1e-11 with `ETD4RK`, and 0.2 to 30 times those from 1e-3 to 1e-7 with `ETD2RK` and `IMEX`,
+    growing as they are tightened: take a method of high order for tight ones.
 
     Examples
     --------

@@ -1,8 +1,7 @@
 """The contract of an integrator.
 
 An integrator does one thing, `advance`: take the signal from t towards a target time and say where it arrived. What it
-remembers between steps (a step size, an error bound) it keeps in the dictionary handed to it, which goes
-into checkpoints.
+remembers between steps it keeps in the dictionary handed to it, which goes into checkpoints.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class StepFailureError(ArithmeticError):
 
 
 class Integrator(ABC):
-    """Contract of an integrator.
+    """Contract of an integrator; `nlflow.testing.check_integrator` runs what is promised here.
 
     Attributes
     ----------
@@ -51,10 +50,6 @@ class Integrator(ABC):
         What messages call the method; the name of its class by default.
     longer : str
         What messages advise where a step is too long, beside a shorter one.
-
-    Notes
-    -----
-    `nlflow.testing.check_integrator` runs what is promised here.
     """
 
     order: ClassVar[float]
@@ -71,10 +66,10 @@ class Integrator(ABC):
         return 1.0 if self.unit_steps else None
 
     def order_for(self, flow: Flow) -> float:
-        """Return the order that the method has for `flow`.
+        """Return the order that the method has for `flow`: 1 at most where a kernel is held for ``every`` > 1 steps.
 
-        That is `order`, but 1 at most for an evolving kernel that is held for ``every`` > 1 steps: there it is the
-        order in the time between two kernels, and a tolerance holds for each piece but not for the splitting.
+        There it is the order in the time between two kernels; a tolerance holds for each piece but not for the
+        splitting.
         """
         return min(self.order, 1.0) if flow.evolving and flow.every > 1 else self.order
 

@@ -31,25 +31,13 @@ _MOST = 2**20
 def chebyshev_coefficients(
     function: Callable[[Floats], NDArray[Any]], low: float, high: float, tol: float
 ) -> tuple[Floats, float]:
-    """Return Chebyshev coefficients of `function` on [low, high] and a bound of what they leave out.
+    """Return Chebyshev coefficients of `function` on [low, high], and a bound of what they leave out.
 
-    The shortest expansion is returned whose remainder, the sum of the moduli of all further coefficients, is at most
-    `tol`. Since |T_k| <= 1 on the interval, the remainder bounds the error for every operator with its spectrum there,
-    in the norm in which it is self-adjoint, before the operator is applied once (Trefethen, Approximation Theory and
-    Approximation Practice, ch. 8).
-
-    Parameters
-    ----------
-    function : callable
-        Of an array of points in [low, high].
-    low, high, tol : float
-
-    Returns
-    -------
-    coefficients : array
-    remainder : float
-        It includes the coefficients that were dropped since they lie at the rounding of the samples, so it may be above
-        `tol` where `tol` asks for more than float64 has.
+    The shortest expansion whose remainder, the sum of the moduli of all further coefficients, is at most `tol`. Since
+    |T_k| <= 1 on the interval, the remainder bounds the error for every operator with its spectrum there, in the norm
+    in which it is self-adjoint, before the operator is applied once (Trefethen, Approximation Theory and Approximation
+    Practice, ch. 8). It includes coefficients that were dropped since they lie at the rounding of the samples, so it
+    may be above `tol` where `tol` asks for more than float64 has.
 
     Raises
     ------
@@ -84,10 +72,7 @@ def chebyshev_coefficients(
 
 
 def _misfit(function: Callable[[Floats], NDArray[Any]], low: float, high: float, coefficients: Floats) -> float:
-    """Return how far an expansion is from its function near the lower end.
-
-    There exp(-t a) for long t is a spike that a coarse sample does not see at all, and takes for the constant 0.
-    """
+    """Return how far an expansion is from its function near the lower end, where exp(-t a) is a spike for long t."""
     angles = np.pi * np.logspace(-8, 0, 49)
     signed = coefficients * (-1.0) ** np.arange(len(coefficients))
     # A few angles at a time: the expansion may be long.
@@ -274,9 +259,8 @@ def _expansion(k: int, step: float, low: float, high: float, tol: float) -> Floa
 class ExponentialStep(SplitStep):
     """What exponential Runge-Kutta steps share: du/dt = -A u + N(u, t), exact in A for any step.
 
-    A = r (I - P) + phi is the flow's linear part between free nodes, and N the rest, `LinearFlow.drawn`. A subclass
-    defines `step` from it and `applied`, for the part of the signal that is free of a constraint. A dampens: where it
-    is not 0 the step is stable beyond its reach.
+    N is `LinearFlow.drawn`. A subclass defines `step` from it and `applied`, for the part of the signal that is free of
+    a constraint. A dampens: where it is not 0 the step is stable beyond its reach.
     """
 
     self_adjoint = True

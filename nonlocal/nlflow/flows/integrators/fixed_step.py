@@ -18,10 +18,9 @@ class FixedStep(Integrator):
     """Integrator with steps of one length, the last before a target shortened to meet it.
 
     A subclass defines `step`, its ``order`` and its `stability_limit`, to which it is held; `check_kind` refuses flows
-    that it cannot integrate. A step of more than one stage has its order for evolving kernels too if its stages call
-    `Flow.velocity`, which takes the kernel from the signal that it gets. `step` gets the flow of the moment at which it
-    begins, ``flow.time``; a stage at another moment is asked of ``flow.when(flow.time + c * dt)``, and then
-    ``takes_time`` may be True.
+    that it cannot integrate. Stages that call `Flow.velocity`, which takes the kernel from the signal that it gets,
+    keep their order for evolving kernels. `step` gets the flow of the moment at which it begins, ``flow.time``; a stage
+    at another moment is asked of ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
 
     Parameters
     ----------
@@ -98,11 +97,10 @@ class SplitStep(FixedStep):
 @checked_call
 @underflowing
 class ExplicitEuler(FixedStep):
-    """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
+    """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / (rho(A) + the bound of a reaction).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For flows that have a linear
-    part, and what is beside it. With a reaction whose slope is at most b the limit is 2 / (rho(A) + b). It is NaN, not
-    known, where `velocity` is overridden without `linear`, and for a reaction that turns (`Reaction.turns`).
+    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. The limit is NaN, not known,
+    where `velocity` is overridden without `linear`, and for a reaction that turns (`Reaction.turns`).
 
     Parameters
     ----------
