@@ -26,7 +26,6 @@ from nlflow.errors import (
     NlflowWarning,
     NumericalError,
     StabilityError,
-    check_floats,
     check_number,
     checked_call,
 )
@@ -45,7 +44,7 @@ from nlflow.flows.integrators import Exponential, RungeKutta, StepFailureError
 from nlflow.flows.integrators.base import SLACK, Integrator, check_admitted, check_same_flow, check_terms
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.result import Solution, Status
-from nlflow.flows.trackers import SAME, Checkpoint, Progress, Times, Tracker
+from nlflow.flows.trackers import SAME, Checkpoint, Progress, Times, Tracker, increasing
 from nlflow.store.checkpoints import Checkpoints
 from nlflow.store.storage import Arrays, Meta
 
@@ -209,9 +208,7 @@ def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
     end = None if t is None else check_number("t", t, minimum=0)
     if t_eval is None:
         return np.array([0.0, end]) if end else np.array([0.0])
-    times = check_floats("t_eval", t_eval, ndim=1)
-    if times[0] < 0 or np.any(np.diff(times) <= 0):
-        raise InputError(f"t_eval: got {times.tolist()[:6]}, expected increasing times >= 0")
+    times = increasing("t_eval", t_eval)
     if end is not None and times[-1] > end:
         raise InputError(f"t_eval: got {times[-1]:g} after the end time t={end:g}; leave it out or raise t")
     return np.append(times, end) if end is not None and times[-1] < end else times

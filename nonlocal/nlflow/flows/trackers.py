@@ -61,7 +61,7 @@ class Times:
     def __init__(self, every: int = 1, interval: float | None = None, at: ArrayLike | None = None) -> None:
         self.every = check_integer("every", every, minimum=1)
         self.interval = None if interval is None else check_number("interval", interval, minimum=0, strict=True)
-        self.at = None if at is None else _increasing(at)
+        self.at = None if at is None else increasing("at", at)
         given = [name for name, value in (("interval", self.interval), ("at", self.at)) if value is not None]
         if len(given) == 2 or (given and every != 1):
             names = given if len(given) == 2 else ["every", *given]
@@ -124,10 +124,11 @@ class Times:
         return "" if self.at is None else f"at={self.at.tolist()!r}"
 
 
-def _increasing(at: Any) -> NDArray[np.float64]:
-    times = check_floats("at", at, ndim=1)
+def increasing(name: str, given: Any) -> NDArray[np.float64]:
+    """Return times that increase, or raise `InputError`."""
+    times = check_floats(name, given, ndim=1)
     if times[0] < 0 or np.any(np.diff(times) <= 0):
-        raise InputError(f"at: got {times.tolist()[:6]}, expected increasing times >= 0")
+        raise InputError(f"{name}: got {times.tolist()[:6]}, expected increasing times >= 0")
     return times
 
 

@@ -19,9 +19,9 @@ from nlflow._array import over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
 from nlflow.functionals.energies import J, check_shape
-from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol
 from nlflow.functionals.metrics import Metric, as_metric
-from nlflow.functionals.minimizer import Minimizer
+from nlflow.functionals.minimizer import Minimizer, told
 
 Array = NDArray[Any]
 Map = Callable[[Array], Any]
@@ -364,7 +364,7 @@ class EA(J):
             operator, self.forward.adjoint(self.data.astype(dtype)) / self.sigma**2, guess, inner=total,
             precondition=lambda r: r / diagonal, rtol=rtol, maxiter=maxiter,
         )  # fmt: skip
-        return told(found, rtol)
+        return _told(found, rtol)
 
 
 def total(a: Array, b: Array) -> Array:
@@ -372,13 +372,10 @@ def total(a: Array, b: Array) -> Array:
     return np.asarray(np.sum(a * b, dtype=np.float64, keepdims=True))
 
 
-def told(found: Solved, rtol: float) -> Minimizer:
-    """Return the record of what conjugate gradients found, or raise `NumericalError`."""
+def _told(found: Solved, rtol: float) -> Minimizer:
     if not math.isfinite(found.residual):
         raise NumericalError("operator: conjugate gradients broke down; scale the operator, the data or sigma")
-    success, advice = verdict(found.residual, rtol)
-    message = f"residual {found.residual:.3g} after {found.iterations} iterations{advice}"
-    return Minimizer(found.x, found.residual, found.iterations, success, message)
+    return told(found, rtol)
 
 
 def nearest(forward: Forward, data: Array, near: Array, pull: float, rtol: float, maxiter: int) -> Minimizer:
@@ -393,4 +390,4 @@ def nearest(forward: Forward, data: Array, near: Array, pull: float, rtol: float
         lambda v: forward.adjoint(forward.apply(v)) + v * near.dtype.type(pull), right, 0 * near, inner=total,
         precondition=lambda r: r, rtol=rtol, maxiter=maxiter,
     )  # fmt: skip
-    return replace(told(found, rtol), u=near + found.x)
+    return replace(_told(found, rtol), u=near + found.x)

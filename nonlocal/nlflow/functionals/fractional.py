@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -27,8 +28,8 @@ from nlflow.errors import (
 )
 from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.krylov import default_rtol, verdict
-from nlflow.functionals.minimizer import Minimizer
+from nlflow.functionals.krylov import default_rtol
+from nlflow.functionals.minimizer import Minimizer, told
 
 LARGEST, DEAR = 8192, 1e6
 """The matrix is formed for at most this many nodes of the strip (512 MiB), whose cube is at most 1e6 N."""
@@ -350,14 +351,9 @@ class FractionalLaplacian:
 
         run = rows.by_conjugate_gradients(1.0, maxiter, lambda r: precondition(r) * unit)
         result = rows.solved(run, b, np.zeros_like(b), rtol)
-        success, advice = verdict(result.residual, rtol, result.error)
-        message = (
-            f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: capacitance "
-            f"matrix of {precondition.size} nodes"
-        )
+        found = told(result, rtol, f"capacitance matrix of {precondition.size} nodes")
         with np.errstate(over="ignore"):
-            u = _in_range("rhs", result.x / unit * size)
-        return Minimizer(u, result.residual, result.iterations, success, message)
+            return replace(found, u=_in_range("rhs", result.x / unit * size))
 
     @cached_property
     def _capacitance(self) -> Capacitance:

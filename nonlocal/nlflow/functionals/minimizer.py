@@ -386,8 +386,12 @@ def _told(result: Solved, rtol: float, choice: Choice) -> Minimizer:
             "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "
             "float has; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
         )
+    return told(result, rtol, choice.used)
+
+
+def told(result: Solved, rtol: float, used: str = "") -> Minimizer:
+    """Return the record of what conjugate gradients found, with a preconditioner that has a name."""
     success, advice = verdict(result.residual, rtol, result.error)
-    message = (
-        f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: {choice.used}"
-    )
+    message = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
+    message += f"; preconditioner: {used}" if used else ""
     return Minimizer(result.x, result.residual, result.iterations, success, message)

@@ -1,11 +1,10 @@
 """Time discretizations of a flow, one family a module. Each declares its `order` and its `stability_limit`."""
 
-from nlflow.flows.integrators.adaptive import Adaptive
 from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential
 from nlflow.flows.integrators.fixed_step import AttentionStep, ExplicitEuler, FixedStep, NeutrenoStep, SemiImplicit
 from nlflow.flows.integrators.imex import IMEX, ConvexSplitting
-from nlflow.flows.integrators.runge_kutta import RungeKutta
+from nlflow.flows.integrators.runge_kutta import Adaptive, RungeKutta
 
 __all__ = [
     "ETD2RK",

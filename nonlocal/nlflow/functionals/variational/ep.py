@@ -159,7 +159,8 @@ class Ep(Jp):
         f = self._observed
         single = f.dtype == np.float32
         rtol = check_number("rtol", (1e-4 if single else 1e-6) if rtol is None else rtol, minimum=0, strict=True)
-        maxiter = check_integer("maxiter", self._most() if maxiter is None else maxiter, minimum=1)
+        most = 20_000 if self.p == 1 else 300 if self.p <= 2 else 1000
+        maxiter = check_integer("maxiter", most if maxiter is None else maxiter, minimum=1)
         known = self._per_node > 0
         if not known.any():
             raise InputError(
@@ -188,8 +189,11 @@ class Ep(Jp):
         limit = np.finfo(f.dtype).max * 1e-8
         if not (fidelity < limit).all():
             raise NumericalError("fidelity: overflows in units of the signal's size; use a smaller one")
-        solve = self._total_variation if self.p == 1 else self._p_laplacian
-        u, value, gap, iterations = solve(scaled, fidelity, guess, rtol, maxiter)
+        if self.p == 1:
+            rigid = self.affinity.domain.weights.ravel() * fidelity
+            u, value, gap, iterations = self._saddle(scaled, rigid, guess, rtol, maxiter)
+        else:
+            u, value, gap, iterations = self._p_laplacian(scaled, fidelity, guess, rtol, maxiter)
         relative = gap / value if value > 0 else 0.0
         success, advice = verdict(relative, rtol)
         if not success and self.p > 1:
@@ -201,9 +205,6 @@ class Ep(Jp):
             value = math.inf
         u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
         return CertifiedMinimizer(u, relative, iterations, success, message, value)
-
-    def _most(self) -> int:
-        return 20_000 if self.p == 1 else 300 if self.p <= 2 else 1000
 
     def _with_misfit(
         self, misfit: Misfit, flat: Floats, shift: Floats, size: float, guess: Floats | None, rtol: float, maxiter: int
@@ -233,11 +234,6 @@ class Ep(Jp):
         value = math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
         u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
         return CertifiedMinimizer(u, relative, count, success, message, value)
-
-    def _total_variation(
-        self, f: NDArray[Any], fidelity: NDArray[Any], guess: NDArray[Any] | None, rtol: float, maxiter: int
-    ) -> tuple[NDArray[Any], float, float, int]:
-        return self._saddle(f, self.affinity.domain.weights.ravel() * fidelity, guess, rtol, maxiter)
 
     def _saddle(
         self, f: NDArray[Any], rigid: Floats, guess: NDArray[Any] | None, rtol: float, maxiter: int,
