@@ -54,13 +54,8 @@ class Equilibrium(Minimizer):
 class System:
     """r (I - P) u + phi u = phi f at free nodes, u having the values of a constraint at others; centred and scaled.
 
-    Attributes
-    ----------
-    phi : array of shape (N, 1)
-        0 without a fidelity, and at nodes that are not free.
-    f : array of shape (N, D)
-        The observed signal, or the values that are held, over `size`, less `shift`.
-    free : array of bool of shape (N,)
+    phi (N, 1) is 0 without a fidelity and at nodes that are not free; f (N, D) is the observed signal, or the values
+    that are held, over `size`, less `shift`.
     """
 
     def __init__(self, flow: LinearFlow, like: Array) -> None:

@@ -322,18 +322,7 @@ class TermError(NumericalError):
 
 
 class Signal:
-    """A signal that may change with time: an array, or a callable of t, or of t and the nodes.
-
-    Parameters
-    ----------
-    name : str
-        What messages call it.
-    given : array or callable
-        A callable gets t as a float and, where it takes two arguments, the nodes x of shape (N, m), in the dtype of the
-        flow's signal.
-    affinity : Affinity
-        Whose nodes it is on.
-    """
+    """A signal that may change with time: an array, or a callable of t, or of t and the nodes x of shape (N, m)."""
 
     def __init__(self, name: str, given: Any, affinity: Affinity) -> None:
         self.name = name
@@ -382,17 +371,7 @@ def _own(signal: Array) -> Array:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a flow has beside its linear part.
-
-    Attributes
-    ----------
-    reaction : Reaction or None
-    source : Signal or None
-    observed : Signal or None
-        The observed signal of the fidelity, where it changes with time.
-    constraint : Held or None
-        Values at some nodes.
-    """
+    """What a flow has beside its linear part; `observed` is that of its fidelity, where it changes with time."""
 
     reaction: Reaction | None = None
     source: Signal | None = None

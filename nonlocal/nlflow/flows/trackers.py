@@ -42,20 +42,9 @@ SAME = 1e-12  # relative: times closer than this are one; far above their roundi
 
 
 class Times:
-    """When a tracker looks.
+    """When a tracker looks: after `every` steps, at the start and at the end; or at times of its own.
 
-    Parameters
-    ----------
-    every : int
-        After this many steps, at the start and at the end. Only where neither of the others is given.
-    interval : float, optional
-        At 0, interval, 2 interval, ... up to the end.
-    at : array_like, optional
-        At these times, which increase.
-
-    Raises
-    ------
-    InputError
+    These are 0, interval, 2 interval, ... up to the end, or increasing times `at`.
     """
 
     def __init__(self, every: int = 1, interval: float | None = None, at: ArrayLike | None = None) -> None:
@@ -73,14 +62,7 @@ class Times:
         return self.interval is not None or self.at is not None
 
     def check(self, end: float, whole: str | None) -> None:
-        """Raise `InputError` for times that a run to `end` does not reach.
-
-        Parameters
-        ----------
-        end : float
-        whole : str or None
-            The name of an integrator whose steps have length 1.
-        """
+        """Raise `InputError` for times that a run to `end` does not reach; steps of `whole` have length 1."""
         if self.interval is not None:
             if self.interval < SAME * end:
                 raise InputError(
@@ -354,15 +336,7 @@ class Checkpoint(Tracker):
         self._together(flow, lambda: self._lock.enter_context(locked(self.path, "path")))
 
     def bind(self, flow: Flow, write: Callable[[Checkpoints], None], fits: Fits) -> None:
-        """Take the function of the time loop that writes its state.
-
-        Parameters
-        ----------
-        flow : Flow
-        write : callable
-            Gets what to write to.
-        fits : callable
-            Tells whether a checkpoint is of the same problem; see `nlflow.store.checkpoints.Checkpoints.load`.
+        """Take the function of the time loop that writes its state, and what tells whether a checkpoint fits.
 
         Raises
         ------

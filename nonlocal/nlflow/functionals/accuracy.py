@@ -41,12 +41,8 @@ class Rows:
 
     Attributes
     ----------
-    operator : callable
-        v to A v.
-    scaled : callable
-        Rows over their entry of D (D is a matrix where channels are mixed).
-    diagonal : callable
-        v to D v.
+    operator, scaled, diagonal : callable
+        v to A v; rows over their entry of D (a matrix where channels are mixed); v to D v.
     stopped : array or float
         k / D, or a lower bound of it, broadcastable to signals.
     axes : tuple of int
@@ -58,7 +54,7 @@ class Rows:
     eps : float
         Unit of rounding of the operator, where it is larger than that of signals.
     weight : array or float
-        What a solution is multiplied by in the end, broadcastable to it: its largest value is that of the product.
+        What a solution is multiplied by in the end: its largest value is that of the product.
     """
 
     operator: Map
@@ -140,19 +136,11 @@ class Rows:
         self, run: Run, b: Array, start: Array, rtol: float, beside: Array | float = 0.0, compare: Run | None = None,
         allowed: float | None = None,
     ) -> Solved:  # fmt: skip
-        """Solve A x = b until its error is known to be within what `rtol` allows, or rounding is all that is left.
+        """Solve A x = b until its error is known to be within what is allowed, or rounding is all that is left.
 
-        Parameters
-        ----------
-        run : callable
-        b, start : array
-        rtol : float
-        beside : array or float
-            The size of the data that x is a deviation from, of each channel: a hundredth of it counts as large.
-        compare : callable, optional
-            Solves for the comparison vector, where that is another system.
-        allowed : float, optional
-            The relative error that is allowed, that of `error_allowed` by default.
+        `beside` is the size of the data that x is a deviation from, of each channel: a hundredth of it counts as large.
+        `compare` solves for the comparison vector, where that is another system. The relative error that is `allowed`
+        is that of `error_allowed` by default.
         """
         allowed = error_allowed(rtol) if allowed is None else allowed
         if allowed == math.inf:  # nobody asks for a bound

@@ -111,7 +111,7 @@ def conjugate_gradients(
     Returns
     -------
     Solved
-        Its residual is recomputed from `x`, not the recursive one; infinite or NaN where the iteration broke down.
+        Its residual is recomputed from `x`; infinite or NaN where the iteration broke down.
     """
     xp = namespace(b)
     told = measured(b)
@@ -206,13 +206,7 @@ def gmres(
     restart : int
         Largest dimension of the Krylov spaces, which take ``8 restart N D`` bytes.
     inner : callable
-        Inner products of two arrays, one number for each system, shape (systems,), broadcastable to `b`; float64. Each
-        column is a system by default.
-
-    Returns
-    -------
-    Solved
-        Its residual is recomputed from `x`.
+        Inner products of two arrays in float64, one number for each system, shape (systems,), broadcastable to `b`.
     """
     xp = namespace(b)
 

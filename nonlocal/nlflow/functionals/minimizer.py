@@ -52,19 +52,8 @@ def minimize(
 ) -> Minimizer:
     """Return the minimizer u of E, ((I - P) + phi) u = phi f, by preconditioned conjugate gradients.
 
-    Parameters
-    ----------
-    affinity : Affinity
-        Of K.
-    fidelity : Fidelity
-        phi, that of the degree metric, in whose inner product the system is self-adjoint.
-    f : array
-    start : array, optional
-        First guess.
-    rtol : float
-    maxiter : int
-    name : str
-        Of the preconditioner; see `nlflow.E.minimizer`.
+    phi is the fidelity of the degree metric, in whose inner product the system is self-adjoint; `name` is that of a
+    preconditioner, see `nlflow.E.minimizer`.
     """
     xp = namespace(f)
     measure = over_channels(affinity.measure("degree", f, by_item=True), f)
@@ -135,8 +124,8 @@ def minimize_held(
     """Return the minimizer u of E among the signals with the values of a constraint.
 
     With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f - ((I - P) + phi) g), u = v + g, less a
-    constant. Self-adjoint and positive between the free nodes, which conjugate gradients never leave. Arguments are
-    those of `minimize`, with a fidelity that may be 0 everywhere; a source s / d is added to the right-hand side.
+    constant. Self-adjoint and positive between the free nodes, which conjugate gradients never leave. The fidelity may
+    be 0 everywhere; a source s / d is added to the right-hand side.
     """
     if held.timed:
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
@@ -184,7 +173,7 @@ def minimize_source(
     """Return the minimizer u of J(u) - sum_i w_i s_i . u_i, (I - P) u = s / d, with mean 0 in the degree measure.
 
     That is the limit of the minimizers of E with f = s / lambda as lambda falls to 0. On a graph of several connected
-    components both s and u have mean 0 on each. Arguments are those of `minimize`; s is the source in the measure w.
+    components both s and u have mean 0 on each.
     """
     if name == "transform":
         raise InputError("preconditioner: got 'transform', expected another one with a source")
@@ -286,19 +275,11 @@ def _grounds(parts: list[Array], measure: Array) -> NDArray[np.float64]:
 
 
 def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimizer:
-    """Return the minimizer of E for a dense affinity by Cholesky's method; arguments are those of `minimize`.
+    """Return the minimizer of E for a dense affinity by Cholesky's method, N^3 / 3 operations.
 
     ((1 + phi) I - S) v = phi m^1/2 f with S_ij = (P_ij P_ji)^1/2 and v = m^1/2 u. Off its diagonal nothing is positive,
     so neither the factor nor the solution for f >= 0 has a sum in which terms cancel, and each u_i keeps its digits,
-    however small it is beside the others. N^3 / 3 operations.
-
-    Raises
-    ------
-    InputError
-        For another affinity than a dense one of NumPy features, and a fidelity that is not one number > 0 a node.
-    MemoryLimitError
-    NumericalError
-        Where rounding makes the matrix singular.
+    however small it is beside the others.
     """
     from scipy.linalg import cho_factor, cho_solve
 

@@ -46,21 +46,9 @@ _QUICK = 16  # iterations with the diagonal below which it is not
 class Choice:
     """Which preconditioner conjugate gradients begin with, and which they go on with.
 
-    Parameters
-    ----------
-    affinity : Affinity
-        Of K.
-    fidelity : Fidelity
-        phi, that of the degree metric.
-    operator : callable
-        v to ((I - P) + phi) v.
-    like : array
-        A signal.
-    name : one of `PRECONDITIONERS`, or 'direct'
-    rtol : float
-    held : array of bool of shape ``domain.shape``, optional
-        Nodes of a constraint, which elimination and sweeps take into account.
-    maxiter : int
+    ``auto`` looks at iterations, never at a clock, so the same system always gets the same one. `fidelity` is that of
+    the degree metric, `operator` maps v to ((I - P) + phi) v, `like` is a signal, and `held` are the nodes of a
+    constraint, which elimination and sweeps take into account.
 
     Raises
     ------
@@ -68,10 +56,6 @@ class Choice:
         For one that does not exist for this system.
     MemoryLimitError
         When multigrid or elimination is asked for and its set-up would pass the limit; ``auto`` does without it then.
-
-    Notes
-    -----
-    ``auto`` looks at iterations, never at a clock, so the same system always gets the same one.
     """
 
     def __init__(

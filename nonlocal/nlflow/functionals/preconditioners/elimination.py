@@ -34,25 +34,14 @@ class Elimination:
     is 0 at S, and r + c sums to 0 over each component (the capacitance matrix; Buzbee, Dorr, George and Golub 1971, doi
     10.1137/0708066).
 
-    Parameters
-    ----------
-    affinity : SparseAffinity
-        Symmetric (of K).
-    phi : array of shape (N,)
-        The fidelity lambda~ at each node, float64.
-    held : array of bool of shape (N,), optional
-        Nodes at which the solution is 0; at least one in each component without a fidelity.
+    The time depends on the fill. For ten neighbours: 7 ms for 1800 pictures of digits, 0.3 s and 1.6 million entries
+    for 4000 points in 50 dimensions (a fifth of a full triangle), 0.7 s and 4.4 million for 100 000 points in a plane.
 
     Raises
     ------
     LostDigitsError
         Where elimination loses the digits of a pivot: parts of the graph are tied to each other by edges that are
         nothing beside those within them.
-
-    Notes
-    -----
-    The time depends on the fill. For ten neighbours: 7 ms for 1800 pictures of digits, 0.3 s and 1.6 million entries
-    for 4000 points in 50 dimensions (a fifth of a full triangle), 0.7 s and 4.4 million for 100 000 points in a plane.
     """
 
     name = "direct"

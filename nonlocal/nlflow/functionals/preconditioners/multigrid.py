@@ -192,22 +192,8 @@ class Multigrid:
     edges of next to no weight are respected wherever they run. Coarse matrices are those of Galerkin. Coarse grids are
     visited twice from each finer one (W-cycle), with a step of damped Jacobi before and after. A cycle takes two
     products with the finest operator, which is applied through averages, so that its matrix is not kept. What remains
-    are O(N) numbers; the edges of K, 8 bytes each in float32 and 12 in float64, are held during the set-up alone.
-
-    Parameters
-    ----------
-    affinity : Affinity
-        Symmetric (of K), for which `choice.has_multigrid` is true.
-    operator : callable
-        v to ((I - P) + phi) v.
-    measure : array of shape (N,)
-        m, float64.
-    phi : array of shape (N,)
-        The fidelity lambda~ at each node, float64.
-
-    Notes
-    -----
-    No part depends on the number of threads. Ties between nodes are broken by fixed pseudo-random numbers.
+    are O(N) numbers; the edges of K, 8 bytes each in float32 and 12 in float64, are held during the set-up alone. No
+    part depends on the number of threads.
     """
 
     name = "multigrid"

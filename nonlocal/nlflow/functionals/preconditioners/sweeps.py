@@ -26,19 +26,6 @@ class Sweeps:
     and ten classes one takes a sixth of the time that SciPy takes for a product. They end at a residual so small that
     the iterations around them, which are in the signal's own precision, see a linear map; these make up for float32.
 
-    Parameters
-    ----------
-    affinity : SparseAffinity
-        Symmetric (of K).
-    phi : array of shape (N,)
-        The fidelity lambda~ at each node, float64.
-    rtol : float
-        Of the iterations around it.
-    maxiter : int
-        Iterations of all calls.
-    held : array of bool of shape (N,), optional
-        Nodes at which the solution is 0.
-
     Attributes
     ----------
     iterations : int

@@ -15,14 +15,9 @@ from nlflow.domains import Grid
 
 
 class Diagonal:
-    """Functions of a translation-invariant P, by the transform that diagonalizes it.
+    """Functions of a translation-invariant P (`choice.has_transform`), by the transform that diagonalizes it.
 
     On a periodic grid the real Fourier transform, on a reflecting one the cosine transform of type 2; O(N log N).
-
-    Parameters
-    ----------
-    affinity : Affinity
-        For which `choice.has_transform` is true.
     """
 
     def __init__(self, affinity: Affinity) -> None:
@@ -55,17 +50,9 @@ class Diagonal:
 
 
 class Transform(Diagonal):
-    """The inverse of (I - P) + phi_0 for a translation-invariant P, by the transform that diagonalizes it.
+    """The inverse of (I - P) + phi_0 with phi_0 > 0, by the transform that diagonalizes P.
 
-    With a uniform fidelity phi_0 the inverse is exact; between phi_0 / a and a phi_0 the condition number is at most
-    a^2.
-
-    Parameters
-    ----------
-    affinity : Affinity
-        For which `choice.has_transform` is true.
-    phi : float
-        phi_0 > 0.
+    With a uniform fidelity phi_0 it is exact; between phi_0 / a and a phi_0 the condition number is at most a^2.
     """
 
     name = "transform"

@@ -29,14 +29,12 @@ class CertifiedMinimizer(Minimizer):
 
     Attributes
     ----------
-    u : array
-        Shaped like the observed signal, in its dtype.
+    u, iterations, message
+        See `Minimizer`.
     residual : float
         Relative duality gap: the minimum is at least ``(1 - residual) * value``.
-    iterations : int
     success : bool
         Whether the gap is within the tolerance.
-    message : str
     value : float
         The functional at `u`.
     """
@@ -58,12 +56,7 @@ def bounding_box(u: NDArray[Any], f: NDArray[Any], rigid: NDArray[Any]) -> NDArr
 def fidelity_slack(u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArray[Any], box: NDArray[Any]) -> float:
     """Return G(u) + G*(-flow) + <u, flow> for the fidelity G restricted to a box, a sum of terms >= 0.
 
-    Parameters
-    ----------
-    u, flow, f : array of shape (N, D)
-        Signal, divergence D'q of the dual field, and observed signal.
-    rigid : array of shape (N,)
-    box : array of shape (2, D)
+    Of a signal u (N, D), the divergence D'q of the dual field, rigidities (N,), the observed f, and a box (2, D).
     """
     stiff = np.asarray(rigid, dtype=np.float64)[:, None]
     target, here = f.astype(np.float64), u.astype(np.float64)

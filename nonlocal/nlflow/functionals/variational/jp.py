@@ -34,13 +34,6 @@ def edge_loop(name: str, dtype: Any = np.float64) -> Any:
 class Graph:
     """Edges i -> j with weights W_ij = w_i w_j K_ij, each kept at both of its ends.
 
-    Parameters
-    ----------
-    affinity : Affinity
-        Of k; its edges are listed by `Affinity.edges`.
-    memory_limit : float, optional
-        Bytes.
-
     Attributes
     ----------
     starts : array of shape (N + 1,)

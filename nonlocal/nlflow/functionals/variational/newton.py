@@ -38,20 +38,9 @@ class Found:
 
 @dataclass
 class Problem:
-    """a J_p(u) + sum_i r_i g(u_i, f_i), and its derivatives.
+    """a J_p(u) + sum_i r_i g(u_i, f_i), and its derivatives, for an f (N, D) of size about 1.
 
-    Attributes
-    ----------
-    jp : Jp
-    f : array of shape (N, D)
-        Of size about 1.
-    rigid : array of shape (N,)
-        r, somewhere > 0.
-    misfit : Misfit
-    factor : float
-        a.
-    dual : array of shape (N, D), or 0
-        Of moduli 1 at most; about the slope of the misfit, see `Misfit.bent`.
+    `rigid` is r, `factor` a, and `dual` a field of moduli 1 at most, about the slope of the misfit (`Misfit.bent`).
     """
 
     jp: Jp

@@ -56,22 +56,10 @@ def minimize(
     memory_limit: float | None = None,
     misfit: Misfit | None = None,
 ) -> Saddle:
-    """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2, or J_1(u) + sum_i r_i g(u_i, f_i), in the dtype of `f`.
+    """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2, or J_1(u) + sum_i r_i g(u_i, f_i), in the dtype of `f` (N, D).
 
-    Parameters
-    ----------
-    jp : Jp
-        Its p is taken to be 1.
-    f : array of shape (N, D)
-    rigid : array of shape (N,)
-        r_i = w_i lambda_i >= 0, somewhere > 0.
-    rtol : float
-        Stop when the duality gap is at most this times the value; looked at every 10 iterations.
-    maxiter : int
-    start, dual : array, optional
-        First guesses, not changed.
-    misfit : Misfit, optional
-        g, known by its proximal map; squares by default, whose steps are compiled as a whole.
+    Stops when the duality gap, which is looked at every 10 iterations, is at most `rtol` times the value. `start` and
+    `dual` are first guesses. A misfit g is known by its proximal map; steps for squares are compiled as a whole.
     """
     bytes_an_edge = 2 * f.shape[1] * f.dtype.itemsize + (8 + f.dtype.itemsize if jp.isotropic else 0)
     check_memory(
