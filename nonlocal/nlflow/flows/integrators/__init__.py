@@ -4,7 +4,7 @@ from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential
 from nlflow.flows.integrators.fixed_step import AttentionStep, ExplicitEuler, FixedStep, NeutrenoStep, SemiImplicit
 from nlflow.flows.integrators.imex import IMEX, ConvexSplitting
-from nlflow.flows.integrators.runge_kutta import Adaptive, RungeKutta
+from nlflow.flows.integrators.runge_kutta import Adaptive, RungeKutta, Tableau
 
 __all__ = [
     "ETD2RK",
@@ -21,4 +21,5 @@ __all__ = [
     "RungeKutta",
     "SemiImplicit",
     "StepFailureError",
+    "Tableau",
 ]

@@ -80,7 +80,7 @@ def weighted(error: Array, scale: Array) -> float:
 
 @dataclass(frozen=True)
 class Tableau:
-    """The coefficients of a Runge-Kutta method, and what is known of it.
+    """The coefficients of a Runge-Kutta method of stages one after another, and what is known of it.
 
     Attributes
     ----------
