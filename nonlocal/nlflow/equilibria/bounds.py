@@ -1,9 +1,8 @@
 """How much of a signal an equilibrium keeps, and the fidelities between which it is one (Proposition 1).
 
-In the measure m of the flow (w in the L2 metric, w d in the degree metric; the stationary law for a P that is not
-symmetric) the equilibrium of an E-flow has the mean of f, and its deviation from it, the diversity, lies between
-lambda / (lambda + mu_max) and lambda / (lambda + mu_2) times that of f, with the largest and the smallest nonzero
-eigenvalue of the flow's operator r (I - P). So it is constant exactly when f is.
+In the measure m of the flow (the stationary law for a P that is not symmetric) the equilibrium of an E-flow has the
+mean of f, and its deviation from it, the diversity, lies between lambda / (lambda + mu_max) and lambda / (lambda +
+mu_2) times that of f. So it is constant exactly when f is.
 """
 
 from __future__ import annotations
@@ -94,10 +93,10 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
 
     lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P), for one
     fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors, up to rounding, by which they
-    are moved apart. For a P that is not symmetric
-    the extreme singular values of (1 + lambda~) I - P on deviations from the mean take their place, in the norm of
-    `diversity`: exact up to 1000 nodes, and lambda~ / (lambda~ + 2) and 1 beyond, which hold in L2(pi) for every chain.
-    (In another norm, for causal attention, the upper bound can be above 1.)
+    are moved apart. For a P that is not symmetric the extreme singular values of (1 + lambda~) I - P on deviations from
+    the mean take their place, in the norm of `diversity`: exact up to 1000 nodes, and lambda~ / (lambda~ + 2) and 1
+    beyond, which hold in L2(pi) for every chain. (In another norm, for causal attention, the upper bound can be above
+    1.)
 
     Parameters
     ----------
@@ -146,13 +145,7 @@ def _check_irreducible(flow: LinearFlow) -> None:
 
 
 def _singular_values(flow: LinearFlow, fidelity: float) -> Floats:
-    """Return the singular values of I - P + fidelity on signals with pi^T v = 0, decreasing, in the norm of diversity.
-
-    Raises
-    ------
-    InputError
-        For a single node, where all such signals are 0.
-    """
+    """Return those of I - P + fidelity on signals with pi^T v = 0, decreasing, in the norm of diversity."""
     chain = MarkovChain(flow.affinity)
     if chain.states == 1:
         raise InputError("affinity: got a single node, expected at least two: one has no diversity")

@@ -1,7 +1,7 @@
 """Derivatives of functionals, flows and equilibria with respect to all that they are made of, by torch.
 
-Signals, observed signals, fidelities and the features of an affinity may be tensors that ask for a gradient. A kernel's
-width is learnt through its features: those of a Gaussian of width 1, divided by the width.
+Signals, observed signals, fidelities and features may be tensors that ask for a gradient. A kernel's width is learnt
+through its features: those of a Gaussian of width 1, divided by the width.
 """
 
 from __future__ import annotations

@@ -72,11 +72,11 @@ class SphereFlow(Flow):
     - ``none``: k_ij / N, their model USA;
     - ``sinkhorn``: the doubly stochastic matrix exp(f_i + g_j) k_ij / N (Sinkformers, arXiv 2110.11773).
 
-    Where W_Q W_K^T = B is symmetric and W_V = c B, the flow descends `energy`. With all maps left out, c > 0: tokens
-    are drawn to each other, form clusters, which last for a time that is exponential in beta, and become one.
-
-    `RungeKutta` stays on the sphere, since tokens are divided by their lengths at each stage; `GeodesicEuler` and
-    `GeodesicMidpoint` follow great circles. `ExplicitEuler` and what is made of linear pieces refuse it.
+    Where W_Q W_K^T = B is symmetric and W_V = c B, the flow descends `energy`. With all maps left out tokens are drawn
+    to each other, form clusters, which last for a time that is exponential in beta, and become one. `RungeKutta` stays
+    on the sphere, since tokens are divided by their lengths at each stage; `GeodesicEuler` and `GeodesicMidpoint`
+    follow great circles. What is made of linear pieces refuses it. O(N^2 d) time and O(N) memory for a velocity, O(N^2)
+    with ``sinkhorn``.
 
     Parameters
     ----------
@@ -96,10 +96,6 @@ class SphereFlow(Flow):
     ------
     InputError
         For tokens that are not on the sphere, and maps of other shapes.
-
-    Notes
-    -----
-    O(N^2 d) time and O(N) memory for a velocity; O(N^2) memory with ``sinkhorn``.
 
     Examples
     --------
@@ -387,13 +383,7 @@ def turned(x: Array, centre: Array, direction: Array, dt: float) -> Array:
 
 @underflowing
 class GeodesicEuler(SphereStep):
-    """Each token goes along the great circle of its velocity, x <- exp_x(dt dx/dt); order 1.
-
-    Parameters
-    ----------
-    dt : float
-        Step.
-    """
+    """Each token goes along the great circle of its velocity, x <- exp_x(dt dx/dt); order 1."""
 
     order = 1.0
 
@@ -437,11 +427,7 @@ class LayerStep(SphereStep):
     """A layer with residual and norm, x <- (x + dt a) / |x + dt a| with a = sum_j a_ij x_j W_V; order 1.
 
     Attention as it is, not its tangent part: what is added along x changes the length, and so how far the token turns.
-
-    Parameters
-    ----------
-    dt : float
-        Step; 1 in a transformer whose residual has no factor.
+    dt is 1 in a transformer whose residual has no factor.
     """
 
     order = 1.0

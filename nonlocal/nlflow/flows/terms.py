@@ -113,15 +113,7 @@ class Reaction:
             self._check_potential(potential)
 
     def __call__(self, u: Array) -> Array:
-        """Return R(u).
-
-        Raises
-        ------
-        InputError
-            When the result has another shape or dtype.
-        NumericalError
-            When the result is not finite although `u` is. Of signals on a device the time loop finds that out.
-        """
+        """Return R(u); `InputError` for another shape or dtype, `NumericalError` where it is not finite though u is."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found out below
             value = self.function(u)
         self._check_like(value, u)
@@ -332,15 +324,7 @@ class Signal:
         self._affinity = affinity
 
     def at(self, t: float, like: Array | None = None) -> Array:
-        """Return the signal at time t, of the kind of the signal `like`.
-
-        Raises
-        ------
-        InputError
-            When it has another shape, dtype or device.
-        NumericalError
-            When it is not finite.
-        """
+        """Return the signal at time t, of the kind of `like`; `InputError` for another kind, `TermError` for NaN."""
         found = self._called(t, like) if self.timed else self._given
         if like is None:
             return self._affinity.check_signal(self.name, found)

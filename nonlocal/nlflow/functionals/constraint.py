@@ -108,13 +108,7 @@ def _checked(values: Any) -> Array:
 
 
 class Held:
-    """A constraint on the nodes of a domain.
-
-    Attributes
-    ----------
-    mask : array of bool of shape ``domain.shape``
-    timed : bool
-    """
+    """A constraint on the nodes of a domain; `mask` says which."""
 
     def __init__(self, given: Constraint, affinity: Affinity, name: str) -> None:
         if affinity.whole_shape != affinity.domain.shape:
@@ -143,15 +137,7 @@ class Held:
         return signal.astype(dtype) if is_numpy(signal) and affinity.dtype is None else signal
 
     def at(self, t: float, like: Array) -> Array:
-        """Return a signal like `like` with the values at time t, 0 at free nodes.
-
-        Raises
-        ------
-        InputError
-            When the values have another shape.
-        NumericalError
-            When they are not finite.
-        """
+        """Return a signal like `like` with the values at time t, 0 at free nodes; raise where they do not fit."""
         key = (t if self.timed else 0.0, tuple(like.shape), str(like.dtype), str(getattr(like, "device", "")))
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, self._formed(t, like))
@@ -281,10 +267,7 @@ def _listed(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]
 
 
 def _spread(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return from which nodes walks of averages come to a node that is reached.
-
-    What rounding leaves of a sum is no weight.
-    """
+    """Return from which nodes walks of averages come to one that is reached; rounding is no weight."""
     terms = reached.size if affinity.terms is None else affinity.terms
     while True:
         seen = to_numpy(affinity._average(affinity.as_signal(reached.astype(np.float64))))

@@ -118,10 +118,8 @@ class J:
 
         Raises
         ------
-        InputError
-            For a wrong shape, NaN or infinity.
         NumericalError
-            When the value overflows.
+            When the value overflows; `InputError` for a wrong shape, NaN or infinity.
         """
         u = self.affinity.check_signal("u", u)
         unit = _unit(u)
@@ -377,23 +375,24 @@ class E(J):
         start : array, optional
             First guess; f by default, or a constant for a transform.
         preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'graph', 'sweeps', 'direct'}
-            ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol) iterations
-            where the fidelity is uniform, many more where pixels that hardly see others have none. ``transform``: the
-            Fourier or cosine transform that diagonalizes P, for position kernels on periodic and reflecting grids; one
-            or two iterations where lambda~ is uniform (`Transform`). ``multigrid``: for stencils and graphs of NumPy
-            features; 10 to 40 iterations of three averages each, after a set-up that takes 20 to 30 bytes an edge
-            (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies by a factor of 4 at most and more than a few
-            iterations are saved; otherwise the diagonal, and multigrid from where 100 more iterations, and 2 for each
-            edge of a node, are expected at the rate of the last 16: that is what set-up and solution cost. The message
-            tells which one was used. ``direct``: for a given symmetric graph the factors of sparse elimination, which
-            are exact, so that one or two iterations are left; without a fidelity they are kept with the graph, for
-            other constraints and sources (`Elimination`). For dense affinities Cholesky's method, without an iteration,
-            N^3 / 3 operations; where f >= 0 each entry of u keeps its digits, however small it is beside the others
-            (unless P_ii is so near to 1 that rounding hides lambda~, which is no success then), and `rtol`, `maxiter`
-            and `start` have no part in it. ``sweeps``: for a given symmetric graph conjugate
-            gradients of their own, compiled and in float32, with Gauss-Seidel sweeps; half as many iterations as with
-            the diagonal, each of a sixth of the time (`Sweeps`). ``graph``: for graphs up to 2048 nodes ``direct``,
-            where no digits are lost, else ``sweeps``, and multigrid from where that is expected to be quicker.
+            The message tells which one was used.
+
+            - ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol)
+              iterations where the fidelity is uniform, many more where pixels that hardly see others have none.
+            - ``transform``: the Fourier or cosine transform that diagonalizes P, for position kernels on periodic and
+              reflecting grids; one or two iterations where lambda~ is uniform.
+            - ``multigrid``: for stencils and graphs of NumPy features; 10 to 40 iterations of three averages each,
+              after a set-up that takes 20 to 30 bytes an edge.
+            - ``auto``: the transform where lambda~ > 0 varies by a factor of 4 at most and more than a few iterations
+              are saved; otherwise the diagonal, and multigrid from where it is expected to be quicker than going on.
+            - ``direct``: for a given symmetric graph the factors of sparse elimination, which leave one or two
+              iterations; without a fidelity they are kept with the graph. For dense affinities Cholesky's method,
+              without an iteration, N^3 / 3 operations; where f >= 0 each entry of u keeps its digits, however small it
+              is beside the others (unless P_ii is so near to 1 that rounding hides lambda~, which is no success then).
+            - ``sweeps``: for a given symmetric graph conjugate gradients of their own, compiled and in float32, with
+              Gauss-Seidel sweeps; half as many iterations as with the diagonal, each of a sixth of the time.
+            - ``graph``: up to 2048 nodes ``direct``, where no digits are lost, else ``sweeps``, then multigrid as in
+              ``auto``.
 
         Raises
         ------

@@ -125,13 +125,7 @@ class Forward:
     # ---- what it does
 
     def apply(self, u: Array) -> Array:
-        """Return A u in the dtype of `u`.
-
-        Raises
-        ------
-        NumericalError
-            When it is not finite.
-        """
+        """Return A u in the dtype of `u`; `NumericalError` when it is not finite."""
         return self._forth(u).astype(u.dtype, copy=False)
 
     def adjoint(self, v: Array) -> Array:

@@ -382,14 +382,9 @@ class ETD4RK(ExponentialStep):
     """Exponential time differencing of order 4, exact in the linear part of a frozen symmetric flow.
 
     Krogstad's four stages (Krogstad 2005, doi 10.1016/j.jcp.2004.08.006; Hochbruck and Ostermann 2010, doi
-    10.1017/S0962492910000048, table 5.1 and section 5.3), as `ETD2RK` otherwise. A reaction whose slope is at most b
-    asks for h <= 2.7 / b. Four expansions a step, or five transforms and back. Where h rho is large the order may
-    fall to 3, and lower as long as modes that decay within a step are in the signal.
-
-    Parameters
-    ----------
-    dt : float
-        Step.
+    10.1017/S0962492910000048, table 5.1 and section 5.3), with a step `dt`, as `ETD2RK` otherwise. A reaction whose
+    slope is at most b asks for h <= 2.7 / b. Four expansions a step, or five transforms and back. Where h rho is large
+    the order may fall to 3, and lower as long as modes that decay within a step are in the signal.
     """
 
     order = 4.0
