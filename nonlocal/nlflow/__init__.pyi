@@ -25,10 +25,10 @@ from .flows.integrators import SemiImplicit as SemiImplicit
 from .flows.linear import AttentionFlow as AttentionFlow
 from .flows.linear import GradientFlow as GradientFlow
 from .flows.p_flow import PFlow as PFlow
+from .flows.reactions import AllenCahn as AllenCahn
 from .flows.solver import solve as solve
 from .flows.sphere import SphereFlow as SphereFlow
 from .flows.sphere import on_sphere as on_sphere
-from .flows.terms import AllenCahn as AllenCahn
 from .flows.trackers import Checkpoint as Checkpoint
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState

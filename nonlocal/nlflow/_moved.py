@@ -22,7 +22,6 @@ _PLACES = {
     "nlflow.denoising.noise.pyramid": "nlflow.denoising.noise.spectra",
     "nlflow.denoising.presets": "nlflow.denoising.groupwise",
     "nlflow.explorer": "nlflow.desk.explorer",
-    "nlflow.flows.reactions": "nlflow.flows.terms",
     "nlflow.functionals.operators": "nlflow.functionals.forward",
     "nlflow.io": "nlflow.store",
     "nlflow.io.companions": "nlflow.desk.companions",

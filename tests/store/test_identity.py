@@ -16,10 +16,10 @@ from nlflow.errors import FileFormatError
 from nlflow.flows.checkpoints import fingerprint
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
-from nlflow.flows.terms import Reaction
+from nlflow.flows.reactions import Reaction
 from nlflow.functionals.misfits import Misfit
 from nlflow.kernels import Kernel
-from nlflow.store.identity import described
+from nlflow.store.identity import describe, described
 from nlflow.store.storage import load_archive, save_archive
 from nlflow.studies.options import kernel_label, parse_kernel
 from tests.attention.test_tracked_numbers import TABLE
@@ -126,3 +126,12 @@ def test_objects_without_fields_are_told_by_their_class_and_not_by_their_place()
     assert described(kept[0]) == described(kept[1])
     assert described(kept[0]) != described(PlainFilter())
     assert described(kept[0]) != described(Other())
+
+
+def test_a_class_that_has_moved_is_known_by_its_former_place() -> None:
+    steps = (nl.ETD2RK(0.1), nl.ETD4RK(0.1), nl.GeodesicEuler(0.1), nl.GeodesicMidpoint(0.1), nl.LayerStep(0.1))
+    places = [describe(step)["type"].rpartition(".")[0] for step in steps]
+    assert places == ["nlflow.flows.integrators.etd"] * 2 + ["nlflow.flows.sphere.steps"] * 3
+    adaptive = describe(nl.Adaptive(nl.ETD4RK(0.1)))
+    assert adaptive["type"] == "nlflow.flows.integrators.adaptive.Adaptive"
+    assert adaptive["fields"]["_tolerances"]["type"] == "nlflow.flows.integrators.control.Tolerances"

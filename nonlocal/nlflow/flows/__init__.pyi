@@ -15,6 +15,9 @@ from .linear import GradientFlow as GradientFlow
 from .p_flow import ForwardBackward as ForwardBackward
 from .p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .p_flow import PFlow as PFlow
+from .reactions import AllenCahn as AllenCahn
+from .reactions import FisherKPP as FisherKPP
+from .reactions import Reaction as Reaction
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve
@@ -23,9 +26,6 @@ from .sphere import GeodesicMidpoint as GeodesicMidpoint
 from .sphere import LayerStep as LayerStep
 from .sphere import SphereFlow as SphereFlow
 from .sphere import on_sphere as on_sphere
-from .terms import AllenCahn as AllenCahn
-from .terms import FisherKPP as FisherKPP
-from .terms import Reaction as Reaction
 from .trackers import Callback as Callback
 from .trackers import Checkpoint as Checkpoint
 from .trackers import DiscrepancyPrinciple as DiscrepancyPrinciple

@@ -5,8 +5,8 @@ Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
     du/dt = r (Pu - u) + phi (f - u)
 
 with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does), and the terms of
-`nlflow.flows.terms` beside it. `average`, `diffusion` and `linear` use the kernel that a flow object holds, and so are
-linear; `velocity` and what is measured of a signal use the kernel of that signal.
+`nlflow.flows.reactions` beside it. `average`, `diffusion` and `linear` use the kernel that a flow object holds, and so
+are linear; `velocity` and what is measured of a signal use the kernel of that signal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
-from nlflow.flows.terms import Reaction, Terms, as_terms
+from nlflow.flows.reactions import Reaction, Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity

@@ -18,6 +18,15 @@ import numpy as np
 from nlflow._array import is_tensor, to_numpy
 from nlflow.store.encoding import digest, encode, tagged
 
+_FORMERLY = {  # classes that have moved, and where what was kept before knows them
+    "nlflow.flows.integrators.exponential.ETD2RK": "nlflow.flows.integrators.etd.ETD2RK",
+    "nlflow.flows.integrators.exponential.ETD4RK": "nlflow.flows.integrators.etd.ETD4RK",
+    "nlflow.flows.integrators.runge_kutta.Adaptive": "nlflow.flows.integrators.adaptive.Adaptive",
+    "nlflow.flows.integrators.runge_kutta.Tolerances": "nlflow.flows.integrators.control.Tolerances",
+    "nlflow.flows.sphere.GeodesicEuler": "nlflow.flows.sphere.steps.GeodesicEuler",
+    "nlflow.flows.sphere.GeodesicMidpoint": "nlflow.flows.sphere.steps.GeodesicMidpoint",
+    "nlflow.flows.sphere.LayerStep": "nlflow.flows.sphere.steps.LayerStep",
+}
 _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart by their versions, not their code
 
 
@@ -89,7 +98,8 @@ def _code(code: types.CodeType) -> list[Any]:
 
 def _describe_object(value: Any, inside: tuple[int, ...]) -> dict[str, Any]:
     kind: Any = type(value)
-    result: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}"}
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    result: dict[str, Any] = {"type": _FORMERLY.get(name, name)}
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.compare]
     else:

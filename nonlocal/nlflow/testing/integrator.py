@@ -18,8 +18,8 @@ from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExplicitEuler, Integrator, StepFailureError
 from nlflow.flows.linear import GradientFlow, LinearFlow
+from nlflow.flows.reactions import AllenCahn
 from nlflow.flows.solver import solve
-from nlflow.flows.terms import AllenCahn
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import E, J
 from nlflow.kernels import Gaussian

@@ -15,8 +15,8 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError, with_bound
 from nlflow.flows.integrators.fixed_step import FixedStep
 from nlflow.flows.linear import as_linear
+from nlflow.flows.reactions import TermError
 from nlflow.flows.spectrum import euler_limit, is_told
-from nlflow.flows.terms import TermError
 
 
 class Tolerances:

@@ -73,6 +73,7 @@ class Reaction:
     0.5
     """
 
+    components: int | None = None
     turns: bool = False
     """Whether values of one channel or node move those of another, so that slopes may be complex.
 
@@ -98,8 +99,8 @@ class Reaction:
                 raise InputError(f"{what}: got {type(given).__name__}, expected a callable of an array")
             if given is not None and components is not None:
                 raise InputError(f"{what}: got one for a coupled reaction, expected none; give it a bound")
-        self.components = None if components is None else check_integer("components", components, minimum=2)
-        self.turns = self.turns or components is not None
+        if components is not None:  # of others checkpoints know nothing that they did not
+            self.components, self.turns = check_integer("components", components, minimum=2), True
         self.function, self.derivative, self.potential = function, derivative, potential
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.interval = _checked_interval(interval)
