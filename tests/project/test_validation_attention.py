@@ -24,7 +24,7 @@ trained = pytest.mark.skipif(not WEIGHTS, reason="the weights of all-MiniLM-L6-v
 
 def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break one formula of the package."""
-    from nlflow.attention.probing import discretization, heads, metrics, probe, trace
+    from nlflow.attention.probing import discretization, heads, metrics
     from nlflow.attention.terms import modules, neutreno
 
     if what == "the term draws to the values":
@@ -35,15 +35,18 @@ def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(neutreno, "neutreno", turned)
     elif what == "the energy forgets its half":
-        monkeypatch.setattr(probe, "energy_per_token", lambda *a, **k: 2 * metrics.energy_per_token(*a, **k))
+        good_energy = metrics.energy_per_token
+        monkeypatch.setattr(metrics, "energy_per_token", lambda *a, **k: 2 * good_energy(*a, **k))
     elif what == "ways are compared without v":
+        good_cosine = metrics.gradient_cosine
 
         def averages(v: Any, average: Any, symmetric: Any, **options: Any) -> Any:
-            return metrics.gradient_cosine(0 * v, average, symmetric, **options)
+            return good_cosine(0 * v, average, symmetric, **options)
 
-        monkeypatch.setattr(probe, "gradient_cosine", averages)
+        monkeypatch.setattr(metrics, "gradient_cosine", averages)
     elif what == "redundancy within a layer":
-        monkeypatch.setattr(trace, "head_redundancy", lambda matrix, following: metrics.head_redundancy(matrix, matrix))
+        good_redundancy = metrics.head_redundancy
+        monkeypatch.setattr(metrics, "head_redundancy", lambda matrix, following: good_redundancy(matrix, matrix))
     elif what == "the fidelity may always be 1":
         monkeypatch.setattr(heads.Head, "fidelity_limit", property(lambda self: 1.0))
     elif what == "sub-steps are too long":

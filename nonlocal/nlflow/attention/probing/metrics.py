@@ -211,6 +211,23 @@ def head_redundancy(matrix: Any, following: Any) -> Array:
     return _ratio(xp, xp.sum(first * second, axis=(-2, -1)), xp.sqrt(sizes))
 
 
+def attention_share(before: Any, between: Any, after: Any, mask: Any) -> Array | None:
+    """Return attention's part of the way through a layer, |x' - x| / (|x' - x| + |x'' - x'|), shape (B,).
+
+    x, x' and x'' are states (B, N, D). None where one of them is, or where they are not of the same tokens.
+    """
+    if before is None or between is None or after is None:
+        return None
+    if not before.shape == between.shape == after.shape or before.shape[:2] != mask.shape:
+        return None
+    xp, counted = namespace(before), mask[..., None]
+    first, second = (
+        xp.linalg.vector_norm(xp.astype(way, xp.float64) * counted, axis=(-2, -1))
+        for way in (between - before, after - between)
+    )
+    return first / (first + second)
+
+
 def _tokens(x: Any, mask: Any, name: str = "x") -> tuple[Array, Array, Any]:
     """Return (tokens in float64, 0 where they do not count; 1 where they count and 0 elsewhere; namespace)."""
     array, xp = _finite(name, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,7 @@ from nlflow.attention.injection.places import evaluating
 from nlflow.attention.injection.threads import using
 from nlflow.attention.injection.trial import check_inputs, without_wrapper
 from nlflow.attention.probing.branches import Seen, watching
-from nlflow.attention.probing.metrics import (
-    energy_per_token,
-    gradient_cosine,
-    hfc_lfc,
-    mean_cosine,
-    participation_rank,
-    token_similarity,
-)
+from nlflow.attention.probing.columns import measured
 from nlflow.attention.probing.recording import (
     Take,
     capped,
@@ -166,20 +160,21 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
 # ---- quantities
 
 
-def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> LayerTrace:
+def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) -> LayerTrace:
     """Make the trace of what was seen."""
     layers: list[Layer] = []
     states: dict[str, dict[str, Floats]] = {}
-    run = [one for last in found for one in (*last.earlier, last) if one.attended or one.taken is not None]
+    run = [one for last in watched for one in (*last.earlier, last) if one.attended or one.taken is not None]
     for one in _seen_ones(model, run):
         layer = _layer(one, inputs, several=len({other.block.stack for other in run}) > 1)
         if layer.stack not in states:
             states[layer.stack] = _numbers(_of_state(layer.before, layer.tokens))
-        measured = {**_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens)}
-        measured["attention_share"] = _share(layer, one.summed)
-        layer.quantities.update(_numbers(measured))
+        found = {
+            **_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens), **_of_layer(layer, one.summed)
+        }  # fmt: skip
+        layer.quantities.update(_numbers(found))
         if torch.is_grad_enabled():
-            layer.differentiable.update(measured)
+            layer.differentiable.update(found)
         layers.append(layer)
     _tell_unknown([one for one in run if one.reason])
     return LayerTrace(layers, model, states)
@@ -265,31 +260,23 @@ def _numbers(found: Mapping[str, Tensor]) -> dict[str, Floats]:
 
 def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
     """Return the metrics of a hidden state, shape (B,)."""
-    metrics = {"mean_cosine": mean_cosine, "token_similarity": token_similarity, "hfc_lfc": hfc_lfc}
-    if state is None or tuple(state.shape[:2]) != tuple(tokens.shape):
-        return dict.fromkeys((*metrics, "rank"), torch.full((len(tokens),), torch.nan))
+    shown = state is not None and tuple(state.shape[:2]) == tuple(tokens.shape)
     mask = None if bool(tokens.all()) else tokens
-    double = state.double()
-    found: dict[str, Tensor] = {name: of(double, mask=mask) for name, of in metrics.items()}
-    return {**found, "rank": participation_rank(state, mask=mask)}
+    return {
+        name: measure(state, mask=mask) if shown else torch.full((len(tokens),), torch.nan)
+        for name, measure in measured("state").items()
+    }
 
 
-def _share(layer: Layer, summed: Tensor | None) -> Tensor:
-    """Return attention's part of the way through a layer: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,).
-
-    `summed` is x'' where the state after the layer is a norm of it.
-    """
-    x, y, z = layer.before, layer.between, layer.after if summed is None else summed
-    if x is None or y is None or z is None or not x.shape == y.shape == z.shape or x.shape[:2] != layer.tokens.shape:
-        return torch.full((layer.items,), torch.nan)
-    counted = layer.tokens[..., None]
-    first, second = (torch.linalg.vector_norm((b - a).double() * counted, dim=(-2, -1)) for a, b in ((x, y), (y, z)))
-    share: Tensor = first / (first + second)
-    return share
+def _of_layer(layer: Layer, summed: Tensor | None) -> dict[str, Tensor]:
+    """Return what the states around a layer say, shape (B,); `summed` is that of which the state after it is a norm."""
+    states = (layer.before, layer.between, layer.after if summed is None else summed)
+    found = {name: measure(*states, layer.tokens) for name, measure in measured("layer").items()}
+    return {name: torch.full((layer.items,), torch.nan) if values is None else values for name, values in found.items()}
 
 
 def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:
-    """Return J, the gradient cosine and log degrees of all heads, a few heads at a time."""
+    """Return what is measured of heads, a few of them at a time."""
     items, heads, count, _ = layer.q.shape
     if keep_matrices:
         check_memory(
@@ -301,14 +288,31 @@ def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:
         return _of_some(layer, (slice(None), slice(None)))
     step = max(1, _CHUNK.get(layer.q.device.type, _CHUNK_ELSEWHERE) // (4 * count**2))
     beside = max(1, step // heads)  # sequences at a time, where all heads of one are no more than that
-    sizes = {"energy": (items, heads), "gradient_cosine": (items, heads), "log_degree": (items, heads, count)}
-    result = {name: layer.q.new_empty(size, dtype=torch.float64) for name, size in sizes.items()}
+    result: dict[str, Tensor] = {}
     for first in range(0, items, beside):
         for low in range(0, heads, step):
             place = (slice(first, first + beside), slice(low, low + step))
             for name, values in _of_some(layer, place).items():
+                if name not in result:
+                    result[name] = layer.q.new_empty((items, heads, *values.shape[2:]), dtype=torch.float64)
                 result[name][place] = values
     return result
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What is measured of some heads on some sequences: v less its mean, and averages with the layer's kernel.
+
+    `values`, `average` and `symmetric` (with keys as queries) are (B, H, N, D), `squares`, the average of |v|^2,
+    `log_degree`, NaN at padding, and `mask` are (B, H, N).
+    """
+
+    values: Tensor
+    average: Tensor
+    symmetric: Tensor
+    squares: Tensor
+    log_degree: Tensor
+    mask: Tensor | None
 
 
 def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
@@ -347,12 +351,9 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
             symmetric = scaled_dot_product_attention(k, k, values, attn_mask=bias, scale=layer.scaling)
         else:
             symmetric = logarithms_of(k).softmax(-1) @ values
-    mask = tokens if padded else None
-    return {
-        "energy": energy_per_token(values, average, moved[..., -1], mask=mask),
-        "gradient_cosine": gradient_cosine(values, average, symmetric, mask=mask),
-        "log_degree": degree.double().masked_fill(~tokens, torch.nan),
-    }
+    degrees = degree.double().masked_fill(~tokens, torch.nan)
+    found = Averages(values, average, symmetric, moved[..., -1], degrees, tokens if padded else None)
+    return {name: measure(found) for name, measure in (measured("heads") | measured("tokens")).items()}
 
 
 def _bias(layer: Layer, place: tuple[slice, slice], padded: bool) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter
+from nlflow.attention.probing.columns import COLUMNS
 from nlflow.attention.probing.metrics import mean_cosine
 from nlflow.attention.probing.probe import probe
 from nlflow.attention.probing.recording import Take
@@ -21,8 +22,8 @@ from nlflow.backends.progress import bar
 from nlflow.errors import InputError
 
 Floats = NDArray[np.float64]
-_OF_STATE = {"mean_cosine": "cosine", "token_similarity": "t_sim", "hfc_lfc": "hfc_lfc", "rank": "rank"}
-_OF_HEADS = {"energy": "J", "gradient_cosine": "gradient"}
+_OF_INPUTS = tuple(one for one in COLUMNS if one.of in ("state", "layer"))
+_OF_HEADS = tuple(one for one in COLUMNS if one.of == "heads")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +37,9 @@ class SurveyedState:
     index : int
         0 for the input of a stack.
     values : dict of str to array
-        ``cosine``, ``t_sim``, ``hfc_lfc``, ``rank`` and ``share``, shape (n,), as in `LayerTrace.rows`.
+        Columns of `LayerTrace.rows` that an input has one number of (``cosine``, ``share``), shape (n,).
     heads : dict of str to array
-        ``J`` and ``gradient``, shape (n, H); empty for the input of a stack.
+        Those that each head has one of (``J``, ``gradient``), shape (n, H); empty for the input of a stack.
     pooled : array of shape (n, D), or None
         The mean token of each input; None where the model does not show its states.
     """
@@ -210,17 +211,15 @@ def _states(trace: LayerTrace) -> list[SurveyedState]:
     for layer in trace:
         if layer.stack not in begun:
             begun.add(layer.stack)
-            before = _of_state(trace.states[layer.stack]) | {"share": np.full(layer.items, np.nan)}
-            result.append(SurveyedState(f"{layer.stack} input", 0, before, {}, _pooled(layer.before, layer.tokens)))
-        values = _of_state(layer.quantities) | {"share": layer.quantities["attention_share"]}
-        heads = {short: layer.quantities[name] for name, short in _OF_HEADS.items()}
+            before = trace.states[layer.stack]
+            values = {one.name: before.get(one.quantity, np.full(layer.items, np.nan)) for one in _OF_INPUTS}
+            result.append(SurveyedState(f"{layer.stack} input", 0, values, {}, _pooled(layer.before, layer.tokens)))
+        values, heads = (
+            {one.name: layer.quantities[one.quantity] for one in columns} for columns in (_OF_INPUTS, _OF_HEADS)
+        )
         pooled = _pooled(layer.after, layer.tokens)
         result.append(SurveyedState(layer.name, result[-1].index + 1, values, heads, pooled))
     return result
-
-
-def _of_state(quantities: dict[str, Floats]) -> dict[str, Floats]:
-    return {short: quantities[name] for name, short in _OF_STATE.items()}
 
 
 def _pooled(state: Tensor | None, tokens: Tensor) -> Floats | None:

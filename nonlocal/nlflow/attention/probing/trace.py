@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import attrgetter, methodcaller
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nlflow._array import underflowing
+from nlflow.attention.probing.columns import COLUMNS, listed, measured
 from nlflow.attention.probing.heads import Head, rule_or_bias
-from nlflow.attention.probing.metrics import head_redundancy
 from nlflow.attention.terms.averages import seen
 from nlflow.backends.progress import bar
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
 
 Floats = NDArray[np.float64]
-_SPECTRAL: dict[str, Any] = {
-    "gap": attrgetter("spectral_gap"),
-    "mixing_time": methodcaller("mixing_time"),
-    "stable_fidelity": attrgetter("fidelity_limit"),
-}
 
 
 @underflowing
@@ -206,21 +201,22 @@ class LayerTrace:
     # ---- what costs O(N^3)
 
     def spectra(self, layer: int | str) -> dict[str, Floats]:
-        """Return ``gap``, ``mixing_time`` and ``stable_fidelity`` of every head of a layer, arrays of shape (B, H).
+        """Return what is measured of the chain of every head of a layer, arrays of shape (B, H).
 
-        These are the spectral gap 1 - |mu_2|, the moves until a walker has forgotten its start (total variation 1/4),
-        and the fidelity up to which rho(P - lambda~ I) < 1. NaN where a head has none: its mask cuts the sequence in
-        parts, or probabilities underflow. O(B H N^3) time when first asked for.
+        ``gap`` is the spectral gap 1 - |mu_2|, ``mixing_time`` the moves until a walker has forgotten its start,
+        ``stable_fidelity`` the fidelity up to which rho(P - lambda~ I) < 1. NaN where a head has none: its mask cuts
+        the sequence in parts, or probabilities underflow. O(B H N^3) time when first asked for.
         """
         number = self.number(layer)
         if number not in self._spectra:
             one = self.layers[number]
-            found = {name: np.full((one.items, one.heads), math.nan) for name in _SPECTRAL}
+            measures = measured("chain")
+            found = {name: np.full((one.items, one.heads), math.nan) for name in measures}
             for b, h in np.ndindex(one.items, one.heads):
                 head = one.head(h, b)
-                for name, of in _SPECTRAL.items():
+                for name, measure in measures.items():
                     with suppress(NlflowError):  # reducible, periodic or underflowing: there is no number
-                        found[name][b, h] = of(head)
+                        found[name][b, h] = measure(head)
             self._spectra[number] = found
         return self._spectra[number]
 
@@ -282,72 +278,54 @@ class LayerTrace:
         Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). Two N x N matrices at a time; NaN
         between layers of different stacks or with different numbers of heads or tokens.
         """
-        widest = max(one.heads for one in self.layers)
-        found = np.full((len(self) - 1, self.layers[0].items, widest), math.nan)
-        for i, (one, following) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
+        return self._beside_next()["redundancy"]
+
+    def _beside_next(self) -> dict[str, Floats]:
+        """Return what is measured of each head and that of the next layer, arrays of shape (L - 1, B, H)."""
+        measures = measured("next")
+        size = (len(self) - 1, self.layers[0].items, max(one.heads for one in self.layers))
+        found = {name: np.full(size, math.nan) for name in measures}
+        for i, (one, following) in enumerate(pairwise(self.layers)):
             if one.stack != following.stack or one.q.shape[:3] != following.q.shape[:3]:
                 continue
             for b, h in np.ndindex(one.items, one.heads):
-                found[i, b, h] = head_redundancy(one.head(h, b).matrix, following.head(h, b).matrix)
+                heads = one.head(h, b), following.head(h, b)
+                for name, measure in measures.items():
+                    found[name][i, b, h] = measure(*heads)
         return found
 
     # ---- tables
 
+    @listed
     def rows(self, *, spectra: bool = True, progress: bool = False) -> list[dict[str, Any]]:
         """Return one row for each state: the embeddings of each stack, then its layers.
 
         Parameters
         ----------
         spectra : bool
-            With what costs O(N^3).
+            With what costs O(N^3): all from ``gap`` on.
         progress : bool
             Progress bar on stderr.
 
         Returns
         -------
         list of dict
-            ``layer``, its name, and ``index``, 0 for the input of a stack. Numbers are NaN where there is none.
+            ``layer``, its name, and ``index``, 0 for the input of a stack. Numbers are NaN where there is none. Means
+            and medians are over the batch, heads and tokens that have a number.
 
-            Of the tokens after the layer, means over the batch: ``cosine`` of two tokens (-1 to 1; 1: all point the
-            same way); ``t_sim``, the share of the mean token, |mean|^2 N / |X|^2 (0 to 1; 1: all are equal);
-            ``hfc_lfc``, what differs between tokens over what is common, |X - mean| / |mean| (>= 0; 0: all are equal);
-            ``rank``, how many directions the tokens use, the participation ratio (1 to min(N, D); 1: they are
-            multiples of one).
-
-            Of its attention, means over batch and heads: ``J``, 1/2 sum A_ij |v_i - v_j|^2 / N (>= 0; 0: all values
-            are equal); ``gradient``, the cosine between where attention moves values and the direction in which J
-            falls fastest (-1 to 1; 1: it is the flow of J); ``time_step``, the median of 1 / d (> 0), the step of
-            the L2 flow that the layer takes. ``share`` is attention's part of the way that tokens make through the
-            layer, by what is added to them (0 to 1; the rest is the MLP's and cross-attention's).
-
-            With `spectra`: ``gap``, 1 - |mu_2| of the heads' chains, their mean, least and most as ``gap_least`` and
-            ``gap_most`` (0 to 1; large: tokens are mixed in few layers); ``mixing``, steps until a walker has
-            forgotten its start, the median; ``stable``, up to which λ̃ repeated steps of the explicit form converge,
-            the median, and the least head's ``stable_least`` (λ̃ should be below); ``redundancy``, the cosine with the
-            attention matrices of the next layer (0 to 1; 1: it attends as this one does).
+            {columns}
         """
-        redundancy = self.head_redundancy() if spectra else None
+        beside = self._beside_next() if spectra else {}
         result: list[dict[str, Any]] = []
         shown = bar(self.layers, desc="layers", disable=not progress, mininterval=1)
         for i, one in enumerate(shown):
             if self._begins(i):
-                result.append({"layer": f"{one.stack} input", "index": 0, **_of_state(self.states[one.stack])})
-            row: dict[str, Any] = {"layer": one.name, "index": result[-1]["index"] + 1, **_of_state(one.quantities)}
-            row["J"] = _over(np.mean, one.quantities["energy"])
-            row["gradient"] = _over(np.mean, one.quantities["gradient_cosine"])
-            row["share"] = _over(np.mean, one.quantities["attention_share"])
-            with np.errstate(over="ignore", under="ignore"):  # logits of any size
-                row["time_step"] = float(np.exp(-_over(np.median, one.quantities["log_degree"])))
-            if redundancy is not None:
-                found = self.spectra(i)
-                row["gap"] = _over(np.mean, found["gap"])
-                row["gap_least"] = _over(np.min, found["gap"])
-                row["gap_most"] = _over(np.max, found["gap"])
-                row["mixing"] = _over(np.median, found["mixing_time"])
-                row["stable"] = _over(np.median, found["stable_fidelity"])
-                row["stable_least"] = _over(np.min, found["stable_fidelity"])
-                row["redundancy"] = math.nan if i + 1 == len(self) else _over(np.mean, redundancy[i])
-            result.append(row)
+                result.append({"layer": f"{one.stack} input", "index": 0, **_reduced(self.states[one.stack])})
+            values = dict(one.quantities)
+            if spectra:
+                last = np.array([])
+                values |= self.spectra(i) | {name: (*all_of, last)[i] for name, all_of in beside.items()}
+            result.append({"layer": one.name, "index": result[-1]["index"] + 1, **_reduced(values)})
         return result
 
     def to_pandas(self, *, spectra: bool = True, progress: bool = False) -> Any:
@@ -370,9 +348,13 @@ def as_frame(rows: list[dict[str, Any]]) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _of_state(quantities: dict[str, Floats]) -> dict[str, float]:
-    names = {"cosine": "mean_cosine", "t_sim": "token_similarity", "hfc_lfc": "hfc_lfc", "rank": "rank"}
-    return {short: _over(np.mean, quantities[name]) for short, name in names.items()}
+def _reduced(quantities: Mapping[str, Floats]) -> dict[str, float]:
+    """Return the columns of which there are quantities, each as one number."""
+    return {
+        one.name: _over(getattr(np, one.reduce) if isinstance(one.reduce, str) else one.reduce, values)
+        for one in COLUMNS
+        if (values := quantities.get(one.quantity)) is not None
+    }
 
 
 def _over(reduce: Any, values: Floats) -> float:

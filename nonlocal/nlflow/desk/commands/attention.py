@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import typer
 
+from nlflow.attention.probing.columns import COLUMNS, Column
 from nlflow.desk.options import AsJson, Quiet
 from nlflow.desk.terminal import (
     check_installed,
@@ -39,7 +41,7 @@ Examples:
 
 USUAL = ("text", "image", "tokens", "neutreno", "sweep", "texts", "out", "as_json", "quiet")
 
-HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
+_HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
 the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
@@ -50,23 +52,11 @@ model was trained with, is loaded WITH these terms: the rows and the curve "as i
 
 \b
 Columns, a row for the input and for each layer
-  cosine      mean cosine of two tokens after the layer; 1: all alike
-  t_sim       share of the mean token, |mean|^2 N / |X|^2
-  rank        participation ratio of the singular values
-  J           energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads
-  gradient    cosine between the layer's direction and the gradient of J
-  share       part of the layer's step that attention makes (the rest: the MLP)
-  gap         spectral gap of the heads' chains, mean
-  mixing      steps until a walker has forgotten where it began, median of heads
-  stable      up to which lambda~ repeated steps of the explicit form converge, median of heads
-  least       the same, least of heads
-  redundancy  cosine with the attention matrices of the next layer
+{printed}
 
 \b
 Columns of table.csv (--out) and of --json alone
-  hfc_lfc     what differs between tokens over what is common, |X - mean| / |mean|; 0: all alike
-  time_step   the step of the flow that the layer is, 1 / d with the degree d, median of tokens and heads
-  gap_least, gap_most   the spectral gap, least and most of heads
+{others}
 
 Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
 --no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
@@ -92,10 +82,30 @@ Examples:
   nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
 """
 
-_PRINTED = (
-    "fidelity", "layer", "cosine", "t_sim", "rank", "J", "gradient", "share", "gap", "mixing", "stable", "stable_least",
-    "redundancy",
-)  # fmt: skip
+_HELP_WIDTH = 120
+
+
+def _explained(columns: Iterable[Column]) -> str:
+    """Return a line, or several, for each column."""
+    names = [_heading(one.name) for one in columns]
+    width = max(map(len, names)) + 4
+    texts = [fill(one.meaning, _HELP_WIDTH - width).split("\n") for one in columns]
+    return "\n".join(
+        f"  {name if number == 0 else '':<{width - 2}}{line}"
+        for name, lines in zip(names, texts, strict=True)
+        for number, line in enumerate(lines)
+    )
+
+
+def _heading(name: str) -> str:
+    return name.removeprefix("stable_")
+
+
+HELP = _HELP.format(
+    printed=_explained([one for one in COLUMNS if one.printed]),
+    others=_explained([one for one in COLUMNS if not one.printed]),
+)
+_PRINTED = ("fidelity", "layer", *(one.name for one in COLUMNS if one.printed))
 
 
 def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
@@ -207,9 +217,7 @@ def attention(
     elif not quiet:
         sequences = "" if first.items == 1 else f"{first.items} sequences of "
         echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{report['tokens']} tokens\n")
-        echo(
-            render_rows([{name.removeprefix("stable_"): row[name] for name in _PRINTED if name in row} for row in rows])
-        )
+        echo(render_rows([{_heading(name): row[name] for name in _PRINTED if name in row} for row in rows]))
         if out is not None:
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
 
@@ -220,14 +228,14 @@ def _by_head(fidelity: float, trace: Any, spectra: bool) -> list[dict[str, Any]]
 
     found = []
     for number, layer in enumerate(trace):
-        values = {"J": layer.quantities["energy"], "gradient": layer.quantities["gradient_cosine"]}
-        if spectra:  # known by now: the rows have asked for them
-            known = trace.spectra(number)
-            values |= {"gap": known["gap"], "mixing": known["mixing_time"], "stable": known["stable_fidelity"]}
+        values = layer.quantities | (trace.spectra(number) if spectra else {})  # spectra are known by now
         row: dict[str, Any] = {"fidelity": fidelity, "layer": layer.name}
-        for name, each in values.items():
+        for column in COLUMNS:
+            if not column.by_head or column.quantity not in values:
+                continue
+            each = values[column.quantity]
             count = (~np.isnan(each)).sum(axis=0)
-            row[name] = np.where(count > 0, np.nansum(each, axis=0) / np.maximum(count, 1), np.nan).tolist()
+            row[column.name] = np.where(count > 0, np.nansum(each, axis=0) / np.maximum(count, 1), np.nan).tolist()
         found.append(row)
     return found
 

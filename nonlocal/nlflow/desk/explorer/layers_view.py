@@ -13,29 +13,15 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.attention.probing.columns import COLUMNS
 from nlflow.errors import FileFormatError, InputError, command, format_bytes, shortened
 
 Floats = NDArray[np.float64]
 
 #: The quantities of a state, with their names on the page.
-QUANTITIES = {
-    "cosine": "mean cosine of two tokens",
-    "J": "energy J of the values, per token, mean of heads",
-    "gap": "spectral gap 1 − |μ₂|, mean of heads",
-    "stable": "stable fidelity λ̃, median of heads",
-    "mixing": "mixing time in moves, median of heads",
-    "share": "share of attention in the layer's way",
-    "t_sim": "share of the mean token",
-    "rank": "participation rank",
-}
+QUANTITIES = {one.name: one.label + (f", {one.reduce} of heads" if one.by_head else "") for one in COLUMNS if one.label}
 #: The quantities of a head.
-HEAD_QUANTITIES = {
-    "J": "energy J of the values, per token",
-    "gap": "spectral gap 1 − |μ₂|",
-    "stable": "stable fidelity λ̃",
-    "mixing": "mixing time in moves",
-    "gradient": "cosine with the gradient of J",
-}
+HEAD_QUANTITIES = {one.name: one.label for one in COLUMNS if one.by_head}
 _EXAMPLE = "example.json"
 _MOST_BYTES = 2**26
 _MOST_ROWS, _MOST_HEADS, _MOST_TEXT = 20_000, 4096, 400

@@ -1,0 +1,173 @@
+"""The columns of probes: each once, with what measures it, its range and what it says.
+
+Probes, traces, surveys, the command and the page read this table. Importing it loads neither torch nor NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from operator import attrgetter, methodcaller
+from textwrap import indent
+from typing import Any, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the tables of probes.
+
+    Attributes
+    ----------
+    name : str
+        In rows, tables and files.
+    quantity : str
+        Key of the values in `Layer.quantities`, or in what `LayerTrace.spectra` returns. Columns may share it.
+    of : str
+        What `measure` is called with, and the shape that it returns:
+
+        - ``'state'``: a hidden state (B, N, D) and the mask of its tokens; (B,)
+        - ``'layer'``: the hidden states before, within and after a layer, and the mask; (B,)
+        - ``'heads'``: the `Averages` of heads; (B, H)
+        - ``'tokens'``: the `Averages` of heads; (B, H, N)
+        - ``'chain'``: one `Head`; a number, or an `NlflowError` where it has none. O(N³)
+        - ``'next'``: one `Head` and that of the next layer; a number. O(N²)
+    measure : callable
+    low, high : float
+        Ends of its range.
+    meaning : str
+        What it is, and what its ends say.
+    label : str
+        Its name on the page; empty for a variant of the column before.
+    reduce : str or callable
+        The function of NumPy that makes one number of all values of a layer.
+    printed : bool
+        Whether the command prints it.
+    """
+
+    name: str
+    quantity: str
+    of: str
+    measure: Callable[..., Any]
+    low: float
+    high: float
+    meaning: str
+    label: str
+    reduce: str | Callable[[Any], Any] = "mean"
+    printed: bool = True
+
+    @property
+    def costly(self) -> bool:
+        """Whether it takes the matrix of each head."""
+        return self.of in ("chain", "next")
+
+    @property
+    def by_head(self) -> bool:
+        """Whether each head has a number of its own."""
+        return bool(self.label) and self.of in ("heads", "chain")
+
+
+def _metric(name: str) -> Callable[..., Any]:
+    """Return a function of `metrics`, which is loaded when it is first called."""
+
+    def measure(*args: Any, **kwargs: Any) -> Any:
+        from nlflow.attention.probing import metrics
+
+        return getattr(metrics, name)(*args, **kwargs)
+
+    return measure
+
+
+def _step(log_degrees: Any) -> Any:
+    import numpy as np
+
+    with np.errstate(over="ignore", under="ignore"):  # logits of any size
+        return np.exp(-np.median(log_degrees))
+
+
+_energy, _gradient = _metric("energy_per_token"), _metric("gradient_cosine")
+_GAP = Column(
+    "gap", "gap", "chain", attrgetter("spectral_gap"), 0, 1,
+    "spectral gap 1 - |mu_2| of the heads' chains, mean; large: tokens are mixed in few layers",
+    "spectral gap 1 − |μ₂|",
+)  # fmt: skip
+_STABLE = Column(
+    "stable", "stable_fidelity", "chain", attrgetter("fidelity_limit"), 0, 2,
+    "up to which lambda~ repeated steps of the explicit form converge, median of heads", "stable fidelity λ̃", "median",
+)  # fmt: skip
+
+COLUMNS = (
+    Column(
+        "cosine", "mean_cosine", "state", _metric("mean_cosine"), -1, 1,
+        "mean cosine of two tokens after the layer; 1: all point the same way", "mean cosine of two tokens",
+    ),
+    Column(
+        "t_sim", "token_similarity", "state", _metric("token_similarity"), 0, 1,
+        "share of the mean token, |mean|^2 N / |X|^2; 1: all are equal", "share of the mean token",
+    ),
+    Column(
+        "hfc_lfc", "hfc_lfc", "state", _metric("hfc_lfc"), 0, inf,
+        "what differs between tokens over what is common, |X - mean| / |mean|; 0: all are equal",
+        "what differs between tokens over what is common", printed=False,
+    ),
+    Column(
+        "rank", "rank", "state", _metric("participation_rank"), 1, inf,
+        "how many directions the tokens use, the participation ratio of the singular values; 1: multiples of one",
+        "participation rank",
+    ),
+    Column(
+        "J", "energy", "heads", lambda found: _energy(found.values, found.average, found.squares, mask=found.mask),
+        0, inf, "energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads; 0: all are equal",
+        "energy J of the values, per token",
+    ),
+    Column(
+        "gradient", "gradient_cosine", "heads",
+        lambda found: _gradient(found.values, found.average, found.symmetric, mask=found.mask), -1, 1,
+        "cosine between the layer's direction and the gradient of J, mean of heads; 1: it is the flow of J",
+        "cosine with the gradient of J",
+    ),
+    Column(
+        "share", "attention_share", "layer", _metric("attention_share"), 0, 1,
+        "part of the layer's step that attention makes, by what is added to tokens (the rest: MLP, cross-attention)",
+        "share of attention in the layer's way",
+    ),
+    Column(
+        "time_step", "log_degree", "tokens", attrgetter("log_degree"), 0, inf,
+        "the step of the L2 flow that the layer is, 1 / d with the degree d, median of tokens and heads",
+        "time step 1 / d", _step, printed=False,
+    ),
+    _GAP,
+    replace(_GAP, name="gap_least", meaning="spectral gap, least of heads", label="", reduce="min", printed=False),
+    replace(_GAP, name="gap_most", meaning="spectral gap, most of heads", label="", reduce="max", printed=False),
+    Column(
+        "mixing", "mixing_time", "chain", methodcaller("mixing_time"), 1, inf,
+        "steps until a walker has forgotten where it began (total variation 1/4), median of heads",
+        "mixing time in moves", "median",
+    ),
+    _STABLE,
+    replace(_STABLE, name="stable_least", meaning="the same, least of heads; lambda~ should be below", label="",
+            reduce="min"),
+    Column(
+        "redundancy", "redundancy", "next",
+        lambda head, following: _metric("head_redundancy")(head.matrix, following.matrix), 0, 1,
+        "cosine with the attention matrices of the next layer; 1: it attends as this one does",
+        "cosine with the matrices of the next layer",
+    ),
+)  # fmt: skip
+"""All columns, in the order of rows."""
+
+
+def measured(of: str) -> dict[str, Callable[..., Any]]:
+    """Return what measures the quantities of one kind, by their names."""
+    return {column.quantity: column.measure for column in COLUMNS if column.of == of}
+
+
+def listed(method: Method) -> Method:
+    """Write the columns into the docstring of a method, in the place of ``{columns}``."""
+    if method.__doc__ is not None:  # none under -OO
+        ranges = [f">= {one.low}" if one.high == inf else f"{one.low} to {one.high}" for one in COLUMNS]
+        lines = (f"- ``{one.name}`` ({span}): {one.meaning}" for one, span in zip(COLUMNS, ranges, strict=True))
+        method.__doc__ = method.__doc__.replace("{columns}", indent("\n".join(lines), " " * 12).lstrip())
+    return method
