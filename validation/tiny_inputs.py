@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.injection.trial import side_by_side
+from nlflow.attention.injection.inputs import side_by_side
 from validation.tiny_models import SIDE, WORDS
 
 TOKENS, GRID, FRAMES, SOUND = 12, 4, 128, 3840

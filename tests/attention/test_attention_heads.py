@@ -16,8 +16,8 @@ from tests.problems import torch_on_one_thread
 torch = torch_on_one_thread()
 
 from nlflow.attention import Head, discretize, probe  # noqa: E402  # needs torch
-from nlflow.attention.probing import heads  # noqa: E402
-from nlflow.attention.probing.heads import rule_or_bias  # noqa: E402
+from nlflow.attention.probing import trace  # noqa: E402
+from nlflow.attention.probing.trace import rule_or_bias  # noqa: E402
 from tests.affinities.test_tiled import Watch  # noqa: E402
 from tests.transformer_models import build, inputs  # noqa: E402
 
@@ -48,7 +48,7 @@ def test_a_rule_is_the_matrix_of_what_is_seen(
     kernel: str, window: int | None, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kept == "no matrix":
-        monkeypatch.setattr(heads, "_MATRIX_TOKENS", 8)
+        monkeypatch.setattr(trace, "_MATRIX_TOKENS", 8)
     head, same = pair(kernel, window)
     assert hasattr(head.affinity, "matrix") == (kept == "a matrix" or kernel not in EXPONENTIAL)
     assert head.causal
@@ -81,7 +81,7 @@ def test_degrees_behind_a_rule_are_sums_of_what_is_seen(
     kernel: str, window: int | None, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kept == "no matrix":
-        monkeypatch.setattr(heads, "_MATRIX_TOKENS", 8)
+        monkeypatch.setattr(trace, "_MATRIX_TOKENS", 8)
     head = pair(kernel, window)[0]
     if kernel == "gaussian":
         logits = -0.4 * np.square(head.q[:, None] - head.k).sum(axis=-1) / 2
@@ -107,7 +107,7 @@ def test_long_causal_heads_form_nothing_of_the_size_of_the_matrix(
 ) -> None:
     count = 6000
     with monkeypatch.context() as patch, Watch():
-        patch.setattr(heads, "_MATRIX_TOKENS", 8)
+        patch.setattr(trace, "_MATRIX_TOKENS", 8)
         pair("softmax", window)[0].affinity.average(np.ones(COUNT))  # loads what the first call of all needs
     q, k, v = np.random.default_rng(5).normal(size=(3, count, 6))
     head = Head(q, k, v, 0.4, mask=Mask(causal=True, window=window))

@@ -16,7 +16,7 @@ from tests.problems import torch_on_one_thread
 torch = torch_on_one_thread()
 
 from nlflow.attention import FeatScale, NeutrenoAttention, SignedProjection  # noqa: E402  # needs torch
-from nlflow.attention.terms import averages, wiener  # noqa: E402
+from nlflow.attention.terms import averages  # noqa: E402
 from nlflow.attention.terms import neutreno as terms  # noqa: E402
 
 B, H, N, D = 2, 3, 7, 4
@@ -164,8 +164,8 @@ def test_matrix_fidelity_is_the_local_wiener_filter() -> None:
     q, k, v = tensors(8, 1, 1, N, D)
     (v0,) = tensors(9, 1, 1, N, D, count=1)
     pv, P = averages.average(q, k, v)
-    C = wiener.covariance(P, v, pv)
-    result = wiener.matrix_step(pv, v0, C, torch.tensor(0.3, dtype=torch.float64))
+    C = terms.covariance(P, v, pv)
+    result = terms.matrix_step(pv, v0, C, torch.tensor(0.3, dtype=torch.float64))
     a, mean = v[0, 0].numpy(), pv[0, 0].numpy()
     for i in range(N):
         centred = a - mean[i]
@@ -180,16 +180,16 @@ def test_matrix_fidelity_is_the_local_wiener_filter() -> None:
 def test_covariances_in_half_precision_keep_their_digits(dtype: Any) -> None:
     q, k, v = (10 * part for part in tensors(8, 1, 1, N, D))
     v, P = (v + 10).to(dtype), averages.average(q, k, v)[1].to(dtype)
-    C = wiener.covariance(P, v, P @ v)
+    C = terms.covariance(P, v, P @ v)
     assert C.dtype == torch.float32
     weights = P.double() / P.double().sum(-1, keepdim=True)
     centred = v.double()[..., None, :, :] - (weights @ v.double())[..., :, None, :]
     expected = torch.einsum("bhij,bhija,bhijc->bhiac", weights, centred, centred)
     torch.testing.assert_close(C.double(), expected, rtol=1e-4, atol=1e-3)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(wiener.covariance(P, v, P @ v), C)
+        assert torch.equal(terms.covariance(P, v, P @ v), C)
     v0, variance = v.flip(-2), torch.tensor(0.3, dtype=dtype)
-    result = wiener.matrix_step(P @ v, v0, C, variance)
+    result = terms.matrix_step(P @ v, v0, C, variance)
     assert result.dtype == dtype
     pv = (P @ v).double()
     local = expected @ torch.linalg.inv(expected + float(variance) * torch.eye(D, dtype=torch.float64))
@@ -228,7 +228,7 @@ def test_covariances_are_not_allocated_without_room(monkeypatch: pytest.MonkeyPa
     q, k, v = tensors(8, 1, 1, N, D)
     pv, P = averages.average(q, k, v)
     with pytest.raises(MemoryLimitError, match="covariances"):
-        wiener.covariance(P, v, pv)
+        terms.covariance(P, v, pv)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.problems import torch_on_one_thread
 torch = torch_on_one_thread()
 
 from nlflow.attention import NeighbourAttention  # noqa: E402  # needs torch
-from nlflow.attention.terms import neighbours  # noqa: E402
+from nlflow.attention.terms import modules  # noqa: E402
 
 pytestmark = pytest.mark.numerical
 
@@ -77,7 +77,7 @@ def formula(layer: Any, x: Any, v0: Any, seen: Any) -> Any:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", neighbours.KINDS)
+@pytest.mark.parametrize("kind", modules.KINDS)
 def test_layers_are_the_formulas_of_their_papers(kind: str, causal: bool) -> None:
     if causal and kind == "sinkhorn":
         with pytest.raises(InputError, match="causal: got True with kind='sinkhorn'"):
@@ -102,7 +102,7 @@ def test_layers_are_the_formulas_of_their_papers(kind: str, causal: bool) -> Non
         np.testing.assert_allclose(found[b].detach(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", neighbours.KINDS)
+@pytest.mark.parametrize("kind", modules.KINDS)
 def test_everything_learns(kind: str) -> None:
     torch.manual_seed(0)
     options = {"learned": True} if kind == "value-residual" else {}
@@ -118,7 +118,7 @@ def test_everything_learns(kind: str) -> None:
 
 
 def test_where_lambda_starts() -> None:
-    found = [neighbours.differential_start(n) for n in (1, 2, 100)]
+    found = [modules.differential_start(n) for n in (1, 2, 100)]
     assert found == pytest.approx([0.2, 0.8 - 0.6 * np.exp(-0.3), 0.8])
     torch.manual_seed(0)
     layer = NeighbourAttention(WIDTH, HEADS, "differential", layer=2)
@@ -130,7 +130,7 @@ def test_where_lambda_starts() -> None:
 def test_pairs_of_trainings_begin_with_the_same_numbers() -> None:
     """The four projections are drawn first, whichever the kind."""
     layers = []
-    for kind in neighbours.KINDS:
+    for kind in modules.KINDS:
         torch.manual_seed(3)
         layers.append(torch.nn.ModuleList(NeighbourAttention(WIDTH, HEADS, kind) for _ in range(2)))
     for name in ("query", "key", "value", "output"):
@@ -154,7 +154,7 @@ def test_which_heads_have_the_laplacian() -> None:
 
 def test_doubly_stochastic_weights() -> None:
     logits = torch.randn(2, 3, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = neighbours.doubly_stochastic(logits, iterations=200)
+    found = modules.doubly_stochastic(logits, iterations=200)
     for axis in (-1, -2):
         assert (found.sum(axis) - 1).abs().max() < 1e-6
     import nlflow as nl
@@ -162,11 +162,11 @@ def test_doubly_stochastic_weights() -> None:
     p = nl.sinkhorn(logits[0, 0].exp())
     assert (found[0, 0] - p.matrix).abs().max() < 1e-10
     both = (logits + logits.mT) / 2
-    symmetric = neighbours.doubly_stochastic(both, iterations=200)
+    symmetric = modules.doubly_stochastic(both, iterations=200)
     assert (symmetric - symmetric.mT).abs().max() < 1e-10
     small = logits[:1, :1, :4, :4].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda t: neighbours.doubly_stochastic(t, iterations=8), (small,))
-    softmax = neighbours.doubly_stochastic(1e4 * logits, iterations=3)
+    assert torch.autograd.gradcheck(lambda t: modules.doubly_stochastic(t, iterations=8), (small,))
+    softmax = modules.doubly_stochastic(1e4 * logits, iterations=3)
     assert torch.isfinite(softmax).all()
     with pytest.raises(InputError, match="mask: got 4 axes with kind='sinkhorn'"):
         NeighbourAttention(WIDTH, HEADS, "sinkhorn")(torch.randn(1, N, WIDTH), mask=torch.ones(1, 1, N, N).bool())

@@ -22,8 +22,8 @@ from nlflow.attention import (  # noqa: E402
     detach,
     register,
 )
-from nlflow.attention.injection import adapters  # noqa: E402
 from nlflow.attention.injection import attach as attaching  # noqa: E402
+from nlflow.attention.injection.blocks import transformers_library  # noqa: E402
 from tests.transformer_models import (  # noqa: E402  # both need torch
     EVERYTHING,
     FOUR,
@@ -360,7 +360,7 @@ def test_too_old_transformers(monkeypatch: pytest.MonkeyPatch, version: str) -> 
     # torch.compile imports the package anew, so the one that was imported above may not be the one in use.
     monkeypatch.setattr(importlib.import_module("transformers"), "__version__", version)
     with pytest.raises(InputError, match=f"got release {version}, expected 5 or newer"):
-        adapters.transformers_library()
+        transformers_library()
 
 
 def test_missing_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

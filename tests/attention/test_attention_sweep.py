@@ -24,7 +24,7 @@ from nlflow.attention import (  # isort: skip  # torch may be missing above
     reciprocal_ranks,
     sweep,
 )
-from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
+from nlflow.attention.sweeping import paired_differences  # isort: skip
 
 
 class Words:

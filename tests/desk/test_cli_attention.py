@@ -26,12 +26,12 @@ from nlflow.attention import (  # noqa: E402
     attach,
     image_inputs,
     load_model,
+    loading,
     neighbouring_passages,
     probe,
     text_inputs,
     token_inputs,
 )
-from nlflow.attention.loading import models  # noqa: E402
 from nlflow.plotting import layers_figure  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "layer", "is", "one", "step", "of", "flow", "."]
@@ -270,7 +270,7 @@ def test_a_name_that_the_hub_does_not_give(folder: Path, monkeypatch: pytest.Mon
         raise OSError("nobody/nothing is not a valid model identifier")
 
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", refuse)
-    monkeypatch.setattr(models, "hub_silence", lambda source: "")
+    monkeypatch.setattr(loading, "hub_silence", lambda source: "")
     assert "model: got 'nobody/nothing', which the hub does not give" in fails("nobody/nothing", "--text", TEXT)
 
 
@@ -292,7 +292,7 @@ def test_names_that_look_like_folders_are_not_asked_for(folder: Path, monkeypatc
     def never(source: object) -> str:
         raise AssertionError(source)
 
-    monkeypatch.setattr(models, "hub_silence", never)
+    monkeypatch.setattr(loading, "hub_silence", never)
     Path("mine").mkdir()
     for name in ("./model", "../model", "/nowhere/model", "~/model", "a/b/c", "model/", "mine/model", ".\\model"):
         assert "got no such folder, expected one with config.json" in fails(name, "--text", TEXT)

@@ -24,7 +24,7 @@ trained = pytest.mark.skipif(not WEIGHTS, reason="the weights of all-MiniLM-L6-v
 
 def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break one formula of the package."""
-    from nlflow.attention.probing import discretization, heads, metrics
+    from nlflow.attention.probing import discretization, metrics, trace
     from nlflow.attention.terms import modules, neutreno
 
     if what == "the term draws to the values":
@@ -48,7 +48,7 @@ def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         good_redundancy = metrics.head_redundancy
         monkeypatch.setattr(metrics, "head_redundancy", lambda matrix, following: good_redundancy(matrix, matrix))
     elif what == "the fidelity may always be 1":
-        monkeypatch.setattr(heads.Head, "fidelity_limit", property(lambda self: 1.0))
+        monkeypatch.setattr(trace.Head, "fidelity_limit", property(lambda self: 1.0))
     elif what == "sub-steps are too long":
         good_step = discretization._euler
         monkeypatch.setattr(discretization, "_euler", lambda f, u, count: good_step(f, u, max(1, count // 2)))

@@ -45,7 +45,7 @@ def run(context: Context) -> Outcome:
     text = text_of(context.data)
     folder = minilm_folder()
     from nlflow.attention import Retrieval, neighbouring_passages, sweep
-    from nlflow.attention.sweeping.intervals import paired_differences
+    from nlflow.attention.sweeping import paired_differences
 
     tokenizer = libraries()[1].AutoTokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False

@@ -13,7 +13,7 @@ from torch import nn
 
 from nlflow.attention import detach
 from nlflow.attention.injection.forward import TERMS
-from nlflow.attention.loading.models import attach_as_trained, no_bars
+from nlflow.attention.loading import attach_as_trained, no_bars
 from nlflow.errors import FileFormatError, InputError
 from nlflow.store.atomic import make_folder, write_atomic
 from validation.training.state import read_tensors, write_tensors

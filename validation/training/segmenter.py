@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nlflow.attention import Adapter, NeighbourAttention, NeutrenoAttention, Taken
-from nlflow.attention.terms.neighbours import value_residual
+from nlflow.attention.terms.modules import value_residual
 
 __all__ = ["ADAPTERS", "Segmenter", "taken"]
 

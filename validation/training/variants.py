@@ -22,7 +22,7 @@ class Variant:
         Whether it has NeuTRENO's term, with the fidelity of its task.
     feat_scale : bool
     kind : str
-        One of `nlflow.attention.terms.neighbours.KINDS`, another term of the literature; only for scenes, whose model
+        One of `nlflow.attention.terms.modules.KINDS`, another term of the literature; only for scenes, whose model
         is in plain torch.
     without : str
         The variant that it is compared with, beside softmax: the same without the term.

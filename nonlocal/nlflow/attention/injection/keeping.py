@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.injection.adapters import Adapter
+from nlflow.attention.injection.blocks import Adapter
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.terms.neutreno import LayerTerms
-from nlflow.store.atomic import write_content
+from nlflow.errors import InputError
+from nlflow.store.atomic import make_folder, write_content
 
 SETTINGS, LEARNED = "attention.json", "terms.safetensors"
 RECORD = "_neutreno_record"  # what detach undoes, and the arguments of attach
@@ -92,6 +94,41 @@ def write_terms(owner: nn.Module, folder: Path) -> None:
         (folder / LEARNED).unlink(missing_ok=True)  # of other terms that were here
     about = {"format": 1, "attach": owner.__dict__[RECORD].arguments}
     write_content(folder / SETTINGS, (json.dumps(about, indent=1) + "\n").encode())
+
+
+def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write the terms of a model into a folder, without the model.
+
+    ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned. A model
+    of transformers that has terms writes both in its ``save_pretrained`` too, and so does a ``Trainer``; this function
+    is for other modules, and for PEFT, which saves its adapters alone.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The module that was attached, or one that contains it.
+    folder : str or path
+        Is made where there is none.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InputError
+        For a model without terms, or with several that were attached apart.
+    """
+    owners = [module for module in model.modules() if RECORD in module.__dict__]
+    if len(owners) != 1:
+        raise InputError(
+            f"model: got {type(model).__name__} with {len(owners)} attached modules in it, expected one; call "
+            "nlflow.attention.attach(model) first, or save each of them"
+        )
+    path = make_folder(folder)
+    write_terms(owners[0], path)
+    return path
 
 
 class Saver:

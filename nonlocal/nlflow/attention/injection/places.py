@@ -8,108 +8,30 @@ This is done once for each shape of inputs, and only where rows of values are no
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.injection.threads import using
+from nlflow.attention.threads import evaluating, traced
 from nlflow.errors import InputError
 
-_TRACED: ContextVar[nn.Module | None] = ContextVar("nlflow_places", default=None)
+
+class Entered(NamedTuple):
+    """What the layer of an attention module is called with; `tokens` is the first tensor of numbers (B, …, C)."""
+
+    module: nn.Module
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tokens: Tensor | None
 
 
-class _Shown(BaseException):  # no module between may catch it
-    """The values of the traced module, which end its run."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-
-def shown(module: nn.Module, values: Tensor) -> None:
-    """End the run of a layer whose values are asked for; does nothing otherwise."""
-    if not torch.compiler.is_compiling() and _TRACED.get() is module:
-        raise _Shown(values)
-
-
-def tracing() -> bool:
-    """Return whether a layer runs only for its values."""
-    return not torch.compiler.is_compiling() and _TRACED.get() is not None
-
-
-def note(call: dict[str, Any], module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-    """Keep what a layer is called with: of the first of a call and of the latest."""
-    if "entered" in call and call["entered"][0] is not call.get("owner", call["entered"][0]):
-        call.pop("entered")
-    call["latest"] = (module, layer, args, kwargs)
-    call.setdefault("entered", call["latest"])
-
-
-def counting(call: dict[str, Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keep how many tokens an attention module is called with, none of which has been averaged yet."""
-    given = (kwargs.get("hidden_states"), *args, *kwargs.values())
-    tokens = next((one for one in given if isinstance(one, Tensor) and one.ndim > 1 and one.is_floating_point()), None)
-    call.setdefault("counts", {})[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel(), 0]
-
-
-def turn(call: dict[str, Any], module: nn.Module, new: Tensor) -> int:
-    """Return which set of values of a module this is, 0 for most: some average two sets with the same P, as DiffLlama.
-
-    Pieces of a sequence are one set.
-    """
-    counts = call.get("counts", {}).get(id(module))
-    if counts is None or _piece(call, module, new) is not None:
-        return 0
-    counts[2] += 1
-    return int(counts[2]) - 1
-
-
-def _piece(call: dict[str, Any], module: nn.Module, new: Tensor) -> list[int] | None:
-    """Return the counts of a module that averages over parts of its tokens, one call of its function after the other.
-
-    Vision towers of language models do so: their sequence has all pictures, and no token sees those of another one.
-    """
-    counts: list[int] | None = call.get("counts", {}).get(id(module))
-    return counts if counts is not None and new.shape[0] == 1 and new.shape[-2] < counts[1] else None
-
-
-def values_so_far(call: dict[str, Any], module: nn.Module, new: Tensor, number: int) -> None:
-    """Keep v0, or add to it the next piece. Checkpointing comes here again: the first v0 has the whole graph."""
-    sets: dict[int, Tensor] = call.setdefault("first", {})
-    counts = _piece(call, module, new)
-    if number not in sets:
-        sets[number] = new
-    elif counts is not None and sets[number].shape[-2] < counts[1]:
-        sets[number] = torch.cat([sets[number], new], dim=-2)
-    if counts is not None:
-        counts[0] += new.shape[-2]
-
-
-def piece_of(call: dict[str, Any], module: nn.Module, first: Tensor, new: Tensor) -> Tensor | None:
-    """Return the rows of v0 that belong to a piece of the tokens; None where `new` has all of them."""
-    counts = _piece(call, module, new)
-    if counts is None:
-        return None
-    begin, counts[0] = counts[0], counts[0] + new.shape[-2]
-    if first.shape[-2] != counts[1] or counts[0] > counts[1]:
-        raise InputError(
-            f"model: got {type(module).__name__}, which averages over parts of {counts[1]} tokens, and a first layer "
-            f"of its stack with {first.shape[-2]}; expected layers over the same tokens; give these layers fidelity 0"
-        )
-    return first.narrow(-2, begin, new.shape[-2])
-
-
-def rearranged(call: dict[str, Any], kept: dict[Any, Tensor], module: nn.Module, first: Tensor, new: Tensor) -> Tensor:
+def rearranged(kept: dict[Any, Tensor], begun: Entered, latest: Entered, first: Tensor, new: Tensor) -> Tensor:
     """Return v0 with its rows in the order of this layer's; `first` itself where tokens stay in their places.
 
     `first` and `new` are (B, H, N, D); B and N may be those of windows.
     """
-    begun, latest = call.get("entered"), call.get("latest")
-    if begun is None or latest is None or latest[0] is not module or begun[0] is not call["owner"]:
-        return first  # the layer is the attention itself
     if _plain(kept, begun, first) and _plain(kept, latest, new):
         return first
     source, target = _layout(kept, begun, first), _layout(kept, latest, new)
@@ -122,24 +44,19 @@ def rearranged(call: dict[str, Any], kept: dict[Any, Tensor], module: nn.Module,
     order = torch.where(target.flatten() >= 0, places[target.flatten().clamp_min(0)], 0)
     if bool((order < 0).any()):
         raise InputError(
-            f"model: got tokens in {type(module).__name__} that the first layer of its stack did not have; expected "
-            "layers over the same tokens; give these layers fidelity 0"
+            f"model: got tokens in {type(latest.module).__name__} that the first layer of its stack did not have; "
+            "expected layers over the same tokens; give these layers fidelity 0"
         )
     flat = first.transpose(1, 2).flatten(0, 1).index_select(0, order)
     return flat.reshape(*target.shape, *flat.shape[1:]).transpose(1, 2)
 
 
-def _tokens(values: Any) -> Tensor | None:
-    """Return the tokens (B, …, C) among the arguments of a layer: its first tensor of numbers with three axes."""
-    return next((one for one in values if isinstance(one, Tensor) and one.ndim > 2 and one.is_floating_point()), None)
-
-
-def _plain(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> bool:
-    """Return whether rows of values are the tokens of the layer's input, in their places."""
-    tokens = _tokens((*entered[2], *entered[3].values()))
+def _plain(kept: dict[Any, Tensor], entered: Entered, values: Tensor) -> bool:
+    """Return whether rows of values are the tokens of the layer's input, in their places, or those of streams."""
+    tokens = entered.tokens
     if tokens is None or (tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2]):
         return True
-    return _key_of_streams(entered[0], tokens, values) in kept
+    return _key_of_streams(entered.module, tokens, values) in kept
 
 
 def _streams(tokens: Tensor, values: Tensor) -> int | None:
@@ -169,10 +86,9 @@ def fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...
     return tuple(copied(one) for one in args), {name: copied(one) for name, one in kwargs.items()}
 
 
-def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
+def _layout(kept: dict[Any, Tensor], entered: Entered, values: Tensor) -> Tensor:
     """Return the number of the token of each row of values, (B, N); -1 for rows of no token."""
-    module, layer, args, kwargs = entered
-    tokens = _tokens((*args, *kwargs.values()))
+    module, layer, args, kwargs, tokens = entered
     assert tokens is not None  # or `_plain` had been true
     others = repr([one for one in (*args, *kwargs.items()) if not isinstance(one, Tensor | tuple)])
     key = (id(module), tuple(tokens.shape), tuple(values.shape), others)
@@ -191,7 +107,7 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
     other = torch.randn(tokens.shape, generator=generator).to(tokens)
     found = torch.zeros((values.shape[0], values.shape[2]), dtype=torch.long, device=tokens.device)
     with evaluating(layer), torch.no_grad():
-        base = _values(entered, tokens, tokens)
+        base = _values(entered, tokens)
         if (base.shape[0], base.shape[2]) != tuple(found.shape):
             raise InputError(
                 f"model: got {type(module).__name__}, which makes {tuple(base.shape)} values, then "
@@ -200,8 +116,8 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
             )
         for bit in range(count.bit_length()):
             chosen = (numbers >> bit) & 1 == 1
-            one = (_values(entered, tokens, torch.where(chosen, other, tokens)) != base).any(-1).any(1)
-            rest = (_values(entered, tokens, torch.where(chosen, tokens, other)) != base).any(-1).any(1)
+            one = (_values(entered, torch.where(chosen, other, tokens)) != base).any(-1).any(1)
+            rest = (_values(entered, torch.where(chosen, tokens, other)) != base).any(-1).any(1)
             if bool((one & rest).any()):
                 raise InputError(
                     f"model: got values of {type(module).__name__} that each belong to several tokens, so that v0 and "
@@ -215,35 +131,14 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
     return kept[key]
 
 
-def _values(entered: Any, tokens: Tensor, given: Tensor) -> Tensor:
+def _values(entered: Entered, given: Tensor) -> Tensor:
     """Return the values that a layer makes of other tokens."""
-    module, layer, args, kwargs = entered
-    args, kwargs = fresh(args, kwargs)
-    token = _TRACED.set(module)
-    try:
-        layer(
-            *(given if one is tokens else one for one in args),
-            **{name: given if one is tokens else one for name, one in kwargs.items()},
+    args, kwargs = fresh(entered.args, entered.kwargs)
+    args = tuple(given if one is entered.tokens else one for one in args)
+    kwargs = {name: given if one is entered.tokens else one for name, one in kwargs.items()}
+    found = traced(entered.module, lambda: entered.layer(*args, **kwargs))
+    if found is None:
+        raise InputError(
+            f"model: got {type(entered.module).__name__}, which did not run when its layer ran again; expected values"
         )
-    except _Shown as found:
-        return found.values
-    finally:
-        _TRACED.reset(token)
-    raise InputError(f"model: got {type(module).__name__}, which did not run when its layer ran again; expected values")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode for a while, without dropout; other threads may not run them then."""
-    training = [module for module in model.modules() if module.training]
-    if not training:
-        yield
-        return
-    with using(model, "has put the training into evaluation mode", alone=True):
-        for module in training:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
+    return found

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nlflow.attention.injection.forward import first_values
-from nlflow.attention.injection.places import evaluating, fresh, shown, tracing
-from nlflow.attention.injection.stacks import Stack
+from nlflow.attention.injection.forward import Stack
+from nlflow.attention.injection.places import fresh
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
-from nlflow.attention.terms.threads import OfThread
+from nlflow.attention.threads import OfThread, evaluating, shown, tracing
 from nlflow.errors import InputError
 
 _OFF = 1e-3  # relative difference up to which a constant has come out as it went in; half precision has it
@@ -93,7 +92,7 @@ class Summed:
             self.call.set(None)
         new = part(taken, self.layout, averages.shape[-1], self.heads).flatten(1, -2)
         call = self.stack.of(None, self.terms.label)
-        first = first_values(self.stack, call, self.module, self.terms, new[:, None])
+        first = call.first_values(self.module, self.terms, new[:, None])
         if first is None:
             return args
         implicit = self.terms.options.semi_implicit
@@ -221,7 +220,7 @@ class InTorch:
         """Add the term: a hook after the module."""
         new = self.values(args, kwargs)
         call = self.stack.of(None, self.terms.label)
-        first = first_values(self.stack, call, self.module, self.terms, new[:, None])
+        first = call.first_values(self.module, self.terms, new[:, None])
         if first is None:
             return output
         average, implicit = output[0], self.terms.options.semi_implicit

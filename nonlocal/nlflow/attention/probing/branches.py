@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nlflow.attention.injection.adapters import Block
-from nlflow.attention.injection.places import tracing
+from nlflow.attention.injection.blocks import Block
+from nlflow.attention.threads import tracing
 
 _SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 _SAME = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "clone", "contiguous"})

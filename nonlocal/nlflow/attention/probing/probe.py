@@ -15,22 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nlflow._array import underflowing
-from nlflow.attention.injection.adapters import Adapter, blocks
-from nlflow.attention.injection.places import evaluating
-from nlflow.attention.injection.threads import using
-from nlflow.attention.injection.trial import check_inputs, without_wrapper
+from nlflow.attention.injection.blocks import Adapter, blocks
+from nlflow.attention.injection.inputs import check_inputs, without_wrapper
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.columns import measured
-from nlflow.attention.probing.recording import (
-    Take,
-    capped,
-    kept_by_tokens,
-    recording,
-    rows_of_sink,
-    taking,
-)
+from nlflow.attention.probing.recording import Take, capped, kept_by_tokens, recording, rows_of_sink, taking
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
+from nlflow.attention.threads import evaluating, using
 from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
 
 Floats = NDArray[np.float64]

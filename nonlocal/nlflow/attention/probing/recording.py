@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from nlflow.attention.injection.adapters import Block, transformers_library
-from nlflow.attention.injection.discovery import INTERFACE, own_eager
-from nlflow.attention.injection.naming import REGISTERED
-from nlflow.attention.injection.places import tracing
-from nlflow.attention.injection.threads import held, replaced
+from nlflow.attention.injection.attach import REGISTERED
+from nlflow.attention.injection.blocks import INTERFACE, Block, own_eager, transformers_library
 from nlflow.attention.probing.branches import Seen, own
 from nlflow.attention.terms.averages import FUSED, causal_mask, repeated
+from nlflow.attention.threads import held, replaced, tracing
 from nlflow.errors import InputError
 
 

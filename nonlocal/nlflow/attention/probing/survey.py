@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlflow._array import underflowing
-from nlflow.attention.injection.adapters import Adapter
+from nlflow.attention.injection.blocks import Adapter
 from nlflow.attention.probing.columns import COLUMNS
 from nlflow.attention.probing.metrics import mean_cosine
 from nlflow.attention.probing.probe import probe

@@ -282,8 +282,8 @@ _MOST = 10**8  # bytes of text
 @contextmanager
 def _quiet_library() -> Iterator[None]:
     """Keep the library's progress bars and notes about weights off the terminal for a while."""
-    from nlflow.attention.injection.adapters import transformers_library
-    from nlflow.attention.loading.models import no_bars
+    from nlflow.attention.injection.blocks import transformers_library
+    from nlflow.attention.loading import no_bars
 
     logs = transformers_library().utils.logging
     verbosity = logs.get_verbosity()
@@ -310,8 +310,8 @@ def _run_sweep(
 ) -> None:
     """Try terms on a model, and say which one helps it."""
     from nlflow.attention import Adapter, load_model, sweep
-    from nlflow.attention.loading.inputs import tokenizer_of
-    from nlflow.attention.sweeping.sweep import settings_of
+    from nlflow.attention.injection.inputs import tokenizer_of
+    from nlflow.attention.sweeping import settings_of
     from nlflow.backends.machine import provenance
     from nlflow.errors import check_choice, check_integer
 
@@ -395,7 +395,7 @@ def _texts(place: Path) -> list[str]:
 
 def _kind(model: str) -> str:
     """Return the metric of a model by what it was saved as."""
-    from nlflow.attention.injection.adapters import transformers_library
+    from nlflow.attention.injection.blocks import transformers_library
     from nlflow.errors import InputError, shortened
 
     try:

@@ -1,4 +1,4 @@
-"""Models that several threads use: what is changed in them for a while, and who may run them meanwhile.
+"""Models that several threads use: what each thread does with one, and what is changed in it for a while.
 
 Several threads may run a model, and look into it, at the same time. What takes a model's mode or its terms from under
 another thread is refused, in whichever thread would be wrong.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import RLock, get_ident
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nlflow.errors import InputError
 
@@ -125,3 +126,83 @@ def _end(modules: list[nn.Module], own: _Use) -> None:
             uses.remove(own)
             if not uses:
                 del _USES[id(module)]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode for a while, without dropout; other threads may not run them then."""
+    training = [module for module in model.modules() if module.training]
+    if not training:
+        yield
+        return
+    with using(model, "has put the training into evaluation mode", alone=True):
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+# ---- what one thread does
+
+
+def thread_number() -> int:
+    """Return the number of this thread; compiled code has one."""
+    return 0 if torch.compiler.is_compiling() else get_ident()
+
+
+class OfThread:
+    """A value that each thread has for itself."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Any] = {}
+
+    def get(self) -> Any:
+        """Return the value of this thread, None where it has none."""
+        return self._values.get(thread_number())
+
+    def set(self, value: Any) -> None:
+        """Keep a value for this thread; None keeps nothing."""
+        if value is None:
+            self._values.pop(thread_number(), None)
+        else:
+            self._values[thread_number()] = value
+
+    def take(self) -> Any:
+        """Return the value of this thread, and keep it no longer."""
+        return self._values.pop(thread_number(), None)
+
+
+_TRACED: ContextVar[nn.Module | None] = ContextVar("nlflow_traced", default=None)
+
+
+class _Shown(BaseException):  # no module between may catch it
+    """The values of the traced module, which end its run."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+def traced(module: nn.Module, run: Callable[[], Any]) -> Tensor | None:
+    """Return the values of a module from a run that ends with them; None where it does not come to them."""
+    token = _TRACED.set(module)
+    try:
+        run()
+    except _Shown as found:
+        return found.values
+    finally:
+        _TRACED.reset(token)
+    return None
+
+
+def tracing() -> bool:
+    """Return whether this thread runs a layer only for its values."""
+    return not torch.compiler.is_compiling() and _TRACED.get() is not None
+
+
+def shown(module: nn.Module, values: Tensor) -> None:
+    """End the run if it is for the values of this module."""
+    if not torch.compiler.is_compiling() and _TRACED.get() is module:
+        raise _Shown(values)

@@ -1,0 +1,337 @@
+"""Models from a folder or a hub name, from safetensors alone, with the terms that they were trained with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlflow.attention.injection.attach import attach, detach
+from nlflow.attention.injection.blocks import Adapter, transformers_library
+from nlflow.attention.injection.forward import TERMS
+from nlflow.attention.injection.inputs import hub_silence
+from nlflow.attention.injection.keeping import LEARNED, SETTINGS, learned_of
+from nlflow.errors import FileFormatError, InputError, check_choice, check_memory, checked_call, format_bytes, shortened
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
+_CONVERT = (
+    "convert it where you trust it: load it with torch.load(..., weights_only=True) and "
+    "model.load_state_dict, then model.save_pretrained(folder), which writes model.safetensors"
+)
+
+
+@checked_call
+def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn.Module:
+    """Return a model of transformers, in evaluation mode, in float32 on the CPU.
+
+    Where the folder has a file ``attention.json``, the model gets the terms that it was trained with. The file is an
+    object: its ``"attach"`` holds the arguments of `nlflow.attention.attach`, or null for none, and its ``"format"`` is
+    1. The learned values of terms are beside it in ``terms.safetensors``.
+
+    Parameters
+    ----------
+    source : str or path
+        A folder with ``config.json`` and ``model.safetensors``, read without network. Or the name of a model on the
+        Hugging Face hub (``'owner/name'``), taken from the cache or downloaded.
+    head : {'language'}, optional
+        With the head that tells the next token, for decoders. By default the model gives hidden states.
+
+    Raises
+    ------
+    FileFormatError
+        For a folder without configuration or weights, damaged or incomplete weights, weights that do not belong to the
+        configuration, and weights that only pickle can read (``.bin``, ``.pt``). Pickle would run code from the file;
+        the message says how to convert them.
+    MemoryLimitError
+        For a model beyond the memory limit, before anything is allocated.
+    InputError
+        For a name that the hub does not know, and if transformers is missing or older than 5.
+    """
+    library = transformers_library()
+    if head is not None:
+        check_choice("head", head, ("language",))
+    kind = library.AutoModel if head is None else library.AutoModelForCausalLM
+    offline = _is_folder(source)
+    silence = "" if offline else hub_silence(source)
+    try:
+        with no_bars() if offline else nullcontext():  # what is downloaded shows its progress
+            model, report = kind.from_pretrained(
+                str(source),
+                output_loading_info=True,
+                local_files_only=offline or bool(silence),
+                use_safetensors=True,
+                trust_remote_code=False,  # or the library would offer to run code that lies in the folder
+                dtype=torch.float32,
+            )
+    except Exception as error:  # loaders fail in many ways: OSError, KeyError, SafetensorError, ValueError ...
+        if offline:
+            raise FileFormatError(
+                f"{source}: got a folder that cannot be loaded ({shortened(error, 300)}), expected a model of "
+                f"transformers {library.__version__} with its weights; save it again with model.save_pretrained(folder)"
+            ) from error
+        if silence:
+            raise InputError(
+                f"model: got {str(source)!r}, which is no folder here and not in the cache, and the hub does not "
+                f"answer ({silence}); expected a folder with config.json and model.safetensors, as "
+                "model.save_pretrained(folder) makes it; give its name, such as 'distilbert-base-uncased', or "
+                "connect to the network"
+            ) from error
+        raise InputError(
+            f"model: got {str(source)!r}, which the hub does not give with safetensors weights "
+            f"({shortened(error, 300)}); expected the name of such a model, or a folder; check name and connection"
+        ) from error
+    check_whole(source, report["missing_keys"])
+    if offline:
+        attach_as_trained(model, Path(source))
+    return model.eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Hide the progress bars of transformers for a while. The terminal belongs to the caller's."""
+    logs = transformers_library().utils.logging
+    shown = logs.is_progress_bar_enabled()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logs.enable_progress_bar()
+
+
+def attach_as_trained(model: Any, folder: Path) -> None:
+    """Give a model the terms that its folder describes; see `load_model`. Damaged files, and others' terms, raise."""
+    if (folder / SETTINGS).is_file():
+        load_terms(model, folder)
+
+
+def _is_folder(source: str | os.PathLike[str]) -> bool:
+    """Return True for the folder of a model, False for a possible name on the hub (``owner/name``); refuse others."""
+    folder = Path(source)
+    if folder.is_dir():
+        _check_folder(folder)
+        check_declared(folder)
+        return True
+    if folder.suffix in (*_PICKLES, ".safetensors"):
+        got, advice = "weights that only pickle can read, which runs code", _CONVERT
+        if folder.suffix == ".safetensors":
+            got, advice = "a file of weights alone", "name the folder that holds it and config.json"
+        raise FileFormatError(
+            f"{source}: got {got}, expected a folder with config.json and model.safetensors; {advice}"
+        )
+    if folder.exists():
+        raise FileFormatError(f"{folder}: got a file, expected a folder with config.json and model.safetensors")
+    parts = str(source).split("/")
+    named = len(parts) <= 2 and all(part and part[0].isalnum() and "\\" not in part for part in parts)
+    if not named or (len(parts) == 2 and Path(parts[0]).exists()):
+        raise FileFormatError(
+            f"{source}: got no such folder, expected one with config.json and model.safetensors, or the name of a "
+            "model on the hub such as 'owner/name'; check the name, or make one with model.save_pretrained(folder)"
+        )
+    return False
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise FileFormatError(
+            f"{folder}: got no config.json in it, expected the folder of a model; model.save_pretrained(folder) "
+            "makes one"
+        )
+    if any((folder / name).is_file() for name in _WEIGHTS):
+        check_parts(folder)
+        return
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        raise FileFormatError(
+            f"{folder}: got weights that only pickle can read ({', '.join(pickles)}), which runs code, expected "
+            f"model.safetensors; {_CONVERT}"
+        )
+    raise FileFormatError(
+        f"{folder}: got no weights in it, expected model.safetensors; model.save_pretrained(folder) writes it"
+    )
+
+
+def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
+    """Give a model the terms that a folder holds, in place.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        With the blocks of the one that was saved; it may have another head, or none.
+    folder : str or path
+        Of `save_terms`, or of ``save_pretrained`` of a model that had terms.
+
+    Returns
+    -------
+    torch.nn.Module
+        The model itself. When something fails it has no terms.
+
+    Raises
+    ------
+    FileFormatError
+        For a folder without terms, damaged files, and terms that do not belong to this model.
+    """
+    path = Path(folder) / SETTINGS
+    if not path.is_file():
+        raise FileFormatError(
+            f"{path}: got no such file, expected the terms of a model; nlflow.attention.save_terms(model, folder) "
+            "writes it"
+        )
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if about["format"] != 1:
+            raise ValueError(f"format {about['format']!r}, this version reads 1")
+        if about["attach"] is None:
+            detach(model)
+        else:
+            # Files that say no form are of trainings with the explicit one.
+            arguments = {"semi_implicit": False, **about["attach"]}
+            if adapters := arguments.pop("adapter", None):
+                arguments["adapter"] = [Adapter(**one) for one in adapters]
+            attach(model, **arguments)
+        _fill(model, path.parent / LEARNED)
+    except Exception as error:  # of json, safetensors, torch and attach, each with its own kinds
+        detach(model)
+        raise FileFormatError(
+            f"{path}: got terms that the model cannot be given ({type(error).__name__}: {error}), expected the "
+            "arguments of nlflow.attention.attach; remove the file for the model without terms"
+        ) from error
+    return model
+
+
+def _fill(model: nn.Module, path: Path) -> None:
+    """Load the learned values into a model's terms, all of them and no others."""
+    stored: dict[str, Tensor] = {}
+    if path.is_file():
+        from safetensors.torch import load_file
+
+        stored = load_file(path)
+    state: dict[str, Any] = {}
+    wanted = learned_of(model)
+    for name, tensor in stored.items():
+        # They may have been learned with a head on top, or inside a wrapper, which this model may not have.
+        found = [key for key in wanted if key == name or key.endswith(f".{name}") or name.endswith(f".{key}")]
+        if len(found) != 1:
+            raise ValueError(f"{path.name} has {name}, which the model does not have")
+        state[found[0]] = tensor
+    for name in wanted:
+        if name not in state:
+            raise ValueError(f"{path.name} does not have {name}, which was learned")
+    if any(f".{TERMS}." in name for name in state):
+        model.load_state_dict(state, strict=False)
+
+
+_LONGEST = 10**8  # bytes of a header of safetensors, as that library has it
+_MOST_LABELS = 10**6
+_FLOOR = 2**24
+_WIDER = 8  # float32 is 4 times the narrowest stored numbers, and as much again for what may be missing
+_UNSTORED = "pooler"  # a base model may have it, while the trained one was saved without
+
+
+def check_parts(folder: Path) -> None:
+    """Refuse a list of weights that names files outside of its folder, which the library would read: `FileFormatError`.
+
+    Links are left to the library: its own cache is made of them.
+    """
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return
+    try:
+        names = {str(name) for name in json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    for name in sorted(names):
+        if PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
+            raise FileFormatError(
+                f"{folder}: got {name!r} in {path.name}, expected names of files in this folder; save the model again "
+                "with model.save_pretrained(folder)"
+            )
+
+
+def check_declared(folder: Path) -> None:
+    """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold.
+
+    Otherwise a configuration of a few words could fill the memory, since missing weights are made up. `FileFormatError`
+    is for damaged files, more layers than tensors, and more than eight times the stored bytes (beyond 16 MiB);
+    `MemoryLimitError` for a model beyond the memory limit.
+    """
+    library: Any = transformers_library()
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = sum(_count_tensors(path) for path in files)
+    try:
+        about = _numbers(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        labels = max([number for name, number in about if name in ("num_labels", "_num_labels")], default=0)
+        if labels > _MOST_LABELS:  # the library makes a dictionary of them
+            raise ValueError(f"{labels} labels")
+        config = library.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        counts = [number for name, number in _numbers(config.to_dict()) if name.endswith(("layers", "n_layer"))]
+    except Exception as error:  # the library fails in many ways
+        raise _damaged(folder / "config.json", error) from error
+    if (layers := max(counts, default=0)) > tensors:
+        raise FileFormatError(
+            f"{folder}: got {layers} layers in config.json and {tensors} tensors in safetensors, expected at least one "
+            "a layer; save the model again with model.save_pretrained(folder)"
+        )
+    try:
+        with torch.device("meta"):  # shapes without values
+            model = library.AutoModel.from_config(config, trust_remote_code=False)
+    except Exception as error:
+        raise _damaged(folder / "config.json", error) from error
+    needed = sum(4 * tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    check_memory(f"{folder}: its model", needed, "take a smaller one, or a machine with more memory")
+    stored = sum(path.stat().st_size for path in files)
+    if needed > _FLOOR + _WIDER * stored:
+        raise FileFormatError(
+            f"{folder}: got a config.json of a model of {format_bytes(needed)} with {format_bytes(stored)} of weights, "
+            "expected those of one model; save it again with model.save_pretrained(folder)"
+        )
+
+
+def check_whole(source: object, missing: Any) -> None:
+    """Refuse a model with made-up weights, which its files lack: `FileFormatError`. A pooler may be missing."""
+    lacking = sorted(name for name in missing if _UNSTORED not in name.split("."))
+    if lacking:
+        raise FileFormatError(
+            f"{source}: got weights without {lacking[0]}{f' and {len(lacking) - 1} more' if lacking[1:] else ''}, "
+            "expected all of the model that config.json tells of; save it again with model.save_pretrained(folder)"
+        )
+
+
+def _count_tensors(path: Path) -> int:
+    """Return the number of tensors that a file of safetensors names."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > min(_LONGEST, path.stat().st_size):
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("a header that is no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    return len(header.keys() - {"__metadata__"})
+
+
+def _damaged(path: Path, error: Exception) -> FileFormatError:
+    return FileFormatError(
+        f"{path.parent}: got a folder that cannot be loaded ({path.name}: {shortened(error, 300)}), expected a model "
+        "of transformers; save it again with model.save_pretrained(folder)"
+    )
+
+
+def _numbers(tree: Any) -> list[tuple[str, int]]:
+    """Return the names and values of all integers of a configuration, also of configurations inside it."""
+    found: list[tuple[str, int]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found += _numbers(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found.append((str(name), value))
+    return found
