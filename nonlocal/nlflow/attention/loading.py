@@ -113,7 +113,7 @@ def attach_as_trained(model: Any, folder: Path) -> None:
 
 
 def _is_folder(source: str | os.PathLike[str]) -> bool:
-    """Return True for the folder of a model, False for a possible name on the hub (``owner/name``); refuse others."""
+    """Return whether this is a model's folder, or else a possible name on the hub; refuse others."""
     folder = Path(source)
     if folder.is_dir():
         _check_folder(folder)
@@ -207,7 +207,6 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
 
 
 def _fill(model: nn.Module, path: Path) -> None:
-    """Load the learned values into a model's terms, all of them and no others."""
     stored: dict[str, Tensor] = {}
     if path.is_file():
         from safetensors.torch import load_file
@@ -236,10 +235,7 @@ _UNSTORED = "pooler"  # a base model may have it, while the trained one was save
 
 
 def check_parts(folder: Path) -> None:
-    """Refuse a list of weights that names files outside of its folder, which the library would read: `FileFormatError`.
-
-    Links are left to the library: its own cache is made of them.
-    """
+    """Refuse a list of weights that names files outside of its folder."""
     path = folder / "model.safetensors.index.json"
     if not path.is_file():
         return
@@ -258,9 +254,9 @@ def check_parts(folder: Path) -> None:
 def check_declared(folder: Path) -> None:
     """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold.
 
-    Otherwise a configuration of a few words could fill the memory, since missing weights are made up. `FileFormatError`
-    is for damaged files, more layers than tensors, and more than eight times the stored bytes (beyond 16 MiB);
-    `MemoryLimitError` for a model beyond the memory limit.
+    Otherwise a configuration of a few words could fill the memory, since missing weights are made up.
+    `FileFormatError` is for damaged files, more layers than tensors, and more than eight times the stored bytes
+    (beyond 16 MiB).
     """
     library: Any = transformers_library()
     files = sorted(folder.glob("*.safetensors"))
@@ -305,7 +301,6 @@ def check_whole(source: object, missing: Any) -> None:
 
 
 def _count_tensors(path: Path) -> int:
-    """Return the number of tensors that a file of safetensors names."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")

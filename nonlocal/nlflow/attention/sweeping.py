@@ -254,7 +254,6 @@ def _layers(found: list[Block], wanted: Sequence[str] | Mapping[str, Sequence[in
 
 
 def _scores(task: Callable[[Any], Any], model: nn.Module, count: int | None) -> Floats:
-    """Return what the task gives for a model, one finite number for each item."""
     got = task(model)
     scores = np.asarray(check_array("task", got.detach().cpu() if hasattr(got, "detach") else got, ndim=1), float)
     if count is not None and len(scores) != count:
@@ -279,28 +278,12 @@ class Differences:
 def paired_differences(
     scores: Any, stock: Any, *, level: float = 0.95, resamples: int = 10_000, rng: Any = 0
 ) -> Differences:
-    """Return how far settings are from another over the same items, with intervals by the bootstrap.
+    """Return how far the scores (S, n) of settings are from `stock` (n,) over the same items, with bootstrap intervals.
 
     Items are drawn again, the same for all settings. The largest difference of each draw from what was found, in units
     of its standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of experiments,
     however the settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may be
-    picked afterwards.
-
-    Parameters
-    ----------
-    scores : array of shape (S, n)
-        Of each setting, for each item.
-    stock : array of shape (n,)
-        What they are compared with.
-    level : float
-    resamples : int
-        O(resamples S n) operations.
-    rng : numpy.random.Generator or seed
-
-    Raises
-    ------
-    InputError
-        For fewer than 10 items.
+    picked afterwards. O(resamples S n) operations.
     """
     gains = np.asarray(scores, float) - np.asarray(stock, float)
     count = gains.shape[1]
@@ -563,5 +546,4 @@ def _sections(text: str) -> Iterator[list[str]]:
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """Return at most so many of the numbers below `count`, at equal distances."""
     return [i * count // most for i in range(most)] if count > most else list(range(count))

@@ -179,8 +179,6 @@ _TRACED: ContextVar[nn.Module | None] = ContextVar("nlflow_traced", default=None
 
 
 class _Shown(BaseException):  # no module between may catch it
-    """The values of the traced module, which end its run."""
-
     def __init__(self, values: Tensor) -> None:
         self.values = values
 

@@ -63,19 +63,15 @@ def attach(
 ) -> Model:
     """Give the self-attention of a model the NeuTRENO term, in place.
 
-    The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃): the
-    semi-implicit form, which keeps the size of the values. The explicit form P v + λ̃ (v0 - v) of the
-    paper is ``semi_implicit=False``. A model that was trained with terms gets its own by `load_model` or `load_terms`.
+    The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃), a mean that
+    keeps values as large as the trained layers after it expect them. v0 are the values of the first layer of the same
+    stack (encoder and decoder each have their own), with their derivative. The first layer has no term, and cross-
+    attention stays as it is. What computed the attention before, ``eager`` or ``sdpa``, still does. With λ̃ = 0 the
+    model's output keeps all its bits. Terms that a model already has are replaced; those that it was trained with come
+    from `load_model` or `load_terms`.
 
-    v0 are the values of the
-    first layer of the same stack (encoder and decoder each have their own), with their derivative. The first layer has
-    no term, and cross-attention stays as it is. The attention is still computed by what computed it before, ``eager``
-    or ``sdpa``. With λ̃ = 0 the model's output keeps all its bits. Terms that a model already has are replaced.
-
-    No term promises that the tokens of a trained model differ more. With the defaults those of a DINOv2 ViT-S/14 became
-    more alike. `probe` before and after says it for your model, and `sweep` what its task says.
-
-    Strengths and scales that are learned are float32 in a model of half precision, whose steps would round away.
+    No term promises that the tokens of a trained model differ more. With the defaults those of a DINOv2 ViT-S/14
+    became more alike. `probe` before and after says it for your model, and `sweep` what its task says.
 
     Parameters
     ----------
@@ -88,11 +84,11 @@ def attach(
         λ̃ >= 0, one for the model or one for each block (that of a stack's first block is not used). The published
         models, trained with the explicit form, use 0.6 (images), 0.4 (language).
     learned : bool or 'shared'
-        Learn one λ̃ for each layer, or one for the whole model. It starts from `fidelity`; the parameter is log λ̃.
+        Learn one λ̃ for each layer, or one for the whole model. It starts from `fidelity`; the parameter is log λ̃, in
+        float32 even in a model of half precision, whose steps would round away.
     semi_implicit : bool
-        The step (P v + λ̃ v0) / (1 + λ̃), stable for all λ̃: a mean, which keeps values as large as the trained layers
-        after it expect them. False is the explicit form of the paper, for models that are trained with it, and for λ̃ <
-        1 + μ_min(P). Whether a term helps a trained model is for `sweep` to measure.
+        False is the explicit form of the paper, P v + λ̃ (v0 - v), for models that are trained with it, and for
+        λ̃ < 1 + μ_min(P). The semi-implicit one is stable for all λ̃.
     feat_scale : bool
         FeatScale after the output projection, over the tokens that are no padding (in causal models: up to each
         token). It starts as the identity.
@@ -203,7 +199,6 @@ def detach(model: Model) -> Model:
 
 
 def _take_away(owner: nn.Module) -> None:
-    """Undo what `attach` did to the module that it was called with."""
     record = owner.__dict__[RECORD]
     for handle in record.handles:
         handle.remove()
@@ -228,7 +223,6 @@ def _take_away(owner: nn.Module) -> None:
 
 
 def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[float]:
-    """Return λ̃ of each block."""
     given: Any = fidelity
     hint = "λ̃ = 0 is the model without the term"
     # Strings are for check_number to refuse, and a tensor or array without axes is a number.
@@ -342,12 +336,10 @@ def _give_terms(
 
 
 def _place(model: nn.Module, child: nn.Module) -> tuple[nn.Module, str]:
-    """Return the module that holds another, and under which name."""
     return next((parent, name) for parent in model.modules() for name, one in parent._modules.items() if one is child)
 
 
 def _stack(model: nn.Module, block: Block, record: Record) -> Stack:
-    """Return the stack of a block, with hooks around the calls of what runs it and of the whole model."""
     container = model.get_submodule(block.container)
     stack = Stack(block.group, container, _hands_on(model, block) and not block.repeated and block.kind == INTERFACE)
     for runner in {id(model): model, id(container): container}.values():
@@ -395,7 +387,6 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
 
 
 def _first_of(names: tuple[str, ...], *holders: Any) -> int:
-    """Return the first of these numbers that a holder has, 0 where none has any."""
     found = (getattr(holder, name, None) for holder in holders for name in names)
     return next((number for number in found if isinstance(number, int)), 0)  # some have one for each stage
 
@@ -484,7 +475,6 @@ def set_implementation(model: nn.Module, found: list[Block], affinity: str, reco
 
 
 def _set_names(model: nn.Module, asking: list[Block], affinity: str) -> None:
-    """Name our function in the configurations of the blocks, and keep what their modules call without it."""
     bases: dict[int, str] = {}
     for block in asking:
         config: Any = block.module.config

@@ -190,7 +190,6 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
 
 
 def _block(adapter: Adapter, kind: str, name: str, module: nn.Module, named: dict[str, nn.Module]) -> Block:
-    """Return the block of one attention module; `_grouped` finds its container and layer."""
     causal = bool(getattr(module, "is_causal", False)) if adapter.causal is None else adapter.causal
     stack = adapter.stack or ("decoder" if causal else "encoder")
     if adapter.projection:
@@ -235,7 +234,7 @@ def _grouped(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) 
 
 
 def _repeated(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) -> list[Block]:
-    """Return the blocks, with a mark on those that are called more than once in a call of their stack.
+    """Mark the blocks that are called more than once in a call of their stack.
 
     They are in several places of one list, or the list has fewer elements than the model has layers.
     """
@@ -269,7 +268,6 @@ def _lists_above(name: str, named: dict[str, nn.Module]) -> list[str]:
 
 
 def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.Module | None:
-    """Return the output projection of the attention module of this name."""
     if not adapter.projection:
         return None
     base, path = name, adapter.projection
@@ -293,7 +291,6 @@ def own_forward(module: nn.Module) -> Any:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function uses, and those of the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -307,7 +307,7 @@ class Stack:
         self.seen = self.acting.keys() <= self.acted
 
     def of(self, calls: dict[str, Call] | None, name: str) -> Call:
-        """Return the state of the running call; `calls` are those that came as a keyword argument."""
+        """Return the running call; `calls` are those that came as a keyword argument."""
         if calls is not None and self.group in calls:
             return calls[self.group]
         if running := self._open.get(thread_number()):
@@ -376,15 +376,8 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of one block: the names that `attach.register` registers stand for this function.
 
-    The name gives `affinity` and `base`, the model the rest: `module` is its attention module, `query` is (B, H, M, d),
-    `key` and `value` are (B, G, N, d), and `kwargs` has ``scaling``, ``dropout`` and other arguments. The result is the
-    output (B, M, H, d), and the weights (B, H, M, N) where the base returns them.
-
-    Raises
-    ------
-    InputError
-        If the name needs terms and the model has none, if v0 is not that of these tokens, or if its derivative would
-        be lost.
+    The name gives `affinity` and `base`, the model the rest: `query` is (B, H, M, d), `key` and `value` are (B, G, N,
+    d). Returns the output (B, M, H, d), and the weights (B, H, M, N) where the base does.
     """
     call = kwargs.pop(CALL, None)
     terms: Any = getattr(module, TERMS, None)
@@ -470,7 +463,7 @@ def stock_function(module: nn.Module, base: str) -> Callable[..., Any]:
 def _new_rows(value: Tensor, count: int, past: int | Tensor) -> Tensor:
     """Return the rows of values that belong to this call's tokens.
 
-    With a growing cache they are the last. In a cache of fixed size they follow those of the past, until it is full.
+    With a growing cache they are the last; in one of fixed size they follow those of the past, until it is full.
     """
     tokens = value.shape[-2]
     if tokens == count:
@@ -482,7 +475,6 @@ def _new_rows(value: Tensor, count: int, past: int | Tensor) -> Tensor:
 
 
 def _check_tokens(call: Call, name: str, count: int, value: Tensor) -> None:
-    """Refuse values of other tokens than those that look: reduced keys, or another sequence."""
     tokens = value.shape[-2]
     if tokens < count or (tokens > count and not call.cached):
         raise InputError(

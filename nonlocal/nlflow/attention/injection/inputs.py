@@ -165,7 +165,7 @@ def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -
 
 
 def _normalization(path: Path, channels: int) -> tuple[Any, Any]:
-    """Return mean and deviation of the pixels of a model, one number or one for each channel; 1/2 without a file."""
+    """Return mean and deviation of pixels, one number or one for each channel; 1/2 without a file."""
     if not path.is_file():
         return np.float32(0.5), np.float32(0.5)
     try:
@@ -243,8 +243,8 @@ _INSTEAD = ("inputs_embeds", "encoder_outputs")  # what a model may be given in 
 def try_out(model: nn.Module, inputs: Any) -> None:
     """Run a model once, without derivatives and dropout; let `InputError` pass.
 
-    With `inputs`, what else fails passes too. Without, the model is run with what its configuration tells, and a
-    failure means that this was no input for it: the next is tried.
+    With `inputs`, what else fails passes too. Without, what the configuration tells is tried, and a failure means that
+    this was no input for the model: the next is tried.
     """
     if inputs is not None:
         check_inputs(model, inputs)
@@ -267,15 +267,9 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
-    """Raise `InputError` for names, token numbers and images that a model does not take.
+    """Raise `InputError` for names, token numbers and images that a model does not take; a tensor is its main input.
 
     The errors of torch say little of them: which name, which shape is expected, and what to do.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    inputs : mapping or tensor
-        What it is to be called with; a tensor alone is its main input.
     """
     model = without_wrapper(model)
     main = getattr(model, "main_input_name", "")
@@ -319,7 +313,6 @@ def _check_names(model: Any, main: str, inputs: Mapping[Any, Any]) -> None:
 
 
 def _check_images(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Refuse what is no image for a model of images, such as token numbers."""
     config = getattr(model, "config", None)
     for name in ("inputs", "pixel_values"):
         if not isinstance(pixels := inputs.get(name), Tensor):
@@ -481,7 +474,6 @@ def _shape(config: Any) -> tuple[int, ...]:
 
 
 def _image(model: nn.Module, shape: tuple[int, ...], place: torch.device) -> Tensor | None:
-    """Return an image or a video of noise; None where the shape is none, or large."""
     if not shape or torch.Size(shape).numel() > _LARGEST:
         return None
     kind = next(one.dtype for one in model.parameters() if one.is_floating_point())

@@ -52,7 +52,6 @@ def rearranged(kept: dict[Any, Tensor], begun: Entered, latest: Entered, first: 
 
 
 def _plain(kept: dict[Any, Tensor], entered: Entered, values: Tensor) -> bool:
-    """Return whether rows of values are the tokens of the layer's input, in their places, or those of streams."""
     tokens = entered.tokens
     if tokens is None or (tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2]):
         return True
@@ -66,7 +65,6 @@ def _streams(tokens: Tensor, values: Tensor) -> int | None:
 
 
 def _key_of_streams(module: nn.Module, tokens: Tensor, values: Tensor) -> tuple[int, str, int | None]:
-    """Return under what is kept that the rows of a module's values are the tokens, whatever their streams."""
     return id(module), "streams", _streams(tokens, values)
 
 
@@ -132,7 +130,6 @@ def _layout(kept: dict[Any, Tensor], entered: Entered, values: Tensor) -> Tensor
 
 
 def _values(entered: Entered, given: Tensor) -> Tensor:
-    """Return the values that a layer makes of other tokens."""
     args, kwargs = fresh(entered.args, entered.kwargs)
     args = tuple(given if one is entered.tokens else one for one in args)
     kwargs = {name: given if one is entered.tokens else one for name, one in kwargs.items()}

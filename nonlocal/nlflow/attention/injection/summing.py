@@ -31,15 +31,7 @@ class _Came(BaseException):  # no module between may catch it
 
 
 class Summed:
-    """The term of a module that sums by itself between its projections, as hooks of these.
-
-    Parameters
-    ----------
-    module, values, projection : torch.nn.Module
-        The attention, what makes its values, and what gets the averages.
-    terms : LayerTerms
-    stack : Stack
-    """
+    """The term of a module that sums by itself between its projections, as hooks of these."""
 
     def __init__(
         self, module: nn.Module, values: nn.Module, projection: nn.Module, terms: LayerTerms, stack: Stack

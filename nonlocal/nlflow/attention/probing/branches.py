@@ -112,7 +112,6 @@ def state_of(values: Sequence[Any]) -> Tensor | None:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in arguments and in lists of them."""
     for one in values:
         if isinstance(one, Tensor):
             yield one
@@ -128,7 +127,6 @@ class _Watch(TorchFunctionMode):
         self.running: list[_Sums] = []
 
     def hooks(self, several: list[Seen], calls: bool) -> list[Any]:
-        """Register the hooks of one layer and return their handles."""
         layer = several[0].block.layer
         handles = []
 
@@ -246,7 +244,6 @@ class _Sums:
         return target, copied
 
     def ran(self, name: str, args: Any, kwargs: Any, output: Any, kept: Any) -> None:
-        """Learn what an operation returned."""
         operands = [one for one in _tensors((*args, *kwargs.values())) if self.known.get(one) is not None]
         if not operands:
             return
@@ -330,7 +327,6 @@ class _Sums:
         return marks
 
     def norm(self, given: Tensor, made: Tensor) -> None:
-        """Learn that one tensor is the norm of another."""
         found = self.known.get(given)
         if found is None:
             return
@@ -357,7 +353,6 @@ class _Sums:
     # ---- what this says of attention
 
     def attended(self, block: int, outputs: Sequence[Any]) -> None:
-        """Note what the attention of a block returned."""
         made = [one for one in _tensors(outputs) if one.is_floating_point()]
         found = self.known.get(made[0]) if made else None
         inner = [] if found is None else self._levels(self._of(found, made[0])) or []

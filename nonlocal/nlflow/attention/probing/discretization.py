@@ -133,7 +133,6 @@ def order_of(counts: Sequence[int], distance: Floats) -> float:
 
 
 def _euler(flow: Flow, start: Floats, count: int) -> Floats:
-    """Return the result of this number of explicit Euler steps up to time 1."""
     return np.asarray(solve(flow, start, t=1.0, integrator=ExplicitEuler(dt=1 / count), energies=False).final)
 
 
@@ -242,7 +241,6 @@ def extrapolate(
 
 
 def _repeated(head: Head, anchor: Floats, stay: float, strength: float) -> Iterator[Floats]:
-    """Yield the values after 0, 1, ... layers."""
     u = head.v
     while True:
         yield u
@@ -387,7 +385,6 @@ class _Call:
         self.kwargs = {name: None if hasattr(one, "get_seq_length") else one for name, one in seen.kwargs.items()}
 
     def again(self, hidden: Tensor) -> Tensor:
-        """Return what attention adds at other hidden states."""
         seen = Seen(self.block)
         with watching([seen]):
             if self.args:
@@ -471,7 +468,6 @@ def _compared(one: _Call, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
 
 
 def _inside(inputs: Any, before: Tensor) -> Tensor:
-    """Return which tokens are no padding, bool (B, N)."""
     given = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     if isinstance(given, Tensor) and tuple(given.shape) == tuple(before.shape[:2]):
         return given.bool().to(before.device)

@@ -247,13 +247,11 @@ def _tokens(x: Any, mask: Any, name: str = "x") -> tuple[Array, Array, Any]:
 
 
 def _precision(xp: Any, value: Any) -> float:
-    """Return the relative rounding of the type of an argument."""
     single = str(getattr(value, "dtype", "")).split(".")[-1] in ("float32", "float16", "bfloat16")
     return float(xp.finfo(xp.float32 if single else xp.float64).eps)
 
 
 def _alike(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    """Return an array in float64 that must have this shape."""
     array, _ = _finite(name, value)
     if tuple(array.shape) != tuple(shape):
         raise InputError(f"{name}: got shape {tuple(array.shape)}, expected {tuple(shape)}")
@@ -261,7 +259,6 @@ def _alike(name: str, value: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _finite(name: str, value: Any) -> tuple[Array, Any]:
-    """Return (a checked array in float64, its namespace)."""
     array = check_array(name, value)
     xp = namespace(array)
     return xp.astype(array, xp.float64, copy=False), xp

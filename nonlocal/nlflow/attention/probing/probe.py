@@ -153,7 +153,6 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
 
 
 def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) -> LayerTrace:
-    """Make the trace of what was seen."""
     layers: list[Layer] = []
     states: dict[str, dict[str, Floats]] = {}
     run = [one for last in watched for one in (*last.earlier, last) if one.attended or one.taken is not None]
@@ -173,7 +172,6 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
 
 
 def _tell_unknown(unknown: list[Seen]) -> None:
-    """Warn of layers in which it is not known what attention adds."""
     if unknown:
         first = unknown[0]
         warnings.warn(
@@ -246,12 +244,10 @@ def _tokens(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
 
 
 def _numbers(found: Mapping[str, Tensor]) -> dict[str, Floats]:
-    """Return quantities as arrays."""
     return {name: np.asarray(value.detach().cpu().numpy(), dtype=np.float64) for name, value in found.items()}
 
 
 def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of a hidden state, shape (B,)."""
     shown = state is not None and tuple(state.shape[:2]) == tuple(tokens.shape)
     mask = None if bool(tokens.all()) else tokens
     return {
@@ -261,14 +257,13 @@ def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def _of_layer(layer: Layer, summed: Tensor | None) -> dict[str, Tensor]:
-    """Return what the states around a layer say, shape (B,); `summed` is that of which the state after it is a norm."""
+    """Return what the states around a layer say; `summed` is the sum of which the state after it is the norm."""
     states = (layer.before, layer.between, layer.after if summed is None else summed)
     found = {name: measure(*states, layer.tokens) for name, measure in measured("layer").items()}
     return {name: torch.full((layer.items,), torch.nan) if values is None else values for name, values in found.items()}
 
 
 def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:
-    """Return what is measured of heads, a few of them at a time."""
     items, heads, count, _ = layer.q.shape
     if keep_matrices:
         check_memory(
@@ -308,7 +303,6 @@ class Averages:
 
 
 def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
-    """Return the quantities of some heads on some sequences."""
     q, k, v = (part[place].float() if part.element_size() < 4 else part[place] for part in (layer.q, layer.k, layer.v))
     tokens = layer.tokens[place[0], None].expand(q.shape[:-1])
     padded = not bool(tokens.all())

@@ -205,7 +205,6 @@ def survey(
 
 
 def _states(trace: LayerTrace) -> list[SurveyedState]:
-    """Return the states of one batch."""
     result: list[SurveyedState] = []
     begun: set[str] = set()
     for layer in trace:
@@ -232,7 +231,6 @@ def _pooled(state: Tensor | None, tokens: Tensor) -> Floats | None:
 
 
 def _joined(several: Sequence[SurveyedState]) -> SurveyedState:
-    """Return one state of all batches."""
     first = several[0]
     values = {name: np.concatenate([one.values[name] for one in several]) for name in first.values}
     heads = {name: np.concatenate([one.heads[name] for one in several]) for name in first.heads}
@@ -242,14 +240,12 @@ def _joined(several: Sequence[SurveyedState]) -> SurveyedState:
 
 
 def _over_heads(values: Floats) -> Floats:
-    """Return the mean of each input over its heads that have the quantity, shape (n,)."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0.0).sum(axis=1)
     return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)
 
 
 def _mean(values: Floats) -> tuple[float, float]:
-    """Return the mean over the inputs that have the quantity, and its standard error."""
     numbers = values[~np.isnan(values)]
     if not numbers.size:
         return math.nan, math.nan

@@ -217,7 +217,6 @@ class _OnHost(Affinity):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
         return self._tensors.memory_bytes
 
     def _average(self, u: Floats) -> Floats:
@@ -406,7 +405,6 @@ class LayerTrace:
         return self[layer].head(head, item)
 
     def _begins(self, number: int) -> bool:
-        """Return whether this layer is the first of its stack."""
         return number == 0 or self.layers[number].stack != self.layers[number - 1].stack
 
     # ---- what costs O(N^3)
@@ -560,7 +558,6 @@ def as_frame(rows: list[dict[str, Any]]) -> Any:
 
 
 def _reduced(quantities: Mapping[str, Floats]) -> dict[str, float]:
-    """Return the columns of which there are quantities, each as one number."""
     return {
         one.name: _over(getattr(np, one.reduce) if isinstance(one.reduce, str) else one.reduce, values)
         for one in COLUMNS

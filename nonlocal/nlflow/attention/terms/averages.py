@@ -83,7 +83,7 @@ def average(
     dropout: float = 0.0,
     fused: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the averages of the values (B, H, M, D), and the weights (B, H, M, N).
+    """Return the averages of the values (B, H, M, D), and the weights (B, H, M, N) where they are formed.
 
     Parameters
     ----------
@@ -100,8 +100,7 @@ def average(
     dropout : float
         Rate at which weights are dropped. Before it, rows add up to 1.
     fused : bool
-        Use torch's fused attention, which forms no weights (None is returned for them). For affinities of `FUSED`, and
-        M = N.
+        Use torch's fused attention, which forms no weights. For affinities of `FUSED`, and M = N.
     """
     heads, count = query.shape[1], query.shape[-2]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

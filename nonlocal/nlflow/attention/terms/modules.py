@@ -281,16 +281,8 @@ def differential_start(layer: int) -> float:
 def differential(first: Tensor, second: Tensor, strength: float | Tensor, gain: Tensor, start: float) -> Tensor:
     """Return (1 - λ_init) RMSNorm(P₁ v - λ P₂ v), normalized in each head (arXiv 2410.05258, equations 1 to 3).
 
-    Parameters
-    ----------
-    first, second : tensor of shape (B, H, N, D)
-        P₁ v and P₂ v.
-    strength : float or tensor
-        λ.
-    gain : tensor of shape (D,)
-        Of the norm, the same in all heads.
-    start : float
-        λ_init, see `differential_start`.
+    `first` and `second` are P₁ v and P₂ v, (B, H, N, D); `strength` is λ, `gain` (D,) that of the norm, `start`
+    λ_init.
     """
     difference = first - strength * second
     return (1 - start) * nn.functional.rms_norm(difference, gain.shape, gain, _EPS)
@@ -301,13 +293,7 @@ def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iteratio
 
     Rows add up to 1, columns to what that many scalings give; 1 is softmax with columns scaled before. In log space,
     with derivatives of every order. O(N^2) an iteration. (`nlflow.affinities.sinkhorn` checks that it has converged.)
-
-    Parameters
-    ----------
-    logits : tensor of shape (..., N, N)
-    present : tensor of bool that broadcasts to (..., N), optional
-        False at padding, which no token sees and whose rows count in no column.
-    iterations : int
+    `present` is False at padding, which no token sees and whose rows count in no column.
     """
     rows = logits
     if present is not None:
@@ -392,7 +378,6 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
             self._build(width // heads, learned, laplacian, layer, bias)
 
     def _build(self, share: int, learned: bool, laplacian: Sequence[bool] | None, layer: int, bias: bool) -> None:
-        """Add what the kind has beside the projections."""
         kind, heads, width = self.kind, self.heads, self.width
         if kind == "value-residual":
             shares = torch.full((2,), 0.5)
@@ -459,7 +444,6 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
         return self.output(averages.transpose(1, 2).flatten(-2)), anchor
 
     def _scaled(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the doubly stochastic weights, dropped out in training."""
         if mask is not None and mask.dim() != 2:
             raise InputError(
                 f"mask: got {mask.dim()} axes with kind='sinkhorn', expected 2 (sequences, tokens): other patterns of "

@@ -26,19 +26,11 @@ def neutreno(
     semi_implicit: bool = False,
     overwrite: bool = False,
 ) -> Tensor:
-    """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v (arXiv 2312.00751, equation 28).
+    """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v, v and v0 (arXiv 2312.00751, equation 28).
 
-    Parameters
-    ----------
-    average, values, first : tensor
-        P v; v of this layer; v0, the values of the first layer, with their graph.
-    fidelity : float or tensor
-        λ̃ >= 0; 0 as a float returns the average itself.
-    semi_implicit : bool
-        Return (P v + λ̃ v0) / (1 + λ̃), the step of the same flow with its end point in the place of v. It is stable for
-        every λ̃. The other form is stable for symmetric affinities up to 1 + μ_min(P).
-    overwrite : bool
-        Write the result into `average`: half the time, and no memory. Not where derivatives are wanted.
+    `semi_implicit`: (P v + λ̃ v0) / (1 + λ̃), with the end point of the step in the place of v. It is stable for every
+    λ̃ >= 0; the other form is for symmetric affinities up to 1 + μ_min(P). `overwrite` writes into `average`, in half
+    the time and without memory, where no derivatives are wanted.
     """
     if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
@@ -180,7 +172,6 @@ class LayerTerms(WideParameters):
     owner : LayerTerms, optional
         The terms whose learned λ̃ is this layer's too.
     device, dtype : optional
-        Of the parameters; half precision becomes float32.
     """
 
     raw_fidelity: nn.Parameter | None
@@ -285,11 +276,10 @@ _TOLERANCE = {4: 1e-6, 8: 1e-13}
 
 
 def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
-    """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, shape (..., M, D, D).
+    """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, (..., M, D, D).
 
-    From P (..., M, N), v (..., N, D) and P v (..., M, D), in O(M N D^2) operations. `MemoryLimitError` is raised before
-    the N products of D × D numbers would pass the limit. Half precision gives float32, and P v is computed again:
-    otherwise the difference would be mostly the rounding of P v and of the rows of P, whose sums are not exactly 1.
+    O(M N D^2) operations. Half precision gives float32, and P v is computed again: otherwise the difference would be mostly the rounding of P
+    v and of the rows of P, whose sums are not exactly 1.
     """
     *lead, tokens, width = values.shape
     numbers = 2 * width * width * (tokens + average.shape[-2]) * math.prod(lead)
@@ -308,11 +298,10 @@ def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
 
 
 def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor) -> Tensor:
-    """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ².
+    """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ², O(M D^3).
 
-    This is the local Wiener filter: the average where the averaged tokens agree, fidelity along the directions in which
-    they differ. Experimental. O(M D^3). `spread` is C, from `covariance`; `variance` is σ² > 0, one number. Half
-    precision is solved in float32, since torch has no solver for it. The result has the type of `average`.
+    This is the local Wiener filter: the average where the averaged tokens agree, fidelity along the directions in
+    which they differ. Half precision is solved in float32, since torch has no solver for it.
     """
     with torch.autocast(spread.device.type, enabled=False):
         spread, mean = wide(spread), wide(average)
@@ -327,11 +316,11 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def local_wiener(weights: Tensor, values: Tensor, average: Tensor, first: Tensor, variance: Tensor) -> Tensor:
-    """Return P v + C (C + σ² I)^{-1} (v0 - P v) from P (..., M, N), v (..., N, D), P v and v0 (..., M, D), and σ² > 0.
+    """Return the step of `matrix_step` from P (..., M, N), v (..., N, D), P v and v0 (..., M, D), and σ² > 0.
 
-    The same as `matrix_step` of `covariance`, to the tolerance of its iterations (1e-6 of v0 - P v in float32, 1e-13 in
-    float64), in O(M N D) time each and O(M N) memory. They depend on the spread of the values over σ²; where they do
-    not get there, and for few features, covariances are formed. It has first derivatives.
+    It is exact to the tolerance of its iterations (1e-6 of v0 - P v in float32, 1e-13 in float64), each in O(M N D)
+    time and O(M N) memory. Their number depends on the spread of the values over σ²; where they do not get there, and
+    for few features, covariances are formed. It has first derivatives.
     """
     if values.shape[-1] > _SMALL:
         found = _by_iterations(weights, values, average, first, variance)
@@ -341,7 +330,6 @@ def local_wiener(weights: Tensor, values: Tensor, average: Tensor, first: Tensor
 
 
 def _by_iterations(weights: Tensor, values: Tensor, average: Tensor, first: Tensor, variance: Tensor) -> Tensor | None:
-    """Return the step by conjugate gradients, None where they do not converge."""
     half = values.element_size() < 4
     with torch.autocast(values.device.type, enabled=False):
         weights, values, noise, start = wide(weights), wide(values), wide(variance), wide(first)
@@ -369,7 +357,6 @@ class _System:
         self.mean = weights @ values if mean is None else mean
 
     def frozen(self) -> _System:
-        """Return the same without its graph."""
         return _System(self.weights.detach(), self.values.detach(), self.noise.detach(), self.mean.detach())
 
     def __call__(self, x: Tensor) -> Tensor:
