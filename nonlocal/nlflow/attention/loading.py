@@ -159,7 +159,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
-    """Give a model the terms that a folder holds, in place.
+    """Give a model the terms that a folder holds, in place, and return it. When something fails it has no terms.
 
     Parameters
     ----------
@@ -167,11 +167,6 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
         With the blocks of the one that was saved; it may have another head, or none.
     folder : str or path
         Of `save_terms`, or of ``save_pretrained`` of a model that had terms.
-
-    Returns
-    -------
-    torch.nn.Module
-        The model itself. When something fails it has no terms.
 
     Raises
     ------

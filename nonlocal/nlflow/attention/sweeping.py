@@ -115,7 +115,8 @@ def sweep(
     task : callable
         `Retrieval`, `Perplexity`, or a function of the model that returns one score for each item, (n,), larger is
         better, in the same order at each call. Its attributes ``name`` and ``summary``, where it has them, give the
-        metric: a function of the scores, their mean by default.
+        metric: a function of the scores, their mean by default. It is called once for each setting, and once for the
+        model as it is.
     strengths : sequence of float
         λ̃ > 0 to try.
     layers : sequence of str, or mapping of str to sequence of int
@@ -133,16 +134,11 @@ def sweep(
     progress : bool
         Progress bar on stderr.
 
-    Returns
-    -------
-    Sweep
-        The task is called once for each setting and once for the model as it is.
-
     Raises
     ------
     InputError
         For a model that is training or has terms, settings that no layer has, and scores that are no finite numbers,
-        fewer than 10, or as many as before.
+        fewer than 10, or not as many as before.
 
     Examples
     --------
@@ -328,11 +324,6 @@ def reciprocal_ranks(queries: Any, documents: Any) -> Floats:
     array of shape (n,)
         From 1/n to 1. Equal cosines count against the right document, so that a model which gives all texts one
         embedding gets 1/n. O(n² D) operations.
-
-    Raises
-    ------
-    InputError
-        For other shapes, and NaN or infinite values.
     """
     asked, given = (np.asarray(check_array(name, array, ndim=(2,)), float)
                     for name, array in (("queries", queries), ("documents", documents)))  # fmt: skip
@@ -363,17 +354,12 @@ class Retrieval:
     ----------
     tokenizer : tokenizer of transformers
     pairs : sequence of pairs of str
-        Neighbouring passages; `neighbouring_passages` makes them of texts. Passages beyond the longest input that the
-        tokenizer knows are cut.
+        Two or more neighbouring passages; `neighbouring_passages` makes them of texts. Passages beyond the longest
+        input that the tokenizer knows are cut.
     pooling : {'mean', 'first', 'last'}
         What of the last hidden states is the embedding: the mean of all tokens, the first or the last one.
     batch : int
         Passages at a time.
-
-    Raises
-    ------
-    InputError
-        For fewer than two pairs, and what are no pairs of words.
     """
 
     name = "MRR"
@@ -447,18 +433,13 @@ class Perplexity:
     ----------
     tokenizer : tokenizer of transformers
     texts : sequence of str
-        Joined, then cut into blocks. What is left at the end is not used.
+        Joined, then cut into two or more blocks. What is left at the end is not used.
     length : int
         Tokens of a block, at least 2. The first of them is not told.
     blocks : int, optional
         How many blocks at most, evenly from all of the text.
     batch : int
         Blocks at a time.
-
-    Raises
-    ------
-    InputError
-        For texts with less than two blocks.
     """
 
     name = "perplexity"
@@ -501,7 +482,7 @@ class Perplexity:
 
 
 def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int | None = None) -> list[tuple[str, str]]:
-    """Return pairs of passages that follow each other in texts, each passage in one pair only.
+    """Return two or more pairs of passages that follow each other in texts, each passage in one pair only.
 
     Parameters
     ----------
@@ -512,11 +493,6 @@ def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int |
         Of a passage. What is left of a section is not used.
     pairs : int, optional
         How many at most, evenly from all of the texts.
-
-    Raises
-    ------
-    InputError
-        When there are no two pairs.
     """
     words = check_integer("words", words, minimum=1)
     found = []

@@ -183,7 +183,7 @@ class _Shown(BaseException):  # no module between may catch it
         self.values = values
 
 
-def traced(module: nn.Module, run: Callable[[], Any]) -> Tensor | None:
+def run_for_values(module: nn.Module, run: Callable[[], Any]) -> Tensor | None:
     """Return the values of a module from a run that ends with them; None where it does not come to them."""
     token = _TRACED.set(module)
     try:
@@ -200,7 +200,7 @@ def tracing() -> bool:
     return not torch.compiler.is_compiling() and _TRACED.get() is not None
 
 
-def shown(module: nn.Module, values: Tensor) -> None:
+def end_with_values(module: nn.Module, values: Tensor) -> None:
     """End the run if it is for the values of this module."""
     if not torch.compiler.is_compiling() and _TRACED.get() is module:
         raise _Shown(values)

@@ -21,6 +21,7 @@ from nlflow.attention.injection.blocks import (
     Block,
     asks,
     blocks,
+    heads_of,
     transformers_library,
     width,
 )
@@ -153,43 +154,30 @@ def attach(
     )
     with using(model, "gives it terms", alone=True):
         detach(model)
-        _changed(model, found, terms, options, record, inputs)
+        setattr(model, RECORD, record)
+        try:
+            set_implementation(model, found, affinity, record)
+            _give_terms(model, found, terms, options, record)
+            for part in model.modules():  # parts too: PEFT hands out the model inside its wrapper
+                if hasattr(part, "set_attn_implementation"):
+                    part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
+                if hasattr(part, "save_pretrained"):
+                    part.__dict__["save_pretrained"] = Saver(model, part)
+            if not torch.compiler.is_compiling():
+                try_out(model, inputs)
+        except Exception:
+            detach(model)  # the model is left as it was
+            raise
     return model
 
 
-def _changed(
-    model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: Record, inputs: Any
-) -> None:
-    """Change a model without terms, or leave it as it is where something fails."""
-    setattr(model, RECORD, record)
-    try:
-        set_implementation(model, found, options.affinity, record)
-        _give_terms(model, found, terms, options, record)
-        for part in model.modules():
-            if hasattr(part, "set_attn_implementation"):
-                part.__dict__["set_attn_implementation"] = Switch(model, part, options.affinity)
-        for part in model.modules():  # parts too: PEFT hands out the model inside its wrapper
-            if hasattr(part, "save_pretrained"):
-                part.__dict__["save_pretrained"] = Saver(model, part)
-        if not torch.compiler.is_compiling():
-            try_out(model, inputs)
-    except Exception:
-        detach(model)
-        raise
-
-
 def detach(model: Model) -> Model:
-    """Take away the terms that `attach` gave a model, with their parameters. The model is what it was before.
+    """Take away the terms that `attach` gave a model, with their parameters. It is what it was before, and is returned.
 
     Parameters
     ----------
     model : torch.nn.Module
         The module that was attached, or one that contains it. Without terms it is left as it is.
-
-    Returns
-    -------
-    torch.nn.Module
-        The model itself.
     """
     _check_whole(model)
     for owner in [module for module in model.modules() if RECORD in module.__dict__]:
@@ -208,13 +196,11 @@ def _take_away(owner: nn.Module) -> None:
                 if isinstance(getattr(hook, "__self__", None), Summed | LayerTerms):
                     del hooks[key]
         module._modules.pop(TERMS, None)
-        module.__dict__.pop(STACK, None)
-        module.__dict__.pop(STOCK, None)
-        module.__dict__.pop(BLOCK, None)
-        if isinstance(module.__dict__.get("set_attn_implementation"), Switch):
-            del module.__dict__["set_attn_implementation"]
-        if isinstance(module.__dict__.get("save_pretrained"), Saver):
-            del module.__dict__["save_pretrained"]
+        for name in (STACK, STOCK, BLOCK):
+            module.__dict__.pop(name, None)
+        for name in ("set_attn_implementation", "save_pretrained"):
+            if isinstance(module.__dict__.get(name), Switch | Saver):
+                del module.__dict__[name]
     for module, config in record.configs:
         module.config = config
     for module in record.nested:
@@ -320,11 +306,10 @@ def _give_terms(
             summed = Summed(block.module, values, projection, own, stack)
             record.handles += summed.hooks()
             for one, hook in ((values, summed.take), (projection, summed.give)):
-                stack.parts.append(Part(block.name, *_place(model, one), one, hook))
+                stack.parts.append(_part(model, block, one, hook))
         if options.feat_scale and block.projection is not None:
             record.handles.append(block.projection.register_forward_hook(own.scale_features))
-            place = _place(model, block.projection)
-            stack.parts.append(Part(block.name, *place, block.projection, own.scale_features))
+            stack.parts.append(_part(model, block, block.projection, own.scale_features))
         if options.similarity_removal and not own.first:
             position = mask_position(block.layer)
             removal = SimilarityRemoval(position, options.similarity_removal, block.causal, stack)
@@ -335,8 +320,9 @@ def _give_terms(
             record.nested.append(module)
 
 
-def _place(model: nn.Module, child: nn.Module) -> tuple[nn.Module, str]:
-    return next((parent, name) for parent in model.modules() for name, one in parent._modules.items() if one is child)
+def _part(model: nn.Module, block: Block, child: nn.Module, hook: Any) -> Part:
+    places = ((parent, name) for parent in model.modules() for name, one in parent._modules.items() if one is child)
+    return Part(block.name, *next(places), child, hook)
 
 
 def _stack(model: nn.Module, block: Block, record: Record) -> Stack:
@@ -356,9 +342,7 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
     result = []
     for block, strength in zip(found, strengths, strict=True):
         module: Any = block.module
-        holders = (module, getattr(module, "config", None))
-        heads = _first_of(("num_attention_heads", "num_heads", "n_heads"), *holders)
-        features = width(block.projection)
+        heads, features = heads_of(module), width(block.projection)
         if options.feat_scale and features == 0:
             raise InputError(
                 f"feat_scale: got {block.name}, whose output projection is not known; expected a Linear; name it in "
@@ -369,9 +353,8 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
                 f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it"
             )
         first = block.group not in stacks and not block.repeated
-        weight = next(
-            (one for one in module.parameters() if one.is_floating_point()), sample
-        )  # quantized ones have none
+        # Quantized modules have no such.
+        weight = next((one for one in module.parameters() if one.is_floating_point()), sample)
         terms = LayerTerms(
             options, strength, first=first, causal=block.causal, heads=heads, width=features, owner=owner,
             device=weight.device, dtype=weight.dtype,
@@ -384,11 +367,6 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
             mask_position(block.layer)
         result.append(terms)
     return result
-
-
-def _first_of(names: tuple[str, ...], *holders: Any) -> int:
-    found = (getattr(holder, name, None) for holder in holders for name in names)
-    return next((number for number in found if isinstance(number, int)), 0)  # some have one for each stage
 
 
 def _hands_on(model: nn.Module, block: Block) -> bool:

@@ -143,7 +143,7 @@ def transformers_library() -> Any:
 
 
 def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None) -> list[Block]:
-    """List the blocks of self-attention of a model, in the order in which a token passes them.
+    """List the blocks of self-attention of a model, in the order in which a token passes them, the encoder's first.
 
     Parameters
     ----------
@@ -152,11 +152,6 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
         Where they are. By default they are found: modules whose own forward asks transformers' ``AttentionInterface``,
         `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections. Cross-attention and
         deformable attention are left out.
-
-    Returns
-    -------
-    list of Block
-        The encoder's before the decoder's where a model has both.
 
     Raises
     ------
@@ -210,9 +205,8 @@ def _grouped(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) 
     for block in found:
         parts = block.name.split(".")
         own = []
-        for depth in range(len(parts) - 1, -1, -1):
-            holder = named[".".join(parts[:depth])]
-            if isinstance(holder, nn.ModuleList | nn.Sequential) and parts[depth][-1].isdigit():
+        for depth in _lists_above(parts, named):
+            if parts[depth][-1].isdigit():
                 number = re.sub(r"\d+$", "*", parts[depth])  # torchvision calls its layers encoder_layer_0 and so on
                 pattern = ".".join((*parts[:depth], number, *parts[depth + 1 :]))
                 own.append((depth, f"{pattern}{value_widths(block.module)}{block.kind}"))
@@ -251,25 +245,23 @@ def _repeated(model: nn.Module, found: list[Block], named: dict[str, nn.Module])
         few = isinstance(holder, nn.ModuleList) and isinstance(layers, int) and len(holder) < layers
         if several or (few and len(groups) == 1):
             # What repeats it is above all lists that hold it.
-            outer = _lists_above(block.name, named)
-            block = replace(block, repeated=True, container=outer[-1] if outer else block.container)
+            parts = block.name.split(".")
+            above = [".".join(parts[: max(depth - 1, 0)]) for depth in _lists_above(parts, named)]
+            block = replace(block, repeated=True, container=(block.container, *above)[-1])
         result.append(block)
     return result
 
 
-def _lists_above(name: str, named: dict[str, nn.Module]) -> list[str]:
-    """Return the names of the owners of all lists above a module, the innermost first."""
-    parts = name.split(".")
-    depths = [
-        depth for depth in range(len(parts) - 1, -1, -1)
+def _lists_above(parts: list[str], named: dict[str, nn.Module]) -> list[int]:
+    """Return after how many parts of its name a module lies in a list, the innermost first."""
+    return [
+        depth
+        for depth in range(len(parts) - 1, -1, -1)
         if isinstance(named[".".join(parts[:depth])], nn.ModuleList | nn.Sequential)
-    ]  # fmt: skip
-    return [".".join(parts[: max(depth - 1, 0)]) for depth in depths]
+    ]
 
 
-def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.Module | None:
-    if not adapter.projection:
-        return None
+def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.Module:
     base, path = name, adapter.projection
     while path.startswith("../"):
         base, path = base.rpartition(".")[0], path[3:]
@@ -408,6 +400,13 @@ def width(projection: Any) -> int:
         if isinstance(found := getattr(projection, name, None), int):
             return found
     return 0
+
+
+def heads_of(module: nn.Module) -> int:
+    """Return the number of heads that a module or its configuration tells, 0 where neither does."""
+    names = ("num_attention_heads", "num_heads", "n_heads", "n_head", "h")
+    found = (getattr(one, name, None) for one in (module, getattr(module, "config", None)) for name in names)
+    return next((number for number in found if isinstance(number, int)), 0)  # some have one for each stage
 
 
 def value_widths(module: nn.Module) -> tuple[int, ...]:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import own_eager, transformers_library
-from nlflow.attention.injection.places import Entered, rearranged
+from nlflow.attention.injection.places import Entered, rearrange
 from nlflow.attention.terms.averages import FUSED, average, repeated, with_squares
 from nlflow.attention.terms.neutreno import removed_similarity
-from nlflow.attention.threads import shown, thread_number, tracing
+from nlflow.attention.threads import end_with_values, thread_number, tracing
 from nlflow.errors import InputError, NlflowWarning
 
 TERMS = "neutreno"  # the submodule of an attention module that holds its terms
@@ -172,7 +172,7 @@ class Call:
             return first  # the layer is the attention itself
         if _are_tokens(begun.tokens, first) and _are_tokens(latest.tokens, new):
             return first
-        return rearranged(self.layouts, begun, latest, first, new)
+        return rearrange(self.layouts, begun, latest, first, new)
 
 
 def _is_numbers(one: Any) -> bool:
@@ -391,7 +391,7 @@ def attention(
         return _plain("softmax" if stock else affinity, base, module, (query, key, value), attention_mask, kwargs)
     stack: Stack = getattr(module, STACK)
     name: str = terms.label or type(module).__name__
-    shown(module, value)
+    end_with_values(module, value)
     call = stack.of(call, name)
     count, past = query.shape[-2], call.past
     _check_tokens(call, name, count, value)

@@ -51,18 +51,15 @@ def learned_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fidelities(model: nn.Module) -> dict[str, float]:
-    """Return λ̃ of each layer of a model that has terms, as learned so far.
+    """Return λ̃ of each layer of a model that has terms, as learned so far, by the names of the attention modules.
+
+    The first layer of a stack has no term and is left out; empty for a model without terms. With
+    ``matrix_fidelity=True`` it is 1/σ².
 
     Parameters
     ----------
     model : torch.nn.Module
         With terms of `nlflow.attention.attach`, or layers of `NeutrenoAttention`.
-
-    Returns
-    -------
-    dict of str to float
-        By the names of the attention modules, in their order. The first layer of a stack has no term and is left out;
-        empty for a model without terms. With ``matrix_fidelity=True`` it is 1/σ².
 
     Examples
     --------
@@ -97,7 +94,7 @@ def write_terms(owner: nn.Module, folder: Path) -> None:
 
 
 def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
-    """Write the terms of a model into a folder, without the model.
+    """Write the terms of a model into a folder, without the model, and return the folder.
 
     ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned. A model
     of transformers that has terms writes both in its ``save_pretrained`` too, and so does a ``Trainer``; this function
@@ -109,11 +106,6 @@ def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         The module that was attached, or one that contains it.
     folder : str or path
         Is made where there is none.
-
-    Returns
-    -------
-    Path
-        The folder.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.threads import evaluating, traced
+from nlflow.attention.threads import evaluating, run_for_values
 from nlflow.errors import InputError
 
 
@@ -27,7 +27,7 @@ class Entered(NamedTuple):
     tokens: Tensor | None
 
 
-def rearranged(kept: dict[Any, Tensor], begun: Entered, latest: Entered, first: Tensor, new: Tensor) -> Tensor:
+def rearrange(kept: dict[Any, Tensor], begun: Entered, latest: Entered, first: Tensor, new: Tensor) -> Tensor:
     """Return v0 with its rows in the order of this layer's; `first` itself where tokens stay in their places.
 
     `first` and `new` are (B, H, N, D); B and N may be those of windows.
@@ -133,7 +133,7 @@ def _values(entered: Entered, given: Tensor) -> Tensor:
     args, kwargs = fresh(entered.args, entered.kwargs)
     args = tuple(given if one is entered.tokens else one for one in args)
     kwargs = {name: given if one is entered.tokens else one for name, one in kwargs.items()}
-    found = traced(entered.module, lambda: entered.layer(*args, **kwargs))
+    found = run_for_values(entered.module, lambda: entered.layer(*args, **kwargs))
     if found is None:
         raise InputError(
             f"model: got {type(entered.module).__name__}, which did not run when its layer ran again; expected values"

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nlflow.attention.injection.blocks import heads_of
 from nlflow.attention.injection.forward import Stack
 from nlflow.attention.injection.places import fresh
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
-from nlflow.attention.threads import OfThread, evaluating, shown, tracing
+from nlflow.attention.threads import OfThread, end_with_values, evaluating, tracing
 from nlflow.errors import InputError
 
 _OFF = 1e-3  # relative difference up to which a constant has come out as it went in; half precision has it
@@ -37,7 +38,7 @@ class Summed:
         self, module: nn.Module, values: nn.Module, projection: nn.Module, terms: LayerTerms, stack: Stack
     ) -> None:
         self.module, self.terms, self.stack = module, terms, stack
-        self.values, self.projection = values, projection
+        self.values, self.projection, self.heads = values, projection, heads_of(module)
         self.layout: str | None = None
         self.constant, self.taken, self.call = OfThread(), OfThread(), OfThread()  # `constant`: while it is looked at
 
@@ -66,7 +67,7 @@ class Summed:
             raise self.refused("two calls of the projection of values in one call of the module")
         self.taken.set(output)
         if output.ndim > 2:
-            shown(self.module, output.flatten(1, -2)[:, None])
+            end_with_values(self.module, output.flatten(1, -2)[:, None])
         return output
 
     def give(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -80,7 +81,7 @@ class Summed:
         if taken.ndim < 3 or taken.shape[:-1].numel() != averages.shape[:-1].numel() or len(taken) != len(averages):
             raise self.refused(f"values of shape {tuple(taken.shape)} and averages {tuple(averages.shape)}")
         if self.layout is None:
-            self.layout = self.looked(taken, averages)
+            self.layout = self.find_layout(taken, averages)
             self.call.set(None)
         new = part(taken, self.layout, averages.shape[-1], self.heads).flatten(1, -2)
         call = self.stack.of(None, self.terms.label)
@@ -92,16 +93,7 @@ class Summed:
         step = neutreno(averages, new, first, self.terms.fidelity, semi_implicit=implicit)
         return (step, *args[1:])
 
-    @property
-    def heads(self) -> int:
-        """The number of heads, 0 where it is not known."""
-        for holder in (self.module, getattr(self.module, "config", None)):
-            for name in ("num_attention_heads", "num_heads", "n_heads", "n_head", "h"):
-                if isinstance(found := getattr(holder, name, None), int):
-                    return found
-        return 0
-
-    def looked(self, taken: Tensor, averages: Tensor) -> str:
+    def find_layout(self, taken: Tensor, averages: Tensor) -> str:
         """Return how values lie in what their projection gives, from a run with a constant added to each column."""
         with torch.no_grad(), evaluating(self.module):
             generator = torch.Generator().manual_seed(0)
@@ -206,7 +198,7 @@ class InTorch:
     def show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """End a run for the values: a hook before the module."""
         if tracing():
-            shown(self.module, self.values(args, kwargs)[:, None])
+            end_with_values(self.module, self.values(args, kwargs)[:, None])
 
     def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Add the term: a hook after the module."""

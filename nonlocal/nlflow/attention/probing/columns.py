@@ -59,11 +59,6 @@ class Column:
     printed: bool = True
 
     @property
-    def costly(self) -> bool:
-        """Whether it takes the matrix of each head."""
-        return self.of in ("chain", "next")
-
-    @property
     def by_head(self) -> bool:
         """Whether each head has a number of its own."""
         return bool(self.label) and self.of in ("heads", "chain")
@@ -159,12 +154,12 @@ COLUMNS = (
 """All columns, in the order of rows."""
 
 
-def measured(of: str) -> dict[str, Callable[..., Any]]:
+def measures(of: str) -> dict[str, Callable[..., Any]]:
     """Return what measures the quantities of one kind, by their names."""
     return {column.quantity: column.measure for column in COLUMNS if column.of == of}
 
 
-def listed(method: Method) -> Method:
+def write_columns(method: Method) -> Method:
     """Write the columns into the docstring of a method, in the place of ``{columns}``."""
     if method.__doc__ is not None:  # none under -OO
         ranges = [f">= {one.low}" if one.high == inf else f"{one.low} to {one.high}" for one in COLUMNS]

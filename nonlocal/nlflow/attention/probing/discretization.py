@@ -88,8 +88,7 @@ def discretize(
     symmetric : bool
         Use the flow with keys as queries, the gradient flow of J with which the theory compares the layer.
     evolving : bool
-        Queries and keys are averaged together with the values, and the kernel follows them. Otherwise the layer's
-        kernel stays.
+        Queries and keys are averaged together with the values, and the kernel follows them.
     item : int
         Number of the sequence in the batch.
 
@@ -100,9 +99,9 @@ def discretize(
 
     Notes
     -----
-    The exact flow has an error of about 1e-11. It is a Chebyshev expansion where the kernel is frozen and symmetric,
-    Runge-Kutta steps of order 5 where it is only frozen, and of order 8 (SciPy's DOP853) where it evolves.
-    O(N^2 (d + d_v)) for each step and head.
+    ----- The exact flow has an error of about 1e-11: a Chebyshev expansion where the kernel is frozen and symmetric,
+    Runge-Kutta steps of order 5 where it is only frozen, and of order 8 (SciPy's DOP853) where it evolves. O(N^2 (d +
+    d_v)) for each step and head.
     """
     counts = tuple(check_integer("substeps", m, minimum=1) for m in substeps)
     if not counts:
@@ -204,9 +203,8 @@ def extrapolate(
 ) -> Extrapolation:
     """Predict how alike values are if all further layers were the chain of one layer, and compare with the stack.
 
-    Each head's values are averaged by that head's P repeatedly: u <- (1 - s) Pu + s u + lambda~ (v0 - u), with the
-    laziness s for the residual connection, and v0 of the first layer of the stack. The prediction leaves out weights,
-    MLPs and norms of the layers: they make the difference.
+    Each head's values are averaged by that head's P repeatedly: u <- (1 - s) Pu + s u + lambda~ (v0 - u), with v0 of
+    the first layer of the stack. The weights, MLPs and norms of the layers, which are left out, make the difference.
 
     Parameters
     ----------
@@ -215,7 +213,7 @@ def extrapolate(
     depth : int, optional
         Number of further layers; to the end of the stack by default.
     laziness : float
-        In [0, 1).
+        s in [0, 1), for the residual connection.
     fidelity : float
         lambda~ >= 0 of the NeuTRENO term.
     item : int
@@ -286,7 +284,6 @@ class BlockFlow:
     angle : float
         Root mean square of the angle by which the block turns tokens, in radians.
     substeps : tuple of int
-        m.
     distance : array of shape (M,)
         Of m geodesic Euler steps of length 1/m from the flow at time 1, over the way of the flow.
     order : float
@@ -358,7 +355,7 @@ def discretize_blocks(
     with torch.no_grad(), using(model, "looks into it"), evaluating(model):
         with watching(seen, calls=True):
             given()
-        calls = [_Call(one) for last in seen for one in (*last.earlier, last) if one.attended]
+        calls = [one for last in seen for one in (*last.earlier, last) if one.attended]
         if not calls:
             raise InputError(
                 f"inputs: got a call of {type(model).__name__} in which no self-attention ran; expected inputs that "
@@ -367,41 +364,34 @@ def discretize_blocks(
         return [_compared(one, inputs, counts) for one in calls]
 
 
-class _Call:
-    """One call of a layer: the state that it was given, the state after it, and what attention adds."""
-
-    def __init__(self, seen: Seen) -> None:
-        self.name, self.block = seen.name, seen.block
-        if seen.before is None or seen.after is None or seen.added is None:
-            reason = seen.reason or "it is not in a layer that takes hidden states (B, N, D) and returns them"
-            raise InputError(
-                f"model: got {self.name} in {type(self.block.layer).__name__}, of which it is not known what its "
-                f"attention adds: {reason}; expected x + attention + MLP, each perhaps normed; use "
-                "nlflow.attention.probe"
-            )
-        self.before, self.after, self.added = seen.before, seen.after, seen.added
-        # A cache would grow with each further call.
-        self.args = tuple(None if hasattr(one, "get_seq_length") else one for one in seen.args)
-        self.kwargs = {name: None if hasattr(one, "get_seq_length") else one for name, one in seen.kwargs.items()}
-
-    def again(self, hidden: Tensor) -> Tensor:
-        seen = Seen(self.block)
-        with watching([seen]):
-            if self.args:
-                self.block.layer(hidden, *self.args[1:], **self.kwargs)
-            else:
-                self.block.layer(**{**self.kwargs, "hidden_states": hidden})
-        if seen.added is None:
-            raise InputError(f"model: {self.name} did not run as before when its layer was called again: {seen.reason}")
-        return seen.added
+def _added(one: Seen, hidden: Tensor) -> Tensor:
+    """Return what attention adds at other hidden states: the layer is called again."""
+    # A cache would grow with each further call.
+    args = [None if hasattr(value, "get_seq_length") else value for value in one.args[1:]]
+    kwargs = {name: None if hasattr(value, "get_seq_length") else value for name, value in one.kwargs.items()}
+    seen = Seen(one.block)
+    with watching([seen]):
+        if one.args:
+            one.block.layer(hidden, *args, **kwargs)
+        else:
+            one.block.layer(**{**kwargs, "hidden_states": hidden})
+    if seen.added is None:
+        raise InputError(f"model: {one.name} did not run as before when its layer was called again: {seen.reason}")
+    return seen.added
 
 
 # ---- the flow of one block
 
 
-def _compared(one: _Call, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
+def _compared(one: Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
     name, before, added, after = one.name, one.before, one.added, one.after
-    once_more = one.again(before)
+    if before is None or after is None or added is None:
+        reason = one.reason or "it is not in a layer that takes hidden states (B, N, D) and returns them"
+        raise InputError(
+            f"model: got {name} in {type(one.block.layer).__name__}, of which it is not known what its attention adds: "
+            f"{reason}; expected x + attention + MLP, each perhaps normed; use nlflow.attention.probe"
+        )
+    once_more = _added(one, before)
     if float((once_more - added).norm()) > _AGAIN * float(added.norm()):
         raise InputError(
             f"model: {name} adds something else when its layer is called again with the same arguments, expected the "
@@ -424,7 +414,7 @@ def _compared(one: _Call, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
 
     def attention(u: Tensor) -> Tensor:
         """Return a / r at directions (B, N, D), with the mean taken away."""
-        found = one.again((u * length + mean).to(before.dtype)).double()
+        found = _added(one, (u * length + mean).to(before.dtype)).double()
         return (found - found.mean(-1, keepdim=True) if centred else found) / length
 
     def velocity(u: Tensor) -> Tensor:

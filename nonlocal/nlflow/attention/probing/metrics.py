@@ -88,19 +88,13 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
     """Return the participation ratio of the singular values s of X, (sum s^2)^2 / sum s^4: between 1 and the rank.
 
     It is (tr G)^2 / |G|^2 with the Gram matrix G of tokens or of channels, whichever is smaller. So no matrix is
-    diagonalized: O(N D min(N, D)) time.
+    diagonalized: O(N D min(N, D)) time. Parameters, returned shape and errors as in `mean_cosine`; NaN where all tokens
+    are 0.
 
     Parameters
     ----------
-    x, mask
-        As in `mean_cosine`.
     centred : bool
         Subtract the mean token first. If not, a rank of 1 says that all tokens have become multiples of one.
-
-    Returns
-    -------
-    array of shape (...)
-        float64; NaN where all tokens are 0.
     """
     tokens, counted, xp = _tokens(x, mask)
     tokens = tokens / _unit(xp, tokens)
@@ -120,7 +114,8 @@ def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any
     """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N with its attention matrix A, from averages alone.
 
     J of arXiv 2312.00751, eq. 5, with k = A. The rows are normalized, and the sum over tokens is divided by their
-    number, which the paper (appendix E.2) does not fix. Only v, Av and A|v|^2 are needed: O(N D) time.
+    number, which the paper (appendix E.2) does not fix. Only v, Av and A|v|^2 are needed: O(N D) time. Mask, returned
+    shape and errors as in `mean_cosine`.
 
     Parameters
     ----------
@@ -128,18 +123,9 @@ def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any
         Values and Av. Subtracting a constant from both does not change J, and gives more digits.
     average_of_squares : array of shape (..., N)
         A|v|^2.
-    mask
-        As in `mean_cosine`.
-
-    Returns
-    -------
-    array of shape (...)
-        float64, >= 0.
 
     Raises
     ------
-    InputError
-        As `mean_cosine`.
     NumericalError
         When squares of the values overflow.
     """
@@ -160,20 +146,11 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
     """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
 
     A is the attention matrix; A_sym is the one with keys as queries (arXiv 2312.00751, appendix E.1, table 4). The
-    paper multiplies these differences by the degrees, which may overflow. O(N D) time.
+    paper multiplies these differences by the degrees, which may overflow. O(N D) time. All arguments have the shape
+    (..., N, D); mask, returned shape and errors as in `mean_cosine`.
 
-    Parameters
-    ----------
-    v, average, symmetric_average : array of shape (..., N, D)
-        Values v, Av and A_sym v.
-    mask
-        As in `mean_cosine`.
-
-    Returns
-    -------
-    array of shape (...)
-        float64. Tokens that do not move, up to rounding, have no direction and are left out (such as the first of a
-        causal layer). NaN where no token is left.
+    Tokens that do not move, up to rounding, have no direction and are left out (such as the first of a causal layer).
+    NaN where no token is left.
     """
     values, counted, xp = _tokens(v, mask, "v")
     given = {"average": average, "symmetric_average": symmetric_average}
@@ -190,19 +167,10 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
 
 @underflowing
 def head_redundancy(matrix: Any, following: Any) -> Array:
-    """Return the cosine <A, B> / (|A| |B|) of the attention matrices of one head in two successive layers.
+    """Return the cosine <A, B> / (|A| |B|) of the attention matrices (..., N, N) of one head in two successive layers.
 
     (arXiv 2312.00751, figure 5 and appendix G.2: between layers, not between heads of one layer.) 1 when the second
     layer attends as the first does.
-
-    Parameters
-    ----------
-    matrix, following : array of shape (..., N, N)
-
-    Returns
-    -------
-    array of shape (...)
-        float64.
     """
     first, _, xp = _tokens(matrix, None, "matrix")
     second = _alike("following", following, first.shape)

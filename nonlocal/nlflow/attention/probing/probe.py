@@ -18,7 +18,7 @@ from nlflow._array import underflowing
 from nlflow.attention.injection.blocks import Adapter, blocks
 from nlflow.attention.injection.inputs import check_inputs, without_wrapper
 from nlflow.attention.probing.branches import Seen, watching
-from nlflow.attention.probing.columns import measured
+from nlflow.attention.probing.columns import measures
 from nlflow.attention.probing.recording import Take, capped, kept_by_tokens, recording, rows_of_sink, taking
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
@@ -50,7 +50,7 @@ def probe(
         any module that an adapter describes. It runs in evaluation mode, and is not changed.
     inputs : mapping or tensor
         What the model is called with; tensors are moved to its device. As in transformers, ``attention_mask`` (and
-        ``decoder_attention_mask``) says what padding is. All quantities leave padding out.
+        ``decoder_attention_mask``) says what padding is, which all quantities leave out.
     keep_matrices : bool
         Keep all attention matrices, 4 B H N^2 bytes for each layer. Otherwise there are at most 2 MiB of them (256 MiB
         on a GPU), or those of one head, at a time.
@@ -87,14 +87,12 @@ def probe(
     What attention adds to the hidden state is found by watching the sums of the layer: after an output projection, a
     norm, a LayerScale or a gate. `Layer.between` is the state with it, normed where the layer norms that sum (BERT);
     beside an MLP in parallel, or one before attention, it is the input plus what attention adds. The state after the
-    layer must be the sum of what is added, to rounding. Where this is not seen, `between` is None and ``share`` NaN,
-    and a warning says why.
+    layer must be the sum of what is added, to rounding; elsewhere `between` is None and ``share`` NaN.
 
-    Other threads may run the model meanwhile, and probe it. A model in training mode, which the probe puts into
-    evaluation mode, cannot be run by another thread then: it is refused there.
+    Other threads may run the model meanwhile, and probe it, unless it was in training mode.
 
-    Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and the metrics of
-    hidden states. They add less than twice the time of the model. Spectra are computed when asked for.
+    J, the gradient cosine, degrees and the metrics of hidden states are computed at once, in less than twice the time
+    of the model. Spectra are computed when asked for.
 
     Examples
     --------
@@ -167,19 +165,15 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
         if torch.is_grad_enabled():
             layer.differentiable.update(found)
         layers.append(layer)
-    _tell_unknown([one for one in run if one.reason])
-    return LayerTrace(layers, model, states)
-
-
-def _tell_unknown(unknown: list[Seen]) -> None:
-    if unknown:
+    if unknown := [one for one in run if one.reason]:
         first = unknown[0]
         warnings.warn(
             f"model: between and share are not told (None, NaN) for {len(unknown)} layer(s), first {first.name} in "
             f"{type(first.block.layer).__name__}: {first.reason}",
             NlflowWarning,
-            stacklevel=7,
+            stacklevel=6,
         )
+    return LayerTrace(layers, model, states)
 
 
 def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
@@ -252,14 +246,14 @@ def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
     mask = None if bool(tokens.all()) else tokens
     return {
         name: measure(state, mask=mask) if shown else torch.full((len(tokens),), torch.nan)
-        for name, measure in measured("state").items()
+        for name, measure in measures("state").items()
     }
 
 
 def _of_layer(layer: Layer, summed: Tensor | None) -> dict[str, Tensor]:
     """Return what the states around a layer say; `summed` is the sum of which the state after it is the norm."""
     states = (layer.before, layer.between, layer.after if summed is None else summed)
-    found = {name: measure(*states, layer.tokens) for name, measure in measured("layer").items()}
+    found = {name: measure(*states, layer.tokens) for name, measure in measures("layer").items()}
     return {name: torch.full((layer.items,), torch.nan) if values is None else values for name, values in found.items()}
 
 
@@ -339,7 +333,7 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
             symmetric = logarithms_of(k).softmax(-1) @ values
     degrees = degree.double().masked_fill(~tokens, torch.nan)
     found = Averages(values, average, symmetric, moved[..., -1], degrees, tokens if padded else None)
-    return {name: measure(found) for name, measure in (measured("heads") | measured("tokens")).items()}
+    return {name: measure(found) for name, measure in (measures("heads") | measures("tokens")).items()}
 
 
 def _bias(layer: Layer, place: tuple[slice, slice], padded: bool) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -75,6 +75,7 @@ def taking(found: list[Seen], take: Take) -> Iterator[None]:
 _RECORDER: ContextVar[tuple[int, dict[int, Seen]]] = ContextVar("nlflow_probe", default=(0, {}))  # thread; by module
 _PRODUCT, _PRODUCTS = "scaled_dot_product_attention", functional.scaled_dot_product_attention
 _PREFIX = "nlflow_probe_"
+_NAME = "_attn_implementation_internal"  # the public one sets those of other configurations too
 _ROWS = 8  # of each head that are compared with what the model computes
 _OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and below what another rule makes
 
@@ -92,7 +93,10 @@ def recording(found: list[Seen]) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             for config in configs.values():
-                stack.enter_context(_under_our_name(config))
+                # Under our name the function records; for other threads it is what the model has.
+                get, put = partial(getattr, config, _NAME), partial(setattr, config, _NAME)
+                change = held((id(config), _NAME), get, put, lambda before: _wrapped(before or "eager"))
+                stack.enter_context(change)
             for one in found:
                 if one.block.kind == INTERFACE:
                     stack.callback(one.block.module.register_forward_hook(own(partial(_gather, one))).remove)
@@ -100,15 +104,6 @@ def recording(found: list[Seen]) -> Iterator[None]:
             yield
     finally:
         _RECORDER.reset(token)
-
-
-def _under_our_name(config: Any) -> AbstractContextManager[None]:
-    """Give a configuration the name of the function that records; for other threads it is what the model has."""
-    own_name = "_attn_implementation_internal"  # the public one sets those of other configurations too
-    return held(
-        (id(config), own_name), partial(getattr, config, own_name), partial(setattr, config, own_name),
-        lambda before: _wrapped(before or "eager"),
-    )  # fmt: skip
 
 
 def _gather(one: Seen, *_: Any) -> None:

@@ -53,9 +53,9 @@ class SurveyedState:
     def isotropy(self) -> tuple[float, float]:
         """Return the mean cosine of the pooled states of two inputs and its standard error, in O(n D) time.
 
-        1: all inputs point the same way, whatever the cosine of tokens says; 0: they point in all directions. (So 1 is
-        the least isotropic case.) The error is that of the
-        jackknife, since pairs are not independent; NaN for fewer than three inputs.
+        1: all inputs point the same way, whatever the cosine of tokens says, so 1 is the least isotropic case; 0: they
+        point in all directions. The error is that of the jackknife, since pairs are not independent; NaN for fewer than
+        three inputs.
         """
         if self.pooled is None or len(self.pooled) < 2:
             return math.nan, math.nan
@@ -104,9 +104,7 @@ class Survey:
         -------
         list of dict
             ``layer``, ``index``, ``inputs``, and for each quantity its mean and, with ``_se`` behind its name, the
-            standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two). ``isotropy`` is the cosine
-            between the mean tokens of two inputs (1: all inputs point the same way), beside ``cosine`` between the
-            tokens of one.
+            standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two); ``isotropy`` too.
         """
         result: list[dict[str, Any]] = []
         for state in self.states:
@@ -126,13 +124,7 @@ class Survey:
         return result
 
     def to_pandas(self, *, by_head: bool = False) -> Any:
-        """Return the rows as a `pandas.DataFrame`.
-
-        Raises
-        ------
-        InputError
-            If pandas is not installed.
-        """
+        """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
         return as_frame(self.rows(by_head=by_head))
 
 
@@ -151,25 +143,17 @@ def survey(
     model : torch.nn.Module
         As for `nlflow.attention.probe`.
     inputs : iterable
-        Batches that `probe` takes: a list, a `torch.utils.data.DataLoader`, a generator. It is gone through once, and
-        one batch is in memory at a time.
+        Batches that `probe` takes: a list, a `torch.utils.data.DataLoader`, a generator. It is gone through once, one
+        batch in memory at a time. A sequence of a batch is one input; padding does not count.
     adapter, take
-        As for `probe`.
+        As for `probe`, which is called for each batch.
     progress : bool
         Progress bar on stderr.
-
-    Returns
-    -------
-    Survey
 
     Raises
     ------
     InputError
         For one input alone, for none, and for batches in which other layers ran than in the first.
-
-    Notes
-    -----
-    Each batch takes the time of `probe`, without spectra. A sequence of a batch is one input; padding does not count.
 
     Examples
     --------

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nlflow._array import to_numpy, underflowing
 from nlflow.affinities import Affinity, affinity, from_matrix
-from nlflow.attention.probing.columns import COLUMNS, listed, measured
+from nlflow.attention.probing.columns import COLUMNS, measures, write_columns
 from nlflow.attention.terms.averages import log_affinity, seen
 from nlflow.backends.progress import bar
 from nlflow.domains import Points
@@ -49,7 +49,6 @@ class Head:
     q, k : array of shape (N, d)
         Queries and keys; the same array where the layer uses keys as queries.
     v : array of shape (N, d_v)
-        Values.
     scaling : float
         Factor of the dot products.
     bias : array of shape (N, N), optional
@@ -57,12 +56,7 @@ class Head:
     kernel : str
         Which k, one of `nlflow.attention.terms.averages.AFFINITIES`.
     mask : Mask, optional
-        Who sees whom, where that is a rule, such as all tokens up to each. Either this or `bias`.
-
-    Raises
-    ------
-    InputError
-        Where both a bias and a mask are given.
+        Who sees whom, where that is a rule, such as all tokens up to each. Either this or `bias`, or `InputError`.
     """
 
     q: Floats
@@ -261,12 +255,11 @@ class Layer:
         Hidden states: before the layer, after attention is added to them, after the layer. None where the model does
         not show them (see `nlflow.attention.probe`).
     quantities : dict of str to array
-        ``energy`` J and ``gradient_cosine``, shape (B, H); ``log_degree``, shape (B, H, N), NaN at padding; of the
-        state after the layer ``mean_cosine``, ``token_similarity``, ``hfc_lfc``, ``rank``, shape (B,), and
-        ``attention_share``, shape (B,).
+        What the columns of `LayerTrace.rows` are made of: ``energy`` and ``gradient_cosine``, shape (B, H);
+        ``log_degree``, shape (B, H, N), NaN at padding; of the state after the layer, and ``attention_share``, shape
+        (B,).
     differentiable : dict of str to tensor
-        The same quantities as tensors with a way back to what the model was given, if the probe was asked for
-        gradients; else empty.
+        The same as tensors with a way back to what the model was given, if the probe was asked for gradients.
     matrices : tensor of shape (B, H, N, N), or None
         Attention matrices, if the probe was asked to keep them.
     softcap : float, optional
@@ -322,13 +315,7 @@ class Layer:
             return np.asarray(np.exp(-self.quantities["log_degree"]))
 
     def head(self, head: int, item: int = 0) -> Head:
-        """Return one head on one sequence, padding left out.
-
-        Parameters
-        ----------
-        head, item : int
-            Number of the head and of the sequence in the batch.
-        """
+        """Return a head, by its number, on a sequence of the batch, padding left out."""
         h, b = _number("head", head, self.heads), _number("item", item, self.items)
         inside = self.tokens[b]
         q, k, v = (part[b, h][inside].detach().cpu().double().numpy() for part in (self.q, self.k, self.v))
@@ -383,13 +370,7 @@ class LayerTrace:
         return f"<LayerTrace of {self.model}: {len(self)} layers of {first.heads} heads, {size}>"
 
     def number(self, layer: int | str) -> int:
-        """Return the number of a layer from its number or its name.
-
-        Raises
-        ------
-        InputError
-            For a number out of range, or a name that no layer has; the message lists them.
-        """
+        """Return the number of a layer from its number or its name; `InputError` lists the names."""
         names = [one.name for one in self.layers]
         if isinstance(layer, str):
             if layer not in names:
@@ -412,18 +393,18 @@ class LayerTrace:
     def spectra(self, layer: int | str) -> dict[str, Floats]:
         """Return what is measured of the chain of every head of a layer, arrays of shape (B, H).
 
-        ``gap`` is the spectral gap 1 - |mu_2|, ``mixing_time`` the moves until a walker has forgotten its start,
-        ``stable_fidelity`` the fidelity up to which rho(P - lambda~ I) < 1. NaN where a head has none: its mask cuts
-        the sequence in parts, or probabilities underflow. O(B H N^3) time when first asked for.
+        ``gap``, ``mixing_time`` and ``stable_fidelity`` are what the columns ``gap``, ``mixing`` and ``stable`` are
+        made of. NaN where a head has none: its mask cuts the sequence in parts, or probabilities underflow. O(B H N^3)
+        time when first asked for.
         """
         number = self.number(layer)
         if number not in self._spectra:
             one = self.layers[number]
-            measures = measured("chain")
-            found = {name: np.full((one.items, one.heads), math.nan) for name in measures}
+            of_chains = measures("chain")
+            found = {name: np.full((one.items, one.heads), math.nan) for name in of_chains}
             for b, h in np.ndindex(one.items, one.heads):
                 head = one.head(h, b)
-                for name, measure in measures.items():
+                for name, measure in of_chains.items():
                     with suppress(NlflowError):  # reducible, periodic or underflowing: there is no number
                         found[name][b, h] = measure(head)
             self._spectra[number] = found
@@ -445,13 +426,10 @@ class LayerTrace:
         return np.array([_over(np.min, self.spectra(i)["stable_fidelity"]) for i in range(len(self))])
 
     def check_fidelity(self, fidelity: Any) -> bool:
-        """Warn where NeuTRENO steps with this fidelity do not converge, and return whether all do.
+        """Warn where NeuTRENO steps with a fidelity do not converge, and return whether all do.
 
-        A single step always stays finite; repeated ones may grow. The first layer of a stack has no term.
-
-        Parameters
-        ----------
-        fidelity : float, or one for each layer
+        It is one number, or one for each layer. A single step always stays finite; repeated ones may grow. The first
+        layer of a stack has no term.
 
         Warns
         -----
@@ -491,21 +469,21 @@ class LayerTrace:
 
     def _beside_next(self) -> dict[str, Floats]:
         """Return what is measured of each head and that of the next layer, arrays of shape (L - 1, B, H)."""
-        measures = measured("next")
+        of_both = measures("next")
         size = (len(self) - 1, self.layers[0].items, max(one.heads for one in self.layers))
-        found = {name: np.full(size, math.nan) for name in measures}
+        found = {name: np.full(size, math.nan) for name in of_both}
         for i, (one, following) in enumerate(pairwise(self.layers)):
             if one.stack != following.stack or one.q.shape[:3] != following.q.shape[:3]:
                 continue
             for b, h in np.ndindex(one.items, one.heads):
                 heads = one.head(h, b), following.head(h, b)
-                for name, measure in measures.items():
+                for name, measure in of_both.items():
                     found[name][i, b, h] = measure(*heads)
         return found
 
     # ---- tables
 
-    @listed
+    @write_columns
     def rows(self, *, spectra: bool = True, progress: bool = False) -> list[dict[str, Any]]:
         """Return one row for each state: the embeddings of each stack, then its layers.
 
@@ -529,22 +507,16 @@ class LayerTrace:
         shown = bar(self.layers, desc="layers", disable=not progress, mininterval=1)
         for i, one in enumerate(shown):
             if self._begins(i):
-                result.append({"layer": f"{one.stack} input", "index": 0, **_reduced(self.states[one.stack])})
+                result.append({"layer": f"{one.stack} input", "index": 0, **_reduce(self.states[one.stack])})
             values = dict(one.quantities)
             if spectra:
                 last = np.array([])
                 values |= self.spectra(i) | {name: (*all_of, last)[i] for name, all_of in beside.items()}
-            result.append({"layer": one.name, "index": result[-1]["index"] + 1, **_reduced(values)})
+            result.append({"layer": one.name, "index": result[-1]["index"] + 1, **_reduce(values)})
         return result
 
     def to_pandas(self, *, spectra: bool = True, progress: bool = False) -> Any:
-        """Return the rows as a `pandas.DataFrame`; arguments as for `rows`.
-
-        Raises
-        ------
-        InputError
-            If pandas is not installed.
-        """
+        """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
         return as_frame(self.rows(spectra=spectra, progress=progress))
 
 
@@ -557,7 +529,7 @@ def as_frame(rows: list[dict[str, Any]]) -> Any:
     return pandas.DataFrame(rows)
 
 
-def _reduced(quantities: Mapping[str, Floats]) -> dict[str, float]:
+def _reduce(quantities: Mapping[str, Floats]) -> dict[str, float]:
     return {
         one.name: _over(getattr(np, one.reduce) if isinstance(one.reduce, str) else one.reduce, values)
         for one in COLUMNS

@@ -143,11 +143,7 @@ class NeutrenoAttention(nn.Module):
         if removal and first is not None:
             tokens = removed_similarity(tokens, removal, plain, causal=self.causal)
         query, key, value = self.parts(tokens)
-        if first is not None and first.shape != value.shape:
-            raise InputError(
-                f"first: got shape {tuple(first.shape)}, expected {tuple(value.shape)}, that of this layer's values; "
-                "pass what the first layer returned for the same tokens"
-            )
+        anchor = _anchor(first, value)
         options: Any = {"mask": mask, "causal": self.causal}
         dropout = self.dropout if self.training else 0.0
         matrix = self.terms.log_variance is not None
@@ -159,7 +155,7 @@ class NeutrenoAttention(nn.Module):
         result = self.output(averages.transpose(1, 2).flatten(-2))
         if self.terms.feat is not None:
             result = self.terms.feat(result, plain, causal=self.causal)
-        return result, value if first is None else first
+        return result, anchor
 
     def parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of tokens (B, N, D), each (B, H, N, D/H)."""
@@ -191,6 +187,16 @@ class NeutrenoAttention(nn.Module):
             before = causal_mask(tokens.shape[1], tokens.shape[1], tokens.device)
             mask = mask & before if mask.dtype == torch.bool else mask.masked_fill(~before, torch.finfo(mask.dtype).min)
         return mask
+
+
+def _anchor(first: Tensor | None, value: Tensor) -> Tensor:
+    """Return v0, which the values of the first layer are."""
+    if first is not None and first.shape != value.shape:
+        raise InputError(
+            f"first: got shape {tuple(first.shape)}, expected {tuple(value.shape)}, that of this layer's values; "
+            "pass what the first layer returned for the same tokens"
+        )
+    return value if first is None else first
 
 
 class SignedProjection(nn.Module):
@@ -260,32 +266,9 @@ def value_residual(values: Tensor, first: Tensor, own: float | Tensor = 0.5, sha
     return own * values + shared * first
 
 
-def laplacian_heads(averages: Tensor, values: Tensor, heads: Tensor) -> Tensor:
-    """Return v - P v in the heads that are True, P v in the others; (B, H, N, D), (B, H, N, D), (H,).
-
-    (arXiv 2602.09297: a subset of the heads has the Laplacian I - P in the place of P.)
-    """
-    return torch.where(heads[:, None, None], values - averages, averages)
-
-
-def gated(averages: Tensor, gate: Tensor) -> Tensor:
-    """Return (P v) sigmoid(g), elementwise, with g of the token that looks (arXiv 2505.06708, gate G1)."""
-    return averages * torch.sigmoid(gate)
-
-
 def differential_start(layer: int) -> float:
     """Return λ_init = 0.8 - 0.6 exp(-0.3 (l - 1)) of the layer l = 1, 2, ... (arXiv 2410.05258, section 2.1)."""
     return 0.8 - 0.6 * math.exp(-0.3 * (check_integer("layer", layer, minimum=1) - 1))
-
-
-def differential(first: Tensor, second: Tensor, strength: float | Tensor, gain: Tensor, start: float) -> Tensor:
-    """Return (1 - λ_init) RMSNorm(P₁ v - λ P₂ v), normalized in each head (arXiv 2410.05258, equations 1 to 3).
-
-    `first` and `second` are P₁ v and P₂ v, (B, H, N, D); `strength` is λ, `gain` (D,) that of the norm, `start`
-    λ_init.
-    """
-    difference = first - strength * second
-    return (1 - start) * nn.functional.rms_norm(difference, gain.shape, gain, _EPS)
 
 
 def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iterations: int = 20) -> Tensor:
@@ -415,12 +398,7 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
         """Return the layer's output, without the residual, and v0; see `NeutrenoAttention.forward`."""
         pairs = self._pairs(mask, tokens)
         query, key, value = self.parts(tokens)
-        anchor = value if first is None else first
-        if anchor.shape != value.shape:
-            raise InputError(
-                f"first: got shape {tuple(anchor.shape)}, expected {tuple(value.shape)}, that of this layer's values; "
-                "pass what the first layer returned for the same tokens"
-            )
+        anchor = _anchor(first, value)
 
         def averaged(q: Tensor, k: Tensor, v: Tensor, fused: bool = True) -> Tensor:
             dropout = self.dropout if self.training else 0.0
@@ -432,15 +410,17 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
             # Fused kernels expect values as wide as queries.
             halves = zip(query.chunk(2, -1), key.chunk(2, -1), strict=True)
             both = [averaged(q, k, value, fused=False) for q, k in halves]
-            averages = differential(both[0], both[1], self.strength, self.gain.to(value), self.begin)
+            difference, gain = both[0] - self.strength * both[1], self.gain.to(value)
+            averages = (1 - self.begin) * nn.functional.rms_norm(difference, gain.shape, gain, _EPS)
         elif self.kind == "value-residual" and first is not None and self.shares is not None:
             averages = averaged(query, key, value_residual(value, first, self.shares[1], self.shares[0]))
         else:
             averages = averaged(query, key, value)
             if self.kind == "laplacian":
-                averages = laplacian_heads(averages, value, self.chosen)
+                averages = torch.where(self.chosen[:, None, None], value - averages, averages)
             elif self.kind == "gated":
-                averages = gated(averages, self.gate(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2))
+                gate = self.gate(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                averages = averages * torch.sigmoid(gate)
         return self.output(averages.transpose(1, 2).flatten(-2)), anchor
 
     def _scaled(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:

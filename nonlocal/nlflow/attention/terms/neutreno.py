@@ -111,15 +111,11 @@ class FeatScale(WideParameters):
         self.high = nn.Parameter(torch.zeros(width, device=device, dtype=widest(dtype)))
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
-        """Return the scaled tokens.
+        """Return the tokens (B, N, D) scaled.
 
-        Parameters
-        ----------
-        tokens : tensor of shape (B, N, D)
-        mask : tensor that broadcasts to (B, N, N), optional
-            Boolean (True: i sees j) or additive: the mean is over the tokens that token i sees.
-        causal : bool
-            Without a mask: the mean is over the tokens up to i.
+        `mask` broadcasts to (B, N, N), boolean (True: i sees j) or additive: the mean is over the tokens that token i
+        sees.
+        `causal` without a mask: over the tokens up to i.
         """
         mean = uniform_average(tokens, tokens.shape[-2], mask, causal)
         return tokens + self.low.to(tokens) * mean + self.high.to(tokens) * (tokens - mean)
@@ -278,8 +274,8 @@ _TOLERANCE = {4: 1e-6, 8: 1e-13}
 def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
     """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, (..., M, D, D).
 
-    O(M N D^2) operations. Half precision gives float32, and P v is computed again: otherwise the difference would be mostly the rounding of P
-    v and of the rows of P, whose sums are not exactly 1.
+    O(M N D^2) operations. Half precision gives float32, and P v is computed again: otherwise the difference would be
+    mostly the rounding of P v and of the rows of P, whose sums are not exactly 1.
     """
     *lead, tokens, width = values.shape
     numbers = 2 * width * width * (tokens + average.shape[-2]) * math.prod(lead)
