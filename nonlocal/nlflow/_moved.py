@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # The longest that fits counts; what was in `nlflow.io` and is not named is in `nlflow.store`.
 _PLACES = {
-    "nlflow.attention.terms.modules": "nlflow.attention.terms.modules",
+    "nlflow.attention.terms.neighbours": "nlflow.attention.terms.modules",
     "nlflow.commands": "nlflow.desk.commands",
     "nlflow.denoising.large.sources": "nlflow.desk.large",
     "nlflow.denoising.large.store": "nlflow.desk.large",
