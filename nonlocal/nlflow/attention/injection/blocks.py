@@ -187,10 +187,11 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
 def _block(adapter: Adapter, kind: str, name: str, module: nn.Module, named: dict[str, nn.Module]) -> Block:
     causal = bool(getattr(module, "is_causal", False)) if adapter.causal is None else adapter.causal
     stack = adapter.stack or ("decoder" if causal else "encoder")
+    projection: nn.Module | None = None
     if adapter.projection:
         projection = _projection(adapter, name, named)
-    else:
-        projection = None if kind == TORCH else output_of(name, module, named)
+    elif kind != TORCH:
+        projection = output_of(name, module, named)
     values = None if kind == TORCH else values_of(module)
     return Block(name, module, causal, stack, "", module, projection, kind=kind, values=values)
 
