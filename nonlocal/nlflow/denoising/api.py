@@ -243,14 +243,13 @@ def problem(
     Returns
     -------
     Problem
-        With ``flow``, ``integrator``, ``t`` and ``rules`` for `nlflow.solve`; ``back(solution.final)`` is the result
-        of `denoise`, to the last bit.
+        For `nlflow.solve`; ``back(solution.final)`` is the result of `denoise`, to the last bit.
 
     Raises
     ------
     InputError
-        As `denoise`; and where it solves no flow, or several: for an input without noise, for missing samples, and
-        for ``fast`` with a map of the noise.
+        As `denoise`; and where it solves no flow, or several: for an input without noise, for samples that the noise
+        leaves missing, and for ``fast`` with a map of the noise.
 
     Examples
     --------

@@ -254,33 +254,26 @@ def observe(
     axes.check_patch(options.patch_size)
     given, sigma = choose_noise(noise, sigma)
     kept = None if keep is None else axes.place("keep", keep)
-    missing, strength = None, options.strength
+    missing = None
     if mask is not None:
         image, missing = _without_missing(image, mask, axes)
     samples, restore = as_signal(image, axes.channel, TELL_MISSING)
-    asked = sigma
-    live = live_of(varying(samples, missing))
+    live, asked = live_of(varying(samples, missing)), sigma
     if live is not None:  # an opaque alpha channel, or one that recorded nothing
         sigma = _of_channels(sigma, live, axes)
         given = given if isinstance(given, str) else given.of_channels(live)
         samples, restore = _without_constant(samples, missing, live, restore)
-    found = _examine(samples, missing, trail) if given == "auto" else None
-    model = found.model if found is not None else None if isinstance(given, str) else given
-    if found is not None and found.is_white and samples.ndim < 4:
-        model = None  # its strength is estimated below
-    if model is not None:
-        model = model.completed(samples, missing)
-    if model is not None and strength != 1:
-        model = (model if found is None else model.by_intensity(samples)).scaled(strength)
-    by_pixels = is_by_pixels(quality, axes)
-    used = model.nearest_white(samples.shape[-1], samples.ndim - 1) if model is not None and by_pixels else model
-    frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept)
+    model, found = _model(given, samples, missing, options.strength, trail)
+    used = model
+    if model is not None and is_by_pixels(quality, axes):
+        used = model.nearest_white(samples.shape[-1], samples.ndim - 1)
     reduction = Reduction(samples, missing=missing) if used is None else used.separated().reduce(samples, missing)
     rest, signal = reduction.rest, reduction.samples
     if rest is not None and sigma is not None:
         raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
                          "leave one of them out")  # fmt: skip
-    frame = replace(frame, missing=reduction.missing)
+    frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept,
+                  missing=reduction.missing)  # fmt: skip
     if rest is not None and not rest.is_white and signal.ndim < 4:
         frame, f = _coloured(frame, signal, rest)
     else:
@@ -289,26 +282,42 @@ def observe(
             sigma = rest.along(signal)
         elif rest is not None:
             sigma = rest.sigma
-        elif sigma is not None and strength != 1:
-            sigma = np.asarray(sigma) * strength
+        elif sigma is not None and options.strength != 1:
+            sigma = np.asarray(sigma) * options.strength
         frame, f = _white(frame, signal, sigma, trail)
     if isinstance(given, str):
         check_units(np.asarray(image).dtype, asked, stacklevel=5)
-    sigma_of, effective = root_mean_square(frame.level), None
+    return _with_sigma(frame, samples), Part(samples, reduction, f, restore)
+
+
+def _model(
+    given: Noise | str, samples: Array, missing: Mask | None, strength: float, trail: Trail | None
+) -> tuple[Noise | None, NoiseEstimate | None]:
+    """Return the noise that was given or is found out, times a strength; None for white noise to be estimated."""
+    found = None
+    if given == "auto":
+        from nlflow.denoising.noise.finding.verdict import examine
+
+        found = (examine if trail is None else trail.examine)(samples, missing)
+    model = found.model if found is not None else None if isinstance(given, str) else given
+    if model is None or (found is not None and found.is_white and samples.ndim < 4):
+        return None, found
+    model = model.completed(samples, missing)
+    if strength != 1:
+        model = (model if found is None else model.by_intensity(samples)).scaled(strength)
+    return model, found
+
+
+def _with_sigma(frame: Frame, samples: Array) -> Frame:
+    """Return the frame with what is told of the strength of the noise in samples."""
+    sigma, effective, model = root_mean_square(frame.level), None, frame.model
     if model is not None and model.is_coloured and samples.ndim < 4:
-        own = model.strength(samples, frame.missing)
-        effective = sigma_of if by_pixels else model.strength(samples, frame.missing, counted=True)
-        sigma_of, effective = own or 0.0, None if not by_pixels and effective == own else effective
-    frame = replace(frame, sigma=sigma_of, sigma_effective=effective, estimated=frame.estimated or found is not None)
-    return frame, Part(samples, reduction, f, restore)
-
-
-def _examine(samples: Array, missing: Mask | None, trail: Trail | None) -> NoiseEstimate:
-    if trail is not None:
-        return trail.examine(samples, missing)
-    from nlflow.denoising.noise.finding.verdict import examine
-
-    return examine(samples, missing)
+        own, met = model.strength(samples, frame.missing) or 0.0, sigma
+        if not is_by_pixels(frame.quality, frame.axes):
+            met = model.strength(samples, frame.missing, counted=True) or 0.0
+        sigma, effective = own, met if is_by_pixels(frame.quality, frame.axes) or met != own else None
+    estimated = frame.estimated or frame.found is not None
+    return replace(frame, sigma=sigma, sigma_effective=effective, estimated=estimated)
 
 
 def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tuple[Frame, Array]:

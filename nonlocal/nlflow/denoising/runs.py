@@ -71,9 +71,8 @@ class Trail:
     course : dict of str to array
         Of the states that the last call has gone through, the input first: ``t``, the flow's time; ``distance``, to
         the constant that the J-flow tends to, root mean square in the units of the input (of stabilized counts for
-        noise of counts). For ``fast`` also ``J`` and
-        ``E``, over the sum of the degrees, in units of the squared noise. Empty where nothing was done, and for noise
-        that varies.
+        noise of counts). For ``fast`` also ``J`` and ``E``, over the sum of the degrees, in units of the squared noise.
+        Empty where nothing was done, and for noise that varies.
     reused : int
         How often weights were used again.
 
@@ -99,9 +98,8 @@ class Trail:
         self.tell = tell
         self.course: dict[str, NDArray[np.float64]] = {}
         self.reused = 0
-        self._kept: OrderedDict[str, tuple[Affinity, list[Warning]]] = OrderedDict()
-        self._level: tuple[str, NDArray[np.float64]] = ("", np.empty(0))
-        self._verdict: tuple[str, NoiseEstimate | None] = ("", None)
+        self._kept: OrderedDict[str, tuple[Affinity, list[Warning | str]]] = OrderedDict()
+        self._found: dict[str, tuple[str, Any]] = {}
 
     def __call__(self, share: float) -> None:
         """Tell the share of the work that is done."""
@@ -112,20 +110,20 @@ class Trail:
         """Return the noise of each channel, as `estimate_sigmas` has it; that of the last samples is kept."""
         from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 
-        key = _content(signal, missing)
-        if key != self._level[0]:
-            self._level = key, estimate_sigmas(signal, missing)
-        return self._level[1]
+        return self._once("levels", estimate_sigmas, signal, missing)  # type: ignore[no-any-return]
 
     def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
         """Return which noise samples have, as `examine` says it; the verdict on the last samples is kept."""
         from nlflow.denoising.noise.finding.verdict import examine
 
-        key = _content(samples, missing)
-        before = self._verdict[1] if key == self._verdict[0] else None
-        found = examine(samples, missing) if before is None else before
-        self._verdict = key, found
-        return found
+        return self._once("verdict", examine, samples, missing)  # type: ignore[no-any-return]
+
+    def _once(self, name: str, look: Callable[..., Any], samples: Array, missing: NDArray[np.bool_] | None) -> Any:
+        parts = [samples] if missing is None else [samples, missing]
+        key = repr([(part.dtype.str, part.shape, digest(np.ascontiguousarray(part).data)) for part in parts])
+        if self._found.get(name, ("",))[0] != key:
+            self._found[name] = key, look(samples, missing)
+        return self._found[name][1]
 
     def weights(
         self, build: Callable[[], Affinity], kernel: Kernel, grid: Grid, compared: Array, *settings: Any
@@ -143,23 +141,13 @@ class Trail:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 built = build()
-            self._kept[key] = built, [_warning(one.message) for one in caught]
+            self._kept[key] = built, [one.message for one in caught]
         operator, told = self._kept[key]
         for message in told:
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(message, stacklevel=2)  # a Warning keeps its category
         while len(self._kept) > _KEPT or sum(one.memory_bytes for one, _ in self._kept.values()) > _MOST_BYTES:
             self._kept.popitem(last=False)
         return operator
-
-
-def _content(samples: Array, missing: NDArray[np.bool_] | None) -> str:
-    """Return what tells samples from others."""
-    parts = [samples] if missing is None else [samples, missing]
-    return repr([(part.dtype.str, part.shape, digest(np.ascontiguousarray(part).data)) for part in parts])
-
-
-def _warning(message: Warning | str) -> Warning:
-    return message if isinstance(message, Warning) else UserWarning(message)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nlflow._array import constant_like, is_tensor, root_mean_square, to_numpy
 from nlflow.backends.devices import Device
+from nlflow.denoising.columns import each_item
 from nlflow.denoising.frame import (
     LEAST_VARIANCE,
     TELL_MISSING,
@@ -80,7 +81,8 @@ def denoised_tensor(
             )
         with telling(progress, quality) as tell:
             given = {"sigma": sigma, "mask": mask, "keep": keep}
-            return _on_host(denoise, image, placed, given, words, tell, return_info)
+            made = _on_host(denoise, image, placed, given, words, tell)
+            return made if return_info else made[0]
     task = Items.of(image, found, placed, quality, options, keep)
     with telling(progress, quality) as tell:
         watch = Watch(limit=max_memory, tell=tell)
@@ -163,40 +165,30 @@ def _guarded(one: Alike, f: Tensor, limit: float | None) -> Iterator[None]:
 
 
 def _on_host(
-    denoise: Denoise, image: Tensor, axes: Axes, given: dict[str, Any], words: dict[str, Any], tell: Any, info: bool
-) -> Any:
-    """Return the result of the image as an array, whose flow runs on the device of the tensor."""
-    if axes.batch is not None:
-        return _one_by_one(denoise, image, axes, given, words, tell, info)
-    arrays = {name: to_numpy(value) if is_tensor(value) else value for name, value in given.items()}
-    letters = {"channel_axis": axes.channel} if len(axes.letters) < 3 else {"axes": axes.word}
+    denoise: Denoise, image: Tensor, axes: Axes, given: dict[str, Any], words: dict[str, Any], tell: Any
+) -> tuple[Tensor, DenoiseInfo]:
+    """Return the result of the image as an array, whose flow runs on the device of the tensor; items one by one."""
+    word = axes.word.replace("B", "")
+    channel = word.index("C") if "C" in word else None
+    places = {"axes": word} if len(axes.letters) == 3 else {"channel_axis": channel}
     device = "cuda" if image.is_cuda else "cpu-tensors"
+
+    def array(value: Any) -> Any:
+        return to_numpy(value) if is_tensor(value) else value
+
+    def of_item(value: Any) -> Callable[[tuple[int, ...]], Any]:
+        own = is_tensor(value) and axes.batch is not None and tuple(value.shape) in whole
+        return lambda index: array(value.select(axes.batch, *index) if own else value)
+
+    whole = (axes.shape, tuple(n for axis, n in enumerate(axes.shape) if axis != axes.channel))
+    items = () if axes.batch is None else (axes.shape[axes.batch],)
+    own = {name: of_item(value) for name, value in given.items()}
     with torch.cuda.device(image.device) if image.is_cuda else nullcontext():
-        made = denoise(
-            to_numpy(image), **arrays, **letters, **words, spacing=axes.spacing, device=device,
-            return_info=True,
-            progress=tell or False,
-        )  # fmt: skip
-    result = torch.from_numpy(made[0]).to(image.device)
-    return (result, made[1]) if info else result
-
-
-def _one_by_one(
-    denoise: Denoise, image: Tensor, axes: Axes, given: dict[str, Any], words: dict[str, Any], tell: Any, info: bool
-) -> Any:
-    """Return the results of the items of a batch."""
-    batch, count, results = int(axes.batch or 0), image.shape[axes.batch or 0], []
-    whole = {tuple(image.shape), tuple(n for axis, n in enumerate(image.shape) if axis != axes.channel)}
-    for number, item in enumerate(image.unbind(batch)):
-        own = {
-            name: value.select(batch, number) if is_tensor(value) and tuple(value.shape) in whole else value
-            for name, value in given.items()
-        }
-        part = within(tell, number / count, (number + 1) / count)
-        alone = Axes.of(item.shape, None, axes.word.replace("B", ""), axes.spacing)
-        results.append(_on_host(denoise, item, alone, own, words, part, True))
-    result = torch.stack([one for one, _ in results], batch)
-    return (result, replace(results[0][1], columns=tuple(one for _, one in results))) if info else result
+        results, info = each_item(
+            denoise, items, of_item(image), own, tell or False, spacing=axes.spacing, device=device, **places, **words
+        )
+    made = results[0] if axes.batch is None else np.stack(results, axes.batch)
+    return torch.from_numpy(made).to(image.device), info
 
 
 def _info(frames: list[Frame], told: list[dict[str, Any]], residual: float, begun: float) -> DenoiseInfo:
