@@ -151,7 +151,9 @@ class GraphEstimator(PointEstimator):
                 "affinity: got weights between samples that are too small to carry labels in floats, expected larger "
                 f"ones; {self.graph_.remedy()}"
             ) from error
-        kind = NlflowWarning if self._solved else _convergence_warning()
+        from sklearn.exceptions import ConvergenceWarning
+
+        kind = NlflowWarning if self._solved else ConvergenceWarning
         unsolved = [] if self._solved else [f"{type(self).__name__}: {self.message_}"]
         if lost or unsolved:
             warnings.warn("; ".join(lost + unsolved), kind, stacklevel=3)
@@ -183,12 +185,6 @@ class GraphEstimator(PointEstimator):
             f"components of the graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
             f"{self.graph_.remedy()}"
         ]
-
-
-def _convergence_warning() -> type[Warning]:
-    from sklearn.exceptions import ConvergenceWarning
-
-    return ConvergenceWarning  # type: ignore[no-any-return]
 
 
 class GraphClassifier(ClassifierMixin, GraphEstimator):

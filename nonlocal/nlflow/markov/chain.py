@@ -181,11 +181,6 @@ class MarkovChain:
         """Log P_ij without the laziness, shape (N, N), to full precision where P underflows and it is known."""
         return self._law.log_moves()
 
-    @property
-    def least_move(self) -> float:
-        """A probability below which moves have lost digits to underflow."""
-        return self._moves.least
-
     # ---- structure
 
     @property

@@ -144,14 +144,10 @@ def _step(integrator: Integrator) -> float | None:
 def _takes(integrator: Integrator, flow: Flow) -> bool:
     short = integrator if _step(integrator) is None else _with_step(integrator, 1e-6)
     try:
-        short.check(flow.rebuilt(_sample(flow)) if flow.evolving else flow)
+        short.check(flow.rebuilt(random(*flow.affinity.domain.shape)) if flow.evolving else flow)
     except InputError:
         return False
     return True
-
-
-def _sample(flow: Flow) -> Any:
-    return random(*flow.affinity.domain.shape)
 
 
 def _advance(integrator: Integrator, flow: Flow, u: Any, t: float, target: float, memory: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from panel.custom import JSComponent
 from panel.io import state
 
 from nlflow.plotting.base import PALETTE
+from nlflow.store.encoding import plain
 
 #: The script and style files of the page.
 FOLDER = Path(__file__).parent / "components"
@@ -406,7 +407,10 @@ class Lines(Part):
         **words
             Another ``title``, ``xlabel`` or ``ylabel``.
         """
-        drawn = [{"name": name, "x": _plain(x), "y": _plain(y), **self._styles[name]} for name, (x, y) in lines.items()]
+        drawn = []
+        for name, places in lines.items():
+            x, y = (plain(np.asarray(values, np.float64)) for values in places)
+            drawn.append({"name": name, "x": x, "y": y, **self._styles[name]})
         self.show(lines=drawn, **words)
 
 
@@ -426,11 +430,7 @@ class Heatmap(Part):
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         scale = {"low": low, "high": high if high > low else low + 1.0}
-        self.show(title=title, values=[_plain(row) for row in values], names=list(names), **scale)
-
-
-def _plain(values: NDArray[Any]) -> list[float | None]:
-    return [value if np.isfinite(value) else None for value in np.asarray(values, dtype=np.float64).tolist()]
+        self.show(title=title, values=plain(np.asarray(values, np.float64)), names=list(names), **scale)
 
 
 @cache
