@@ -24,6 +24,7 @@ from nlflow.denoising.noise import (
     Rician,
     Speckle,
     Stripes,
+    figures,
     names,
 )
 from nlflow.errors import InputError
@@ -159,3 +160,13 @@ def test_a_gaussian_noise_in_units_that_change_is_refused() -> None:
     for parts in ([GaussianNoise(24.0), Poisson()], [Poisson(), GaussianNoise(24.0)]):
         with pytest.raises(InputError, match="units"):
             Mixture(parts).reduce(np.full((30, 30, 1), 100.0))
+
+
+def test_each_figure_says_what_it_means_and_where_it_came_from() -> None:
+    subjects = figures.Figures.__subclasses__()
+    assert sum(len(one.table) for one in subjects) > 250
+    for subject in subjects:
+        for name, one in subject.table.items():
+            assert one.meaning, name
+            assert one.source, name
+            assert getattr(subject, name) is one.value

@@ -246,7 +246,6 @@ class Rules:
         return self._windows < max(OfRules.stronger * self._highest, OfRules.seen * self.span)
 
     def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
-        """Return a verdict with the figures that it rests on."""
         half, luminance = self._of(1), [b[0] for b in self.found if b[0]]
         measured = {
             "middle": self._middle, "highest": self._highest, "white": self._windows,
@@ -264,7 +263,6 @@ class Rules:
 
     @property
     def _clear(self) -> bool:
-        """Whether the blocks of the picture itself show white noise."""
         return self._of(0).like_noise > OfRules.sure and not self._falling
 
     @cached_property
@@ -289,7 +287,6 @@ class Rules:
 
     @cached_property
     def _highest(self) -> float:
-        """Noise of the luminance at the highest frequencies."""
         return self._of(0).spread(OfRules.highest, OfRules.highest)
 
     @cached_property
@@ -418,7 +415,6 @@ class Rules:
         return self._verdict(model, "high" if self._coarse_trusted else "medium", *words)
 
     def _correlated(self, *, levelled: bool = True) -> NoiseEstimate:
-        """Return noise of the spectrum that was measured."""
         spectrum = np.stack([self._composed(c, levelled=levelled) for c in range(3 if self.colour else 1)])
         model = self._model(spectrum, _line(self._of(1)))
         return self._verdict(model, "high", "flat parts show noise that is weaker at high frequencies")

@@ -250,8 +250,6 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
 
 @dataclass(frozen=True)
 class _Marks:
-    """The differences of neighbouring rows, and what they say."""
-
     steps: NDArray[np.float64]
     sigma: float
     striped: bool
@@ -278,7 +276,6 @@ class _Marks:
 
 
 def _alike(steps: list[NDArray[np.float64]]) -> bool:
-    """Tell whether the channels have the same offsets."""
     if len(steps) == 1:
         return True
     related = np.asarray(np.corrcoef(np.stack([np.clip(s, *np.quantile(s, (0.05, 0.95))) for s in steps])))

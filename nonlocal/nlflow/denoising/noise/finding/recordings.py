@@ -125,7 +125,6 @@ def _candidates(values: Floats) -> list[float]:
 
 
 def _parts(white: Floats, frequency: float, count: int) -> NDArray[np.complex128]:
-    """Return the complex amplitude of a line in each part of the recording."""
     length = len(white) // count
     t = np.arange(count * length)
     turned = white[: count * length] * np.exp(-2j * math.pi * frequency * t)

@@ -242,7 +242,6 @@ def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) -> float:
-    """Return the estimate for one channel, shape (rows, columns)."""
     present = plane[~absent]
     span = range_of(present) if present.size else 0.0
     if span == 0 or math.isinf(span):
@@ -270,7 +269,6 @@ def _filled(scaled: NDArray[np.float64], absent: NDArray[np.bool_], dimension: i
 
 
 def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
-    """Return where a neighbourhood is constant to the last bit."""
     from scipy.ndimage import maximum_filter, minimum_filter
 
     side = (OfWindows.filled[2] if dimension == 2 else 1, OfWindows.filled[dimension])
@@ -319,7 +317,6 @@ def _transform(
 
 
 def _touched(absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which windows touch an absent sample."""
     return np.asarray(sliding_window_view(absent, shape)[:: steps[0], :: steps[1]].any(axis=(-2, -1)))
 
 

@@ -146,7 +146,6 @@ def _whole(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, ND
 
 
 def _slabs(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
-    """Return slabs of a large volume, evenly spread over it."""
     most = max(OfVerdict.most * len(samples) // samples.size // OfVerdict.slab, 2)
     count = len(samples) // OfVerdict.slab
     if samples.size <= OfVerdict.most or count <= most:
@@ -161,7 +160,6 @@ def _together(parts: list[Noise]) -> Noise:
 
 
 def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-    """Return the verdict on samples whose noise is Gaussian."""
     white = GaussianNoise(_white(samples, missing))
     if samples.ndim == 2:
         return _of_signal(samples, missing, white)
@@ -262,7 +260,6 @@ def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
 
 
 def _of_signal(samples: Array, missing: NDArray[np.bool_] | None, white: GaussianNoise) -> NoiseEstimate:
-    """Return the verdict on a recording (N, C)."""
     found = [spectrum_of_signal(samples[:, c], missing) for c in range(samples.shape[1])]
     spectra_found = [f for f in found if f is not None]
     if len(spectra_found) < len(found) or not found:

@@ -285,7 +285,6 @@ class Mixture(Noise):
     parts: Any
 
     def __post_init__(self) -> None:
-        """Check the parts."""
         parts = tuple(self.parts) if isinstance(self.parts, list | tuple) else ()
         if not parts or not all(isinstance(part, Noise) and not isinstance(part, Mixture) for part in parts):
             raise InputError(f"parts: got {self.parts!r}, expected a list of models of noise")
@@ -400,7 +399,6 @@ def noise_of(entry: Any) -> Noise:
 
 
 def _content(path: Path) -> Any:
-    """Return the data of a JSON file."""
     expected = "expected a model of noise in JSON, as Noise.save writes it"
     try:
         if not path.is_file():

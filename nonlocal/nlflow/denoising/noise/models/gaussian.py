@@ -75,7 +75,6 @@ class GaussianNoise(Noise):
     compressed: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         sigma = check_floats("sigma", self.sigma, ndim=(0, 1))
         if sigma.min() < 0:
             raise InputError(f"sigma: got {sigma.min():g}, expected numbers >= 0")

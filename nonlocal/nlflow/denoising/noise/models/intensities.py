@@ -81,7 +81,6 @@ class Poisson(Noise):
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         gain = check_number("gain", self.gain, minimum=0, strict=True, hint="units of the input for each count")
         sigma = check_number("sigma", self.sigma, minimum=0, hint="the read noise in the units of the input")
         offset = check_number("offset", self.offset, hint="the value of the input for no count")
@@ -322,7 +321,6 @@ class Speckle(Noise):
     looks: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the number."""
         looks = check_number("looks", self.looks, minimum=0, strict=True, hint="1 / the variance of z / x")
         object.__setattr__(self, "looks", looks)
 
@@ -355,13 +353,6 @@ class Speckle(Noise):
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Make the noise additive and nearly Gaussian, of standard deviation `stable_sigma`.
-
-        Parameters
-        ----------
-        samples : array of shape (..., C)
-            Finite intensities >= 0, in the units of the input; one to three axes besides that of the channels.
-        missing : bool array of shape (...), optional
-            Samples that are missing already; their values do not matter.
 
         Returns
         -------

@@ -355,13 +355,6 @@ class Magnitudes(Noise):
     def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
         """Return the same noise with a strength that is found from the samples where none was given.
 
-        Parameters
-        ----------
-        samples : array of shape (..., C)
-            Finite magnitudes >= 0; one to three axes besides that of the channels.
-        missing : bool array of shape (...), optional
-            Samples that are missing; their values do not matter.
-
         Raises
         ------
         InputError
@@ -445,7 +438,6 @@ class Rician(Magnitudes):
     kind: ClassVar[str] = "rician"
 
     def __post_init__(self) -> None:
-        """Check the number."""
         self._check()
 
     @property
@@ -498,7 +490,6 @@ class NoncentralChi(Magnitudes):
     coils: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         self._check()
         hint = "how many coils were combined by the root of the sum of squares"
         coils = check_number("coils", self.coils, minimum=1, hint=hint)

@@ -66,7 +66,6 @@ class Impulses(Noise):
     random: bool = False
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         density = check_number("density", self.density, minimum=0, below=1, hint="the part of samples replaced")
         low, high = check_number("low", self.low), check_number("high", self.high)
         if low > high:
@@ -99,13 +98,6 @@ class Impulses(Noise):
 
         A pixel is missing where any channel has an impulse, and where it was before. O(N).
 
-        Parameters
-        ----------
-        samples : array of shape (..., C)
-            Finite, in the units of the input; one to three axes besides that of the channels.
-        missing : bool array of shape (...), optional
-            Samples that are missing already; their values do not matter.
-
         Raises
         ------
         InputError
@@ -116,9 +108,7 @@ class Impulses(Noise):
         for channel, unknown in channels_of(samples, absent):
             hit = self._among(channel, unknown) & ~unknown
             found |= hit.reshape(found.shape)
-        if found.all():
-            raise InputError(f"image: every sample is an impulse or missing by the model ({self.describe()})")
-        return Reduction(samples, missing=found if found.any() else missing)
+        return _without(samples, found, missing, f"an impulse or missing by the model ({self.describe()})")
 
     def scaled(self, factor: float) -> Self:
         """Refuse: impulses have no standard deviation, and a part of the samples cannot be replaced more strongly.
@@ -128,9 +118,8 @@ class Impulses(Noise):
         InputError
             For any factor but 1.
         """
-        if check_number("factor", factor, minimum=0, strict=True) == 1:
-            return self
-        raise InputError(f"factor: got {factor:g} for impulses, which have no strength; give another density")
+        _refuse_scaling(factor, "impulses")
+        return self
 
     def _among(self, plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]:
         if self.density == 0:
@@ -141,6 +130,19 @@ class Impulses(Noise):
         sides = [plane == value for value in ({low} if low == high else {low, high})]
         hits = [side & ~_in_area(side, unknown, self.density / len(sides)) for side in sides]
         return np.asarray(np.logical_or.reduce(hits))
+
+
+def _without(
+    samples: Array, found: NDArray[np.bool_], missing: NDArray[np.bool_] | None, what: str
+) -> Reduction:  # fmt: skip
+    if found.all():
+        raise InputError(f"image: every sample is {what}")
+    return Reduction(samples, missing=found if found.any() else missing)
+
+
+def _refuse_scaling(factor: float, what: str) -> None:
+    if check_number("factor", factor, minimum=0, strict=True) != 1:
+        raise InputError(f"factor: got {factor:g} for {what}, which have no strength; give another density")
 
 
 def channels_of(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
@@ -288,7 +290,6 @@ class HotPixels(Noise):
     fixed: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         density = check_number("density", self.density, minimum=0, below=1, hint="the part of pixels that is hot")
         level = check_number("level", self.level, minimum=0, hint="the mean of what hot pixels add")
         if not isinstance(self.fixed, bool | np.bool_):
@@ -315,13 +316,6 @@ class HotPixels(Noise):
 
         A pixel is missing where any channel is hot, and where it was before. O(N).
 
-        Parameters
-        ----------
-        samples : array of shape (..., C)
-            Finite, in the units of the input; one to three axes besides that of the channels.
-        missing : bool array of shape (...), optional
-            Samples that are missing already; their values do not matter.
-
         Raises
         ------
         InputError
@@ -334,9 +328,7 @@ class HotPixels(Noise):
         found = absent.copy()
         for c in range(samples.shape[-1]):
             found |= hot_pixels(samples[..., c], absent, self.fixed)
-        if found.all():
-            raise InputError(f"image: every sample is hot or missing by the model ({self.describe()})")
-        return Reduction(samples, missing=found if found.any() else missing)
+        return _without(samples, found, missing, f"hot or missing by the model ({self.describe()})")
 
     def scaled(self, factor: float) -> Self:
         """Refuse: hot pixels have no standard deviation.
@@ -346,9 +338,8 @@ class HotPixels(Noise):
         InputError
             For any factor but 1.
         """
-        if check_number("factor", factor, minimum=0, strict=True) == 1:
-            return self
-        raise InputError(f"factor: got {factor:g} for hot pixels, which have no strength; give another density")
+        _refuse_scaling(factor, "hot pixels")
+        return self
 
     def _check_frames(self, samples: Array) -> None:
         if self.fixed and (samples.ndim != 4 or len(samples) < OfHot.least_frames):

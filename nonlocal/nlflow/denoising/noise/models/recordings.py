@@ -154,7 +154,6 @@ class Hum(Noise):
     undone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         frequencies = _numbers("frequencies", self.frequencies, strict=True, below=0.5)
         if len(set(frequencies)) < len(frequencies):
             raise InputError(f"frequencies: got {frequencies}, expected each of them once")
@@ -225,7 +224,6 @@ class Hum(Noise):
 def _numbers(
     name: str, values: Any, count: int | None = None, minimum: float = 0.0, **bounds: Any
 ) -> tuple[float, ...]:
-    """Return checked numbers of a sequence."""
     array = check_array(name, values, ndim=1, hint="a sequence of numbers")
     if count is not None and len(array) != count:
         raise InputError(f"{name}: got {len(array)} numbers, expected {count}, one for each frequency")
@@ -240,7 +238,6 @@ def waves(frequencies: Any, size: int) -> Floats:
 
 
 def _coefficients(amplitudes: Any, phases: Any) -> Floats:
-    """Return what cosines and sines are multiplied by."""
     a, phi = np.asarray(amplitudes), np.asarray(phases)
     return np.concatenate([a * np.cos(phi), -a * np.sin(phi)])
 
@@ -343,7 +340,6 @@ class Drift(Noise):
     undone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         hint = "samples; nothing of interest is slower"
         object.__setattr__(self, "scale", check_number("scale", self.scale, minimum=OfDrift.least_scale, hint=hint))
         if self.sigma is not None:

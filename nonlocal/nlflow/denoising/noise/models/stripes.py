@@ -68,7 +68,6 @@ class Stripes(Noise):
     shared: bool = True
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         sigma = check_number("sigma", self.sigma, minimum=0, hint="of the offsets, in the units of the input")
         axis = check_integer("axis", self.axis)
         if axis not in (0, 1):
@@ -94,13 +93,6 @@ class Stripes(Noise):
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Find the offsets and subtract them; missing samples stay as they are.
-
-        Parameters
-        ----------
-        samples : array of shape (H, W, C)
-            Finite, in the units of the input.
-        missing : bool array of shape (H, W), optional
-            Samples that are missing already; their values do not matter.
 
         Returns
         -------
