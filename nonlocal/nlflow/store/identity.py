@@ -19,6 +19,7 @@ from nlflow._array import is_tensor, to_numpy
 from nlflow.store.encoding import digest, encode, tagged
 
 _FORMERLY = {  # classes that have moved, and where what was kept before knows them
+    "nlflow.denoising.noise.models.intensities.Poisson": "nlflow.denoising.noise.stabilizing.Poisson",
     "nlflow.flows.integrators.exponential.ETD2RK": "nlflow.flows.integrators.etd.ETD2RK",
     "nlflow.flows.integrators.exponential.ETD4RK": "nlflow.flows.integrators.etd.ETD4RK",
     "nlflow.flows.integrators.runge_kutta.Adaptive": "nlflow.flows.integrators.adaptive.Adaptive",
