@@ -1,4 +1,4 @@
-"""Former places of modules: programs that name one get the module that is now elsewhere, the same object."""
+"""Former places: programs that name one get the module, or the function, that is now elsewhere, the same object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.util import find_spec, spec_from_loader
 
 TYPE_CHECKING = False  # `typing` would be half of what importing the package costs
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import CodeType, ModuleType
     from typing import Any
 
@@ -37,6 +37,8 @@ _PLACES = {
     "nlflow.napari": "nlflow.desk.napari",
 }
 _SPLIT = "nlflow.io"  # its modules went to several rooms
+# Of a package that is where it was: names that went elsewhere.
+_NAMES = {"nlflow.denoising.large": {"denoise_store": "nlflow.desk.large", "open_image": "nlflow.desk.large"}}
 
 
 def place_of(name: str) -> str | None:
@@ -46,6 +48,17 @@ def place_of(name: str) -> str | None:
         if new := _PLACES.get(".".join(parts[:count])):
             return ".".join([new, *parts[count:]])
     return None
+
+
+def names(package: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package from which names went elsewhere."""
+
+    def found(name: str) -> Any:
+        if name in _NAMES[package]:
+            return getattr(import_module(_NAMES[package][name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+
+    return found
 
 
 class _Alias:
