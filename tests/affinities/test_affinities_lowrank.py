@@ -25,7 +25,7 @@ from nlflow import (
     affinity,
     solve,
 )
-from nlflow.affinities import blas, cholesky
+from nlflow.affinities import cholesky
 from nlflow.affinities.lowrank import LowRankAffinity
 from tests.reference import check_affinity, kept_bytes
 
@@ -304,7 +304,7 @@ def test_flow_stays_within_the_bound(rtol: float) -> None:
 @pytest.mark.sampled(1)
 def test_the_same_bits_for_any_number_of_threads(tiles: int) -> None:
     """Few tiles, whose products BLAS would share between its threads, and so many that threads share the tiles."""
-    n = tiles * blas.TILE + 1999
+    n = tiles * cholesky.TILE + 1999
     x, domain = normal(3, n=n), Points(np.arange(float(n)))
     u = normal(64, 2, n=n)
     bits = []
@@ -319,7 +319,7 @@ def test_the_same_bits_for_any_number_of_threads(tiles: int) -> None:
 
 def test_callers_in_several_threads() -> None:
     """They get the same bits, and leave the number of BLAS threads as it was."""
-    n = blas.TILE + 1999
+    n = cholesky.TILE + 1999
     u = normal(64, 2, n=n)
     before = [library["num_threads"] for library in threadpoolctl.threadpool_info()]
     result = build(Gaussian(width=2.0), normal(3, n=n), domain=Points(np.arange(float(n))), rtol=1e-2)
@@ -364,7 +364,7 @@ def test_memory_limit() -> None:
     kernel, x = CASES["gaussian"]
     with pytest.raises(MemoryLimitError, match="a low-rank affinity of 240 nodes needs"):
         build(kernel, x, memory_limit=1e5)
-    least = 8 * N * 150 + 8 * blas.TILE * cholesky.BLOCK * 8
+    least = 8 * N * 150 + 8 * cholesky.TILE * cholesky.BLOCK * 8
     with pytest.raises(NumericalError, match=r"no higher rank is allowed; .* raise max_rank or memory_limit"):
         build(kernel, x, rtol=1e-9, memory_limit=least + 16 * N * 40)
 

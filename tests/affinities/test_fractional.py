@@ -22,7 +22,7 @@ from nlflow import (
     MemoryLimitError,
     solve,
 )
-from nlflow.affinities import halfspace
+from nlflow.affinities import fractional as halfspace
 from nlflow.affinities.lattice import Lattice, epstein, normalization
 from nlflow.functionals import fractional as capacitance
 from nlflow.functionals.fractional import Capacitance

@@ -40,7 +40,6 @@ class BatchAffinity(Affinity):
         return any(item.tracked for item in self._items)
 
     def _each(self, u: Array) -> Iterator[tuple[Affinity, Array]]:
-        """Yield each item with its part of a signal."""
         flat = namespace(u).reshape(u, (-1, *u.shape[len(self.domain.leading) :]))
         for number, item in enumerate(self._items):
             yield item, flat[number, ...]

@@ -1,31 +1,38 @@
-"""The choice among the methods that serve kernels between scattered nodes or features: exact ones, and faster ones."""
+"""The choice of an affinity: which structure of K serves a kernel on a domain, and why.
+
+Each structure has its place in `_PAIRS` (scattered nodes and features) or `_ON_GRIDS`; its module is loaded when it is
+chosen.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, is_numpy, to_numpy
+from nlflow._array import Array, is_numpy, namespace, same_kind, to_numpy, underflowing
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.dense import DenseAffinity
-from nlflow.affinities.lowrank import LowRankAffinity
-from nlflow.affinities.neighbours import NeighbourAffinity, count_neighbours
-from nlflow.affinities.nonuniform import NonuniformAffinity, count_modes
-from nlflow.affinities.pair_sums import WIDEST, PairSums, not_compiled
-from nlflow.affinities.pairwise import PairwiseAffinity
-from nlflow.affinities.tiled import TiledAffinity
-from nlflow.domains import Domain
-from nlflow.domains.mask import Mask
-from nlflow.errors import InputError, MemoryLimitError, NumericalError
-from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
+from nlflow.domains import Domain, Grid
+from nlflow.domains.mask import Mask, check_present
+from nlflow.errors import (
+    InputError,
+    MemoryLimitError,
+    NumericalError,
+    check_array,
+    check_choice,
+    check_detached,
+    check_integer,
+    check_number,
+    checked_call,
+)
+from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
 
 APPROXIMATE = ("sparse", "nufft", "lowrank")
-METHODS = ("auto", "dense", "pairwise", "tiled", *APPROXIMATE)
 _DEFAULT_RTOL = 1e-6
 _DENSE_NODES = 2048
 """Up to here the matrix is small, and everything that asks for it (spectra, direct solutions) is fast."""
@@ -40,6 +47,10 @@ _PAIR, _COORDINATE = 0.2, 0.02
 _NODE = (150.0, 300.0, 1500.0)
 _MODE = 40.0
 _STORED = 5.0
+
+# A direct sum over a window costs about 0.3 ns a weight, a pair of transforms about 20 ns a node (measured on 2 cores):
+# below this many weights the direct sum is faster.
+_DIRECT_WEIGHTS = 60
 
 
 @dataclass(frozen=True)
@@ -78,8 +89,367 @@ class Pairs:
         return {"rtol": self.asked.rtol or _DEFAULT_RTOL, "memory_limit": self.asked.memory_limit}
 
 
+def _low_rank(kind: Any, pairs: Pairs) -> Affinity:
+    # Chosen, not asked for: a rank at which an average costs a tenth of exact sums, or none.
+    most = None if pairs.asked.method != "auto" else max(64, pairs.asked.domain.size // 32)
+    return kind.from_features(*pairs.among, max_rank=most, **pairs.options)
+
+
+Builder = Callable[[Any, Pairs], Affinity]
+# Of a method: its module and class, and how the class is made from pairs.
+_PAIRS: dict[str, tuple[str, Builder]] = {
+    "dense": (
+        "dense.DenseAffinity",
+        lambda kind, p: kind.from_features(*p.among, p.asked.memory_limit, p.asked.mask),
+    ),
+    "pairwise": (
+        "pairwise.PairwiseAffinity",
+        lambda kind, p: kind(*p.among, rtol=p.asked.rtol or 0.0, memory_limit=p.asked.memory_limit),
+    ),
+    "tiled": (
+        "tiled.TiledAffinity",
+        lambda kind, p: kind(
+            *p.among, mask=p.asked.mask, precision=p.asked.precision, memory_limit=p.asked.memory_limit
+        ),
+    ),
+    "sparse": (
+        "neighbours.NeighbourAffinity",
+        lambda kind, p: kind(p.asked.kernel, p.asked.domain, p.keys, **p.options),
+    ),
+    "nufft": (
+        "nonuniform.NonuniformAffinity",
+        lambda kind, p: kind(p.asked.kernel, p.asked.domain, p.keys, **p.options),
+    ),
+    "lowrank": ("lowrank.LowRankAffinity", _low_rank),
+}
+_ON_GRIDS = {
+    "dense": "dense.DenseAffinity.from_table",
+    "stencil": "stencil.TableStencil",
+    "convolution": "convolution.ConvolutionAffinity",
+}
+PAIR_METHODS = ("auto", *_PAIRS)
+METHODS = (*PAIR_METHODS, "stencil", "convolution")
+_GRID_METHODS = ("auto", *_ON_GRIDS)
+
+
+def _loaded(place: str) -> Any:
+    """Return a class of this room, or its constructor, whose module is loaded now."""
+    module, *names = place.split(".")
+    found: Any = import_module(f"nlflow.affinities.{module}")
+    for name in names:
+        found = getattr(found, name)
+    return found
+
+
+@checked_call
+@underflowing
+def affinity(
+    kernel: Kernel,
+    domain: Domain,
+    features: Any = None,
+    *,
+    queries: Any = None,
+    method: str = "auto",
+    window: int | None = None,
+    store: bool = True,
+    rtol: float | None = None,
+    mask: Mask | None = None,
+    precision: str | None = None,
+    memory_limit: float | None = None,
+) -> Affinity:
+    """Return the affinity of a kernel on a domain.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    domain : Grid, Points or Batch
+    features : array of shape ``domain.shape`` or ``domain.shape + (d,)``, optional
+        What the kernel compares: keys for `ExpDotProduct`, the image or signal for `Patch`, feature vectors for radial
+        kernels. Radial kernels compare node positions when it is left out. On a `Batch` the shape of an item, with its
+        channels, after leading axes that broadcast: features (N, d) are those of all items.
+    queries : array like `features`, optional
+        Queries of a dot product; the features themselves by default.
+    method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
+        How sums are computed. On grids, for positions and patches: ``stencil`` sums over a window, ``convolution``
+        transforms. Between scattered nodes or features, exact: ``dense`` stores the matrix, ``pairwise`` computes its
+        entries anew at each average (of radial kernels those that `rtol` leaves in, where it is given), and so does
+        ``tiled`` for torch tensors, on their device. Approximate, to `rtol`:
+        ``sparse`` stores the pairs within reach of a radial kernel, ``nufft`` is for Gaussians in up to three
+        dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for positive definite kernels in many.
+
+        ``auto`` takes the stencil for patch kernels and small windows, the convolution for other position kernels on
+        grids, the dense matrix up to 2048 nodes and exact sums without a matrix beyond, or with `rtol` what is
+        estimated to be the fastest. ``reason`` of the result says why.
+    window : int, optional
+        Truncate a position kernel on a grid to offsets of at most this many nodes along each axis.
+    store : bool
+        Keep the weights of a patch stencil (half of them, 4 (2 r + 1)^2 / 2 bytes a node in float32); with False they
+        are computed anew at each average.
+    rtol : float, optional
+        How far averages may be off, over the largest deviation of a signal from the middle of its range, for methods
+        that approximate; exact to rounding by default, 1e-6 where such a method is asked for by name. What was reached
+        is ``error_estimate`` of the result.
+    mask : Mask, optional
+        Which nodes see each other: causal, a window, padding, a rule; for features that are compared in all pairs.
+    precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
+        What torch features and signals are rounded to inside averages, which are fused attention in half precision;
+        that of the features by default. Signals keep their dtype.
+    memory_limit : float, optional
+        Bytes; half of the physical memory by default.
+
+    Returns
+    -------
+    Affinity
+
+    Raises
+    ------
+    InputError
+        When the kernel, the domain and the method do not go together, or for unusable features.
+    MemoryLimitError
+        Before anything is allocated, with the bytes needed and the remedy.
+    NumericalError
+        When a method that was asked for does not reach `rtol`.
+
+    Warns
+    -----
+    NlflowWarning
+        When a window larger than the grid is shrunk, when nodes see no other node, and when a mask leaves a node none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import Gaussian, Grid, affinity
+    >>> p = affinity(Gaussian(width=0.1), Grid(100, spacing=0.01, boundary="periodic"))
+    >>> p.method, float(np.ptp(p.average(np.ones(100))))
+    ('convolution', 0.0)
+    """
+    method = check_choice("method", method, METHODS)
+    if not isinstance(kernel, Kernel):
+        raise InputError(f"kernel: got {type(kernel).__name__}, expected a Kernel such as Gaussian(width=1.0)")
+    if isinstance(kernel.compared, RadialKernel):
+        kernel.compared.check_profile()
+    if not isinstance(domain, Domain):
+        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid, Points or Batch")
+    if mask is not None and not isinstance(mask, Mask):
+        raise InputError(f"mask: got {type(mask).__name__}, expected a Mask, such as Mask(causal=True)")
+    if window is not None:
+        window = check_integer("window", window, minimum=1)
+    if queries is not None and (features is None or not isinstance(kernel, ExpDotProduct)):
+        what = "a radial kernel compares features with themselves; leave queries out"
+        raise InputError(f"queries: {what if kernel.positional else 'only a dot product has them'}")
+    if not store and not isinstance(kernel, Patch):
+        raise InputError("store: only patch kernels can compute their weights anew; leave it out")
+    if rtol is not None:
+        rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
+    if precision is not None and (features is None or isinstance(kernel, Patch)):
+        raise InputError("precision: only affinities of torch features round inside averages; leave it out")
+    if mask is not None and mask.present is not None:
+        check_present(mask.present, domain.leading, domain.item_size)
+    pairs = features is not None or not isinstance(domain.item, Grid)
+    if mask is not None and (isinstance(kernel, Patch) or not pairs):
+        raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
+    return _built(Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit))
+
+
+@underflowing
+def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) -> Affinity:
+    """Return the affinity of a given matrix k_ij >= 0, shape (N, N).
+
+    Raises
+    ------
+    InputError
+        For a wrong shape, negative or non-finite entries, or a row of zeros.
+    """
+    check_detached("memory_limit", memory_limit)
+    from nlflow.affinities.dense import DenseAffinity
+
+    result = DenseAffinity.from_matrix(matrix, domain, memory_limit)
+    result.reason = "the matrix was given"
+    return result
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
+
+
+def _built(asked: Asked) -> Affinity:
+    kernel, domain = asked.kernel, asked.domain
+    if isinstance(kernel, Anisotropic) and getattr(domain, "boundary", "") == "reflect" and not kernel.diagonal:
+        raise InputError(
+            "kernel: its map is not diagonal, expected widths along the axes for the boundary 'reflect', which mirrors "
+            "along axes; or use 'periodic' or 'isolated'"
+        )
+    whole = asked.features is not None and at_once(kernel, check_array("features", asked.features), asked.method)
+    if domain.leading and not whole:
+        return _batch_of(asked)
+    if isinstance(kernel, Patch):
+        return _patches(asked)
+    if asked.features is not None or not kernel.positional:
+        return _features(asked)
+    if isinstance(domain, Grid):
+        return _on_grid(asked, domain)
+    _check_pairs(asked, "on scattered points")
+    return from_pairs(Pairs(replace(asked, kernel=kernel.compared), *kernel.map_features(domain.nodes)))
+
+
+def _check_pairs(asked: Asked, where: str) -> None:
+    """Raise `InputError` for options that only sums on grids have."""
+    if asked.method not in PAIR_METHODS:
+        raise InputError(f"method: got {asked.method!r}, expected {_listed(PAIR_METHODS)} {where}")
+    if asked.window is not None:
+        raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
+
+
+def _on_grid(asked: Asked, domain: Grid) -> Affinity:
+    from nlflow.affinities.table import CUT, table_radius, warn_shrunk
+
+    kernel, window = asked.kernel, asked.window
+    if asked.method not in _GRID_METHODS:
+        raise InputError(
+            f"method: got {asked.method!r}, expected {_listed(_GRID_METHODS)} for a kernel of positions on a Grid; use "
+            "Points(grid.nodes, grid.weights.ravel()) for scattered nodes without a boundary"
+        )
+    radii = table_radius(kernel, domain, window)
+    if window is not None:
+        reaches = zip(kernel.supports(CUT, domain.ndim), domain.spacing, strict=True)
+        endless = tuple(min(window, math.ceil(min(reach / h, 2**40))) for reach, h in reaches)
+        if domain.boundary == "isolated" and any(r < e for r, e in zip(radii, endless, strict=True)):
+            warn_shrunk(window, radii, domain)
+    weights = math.prod(2 * r + 1 for r in radii)
+    fast = "stencil" if weights <= _DIRECT_WEIGHTS else "convolution"
+    chosen = fast if asked.method == "auto" else asked.method
+    result: Affinity = _loaded(_ON_GRIDS[chosen])(kernel, domain, window, memory_limit=asked.memory_limit)
+    result.reason = "asked for"
+    if asked.method == "auto":
+        result.reason = (
+            f"translation-invariant on a grid with {weights} weights, {'no ' * (weights <= _DIRECT_WEIGHTS)}more than "
+            f"the {_DIRECT_WEIGHTS} up to which a direct sum beats transforms"
+        )
+    return result
+
+
+def _patches(asked: Asked, *, warn: bool = True) -> Affinity:
+    from nlflow.affinities.table import warn_shrunk
+
+    kernel, domain, method = asked.kernel, asked.domain, asked.method
+    if asked.window is not None:
+        raise InputError("window: a patch kernel has its own; set its search_radius")
+    if not isinstance(domain, Grid):
+        raise InputError("domain: a patch kernel needs a Grid, on which patches exist")
+    if asked.features is None:
+        raise InputError("features: a patch kernel needs the image or signal that patches are taken from")
+    if method not in ("auto", "stencil", "dense"):
+        raise InputError(f"method: got {method!r}, expected 'auto', 'stencil' or 'dense': patch weights vary in space")
+    image = domain.check_signal("features", asked.features)
+    if not is_numpy(image):
+        raise InputError(f"features: got {type(image).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+    radii = tuple(min(kernel.search_radius, (n - 1) // 2) for n in domain.shape)
+    if warn and any(2 * kernel.search_radius + 1 > n > 1 for n in domain.shape):
+        warn_shrunk(kernel.search_radius, radii, domain)
+    channels = image[..., None] if image.ndim == len(domain.shape) else image
+    if domain.ndim > 2 and method != "dense":
+        raise InputError(
+            f"domain: got a grid of {domain.ndim} axes, expected one or two for a patch kernel; take slice by slice, "
+            "or method='dense' for few nodes"
+        )
+    if method == "dense":
+        make = _loaded("dense.DenseAffinity.from_patches")
+        result: Affinity = make(kernel, domain, channels, radii, asked.memory_limit)
+    else:
+        result = _loaded("stencil.PatchStencil")(
+            kernel, domain, channels, radii, store=asked.store, memory_limit=asked.memory_limit
+        )
+    result.reason = "a patch kernel is windowed on its grid" if method == "auto" else "asked for"
+    # The shrunk window has been reported; an evolving kernel would say it again at each step.
+    bare = replace(asked, features=None)  # what a recipe refers to stays in memory
+    result._recipe = lambda u: _patches(replace(bare, features=u), warn=False)
+    return result
+
+
+def _item_features(name: str, value: Any, domain: Domain) -> Array:
+    """Return features of a batch, (..., *item.shape, d), whose leading axes broadcast to those of the batch."""
+    array, item = check_array(name, value), domain.item.shape
+    got, nodes = tuple(array.shape), len(domain.item.shape)
+    leading = got[: -nodes - 1]
+    fits = len(got) > nodes and got[-nodes - 1 : -1] == item and len(leading) <= len(domain.leading)
+    pairs = zip(reversed(leading), reversed(domain.leading), strict=False)
+    if not fits or any(g not in (1, n) for g, n in pairs):
+        raise InputError(
+            f"{name}: got shape {got}, expected {(*domain.shape, 'd')}: the axes of the batch, the nodes of an item, "
+            "the features; axes of the batch may be 1, or missing from the left"
+        )
+    return array
+
+
+def _batch_of(asked: Asked) -> Affinity:
+    """Return the affinity of a batch as that of its items; those that would be equal are built once."""
+    from nlflow.affinities.batch import BatchAffinity
+
+    domain, mask = asked.domain, asked.mask
+    names = [name for name in ("features", "queries") if getattr(asked, name) is not None]
+    given = {name: _item_features(name, getattr(asked, name), domain) for name in names}
+    made: dict[tuple[tuple[int, ...], ...], Affinity] = {}
+    items = []
+    for index in np.ndindex(*domain.leading):
+        places, parts = [], {}
+        for name, array in given.items():
+            axes = array.shape[: array.ndim - len(domain.item.shape) - 1]
+            place = tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(axes) :], axes, strict=True))
+            places.append(place)
+            parts[name] = array[place]
+        key = (*places, index if mask is not None and mask.present is not None else ())
+        if key not in made:
+            own = None if mask is None else mask.item(index, domain.leading)
+            made[key] = _built(replace(asked, domain=domain.item, mask=own, **parts))
+        items.append(made[key])
+    result = BatchAffinity(domain, items)
+    if names == ["features"] and all(item.evolves for item in items):
+        bare = replace(asked, features=None)
+        result._recipe = lambda u: _batch_of(replace(bare, features=_with_channels(u, domain)))
+    return result
+
+
+def _with_channels(u: Array, domain: Domain) -> Array:
+    return u if u.ndim > len(domain.shape) else u[..., None]
+
+
+def _features(asked: Asked) -> Affinity:
+    kernel, domain = asked.kernel, asked.domain
+    _check_pairs(asked, "for a kernel that compares features")
+    if asked.features is None:
+        raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
+
+    def table(name: str, value: Any) -> Array:
+        if domain.leading:
+            array = _item_features(name, value, domain)
+            leading = array.shape[: array.ndim - len(domain.item.shape) - 1]
+        else:
+            array, leading = domain.check_signal(name, value), ()
+        return namespace(array).reshape(array, (*leading, domain.item_size, -1))
+
+    keys = table("features", asked.features)
+    for name in ("query_map", "key_map"):
+        if getattr(kernel, name, None) is not None:
+            same_kind(name, getattr(kernel, name), keys)
+    if asked.queries is None:
+        result = from_pairs(Pairs(replace(asked, kernel=kernel.compared), *kernel.map_features(keys)))
+        bare = replace(asked, features=None)
+        result._recipe = lambda u: _features(replace(bare, features=_with_channels(u, domain) if domain.leading else u))
+        return result
+    given = check_array("queries", asked.queries)
+    same_kind("queries", given, keys)
+    q, k = kernel.map_features(keys, table("queries", given))
+    if q.shape[-1] != k.shape[-1]:
+        raise InputError(f"queries: got width {q.shape[-1]}, expected {k.shape[-1]}, the width of the keys")
+    learnt = any(getattr(array, "requires_grad", False) for array in (q, k))  # each has a derivative of its own
+    alike = q.shape == k.shape and not learnt and bool(namespace(q).all(q == k))
+    return from_pairs(Pairs(replace(asked, kernel=kernel.compared), k if alike else q, k))
+
+
 def from_pairs(pairs: Pairs) -> Affinity:
     """Return the affinity of a kernel that compares queries with keys, all with all or as a mask says."""
+    from nlflow.affinities.pair_sums import not_compiled
+
     asked, keys = pairs.asked, pairs.keys
     kernel, method, mask, nodes, rtol = asked.kernel, asked.method, asked.mask, asked.domain.size, asked.rtol
     if asked.precision is not None:
@@ -97,20 +467,20 @@ def from_pairs(pairs: Pairs) -> Affinity:
         if method not in ("auto", "dense"):
             raise InputError(f"method: got {method!r}, expected 'auto' or 'dense': {problem}")
         _check_symmetric(kernel, pairs.queries, keys)
-        return _built("dense", pairs, f"all pairs as a matrix: {problem}")
+        return _of_pairs("dense", pairs, f"all pairs as a matrix: {problem}")
     if mask is not None:
         if method not in ("auto", "dense"):
             raise InputError(
                 f"mask: method {method!r} has none for NumPy features; use method='dense', or torch tensors with "
                 "method='tiled'"
             )
-        return _built("dense", pairs, "masks of NumPy features are kept as a matrix")
+        return _of_pairs("dense", pairs, "masks of NumPy features are kept as a matrix")
     if method != "auto":
-        return _built(method, pairs, "asked for")
+        return _of_pairs(method, pairs, "asked for")
     if nodes <= _DENSE_NODES:
-        return _built("dense", pairs, f"no more than {_DENSE_NODES} nodes, all pairs")
+        return _of_pairs("dense", pairs, f"no more than {_DENSE_NODES} nodes, all pairs")
     if rtol is None:
-        return _built("pairwise", pairs, f"more than {_DENSE_NODES} nodes and no rtol: exact sums without a matrix")
+        return _of_pairs("pairwise", pairs, f"more than {_DENSE_NODES} nodes and no rtol: exact sums without a matrix")
     costs = _costs(pairs)
     tried: list[str] = []
     for name in sorted(costs, key=lambda name: costs[name]):
@@ -119,7 +489,7 @@ def from_pairs(pairs: Pairs) -> Affinity:
         if name == "pairwise":
             reason = f"rtol={rtol:g}: sums without a matrix are estimated to be the fastest"
         try:
-            return _built(name, pairs, "; ".join([reason, *tried]))
+            return _of_pairs(name, pairs, "; ".join([reason, *tried]))
         except (NumericalError, MemoryLimitError) as error:
             if name == "pairwise":
                 raise
@@ -152,20 +522,23 @@ def at_once(kernel: Kernel, features: Array, method: str) -> bool:
 
 
 def _on_tensors(method: str, pairs: Pairs) -> Affinity:
-    """Return the affinity of features in torch tensors."""
     if method not in ("auto", "dense", "tiled"):
         raise InputError(f"method: got {method!r}, expected 'auto', 'dense' or 'tiled' for features in torch tensors")
     if method != "auto":
-        return _built(method, pairs, "asked for")
+        return _of_pairs(method, pairs, "asked for")
     if pairs.asked.domain.leading:
-        return _built("tiled", pairs, "the items of a batch at once")
+        return _of_pairs("tiled", pairs, "the items of a batch at once")
     if pairs.asked.domain.size <= _DENSE_NODES:
-        return _built("dense", pairs, f"no more than {_DENSE_NODES} nodes, all pairs")
-    return _built("tiled", pairs, f"more than {_DENSE_NODES} nodes: exact sums without a matrix")
+        return _of_pairs("dense", pairs, f"no more than {_DENSE_NODES} nodes, all pairs")
+    return _of_pairs("tiled", pairs, f"more than {_DENSE_NODES} nodes: exact sums without a matrix")
 
 
 def _costs(pairs: Pairs) -> dict[str, float]:
     """Estimate the nanoseconds of an average of one channel for every method that may serve."""
+    from nlflow.affinities.neighbours import count_neighbours
+    from nlflow.affinities.nonuniform import count_modes
+    from nlflow.affinities.pair_sums import WIDEST, PairSums
+
     kernel, domain, _, keys = pairs.among
     n, d, rtol = domain.size, int(keys.shape[-1]), pairs.options["rtol"]
     every = (_PAIR + _COORDINATE * d) * n * n
@@ -187,9 +560,10 @@ def _costs(pairs: Pairs) -> dict[str, float]:
     return costs
 
 
-def _built(method: str, pairs: Pairs, reason: str) -> Affinity:
+def _of_pairs(method: str, pairs: Pairs, reason: str) -> Affinity:
     """Return the affinity by one method, with why it was chosen and what its error is measured with."""
-    result = _BUILDERS[method](pairs)
+    place, build = _PAIRS[method]
+    result = build(_loaded(place), pairs)
     result.reason = reason
     if pairs.asked.features is None:
         result.dtype = None  # positions are no features: signals may have either precision
@@ -199,23 +573,5 @@ def _built(method: str, pairs: Pairs, reason: str) -> Affinity:
         # Copies, as the affinity has its own: the features may change.
         keys = np.array(keys)
         queries = keys if same else np.array(queries)
-        result._exact = lambda: PairSums(kernel, queries, keys, domain.weights.reshape(-1))
+        result._exact = lambda: _loaded("pair_sums.PairSums")(kernel, queries, keys, domain.weights.reshape(-1))
     return result
-
-
-def _low_rank(pairs: Pairs) -> Affinity:
-    # Chosen, not asked for: a rank at which an average costs a tenth of exact sums, or none.
-    most = None if pairs.asked.method != "auto" else max(64, pairs.asked.domain.size // 32)
-    return LowRankAffinity.from_features(*pairs.among, max_rank=most, **pairs.options)
-
-
-_BUILDERS: dict[str, Callable[[Pairs], Affinity]] = {
-    "dense": lambda p: DenseAffinity.from_features(*p.among, p.asked.memory_limit, p.asked.mask),
-    "pairwise": lambda p: PairwiseAffinity(*p.among, rtol=p.asked.rtol or 0.0, memory_limit=p.asked.memory_limit),
-    "tiled": lambda p: TiledAffinity(
-        *p.among, mask=p.asked.mask, precision=p.asked.precision, memory_limit=p.asked.memory_limit
-    ),
-    "sparse": lambda p: NeighbourAffinity(p.asked.kernel, p.asked.domain, p.keys, **p.options),
-    "nufft": lambda p: NonuniformAffinity(p.asked.kernel, p.asked.domain, p.keys, **p.options),
-    "lowrank": _low_rank,
-}

@@ -141,7 +141,6 @@ def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int 
 
 
 def _of_arrays(graph: Any, edge_weight: Any, nodes: int | None, limit: float | None) -> Sparse:
-    """Return k of an edge list or of a matrix."""
     array = _plain("graph", graph)
     whole = array.dtype.kind in "iu"
     listed = whole and array.ndim == 2 and array.shape[0] == 2

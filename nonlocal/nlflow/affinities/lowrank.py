@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, is_numpy, middle_of_range
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.blas import TILE
-from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorize, gram_product
+from nlflow.affinities.cholesky import BLOCK, TILE, Bound, Sum, degrees, factorize, gram_product
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer, check_memory, check_number, memory_limit
 from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, RadialKernel
@@ -281,7 +280,6 @@ def _sums(problem: _Problem, weights: Floats, both: bool) -> tuple[tuple[Sum, ..
 
 
 def _rank_limit(problem: _Problem, max_rank: int | None, limit: float | None) -> int:
-    """Return the highest rank: as asked for or a default, and within the memory limit."""
     count = len(problem.points)
     needed = problem.nbytes + 8 * count * (BLOCK + 12) + 8 * TILE * BLOCK * 8  # beside the factor: a block, and vectors
     check_memory(f"a low-rank affinity of {problem.nodes} nodes", needed + 8 * count * 8, _REMEDY, limit)

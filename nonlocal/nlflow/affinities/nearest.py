@@ -239,7 +239,6 @@ def _positive(scales: Floats) -> Floats:
 
 
 def _squares(x: Any, rows: NDArray[Any], y: Any, columns: NDArray[Any]) -> Floats:
-    """Return the squared distances of pairs of points, by their differences."""
     squared = np.zeros(len(rows))
     if hasattr(x, "toarray"):
         for start in range(0, len(rows), _PAIRS):

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, power_of_two
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.logits import check_sums, log_transitions, properties
-from nlflow.affinities.mixed import MixedAffinity
+from nlflow.affinities.logits import MixedAffinity, check_sums, log_transitions, properties
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.affinities.regions import BLOCK
 from nlflow.domains import Domain

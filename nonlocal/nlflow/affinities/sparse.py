@@ -103,7 +103,6 @@ class SparseAffinity(Affinity):
         return np.asarray(result.astype(law.dtype).reshape(law.shape))
 
     def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
-        """Return W u for a signal (N, D)."""
         return np.asarray(self._graph @ flat)
 
     def _log_degree(self) -> NDArray[Any]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nlflow._array import Array, Floats, constant_like, namespace
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.logits import check_rows, log_transitions, properties
-from nlflow.affinities.mixed import MixedAffinity
+from nlflow.affinities.logits import MixedAffinity, check_rows, log_transitions, properties
 from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domains import Domain
 from nlflow.domains.mask import Mask, Sight
@@ -17,8 +16,7 @@ from nlflow.errors import InputError, check_choice, check_memory
 from nlflow.kernels import Kernel, RadialKernel
 
 if TYPE_CHECKING:
-    from nlflow.backends.torch.masks import MaskedSums
-    from nlflow.backends.torch.sums import TorchSums
+    from nlflow.backends.torch.sums import MaskedSums, TorchSums
 
 _PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 
@@ -112,7 +110,7 @@ class TiledAffinity(Affinity):
             from nlflow.backends.torch.sums import TorchSums
 
             return TorchSums(kernel, self._queries, self._keys, weights, precision=precision)
-        from nlflow.backends.torch.masks import MaskedSums
+        from nlflow.backends.torch.sums import MaskedSums
 
         return MaskedSums(kernel, self._queries, self._keys, weights, sight, precision)
 
@@ -203,14 +201,12 @@ class TiledAffinity(Affinity):
         return MixedAffinity(self, self._of(self.domain, self._keys, self._queries, sight))
 
     def _of(self, domain: Domain, queries: Array, keys: Array, sight: Sight | None) -> Affinity:
-        """Return the affinity of other features, or of an item."""
         return TiledAffinity(
             self.kernel, domain, queries, keys, mask=sight, precision=self._precision, memory_limit=self._limit
         )
 
 
 def _leading(features: Array, leading: tuple[int, ...]) -> Array:
-    """Return features (..., N, d) with the leading axes of a batch."""
     xp = namespace(features)
     if not leading:
         return xp.reshape(features, features.shape[-2:])

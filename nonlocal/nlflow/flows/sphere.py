@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
+from nlflow.affinities.doubly_stochastic import SinkhornAffinity
 from nlflow.affinities.rows import RowAffinity
-from nlflow.affinities.sinkhorn import SinkhornAffinity
 from nlflow.domains import Points
 from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_number

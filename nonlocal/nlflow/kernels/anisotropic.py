@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -126,8 +126,11 @@ class Anisotropic(Kernel):
         return np.asarray(sum(np.square(row) for row in rows))
 
 
+PositionKernel: TypeAlias = RadialKernel | Anisotropic
+"""A kernel that compares positions of nodes."""
+
+
 def _map(name: str, value: Floats) -> Floats:
-    """Return A."""
     if name == "widths":
         if value.ndim != 1 or value.min() <= 0:
             raise InputError(f"widths: got {value.tolist()}, expected a number > 0 for each axis")
@@ -147,5 +150,4 @@ def _map(name: str, value: Floats) -> Floats:
 
 
 def _compared(kernel: Any) -> tuple[Any, ...]:
-    """Return what tells anisotropic kernels apart."""
     return kernel.kernel, kernel.amplitude, kernel.linear_map.shape, kernel.linear_map.tobytes()

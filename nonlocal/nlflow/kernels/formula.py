@@ -205,7 +205,6 @@ class Formula(RadialKernel):
 
 
 def _numbers(a: Expression) -> set[Number]:
-    """Return the numbers of an expression."""
     own: set[Number] = {a.value} if a.is_number else set()
     return own.union(*(_numbers(term) for term in a.terms))
 

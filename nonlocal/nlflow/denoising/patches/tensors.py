@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array
-from nlflow.denoising.patches.correlation import Correlation, cosines
-from nlflow.denoising.patches.filters import Groups, Images, Stage
-from nlflow.denoising.patches.lattice import Lattice
-from nlflow.denoising.patches.search import nearest_offsets
+from nlflow.denoising.patches.filters import Correlation, Groups, Images, Stage, cosines
+from nlflow.denoising.patches.lattice import Lattice, nearest_offsets
 from nlflow.errors import InputError, NumericalError, check_integer
 
 _PART = 4  # of the memory goes to chunks, at most
@@ -81,8 +79,7 @@ class TensorFilter:
         """Return the estimate and the next state; see `GroupFilter`."""
         import torch
 
-        from nlflow.backends.torch.groups import Step
-        from nlflow.backends.torch.wiener import Matrices
+        from nlflow.backends.torch.groups import Matrices, Step
 
         lattice, members = groups.lattice, groups.members
         state: Any = images.state

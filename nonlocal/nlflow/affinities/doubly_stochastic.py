@@ -207,7 +207,6 @@ def _check_size(count: int, limit: float | None) -> None:
 
 
 def _of_matrix(k: Array, domain: Domain | None, options: dict[str, Any]) -> SinkhornAffinity:
-    """Return the affinity of a matrix of k."""
     if k.shape[0] != k.shape[1]:
         raise InputError(f"kernel: got a matrix of shape {tuple(k.shape)}, expected (N, N)")
     count = int(k.shape[0])

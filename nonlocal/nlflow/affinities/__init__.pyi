@@ -1,0 +1,14 @@
+from .base import Affinity as Affinity
+from .block import BlockAffinity as BlockAffinity
+from .block import Blocks as Blocks
+from .choice import affinity as affinity
+from .choice import from_matrix as from_matrix
+from .convolution import ConvolutionAffinity as ConvolutionAffinity
+from .dense import DenseAffinity as DenseAffinity
+from .doubly_stochastic import SinkhornAffinity as SinkhornAffinity
+from .doubly_stochastic import sinkhorn as sinkhorn
+from .given import affinity_from_graph as affinity_from_graph
+from .nearest import neighbour_graph as neighbour_graph
+from .sparse import SparseAffinity as SparseAffinity
+from .stencil import PatchStencil as PatchStencil
+from .stencil import TableStencil as TableStencil
