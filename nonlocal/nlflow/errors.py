@@ -403,7 +403,6 @@ def check_floats(name: str, value: Any, **options: Any) -> NDArray[np.float64]:
 
 
 def _first(wrong: Any) -> str:
-    """Return the words for where the first true entry is."""
     try:
         index = wrong.ravel().nonzero()
     except InputError:  # of nodes that are shared out among processes nobody knows the first

@@ -81,7 +81,7 @@ def test_a_step_has_both_derivatives(stage: str, noise: str) -> None:
 
 
 def test_equal_eigenvalues_have_a_derivative() -> None:
-    from nlflow.backends.torch.wiener import Matrices, _shrunk_inverse
+    from nlflow.backends.torch.groups import Matrices, _shrunk_inverse
 
     turn = torch.linalg.qr(drawn(5, 5)).Q
     matrix = (turn * torch.tensor([3.0, 3.0, 3.0, 0.5, 0.5], dtype=torch.float64)) @ turn.T
@@ -93,7 +93,7 @@ def test_equal_eigenvalues_have_a_derivative() -> None:
 
 
 def test_inverses_have_both_derivatives() -> None:
-    from nlflow.backends.torch.wiener import _Inverse
+    from nlflow.backends.torch.groups import _Inverse
 
     root = drawn(2, 4, 4)
 

@@ -13,7 +13,7 @@ from nlflow.backends.numba import search
 from nlflow.denoising import frame, groupwise
 from nlflow.denoising.groupwise import GroupPreset, margins
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Lattice
-from nlflow.denoising.patches.search import reference_positions
+from nlflow.denoising.patches.lattice import reference_positions
 from tests.pictures import (
     GROUPS_SLOWLY,
     SMALL,

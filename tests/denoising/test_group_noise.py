@@ -22,7 +22,7 @@ from nlflow.denoising.patches import (
     RelaxedSemiImplicit,
     Stage,
 )
-from nlflow.denoising.patches.correlation import LEAST, Correlation
+from nlflow.denoising.patches.filters import LEAST, Correlation
 from tests.pictures import SMALL, SMALL_IMAGE, SMALL_SIGNAL, Floats, grouped, signal_in, steps_and_waves, waves
 
 pytestmark = pytest.mark.numerical

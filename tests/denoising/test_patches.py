@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import nlflow as nl
-from nlflow.denoising.patches.search import fewest_candidates, reference_positions
+from nlflow.denoising.patches.groups import fewest_candidates
+from nlflow.denoising.patches.lattice import reference_positions
 from nlflow.functionals.fidelity import MatrixFidelity
 from validation.claims import nonlocal_bayes
 from validation.harness import Context

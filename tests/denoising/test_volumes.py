@@ -14,7 +14,7 @@ from nlflow.denoising.groupwise import CLIPS, VOLUMES, GroupPreset, in_tiles
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, PatchGroups, PlainFilter, Stage
 from nlflow.denoising.patches.filters import groups_of
-from nlflow.denoising.patches.motion import follow
+from nlflow.denoising.patches.lattice import follow
 from nlflow.denoising.runs import Watch
 from tests.pictures import Floats
 

@@ -88,7 +88,6 @@ def _numbered(number: int, function: Callable[..., Any], arguments: tuple[Any, .
 
 
 def _lost_errors(scheduler: str | None) -> tuple[type[BaseException], ...]:
-    """Return the exceptions that tell of a dead worker."""
     if scheduler is None:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 

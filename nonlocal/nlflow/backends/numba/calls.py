@@ -1,15 +1,34 @@
 """Calls by address: what is called is compiled by itself, and not again with each layer that Numba puts around it.
 
 Numba links what a function calls into the library of that function, and optimizes all of it once more. There are four
-such layers around the body of a parallel loop. A body that the loop calls by its address is optimized once.
+such layers around the body of a parallel loop. A body that the loop calls by its address is optimized once, and one
+parallel loop serves all of them.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from numba import types
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+APART = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Options of a function that is called by its address alone: Python cannot call it, and need not unpack arguments."""
+HELPER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+"""Options of a function that other compiled ones call; none divides by 0, so that no division asks whether it does."""
+
+
+@intrinsic
+def stay_whole(typingctx):
+    """Keep the function whole that says this: LLVM then optimizes it once, and not in each function that calls it."""
+
+    def codegen(context, builder, signature, arguments):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @dataclass(frozen=True)
@@ -61,3 +80,72 @@ def caller(function: Any = None) -> Any:
         return signature, codegen
 
     return call
+
+
+_numbered = caller()
+
+
+@njit(parallel=True, cache=True)
+def each(count, one, arguments):
+    """Call the function at an address with each number below `count`, side by side, and the address of arguments."""
+    for number in prange(count):
+        _numbered(one, (np.int64(number), arguments))
+
+
+EACH = Callee(each, (types.intp, types.intp, types.intp))
+"""The parallel loop, which `jobs` needs the address of."""
+
+
+def jobs(function: Any) -> Any:
+    """Return ``run(each, address, count, arguments)``, which calls ``function(number, *arguments)`` side by side.
+
+    `each` is the address of `EACH`, `address` that of the function, whose first argument is an integer.
+    """
+
+    @intrinsic
+    def run(typingctx, each, address, count, arguments):
+        kinds = (types.int64, *(types.unliteral(kind) for kind in arguments))
+        if kinds not in function.overloads:
+            raise TypeError(f"{function.__name__} is not compiled for {kinds}")
+        signature = types.void(types.intp, types.intp, types.intp, types.Tuple(kinds[1:]))
+
+        def codegen(context, builder, signature, values):
+            each, address, count, given = values
+            word, convention = context.get_value_type(types.intp), context.call_conv
+            # What lies in memory: the address of the function, and its arguments after the number.
+            frame = cgutils.alloca_once(builder, ir.LiteralStructType([word, given.type]))
+            builder.store(address, builder.gep(frame, [index32(0), index32(0)]))
+            builder.store(given, builder.gep(frame, [index32(0), index32(1)]))
+            unpack = ir.Function(
+                builder.module, convention.get_function_type(types.void, (types.intp, types.intp)),
+                builder.module.get_unique_name("unpack"),
+            )  # fmt: skip
+            unpack.linkage = "internal"
+            inside = ir.IRBuilder(unpack.append_basic_block())
+            result, error, number, place = unpack.args
+            held = inside.inttoptr(place, frame.type)
+            rest = inside.load(inside.gep(held, [index32(0), index32(1)]))
+            target = inside.inttoptr(
+                inside.load(inside.gep(held, [index32(0), index32(0)])),
+                convention.get_function_type(types.void, kinds).as_pointer(),
+            )
+            values = [number, *cgutils.unpack_tuple(inside, rest)]
+            own = context.get_arg_packer(kinds).as_arguments(inside, values)
+            inside.ret(inside.call(target, [result, error, *own]))
+            loop = builder.inttoptr(each, convention.get_function_type(types.void, (types.intp,) * 3).as_pointer())
+            status, _ = convention.call_function(
+                builder, loop, types.void, (types.intp,) * 3,
+                [count, builder.ptrtoint(unpack, word), builder.ptrtoint(frame, word)],
+            )  # fmt: skip
+            with cgutils.if_unlikely(builder, status.is_error):
+                convention.return_status_propagate(builder, status)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return run
+
+
+def index32(value: int) -> Any:
+    """Return a constant integer of 32 bits."""
+    return ir.Constant(ir.IntType(32), value)

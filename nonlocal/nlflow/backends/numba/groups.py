@@ -8,13 +8,14 @@ references, for an image and for a strip of it.
 """
 
 import math
+from functools import cache
 
 import numpy as np
-from numba import njit, prange, types
+from numba import njit, types
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.calls import Callee, caller
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.calls import APART, EACH, HELPER, Callee, caller, jobs
+from nlflow.backends.numba.loading import compiled, loader
 from nlflow.backends.numba.vectors import Vectors, index
 from nlflow.backends.numba.wiener import ROWS, callee, padded, wiener
 
@@ -180,7 +181,7 @@ def _centre(typingctx, tokens, width, count, share, mean):
     return signature, codegen
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _gather(volume, c, places, count, patch, tokens):
     """Copy the patches at some places of a channel to the rows of `tokens`."""
     _, D, H, W = volume.shape
@@ -188,7 +189,7 @@ def _gather(volume, c, places, count, patch, tokens):
     _take(volume, c * D * H * W, places, places.shape[1], count, pz, W, ph, pw, tokens, tokens.shape[1])
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _copy(values, out):
     """Copy a line; Numba's own assignment compiles the text of an error too, for seconds."""
     for j in range(out.shape[0]):
@@ -196,16 +197,55 @@ def _copy(values, out):
 
 
 _wiener = caller(wiener)
-_padded = njit(padded)
+_wide_wiener = caller()  # in double precision
+_wide = caller()  # `filter_wide`, which is not compiled yet; its arguments are those of `double`
+_padded = njit(**HELPER)(padded)
 
 
-@njit(cache=True, fastmath=_FLAGS)
-def filter_job(
-    single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members, counts,
-    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, powers, across,
-    running, rounding, sums,
+@njit(fastmath=_FLAGS, **APART)
+def filter_wide(
+    double, state, pilot, c, places, count, patch, noise, correlation, whitening, basis, shrink, powers, across, room,
+    among, spare, given, change, weight,
 ):  # fmt: skip
-    """Do one of the jobs of `filter_groups`, which see; `sums` is what it writes."""
+    """Filter a group in double precision, by `wiener` at the address `double`; `spare` holds what that works on."""
+    most, wide, line = weight.shape[0] - 1, weight.shape[1], noise.shape[0]
+    first, second, third = 4 * most * wide, 4 * most * wide + room.size, 4 * most * wide + room.size + among.size
+    held = spare[:first].reshape(4, most, wide)
+    wide_room, wide_among = spare[first:second].reshape(room.shape), spare[second:third].reshape(among.shape)
+    mean, wide_noise = spare[third : third + line], spare[third + line :]
+    tokens, source, own_change, own_weight = held[0], held[1], held[2], held[3]
+    _gather(state, c, places, count, patch, given)
+    for k in range(count):
+        _copy(given[k], tokens[k])
+    _gather(pilot, c, places, count, patch, given)
+    for k in range(count):
+        _copy(given[k], source[k])
+    _centre(tokens, wide, count, 1 / count, mean)
+    _centre(source, wide, count, 1 / count, mean)
+    _copy(noise, wide_noise)
+    _wide_wiener(
+        double,
+        (
+            tokens, source, count, patch[0] * patch[1] * patch[2], wide_noise, correlation[c].astype(np.float64),
+            whitening[c].astype(np.float64), basis.astype(np.float64), shrink, powers.astype(np.float64), across,
+            wide_room, wide_among, own_change, own_weight,
+        ),
+    )  # fmt: skip
+    for k in range(count):
+        _copy(own_change[k], change[k])
+    for k in range(count if across > 0 else 1):
+        _copy(own_weight[k], weight[k])
+
+
+@njit(fastmath=_FLAGS, **APART)
+def filter_job(
+    slot, single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members, counts,
+    slices, rows, columns, begun, patch, radii, run, motion, leave, factor, shrink, powers, across,
+    running, rounding, lost, windows,
+):  # fmt: skip
+    """Do one of the jobs of `filter_groups`, which see."""
+    job = begun + slot
+    sums = windows[slot]
     pz, ph, pw = patch
     size = pz * ph * pw
     planes, H, W = state.shape[0], state.shape[2], state.shape[3]
@@ -236,15 +276,8 @@ def filter_job(
     mean = np.zeros(line, state.dtype)
     centre = np.zeros(line, state.dtype)
     noise = np.zeros(line, state.dtype)
-    wide_tokens = np.zeros((4, most, wide), np.float64)
-    wide_room = np.zeros(room.shape, np.float64)
-    wide_among = np.zeros(among.shape, np.float64)
-    wide_mean = np.zeros(line, np.float64)
-    wide_noise = np.zeros(line, np.float64)
-    wide_correlation = correlation.astype(np.float64)
-    wide_whitening = whitening.astype(np.float64)
-    wide_basis = basis.astype(np.float64)
-    wide_powers = powers.astype(np.float64)
+    # What `filter_wide` needs, and keeps from group to group; its arrays are made there.
+    spare = np.zeros(4 * most * wide + room.size + among.size + 2 * line if double[0] != 0 else 0)
     flat_tokens = tokens.reshape(tokens.size)
     flat_source = source.reshape(source.size)
     flat_given = given.reshape(given.size)
@@ -322,6 +355,9 @@ def filter_job(
                 condition = (trace + highest * extremes[c, 1]) / (lowest * extremes[c, 0])
                 if across > 0:
                     condition = max(condition, 1 + count * trace / ridge)
+                if count * rounding[0] * condition >= 1 and double[0] == 0:
+                    lost[slot] = True
+                    return
                 if count * rounding[0] * condition < 1:
                     _wiener(
                         single,
@@ -331,27 +367,13 @@ def filter_job(
                         ),
                     )  # fmt: skip
                 else:
-                    _gather(state, c, places, count, patch, given)
-                    for k in range(count):
-                        _copy(given[k], wide_tokens[0, k])
-                    _gather(pilot, c, places, count, patch, given)
-                    for k in range(count):
-                        _copy(given[k], wide_tokens[1, k])
-                    _centre(wide_tokens[0], wide, count, 1 / count, wide_mean)
-                    _centre(wide_tokens[1], wide, count, 1 / count, wide_mean)
-                    _copy(noise, wide_noise)
-                    _wiener(
-                        double,
+                    _wide(
+                        double[0],
                         (
-                            wide_tokens[0], wide_tokens[1], count, size, wide_noise, wide_correlation[c],
-                            wide_whitening[c], wide_basis, shrink, wide_powers, across, wide_room, wide_among,
-                            wide_tokens[2], wide_tokens[3],
+                            double[1], state, pilot, c, places, count, patch, noise, correlation, whitening, basis,
+                            shrink, powers, across, room, among, spare, given, change, weight,
                         ),
                     )  # fmt: skip
-                    for k in range(count):
-                        _copy(wide_tokens[2, k], change[k])
-                    for k in range(count if across > 0 else 1):
-                        _copy(wide_tokens[3, k], weight[k])
             keep = real(part / rest)
             for q in range(pz):
                 _put(
@@ -360,14 +382,14 @@ def filter_job(
                 )  # fmt: skip
 
 
-_filter_job = caller(filter_job)
+_filter_jobs = jobs(filter_job)
 
 
-@njit(parallel=True, cache=True, fastmath=_FLAGS)
+@njit(cache=True, no_cfunc_wrapper=True)
 def filter_groups(
-    one, single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members,
-    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, powers, across,
-    running, rounding, out,
+    each, one, single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members,
+    counts, slices, rows, columns, begun, patch, radii, run, motion, leave, factor, shrink, powers, across,
+    running, rounding, lost, windows, count,
 ):  # fmt: skip
     r"""Filter the groups of some jobs and put the patches back.
 
@@ -377,18 +399,20 @@ def filter_groups(
 
     Parameters
     ----------
-    one, single, double : int
-        Addresses of `filter_job`, and of `wiener` in the precision of the state and in double precision.
+    each, one, single : int
+        Addresses of `nlflow.backends.numba.calls.each`, of `filter_job`, and of `wiener` in the precision of the state.
+    double : (int, int)
+        From `double`; 0 and 0 where that is not compiled yet.
     state, pilot, observed : (C, Z, H, W)
         The running state z, the estimate from which covariances are taken, and the input.
     variance : (C, Z, H, W) or (C, 1, 1, 1)
         Variance of the noise in the input.
     correlation, whitening, extremes, basis
-        Matrices of the noise, see `nlflow.denoising.patches.correlation`; a basis as in `wiener`.
+        Matrices of the noise, see `nlflow.denoising.patches.filters`; a basis as in `wiener`.
     members, counts : from `nlflow.backends.numba.search.find_groups`
     slices, rows, columns : (A,), (B,), (E,)
-    jobs : (first, last)
-        Jobs in the order of `find_groups`.
+    begun : int
+        The first of the jobs, in the order of `find_groups`.
     patch, radii, run, motion
         As in `find_groups`.
     leave, factor, shrink, across, running
@@ -398,63 +422,91 @@ def filter_groups(
     rounding : (single, double)
         Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
         enough, and of double precision, in which the others are.
-    out : (jobs, 3, C, 2 Rz + pz, 2 Ry + ph, width), output
+    lost : (jobs,) bool, output
+        Which jobs came to a group that asks for double precision where there is none, and have to be done again.
+    windows : (jobs, 3, C, 2 Rz + pz, 2 Ry + ph, width), output
         Sums of weight x estimate, of weight x next state and of weights, from slice ``slices[a] - Rz``, row
         ``rows[b] - Ry`` and column ``columns[first] - Rx`` on, each slice displaced by its motion.
+    count : int
+        Of the jobs.
     """
-    for slot in prange(jobs[1] - jobs[0]):
-        _filter_job(
-            one,
-            (
-                single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis,
-                members, counts, slices, rows, columns, np.int64(jobs[0] + slot), patch, radii, run, motion, leave,
-                factor, shrink, powers, across, running, rounding, out[slot],
-            ),
-        )  # fmt: skip
+    _filter_jobs(
+        each, one, count,
+        (
+            single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members, counts,
+            slices, rows, columns, begun, patch, radii, run, motion, leave, factor, shrink, powers, across, running,
+            rounding, lost, windows,
+        ),
+    )  # fmt: skip
 
 
-@njit(parallel=True, cache=True)
-def add_windows(windows, slices, rows, columns, jobs, radii, run, motion, out):
+@njit(error_model="numpy", **APART)
+def add_band(band, windows, slices, rows, columns, begun, last, radii, run, motion, out):
+    """Add what the windows hold of some rows of the image."""
+    D, H, W = out.shape[2:]
+    runs = (columns.shape[0] + run - 1) // run
+    kinds, planes, deep, high, wide = windows.shape[1:]
+    source, target = windows.reshape(windows.size), out.reshape(out.size)
+    for slot in range(last - begun):
+        job = begun + slot
+        follow = motion[min(job, motion.shape[0] - 1)]
+        earliest = slices[job // (runs * rows.shape[0])] - radii[0]
+        top = rows[job // runs % rows.shape[0]] - radii[1]
+        for q in range(max(0, -earliest), min(deep, D - earliest)):
+            left = columns[(job % runs) * run] - radii[2] + follow[q, 1]
+            start, stop = max(-left, 0), min(wide, W - left)
+            above = top + follow[q, 0]
+            for plane in range(kinds * planes):
+                for r in range(max(band * _BAND - above, 0), min(min((band + 1) * _BAND, H) - above, high)):
+                    here = (((slot * kinds * planes + plane) * deep + q) * high + r) * wide
+                    there = ((plane * D + earliest + q) * H + above + r) * W + left
+                    for j in range(start, stop):
+                        target[there + j] += source[here + j]
+
+
+_add_bands = jobs(add_band)
+
+
+@njit(cache=True, no_cfunc_wrapper=True)
+def add_windows(each, one, windows, slices, rows, columns, begun, last, radii, run, motion, out):
     """Add the windows of `filter_groups` to the image ``out`` (3, C, Z, H, W), in the order of the jobs.
 
     Each thread has some rows of the image.
     """
-    D, H, W = out.shape[2:]
-    runs = (columns.shape[0] + run - 1) // run
-    for band in prange((H + _BAND - 1) // _BAND):
-        for slot in range(jobs[1] - jobs[0]):
-            job = jobs[0] + slot
-            follow = motion[min(job, motion.shape[0] - 1)]
-            earliest = slices[job // (runs * rows.shape[0])] - radii[0]
-            top = rows[job // runs % rows.shape[0]] - radii[1]
-            for q in range(max(0, -earliest), min(windows.shape[3], D - earliest)):
-                left = columns[(job % runs) * run] - radii[2] + follow[q, 1]
-                start, stop = max(-left, 0), min(windows.shape[5], W - left)
-                above = top + follow[q, 0]
-                first = max(band * _BAND - above, 0)
-                last = min(min((band + 1) * _BAND, H) - above, windows.shape[4])
-                for kind in range(windows.shape[1]):
-                    for c in range(windows.shape[2]):
-                        for r in range(first, last):
-                            for j in range(start, stop):
-                                out[kind, c, earliest + q, above + r, left + j] += windows[slot, kind, c, q, r, j]
+    bands = (out.shape[3] + _BAND - 1) // _BAND
+    _add_bands(each, one, bands, (windows, slices, rows, columns, begun, last, radii, run, motion, out))
 
 
 def _loops(real):
     places, sides = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 3)
     counts, members, motion = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2, 3))
     plane, matrices, volumes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (2, 3, 4, 5, 6))
-    number, addresses = types.float64, (types.intp, types.intp)
-    inputs = (*(volumes,) * 4, matrices, matrices, plane, plane, members, counts, places, places, places)
-    along = (sides, sides, types.int64, motion)
-    line = types.Array(real, 1, "C")
-    options = (*(number,) * 3, line, number, types.boolean, types.UniTuple(number, 2))
-    job = Callee(filter_job, (*addresses, *inputs, types.int64, *along, *options, image))
-    jobs = types.UniTuple(types.int64, 2)
+    number, whole = types.float64, types.int64
+    inputs = (*(volumes,) * 4, matrices, matrices, plane, plane, members, counts, places, places, places, whole)
+    options = (*(number,) * 3, types.Array(real, 1, "C"), number, types.boolean, types.UniTuple(number, 2))
+    along = (sides, whole, motion)
+    job = (*inputs, sides, *along, *options, types.Array(types.boolean, 1, "C"), windows)
+    band = (windows, places, places, places, whole, whole, *along, image)
+    double = types.UniTuple(types.intp, 2)
+    filtered = Callee(filter_job, (whole, types.intp, double, *job))
     return {
-        "filter_groups": (filter_groups, job, callee(real), callee(number), *inputs, jobs, *along, *options, windows),
-        "add_windows": (add_windows, windows, places, places, places, jobs, sides, types.int64, motion, image),
+        "filter_groups": (filter_groups, EACH, filtered, callee(real), double, *job, whole),
+        "add_windows": (add_windows, EACH, Callee(add_band, (whole, *band)), *band),
     }
 
 
 loop = loader(_loops)
+
+
+@cache
+def double(dtype: str) -> tuple[int, int]:
+    """Return the addresses of `filter_wide` and of `wiener`, which few groups ask for: compiled when one does."""
+    real = types.float32 if dtype == "float32" else types.float64
+    line, plane, room, image = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3, 4))
+    whole, number, places = types.int64, types.float64, types.Array(types.int64, 2, "C")
+    group = (image, image, whole, places, whole, types.UniTuple(whole, 3), line)
+    matrices = (room, room, plane, number, line, number, room, room, types.Array(number, 1, "C"), plane, plane, plane)
+    found = callee(number), Callee(filter_wide, (types.intp, *group, *matrices))
+    for one in found:
+        compiled(one.function, types.void(*one.arguments))
+    return found[1].address(), found[0].address()

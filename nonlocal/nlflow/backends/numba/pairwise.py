@@ -59,7 +59,6 @@ def _data(context: Any, builder: Any, signature: Any, arguments: Any, place: int
 
 @intrinsic
 def _address(typingctx, array):
-    """Return where the data of an array are."""
 
     def codegen(context, builder, signature, arguments):
         return builder.ptrtoint(_data(context, builder, signature, arguments, 0), cgutils.intp_t)

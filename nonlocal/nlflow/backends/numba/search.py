@@ -1,4 +1,4 @@
-"""The search for groups of alike patches; see `nlflow.backends.numba.groups` for how images and patches lie."""
+"""The search for alike patches and for the motion of blocks; `nlflow.backends.numba.groups` says how images lie."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.calls import Callee, caller
+from nlflow.backends.numba.calls import APART, EACH, HELPER, Callee, jobs
 from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.vectors import BYTES, Vectors, index
 
@@ -94,7 +94,7 @@ def _add_lines(typingctx, lines, first, count, blocks, out, start):
     return signature, codegen
 
 
-@njit(fastmath={"nnan", "nsz"})
+@njit(fastmath={"nnan", "nsz"}, **HELPER)
 def _kth_smallest(values, blocks, k, most):
     """Return the k-th smallest of some blocks of numbers from 0 to `most`, by bisection.
 
@@ -124,7 +124,7 @@ def _kth_smallest(values, blocks, k, most):
             return high
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _tied(guide, z, y, x, patch, follow, limit, rounding):
     """Return between which squared distances patches are as near to that at (z, y, x) as one at the distance `limit`.
 
@@ -144,7 +144,7 @@ def _tied(guide, z, y, x, patch, follow, limit, rounding):
     return limit - slack, limit + slack
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _within(distances, reach, near):
     """Write to `near` which distances are within reach, and return how many."""
     found = 0
@@ -154,20 +154,20 @@ def _within(distances, reach, near):
     return found
 
 
-@njit(fastmath=_FLAGS)
-def _ends(follow, axis, last, size):
+@njit(fastmath=_FLAGS, **HELPER)
+def _ends(follow, last, size):
     """Return between which places along an axis all frames of a patch are inside, before and after they have moved."""
     low = 0
     high = last
     for k in range(size):
-        low = max(low, -follow[k, axis])
-        high = min(high, last - follow[k, axis])
+        low = max(low, -follow[k])
+        high = min(high, last - follow[k])
     return low, high
 
 
-@njit(cache=True, fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, error_model="numpy", **APART)
 def find_job(
-    guide, edge, slices, rows, columns, job, shape, patch, radii, run, motion, order, moves, rounding, members, counts
+    job, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members, counts
 ):  # fmt: skip
     """Find the groups of one run of references; the others of the arguments are those of `find_groups`."""
     D, H, W = shape
@@ -195,8 +195,8 @@ def find_job(
     room = distance.reshape(distance.size)
     for dz in range(-Rz, Rz + 1):
         there = follow[dz + Rz :]
-        top, bottom = _ends(there, 0, H - ph, pz)
-        begin, end = _ends(there, 1, W - pw, pz)
+        top, bottom = _ends(there[:, 0], H - ph, pz)
+        begin, end = _ends(there[:, 1], W - pw, pz)
         for dy in range(-Ry, Ry + 1):
             o = (dz + Rz) * layer + (dy + Ry) * side
             inside = 0 <= z + dz <= D - pz and top <= y + dy <= bottom
@@ -263,19 +263,20 @@ def find_job(
         counts[reference] = 1 + count
 
 
-_find_job = caller(find_job)
+_find_jobs = jobs(find_job)
 
 
-@njit(parallel=True, cache=True, fastmath=_FLAGS)
+@njit(cache=True, no_cfunc_wrapper=True)
 def find_groups(
-    one, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members, counts
+    each, one, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members,
+    counts,
 ):  # fmt: skip
     """Find the patches nearest to each reference patch, itself first, in its window.
 
     Parameters
     ----------
-    one : int
-        Address of `find_job`.
+    each, one : int
+        Addresses of `nlflow.backends.numba.calls.each` and of `find_job`.
     guide : (C, Z, H, edge + W + more)
         What is compared, within anything finite: at its left as many samples as a row is displaced at most (by `motion`
         and `radii`), at its right also those of a vector and `COLUMNS`.
@@ -301,23 +302,94 @@ def find_groups(
         How many there are: n, or fewer where the window holds fewer patches.
     """
     runs = (columns.shape[0] + run - 1) // run
-    for job in prange(slices.shape[0] * rows.shape[0] * runs):
-        _find_job(
-            one,
-            (
-                guide, edge, slices, rows, columns, np.int64(job), shape, patch, radii, run, motion, order, moves,
-                rounding, members, counts,
-            ),
-        )  # fmt: skip
+    _find_jobs(
+        each, one, slices.shape[0] * rows.shape[0] * runs,
+        (
+            guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members,
+            counts,
+        ),
+    )  # fmt: skip
+
+
+@njit(fastmath=_FLAGS)
+def _difference(first, second, top, left, side, dy, dx):
+    """Return the variance of the difference of a block and a displaced one over what lies in both frames, or -1.
+
+    A variance, as the light may change from frame to frame.
+    """
+    H, W = first.shape
+    up = max(top, -dy, 0)
+    down = min(top + side, H - dy, H)
+    start = max(left, -dx, 0)
+    stop = min(left + side, W - dx, W)
+    if down - up < side // 2 or stop - start < side // 2:
+        return -1.0
+    total = 0.0
+    shift = 0.0
+    for y in range(up, down):
+        here = first[y, start:stop]
+        there = second[y + dy, start + dx : stop + dx]
+        squares = first.dtype.type(0)
+        sums = first.dtype.type(0)
+        for x in range(stop - start):
+            squares += (here[x] - there[x]) * (here[x] - there[x])
+            sums += here[x] - there[x]
+        total += squares
+        shift += sums
+    count = (down - up) * (stop - start)
+    return max(total / count - (shift / count) ** 2, 0.0)
+
+
+@njit(parallel=True, cache=True, fastmath=_FLAGS)
+def match_blocks(first, second, guess, step, side, radius, least, moved):
+    """Find where blocks of a frame have moved to in another.
+
+    Parameters
+    ----------
+    first, second : (H, W)
+    guess : (A, B, 2) int32
+        Rows and columns by which the blocks are expected to move.
+    step, side, radius : int
+        Distance of the middles of blocks, the first at half of it; side of a block; how far from the guess is looked.
+    least : float
+        A displacement has to lower the variance of the difference by this part of it to be preferred to the guess and
+        to none.
+    moved : (A, B, 2) int32, output
+    """
+    for a in prange(guess.shape[0]):
+        for b in range(guess.shape[1]):
+            top = a * step + step // 2 - side // 2
+            left = b * step + step // 2 - side // 2
+            best_y = 0
+            best_x = 0
+            lowest = _difference(first, second, top, left, side, 0, 0)
+            found = _difference(first, second, top, left, side, guess[a, b, 0], guess[a, b, 1])
+            if 0 <= found < lowest:
+                lowest = found
+                best_y = guess[a, b, 0]
+                best_x = guess[a, b, 1]
+            lowest *= 1 - least
+            for dy in range(guess[a, b, 0] - radius, guess[a, b, 0] + radius + 1):
+                for dx in range(guess[a, b, 1] - radius, guess[a, b, 1] + radius + 1):
+                    found = _difference(first, second, top, left, side, dy, dx)
+                    if 0 <= found < lowest:
+                        lowest = found
+                        best_y = dy
+                        best_x = dx
+            moved[a, b, 0] = best_y
+            moved[a, b, 1] = best_x
 
 
 def _loops(real):
-    places, sides = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 3)
+    whole, places, sides = types.int64, types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 3)
     order, members, motion = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2, 3))
-    inputs = (types.Array(real, 4, "C"), types.int64, places, places, places)
-    options = (sides, sides, sides, types.int64, motion, order, order, real, members, order)
-    job = Callee(find_job, (*inputs, types.int64, *options))
-    return {"find_groups": (find_groups, job, *inputs, *options)}
+    inputs = (types.Array(real, 4, "C"), whole, places, places, places)
+    options = (sides, sides, sides, whole, motion, order, order, real, members, order)
+    frame = types.Array(real, 2, "C")
+    return {
+        "find_groups": (find_groups, EACH, Callee(find_job, (whole, *inputs, *options)), *inputs, *options),
+        "match_blocks": (match_blocks, frame, frame, motion, whole, whole, whole, types.float64, motion),
+    }
 
 
 loop = loader(_loops)

@@ -11,7 +11,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.calls import Callee
+from nlflow.backends.numba.calls import APART, HELPER, Callee, stay_whole
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
@@ -104,14 +104,15 @@ def _multiply_add(typingctx, a, first, row, step, b, start, count, rows, out, to
     return signature, codegen
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _product(a, b, size, out):
     """Write a b to `out`; all are (.., padded)."""
+    stay_whole()
     out[:] = 0
     _multiply_add(a, 0, a.shape[1], 1, b, 0, size, size, out, 0)
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _invert(matrix, size, lower, others):
     """Replace a symmetric positive definite matrix by its inverse, W' D^-1 W with W = L^-1 of its factors L D L'.
 
@@ -119,6 +120,7 @@ def _invert(matrix, size, lower, others):
     (Higham 2002, sections 10.1 and 14.3, doi 10.1137/1.9780898718027). That of Gauss and Jordan keeps the entries
     alone so near, and what is far above the noise does not stay whole. `lower` and `others` are scratch.
     """
+    stay_whole()
     width = matrix.shape[1]
     one = matrix.dtype.type(1)
     zero = one - one
@@ -161,16 +163,17 @@ def _invert(matrix, size, lower, others):
     _multiply_add(lower, 0, 1, width, others, 0, rows, rows, matrix, 0)
 
 
-@njit(fastmath=_FLAGS)
-def _quadratic(powers, first, linear, square, size, out):
-    """Write a sum of 1, a matrix and its square to `out`, by three of the `powers`."""
+@njit(fastmath=_FLAGS, **HELPER)
+def _quadratic(powers, linear, square, size, out):
+    """Write a sum of 1, a matrix and its square to `out`, by three `powers`."""
+    stay_whole()
     for i in range(size):
         for j in range(linear.shape[1]):
-            out[i, j] = powers[first + 1] * linear[i, j] + powers[first + 2] * square[i, j]
-        out[i, i] += powers[first]
+            out[i, j] = powers[1] * linear[i, j] + powers[2] * square[i, j]
+        out[i, i] += powers[0]
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _shrunk_inverse(noisy, size, noise, whitening, basis, shrink, powers, room):
     """Replace C, the covariance of noisy tokens, by N^-1/2 h(N^-1/2 C N^-1/2) N^-1/2.
 
@@ -179,6 +182,7 @@ def _shrunk_inverse(noisy, size, noise, whitening, basis, shrink, powers, room):
     variances along its rows stand in for the eigenvalues, and are lowered by `shrink` themselves. N^-1/2 is the
     `whitening` (none, when it is empty) of samples that were divided by the root of their noise.
     """
+    stay_whole()
     width = noisy.shape[1]
     one, half = noise.dtype.type(1), noise.dtype.type(0.5)
     square, rest, result, cube = room[0], room[1], room[2], room[5]
@@ -210,10 +214,10 @@ def _shrunk_inverse(noisy, size, noise, whitening, basis, shrink, powers, room):
         # With S = 2 B - 1: (q0 + q1 S + q2 S^2) + S^3 ((q3 + q4 S + q5 S^2) + S^3 (q6 + q7 S + q8 S^2)).
         _product(noisy, noisy, size, square)
         _product(noisy, square, size, cube)
-        _quadratic(powers, 6, noisy, square, size, rest)
-        _quadratic(powers, 3, noisy, square, size, result)
+        _quadratic(powers[6:9], noisy, square, size, rest)
+        _quadratic(powers[3:6], noisy, square, size, result)
         _multiply_add(cube, 0, width, 1, rest, 0, size, size, result, 0)
-        _quadratic(powers, 0, noisy, square, size, rest)
+        _quadratic(powers[0:3], noisy, square, size, rest)
         _multiply_add(cube, 0, width, 1, result, 0, size, size, rest, 0)
         for i in range(size):
             for j in range(width):
@@ -228,13 +232,14 @@ def _shrunk_inverse(noisy, size, noise, whitening, basis, shrink, powers, room):
             noisy[i, j] = result[i, j] / math.sqrt(noise[i] * noise[j])
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **HELPER)
 def _mix_across(tokens, source, count, size, noise, across, members, removed, change, weight):
     """Mix what the step across the members removes into `change`, and its variances into the variances in `weight`.
 
     With the covariance K of the members over the samples that is s^2 (K + s^2)^-1 (z - m), where s^2 is the mean noise,
     times n / D for more members than samples. `members` (4, .., padded) and `removed` (.., padded) are scratch.
     """
+    stay_whole()
     width, breadth = tokens.shape[1], members.shape[2]
     real = noise.dtype.type
     zero, one, share = real(0), real(1), real(1 / count)
@@ -259,7 +264,7 @@ def _mix_across(tokens, source, count, size, noise, across, members, removed, ch
             weight[k, j] += across * (noise[j] * kept - weight[k, j])
 
 
-@njit(cache=True, fastmath=_FLAGS)
+@njit(fastmath=_FLAGS, **APART)
 def wiener(
     tokens, source, count, size, noise, correlation, whitening, basis, shrink, powers, across, room, among, change,
     weight,
@@ -329,7 +334,9 @@ def wiener(
     # N (C + N)^-1, transposed, to act on rows.
     if correlated:
         _product(matrix, full, size, room[0])
-        matrix[:] = room[0]
+        for i in range(size):
+            for j in range(width):
+                matrix[i, j] = room[0, i, j]
     else:
         for i in range(size):
             for j in range(width):

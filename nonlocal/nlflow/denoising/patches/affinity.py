@@ -16,9 +16,8 @@ from nlflow.denoising.patches.filters import (
     Groups,
     groups_of,
 )
-from nlflow.denoising.patches.lattice import Lattice, three
+from nlflow.denoising.patches.lattice import Lattice, follow, three
 from nlflow.denoising.patches.means import Blocks
-from nlflow.denoising.patches.motion import follow
 from nlflow.domains import Grid
 
 _BLOCK = 2**21  # samples of tokens at a time
@@ -129,5 +128,4 @@ class GroupAffinity(Affinity):
 
 
 def _like(values: NDArray[np.float64], like: Array) -> Array:
-    """Return sums of the host in the precision of an array, and where that is."""
     return values.astype(like.dtype) if is_numpy(like) else constant_like(values, like)

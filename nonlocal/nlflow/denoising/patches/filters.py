@@ -9,17 +9,78 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.polynomial import chebyshev, polynomial
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, to_numpy
-from nlflow.denoising.patches.correlation import Correlation, cosines
-from nlflow.denoising.patches.lattice import Lattice
-from nlflow.denoising.patches.search import nearest_offsets
+from nlflow.denoising.patches.lattice import Lattice, nearest_offsets
 from nlflow.errors import InputError, NumericalError
+
+Array = NDArray[Any]
+#: Eigenvalues of a correlation count as this at least: no direction of a patch is free of noise (8 bits are rounded).
+LEAST: Final = 3e-3
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The correlation R of the noise in a patch of D samples, for each plane.
+
+    Attributes
+    ----------
+    matrices, roots, whitening : array of shape (C, D, D)
+        R, R^1/2 and R^-1/2, symmetric; of shape (C, 0, 0) for noise that is not correlated.
+    extremes : array of shape (C, 2)
+        Least and largest eigenvalue of R.
+    """
+
+    matrices: Array
+    roots: Array
+    whitening: Array
+    extremes: Array
+
+    @classmethod
+    def of(cls, function: Array | None, patch: tuple[int, ...], planes: int) -> Correlation:
+        """Return the matrices of patches (height, width) or (depth, height, width), in double precision.
+
+        Parameters
+        ----------
+        function : array of shape (C, 2a+1, 2b+1), or None
+            Correlation of two samples of a slice by their offset, 0 in the middle, where it is 1; 0 beyond a and b, and
+            between slices.
+        patch, planes
+            Sides of a patch, and C.
+        """
+        if function is None:
+            empty = np.zeros((planes, 0, 0))
+            return cls(empty, empty, empty, np.ones((planes, 2)))
+        reach = np.array(function.shape[1:]) // 2
+        across, down, along = (
+            np.subtract.outer(i.ravel(), i.ravel()) for i in np.indices((1,) * (3 - len(patch)) + patch)
+        )
+        inside = (across == 0) & (np.abs(down) <= reach[0]) & (np.abs(along) <= reach[1])
+        places = np.where(inside, down, 0) + reach[0], np.where(inside, along, 0) + reach[1]
+        values, vectors = np.linalg.eigh(np.where(inside, function[:, places[0], places[1]], 0.0))
+        values = np.maximum(values, LEAST)
+        turned = np.swapaxes(vectors, 1, 2)
+
+        def raised(power: float) -> Array:
+            return np.asarray((vectors * values[:, None] ** power) @ turned)
+
+        extremes = np.stack([values.min(axis=1), values.max(axis=1)], axis=1)
+        return cls(raised(1), raised(0.5), raised(-0.5), extremes)
+
+
+def cosines(patch: tuple[int, int, int]) -> Array:
+    """Return the orthonormal cosines of a patch of D samples as columns, shape (D, D)."""
+    from scipy.fft import dctn
+
+    size = math.prod(patch)
+    basis = dctn(np.eye(size).reshape(size, *patch), axes=(1, 2, 3), norm="ortho")
+    return np.asarray(basis.reshape(size, size))
+
 
 Array = NDArray[Any]
 _DEGREE = 8  # of the polynomial of a first step
@@ -317,15 +378,21 @@ class CompiledFilter:
         matrices = (*matrices, np.ascontiguousarray(found.extremes, state.dtype), filled(basis, size, state.dtype))
         powers = np.array(stage.powers, state.dtype)
         places = lattice.slices, lattice.rows, lattice.columns
+        along, lost = (lattice.radii, lattice.run, lattice.motion), np.zeros(len(windows), bool)
         for first in range(0, total, _JOBS):
-            jobs = (first, min(first + _JOBS, total))
-            filter_groups(
-                state, pilot, observed, variance, *matrices, groups.members, groups.counts,
-                *places, jobs, lattice.patch, lattice.radii, lattice.run, lattice.motion, stage.leave,
-                stage.factor, stage.shrink, powers, stage.across, stage.running, rounding, windows,
-            )  # fmt: skip
-            add_windows(windows, *places, jobs, lattice.radii, lattice.run, lattice.motion, sums)
-            during(jobs[1] / total)
+            last = min(first + _JOBS, total)
+            # Double precision is compiled when a group asks for it first; what was filtered until then is done again.
+            for ready in (loops.double.cache_info().currsize > 0, True):
+                filter_groups(
+                    loops.double(state.dtype.name) if ready else (0, 0), state, pilot, observed, variance, *matrices,
+                    groups.members, groups.counts, *places, first, lattice.patch, *along, stage.leave, stage.factor,
+                    stage.shrink, powers, stage.across, stage.running, rounding, lost, windows, last - first,
+                )  # fmt: skip
+                if not lost.any():
+                    break
+                lost[:] = False
+            add_windows(windows, *places, first, last, *along, sums)
+            during(last / total)
         estimate, next_state, weights = sums
         bare = weights == 0  # near the cut of a strip, which is cut off afterwards
         estimate[bare], next_state[bare], weights[bare] = state[bare], state[bare], 1

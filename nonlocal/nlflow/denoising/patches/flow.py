@@ -21,8 +21,6 @@ from nlflow.denoising.patches.filters import (
 )
 from nlflow.denoising.patches.lattice import Grouping, Lattice
 from nlflow.denoising.patches.means import Blocks
-from nlflow.denoising.patches.plain import PlainFilter
-from nlflow.denoising.patches.tensors import TensorFilter
 from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
@@ -121,6 +119,8 @@ class GroupFlow(Flow):
         origin: tuple[int, ...] = (0, 0),
         whole: tuple[int, ...] | None = None,
     ) -> None:
+        from nlflow.denoising.patches.tensors import TensorFilter
+
         f = check_array("observed", observed, ndim=(2, 3, 4) if channels else (1, 2, 3))
         self._flat = not channels
         self.shrink = check_number("shrink", shrink, minimum=0)
@@ -289,6 +289,8 @@ class GroupFlow(Flow):
 
         O(G (n D^2 + D^3)) for G groups of n patches of D samples, in float64: more than a compiled step takes.
         """
+        from nlflow.denoising.patches.plain import PlainFilter
+
         plain = self.filter if isinstance(self.filter, PlainFilter) else PlainFilter()
         return plain.energy(self.groups.on_host, self._images(u).on_host, self._stage())
 

@@ -67,7 +67,6 @@ class Blocks:
         return self.sides[1] * self.sides[2]
 
     def _inside(self, planes: Array) -> Array:
-        """Return what the blocks cover, a view."""
         rows, columns = (
             slice(a, a + s * n) for a, s, n in zip(self.start[1:], self.sides[1:], self.lattice.shape[1:], strict=True)
         )

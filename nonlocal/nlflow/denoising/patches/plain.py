@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
-from nlflow.denoising.patches.correlation import Correlation, cosines
-from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
+from nlflow.denoising.patches.filters import CompiledFilter, Correlation, Groups, Images, Stage, cosines
 from nlflow.errors import InputError
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow

@@ -1,0 +1,13 @@
+from .affinity import GroupAffinity as GroupAffinity
+from .filters import CompiledFilter as CompiledFilter
+from .filters import GroupFilter as GroupFilter
+from .filters import Groups as Groups
+from .filters import Images as Images
+from .filters import Stage as Stage
+from .flow import GroupFlow as GroupFlow
+from .flow import RelaxedSemiImplicit as RelaxedSemiImplicit
+from .groups import PatchGroups as PatchGroups
+from .lattice import Grouping as Grouping
+from .lattice import Lattice as Lattice
+from .plain import PlainFilter as PlainFilter
+from .tensors import TensorFilter as TensorFilter
