@@ -92,7 +92,8 @@ class Pairs:
 def _low_rank(kind: Any, pairs: Pairs) -> Affinity:
     # Chosen, not asked for: a rank at which an average costs a tenth of exact sums, or none.
     most = None if pairs.asked.method != "auto" else max(64, pairs.asked.domain.size // 32)
-    return kind.from_features(*pairs.among, max_rank=most, **pairs.options)
+    made: Affinity = kind.from_features(*pairs.among, max_rank=most, **pairs.options)
+    return made
 
 
 Builder = Callable[[Any, Pairs], Affinity]

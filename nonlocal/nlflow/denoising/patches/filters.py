@@ -82,7 +82,6 @@ def cosines(patch: tuple[int, int, int]) -> Array:
     return np.asarray(basis.reshape(size, size))
 
 
-Array = NDArray[Any]
 _DEGREE = 8  # of the polynomial of a first step
 _OF_NOISE = 4.0  # variances of noise, for one of the signal
 _JOBS = 64  # runs whose windows are held at a time; enough to keep threads busy
