@@ -145,6 +145,10 @@ def test_a_curve_of_widths_and_fidelities():
     assert strengths.iterations[1] < cold[0]  # each begins with the one before
     assert strengths.iterations[2] < cold[1]
     assert choose(LabelSpreading(), X, few, "alpha", [0.5], folds=2).scores.shape == (1, 2)
+    # Among names in a list, too, -1 stays a number where labels are hidden.
+    names = ["abc"[label] if label >= 0 else -1 for label in few]
+    numbered, named = (choose(LabelSpreading(), X, y, "alpha", [0.5], folds=2) for y in (few, names))
+    np.testing.assert_array_equal(named.scores, numbered.scores)
     assert choose(PoissonClassifier(), X, few, "gamma", [20.0], folds=2).means[0] > 0.5
     values = np.where(few >= 0, X[:, 0], np.nan)
     regressions = choose(HarmonicRegressor(), X, values, "gamma", [0.01, 10.0], folds=3)
