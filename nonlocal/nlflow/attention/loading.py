@@ -222,6 +222,8 @@ def _fill(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state, strict=False)
 
 
+# ---- what a folder declares and what it stores, from headers alone, before weights are made or read
+
 _LONGEST = 10**8  # bytes of a header of safetensors, as that library has it
 _MOST_LABELS = 10**6
 _FLOOR = 2**24

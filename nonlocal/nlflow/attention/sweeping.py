@@ -257,6 +257,8 @@ def _scores(task: Callable[[Any], Any], model: nn.Module, count: int | None) -> 
     return scores
 
 
+# ---- intervals
+
 _LEAST = 10  # items: of fewer a bootstrap repeats whole samples
 _ENTRIES = 2**22  # of counts at a time
 
@@ -309,6 +311,9 @@ def paired_differences(
     p = (1 + (largest >= found[:, None]).sum(axis=1)) / (resamples + 1)
     reach = bound * error * scale[:, 0]
     return Differences(mean, mean - reach, mean + reach, p)
+
+
+# ---- tasks
 
 
 def reciprocal_ranks(queries: Any, documents: Any) -> Floats:

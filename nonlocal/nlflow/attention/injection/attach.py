@@ -45,6 +45,8 @@ from nlflow.attention.threads import using
 from nlflow.errors import InputError, NlflowWarning, check_number, checked_call
 
 Model = TypeVar("Model", bound=nn.Module)
+BASES = ("eager", "sdpa")
+BLOCK = "_neutreno_block"  # the block that an attention module is
 
 
 @checked_call
@@ -383,8 +385,7 @@ def _hands_on(model: nn.Module, block: Block) -> bool:
     )
 
 
-BASES = ("eager", "sdpa")
-BLOCK = "_neutreno_block"
+# ---- the names under which transformers knows the functions
 
 
 def register() -> tuple[str, ...]:

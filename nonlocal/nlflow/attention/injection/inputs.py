@@ -234,6 +234,8 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
     return inputs
 
 
+# ---- trials and checks
+
 _TOKENS = 6
 _SIDE = 64  # of an image, for models that take any
 _LARGEST = 2**21  # numbers of an image or a sound

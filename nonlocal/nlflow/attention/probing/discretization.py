@@ -256,6 +256,8 @@ def _likeness(affinities: Sequence[Affinity], values: Sequence[Floats]) -> tuple
     return float(mean_cosine(np.concatenate(values, axis=1))), energy / size if size > 0 else math.nan
 
 
+# ---- blocks on the sphere
+
 _FINER = 4  # times as many steps of order 2 in the flow that steps are compared with
 _AGAIN = 1e-4  # how far a block may be from itself when it is called again, relatively, in float32
 
@@ -378,9 +380,6 @@ def _added(one: Seen, hidden: Tensor) -> Tensor:
     if seen.added is None:
         raise InputError(f"model: {one.name} did not run as before when its layer was called again: {seen.reason}")
     return seen.added
-
-
-# ---- the flow of one block
 
 
 def _compared(one: Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:

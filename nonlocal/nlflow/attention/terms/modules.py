@@ -253,6 +253,8 @@ class SignedProjection(nn.Module):
         return tokens @ self.weight
 
 
+# ---- other terms of the literature
+
 KINDS = ("value-residual", "laplacian", "gated", "differential", "sinkhorn")
 _DRAWN = 0.1  # standard deviation of the vectors that make λ of a differential head, in the paper's code
 _EPS = 1e-5  # of the norm of a differential head, ibid.

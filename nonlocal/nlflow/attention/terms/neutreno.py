@@ -113,9 +113,8 @@ class FeatScale(WideParameters):
     def forward(self, tokens: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """Return the tokens (B, N, D) scaled.
 
-        `mask` broadcasts to (B, N, N), boolean (True: i sees j) or additive: the mean is over the tokens that token i
-        sees.
-        `causal` without a mask: over the tokens up to i.
+        The mean is over the tokens that token i sees by `mask`, which broadcasts to (B, N, N), boolean (True: i sees
+        j) or additive; over those up to i where it is `causal` without a mask.
         """
         mean = uniform_average(tokens, tokens.shape[-2], mask, causal)
         return tokens + self.low.to(tokens) * mean + self.high.to(tokens) * (tokens - mean)
@@ -264,6 +263,13 @@ class LayerTerms(WideParameters):
         scaled: Tensor = self.feat(output, self.visible.take(), causal=self.causal)  # type: ignore[misc]  # a hook where it is there
         return scaled
 
+
+# ---- the matrix fidelity: the local Wiener filter of what a token sees
+#
+# C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T has D^2 numbers for each token, and costs O(M N D^2) to form. What the
+# step needs is (C_i + s^2 I)^{-1} r_i. Conjugate gradients find it from products C_i x_i, which for all tokens at once
+# are two products of matrices, ((X V^T) * P) V: O(M N D) for an iteration. The noise s^2 bounds the condition, so a
+# handful of them do.
 
 _SMALL = 8  # features of a head up to which covariances cost less than iterations
 _MOST = 48  # iterations, after which covariances cost less
