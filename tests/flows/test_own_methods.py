@@ -113,8 +113,12 @@ def test_what_a_metric_that_is_not_by_nodes_has_no_answer_for_is_refused():
     flow = FLOWS["E"]()
     with pytest.raises(nl.InputError, match="metric"):
         nl.solve(flow, START, t=1.0, integrator=nl.SemiImplicit(0.1))
+    held = nl.GradientFlow(nl.J(WEIGHTS), SobolevMetric(), constraint=nl.Constraint([0], [1.0]))
+    for ask in (lambda: nl.equilibrium(flow), lambda: nl.equilibrium(held, START), lambda: nl.diversity_bounds(flow)):
+        with pytest.raises(nl.InputError, match="metric"):
+            ask()
     with pytest.raises(nl.InputError, match="metric"):
-        nl.equilibrium(flow)
+        nl.fidelity_for_diversity(FLOWS["J"](), 0.5)
     np.testing.assert_allclose(nl.equilibrium(FLOWS["J"](), START).u, START.mean())
     np.testing.assert_allclose(nl.J(WEIGHTS).gradient(START, SobolevMetric()), operator() @ operator() @ START)
 

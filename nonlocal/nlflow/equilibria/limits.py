@@ -307,10 +307,11 @@ def check_frozen(flow: Any, *, constraint: bool = False) -> None:
             f"flow: got a {type(flow).__name__} with a {' and a '.join(flow.terms.moving)}, expected one that is given "
             "by its kernel and its fidelity alone, of which limits are known; follow it with solve()"
         )
-    if not flow.inner.by_nodes and flow.fidelity is not None:
+    given = flow.fidelity is not None or flow.terms.constraint is not None
+    if not flow.inner.by_nodes and (given or not constraint):
         raise InputError(
-            f"flow: got the metric {flow.metric!r} with a fidelity, whose limit depends on the start, expected "
-            "a metric of nodes, 'l2' or 'degree'; follow it with solve()"
+            f"flow: got the metric {flow.metric!r}, in which a fidelity or a constraint has another limit, expected "
+            "'l2' or 'degree'; follow it with solve()"
         )
     if name := flow.overridden("average"):
         raise InputError(
