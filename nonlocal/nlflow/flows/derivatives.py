@@ -89,7 +89,7 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     ----------
     flow : GradientFlow or AttentionFlow
         Of an affinity of torch features. The kernel of an evolving one is taken from the signal as `nlflow.solve` does,
-        from u(0) at first, so the orders are those that `Integrator.order_for` says; features matter through u alone.
+        from u(0) at first; features matter through u alone.
     u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
     integrator : FixedStep, or one whose steps have length 1
         Steps of one length: ExplicitEuler, SemiImplicit, AttentionStep, NeutrenoStep or your own.
@@ -98,9 +98,7 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     Raises
     ------
     InputError
-        For an integrator that chooses its steps.
-    StabilityError
-        When the step is outside the stable range.
+        For an integrator that chooses its steps; `StabilityError` when the step is outside the stable range.
     """
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
@@ -219,10 +217,10 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
 def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
     """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
 
-    The limit u* = ((I - P) + phi)^-1 phi f is the minimizer of E where P is symmetric, in either metric (`minimizer`).
-    For queries unlike keys it is a resolvent of P, found by GMRES, and its derivatives by GMRES with the transpose of
-    P; one average, or one transposed average, an iteration. Derivatives are those of the implicit function theorem,
-    with respect to the observed signal, the fidelity (numbers or matrices), queries and keys.
+    u* = ((I - P) + phi)^-1 phi f is the minimizer of E where P is symmetric, in either metric (`minimizer`). For
+    queries unlike keys it is a resolvent of P, found by GMRES, and its derivatives by GMRES with the transpose of P.
+    They are those of the implicit function theorem, with respect to the observed signal, the fidelity (numbers or
+    matrices), queries and keys.
 
     Parameters
     ----------

@@ -133,7 +133,7 @@ def solve(
     trackers : sequence of Tracker
         Energies, distances, checkpoints, files, films, callbacks and stopping rules, in any number. Where one looks at
         times of its own (``interval``, ``at``), steps end at these times as they do at `t_eval`: nothing is
-        interpolated, and a fixed step is shortened before such a time.
+        interpolated.
     progress : bool
         Progress bar on stderr.
     energies : bool
@@ -141,15 +141,9 @@ def solve(
         outputs before the checkpoint keep what they had. A run whose energy rises without reason ends as ``diverged``;
         it is looked at after 16, 32, 64, ... steps too.
     resume : path or True, optional
-        A checkpoint of the same problem to go on from; True for that of the `Checkpoint` among the trackers, if there
-        is one yet. Deterministic: the result has the bits of an uninterrupted run. Where the newest checkpoint is
-        damaged or of another problem, the one before it is used, with a warning.
-
-    Notes
-    -----
-    The kernel of an evolving flow is that of u(0) at the start. With ``every`` = 1 it then follows the signal, and the
-    flow is integrated with the order of the integrator. With ``every`` = n it is taken from the signal after each n
-    steps, which is of order 1; ``Solution.stats["order"]`` says which order the result has.
+        A checkpoint of the same problem to go on from, with the bits of an uninterrupted run; True for that of the
+        `Checkpoint` among the trackers, if there is one yet. Where the newest checkpoint is damaged or of another
+        problem, the one before it is used, with a warning.
 
     Returns
     -------
@@ -162,6 +156,12 @@ def solve(
         For unusable arguments; `StabilityError` for an unstable step, with the limit.
     FileFormatError
         When the checkpoint is damaged or belongs to another problem, and the one before it too.
+
+    Notes
+    -----
+    The kernel of an evolving flow is that of u(0) at the start. With ``every`` = 1 it then follows the signal, and the
+    flow is integrated with the order of the integrator. With ``every`` = n it is taken from the signal after each n
+    steps, which is of order 1; ``Solution.stats["order"]`` says which order the result has.
     """
     if not isinstance(flow, Flow):
         raise InputError(

@@ -316,21 +316,21 @@ class EA(J):
     ) -> Minimizer:
         """Return the minimizer, (w d (I - P) + A'A / sigma^2) u = A'f / sigma^2, by preconditioned conjugate gradients.
 
+        Each iteration costs one average, one application of A and one of A'.
+
         Parameters
         ----------
         rtol : float, optional
             Residual relative to the right-hand side; 1e-10 in float64 and 1e-5 in float32 by default.
         maxiter : int
-            Each iteration costs one average, one application of A and one of A'.
         start : array, optional
             First guess; the constant that fits the data best by default.
 
         Raises
         ------
         InputError
-            Where A maps constants to 0, so that the minimizer is one of many.
-        NumericalError
-            When the iteration breaks down.
+            Where A maps constants to 0, so that the minimizer is one of many; `NumericalError` when the iteration
+            breaks down.
         """
         dtype = np.dtype(self.affinity.dtype or np.float64)
         ones = np.ones(self.forward.shape, dtype)
@@ -375,8 +375,8 @@ def _told(found: Solved, rtol: float) -> Minimizer:
 def nearest(forward: Forward, data: Array, near: Array, pull: float, rtol: float, maxiter: int) -> Minimizer:
     """Return the minimizer u of |A u - f|^2 / 2 + pull |u - near|^2 / 2, the proximal map of a misfit.
 
-    (A'A + pull) (u - near) = A'(f - A near), by conjugate gradients from 0; `rtol` is relative to the right-hand side.
-    The condition number is at most 1 + |A|^2 / pull.
+    (A'A + pull) (u - near) = A'(f - A near), by conjugate gradients from 0, with a condition number of at most 1 +
+    |A|^2 / pull.
     """
     check_array("near", near)
     right = forward.adjoint(data - forward.apply(near))
