@@ -256,6 +256,11 @@ class AttentionStep(NeutrenoStep):
         linear = as_linear(flow)
         return math.inf if linear.plainly_linear else euler_limit(linear)
 
+    def surely_stable(self, flow: Flow) -> bool:
+        """Return False: the limit costs nothing."""
+        del flow
+        return False
+
     def unstable(self, flow: Flow, limit: float) -> str:
         """Return what the average of one's own lacks."""
         del flow
