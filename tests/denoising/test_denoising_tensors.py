@@ -308,14 +308,23 @@ def test_a_batch_is_its_items_one_by_one(axes: str) -> None:
         assert float((made.select(batch, number) - expected).abs().max()) < 0.02
 
 
-@pytest.mark.slow
+def with_constant(image: Floats) -> Floats:
+    return np.stack([image, image[::-1], np.full_like(image, 255.0)], -1)
+
+
 def test_a_constant_channel_counts_as_none() -> None:
-    """As for arrays: an opaque alpha channel decides nothing and comes back, in one item of a batch too."""
-    image = np.stack([IMAGE, IMAGE[::-1], np.full_like(IMAGE, 255.0)], -1)
+    """As for arrays: an opaque alpha channel decides nothing and comes back."""
+    image = with_constant(IMAGE[:16, :18])
     made = denoise(torch.from_numpy(image), 8.0, channel_axis=-1)
     assert torch.equal(made[..., 2], torch.from_numpy(image[..., 2]))
     assert torch.equal(made[..., :2], denoise(torch.from_numpy(image[..., :2].copy()), 8.0, channel_axis=-1))
     assert np.abs(made.numpy() - denoise(image, 8.0, channel_axis=-1)).max() < 0.02
+
+
+@pytest.mark.slow
+def test_a_constant_channel_of_one_item_counts_as_none_there() -> None:
+    image = with_constant(IMAGE)
+    made = denoise(torch.from_numpy(image), 8.0, channel_axis=-1)
     noisy_third = image + np.random.default_rng(3).normal(0, 8, image.shape) * (np.arange(3) == 2)
     batch = denoise(torch.from_numpy(np.stack([image, noisy_third])), (8.0, 8.0, 8.0), axes="BYXC")
     assert float((batch[0] - made).abs().max()) < 0.02
@@ -328,6 +337,7 @@ def test_a_constant_channel_counts_as_none() -> None:
     assert info.sigma == pytest.approx(denoise(image, channel_axis=-1, noise="white", return_info=True)[1].sigma)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_each_item_of_a_batch() -> None:
     images = torch.from_numpy(np.stack([IMAGE, np.full_like(IMAGE, 7.0), IMAGE[::-1]]))
     sigma = torch.full(images.shape, 8.0, dtype=torch.float64)
