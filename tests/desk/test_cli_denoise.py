@@ -639,8 +639,8 @@ def test_the_help_has_few_options_and_names_the_others() -> None:
     ("words", "said"),
     [
         (("--set", "steps"), "--set: got 'steps', expected NAME=VALUE"),
-        (("--set", "spacing=1"), "--set: got 'spacing=1', expected NAME=VALUE with a NAME of stopping, width"),
-        (("--set", "device=gpu"), "--set device: got 'gpu', expected one of auto, cpu"),
+        (("--set", "spacing=1"), "--set: got 'spacing=1', expected NAME=VALUE with a NAME of stopping, max-memory"),
+        (("--set", "device=gpu"), "--set device: got 'gpu'"),
         (("--quality", "fast", "--set", "patch-size=4"), "--set patch-size: got 4, expected an odd integer"),
         (("--patch-size", "4", "--quality", "fast"), "--patch-size: got 4, expected an odd integer"),
         (("--width",), "--width: needs a value; it is now written --set width=VALUE"),

@@ -13,6 +13,7 @@ from PIL import Image
 
 from nlflow.desk import files
 from nlflow.desk.commands import denoise_file
+from nlflow.desk.formats import axes
 from tests.commands import RNG, Denoiser, fails, listing, run
 
 STACK = RNG.integers(0, 200, (5, 9, 8), dtype=np.uint8)
@@ -52,7 +53,7 @@ def test_axes_and_spacing_of_the_user(folder: Path, denoiser: Denoiser) -> None:
     assert "--axes ZYX (slices of a volume) or TYX (frames)" in message
     run("denoise", "stack.npy", "out.npy", "--axes", "zyx", "--spacing", "3,1,1")
     run("denoise", "stack.npy", "clip.npy", "--axes", "TYX")
-    assert denoiser.layouts == [{"axes": "ZYX", "spacing": (3, 1, 1)}, {"axes": "TYX", "spacing": None}]
+    assert denoiser.layouts == [{"axes": "ZYX", "spacing": (3, 1, 1)}, {"axes": "TYX"}]
     assert "says ZYX of 5 x 9 x 8; leave axes out" in fails("denoise", "stack.tif", "o.tif", "--axes", "TYX")
     for wrong in ("0,1,1", "a", "1,,1", "1,nan,1"):
         result = run("denoise", "stack.npy", "o.npy", "--axes", "ZYX", "--spacing", wrong, code=2)
@@ -192,8 +193,8 @@ def test_the_figure_of_times_of_a_scan(folder: Path, denoiser: Denoiser) -> None
 def test_the_middle_of_times_slices_and_channels() -> None:
     data = RNG.normal(size=(4, 3, 2, 6, 5))
     media = files.Media(Path("a.npy"), "npy", "volume", data, channel_axis=2, axes="TZCYX")
-    np.testing.assert_array_equal(denoise_file.plane(data, media), data[2, 1])
-    np.testing.assert_array_equal(denoise_file.plane(data[:, :, 0], media), data[2, 1, 0])
+    np.testing.assert_array_equal(axes.plane(data, media), data[2, 1])
+    np.testing.assert_array_equal(axes.plane(data[:, :, 0], media), data[2, 1, 0])
 
 
 def test_many_stacks_and_going_on(folder: Path, denoiser: Denoiser) -> None:
@@ -241,7 +242,7 @@ def test_films(folder: Path, denoiser: Denoiser) -> None:
     result = run("denoise", "a.mkv", "b.mkv", "--video-quality", "4")
     assert "coded as H.264 at a rate factor of 4" in result.stderr
     assert "read as TYXC, 5 frames, 3 channels of 8 x 8, 25 frames a second" in result.stderr
-    assert denoiser.layouts[-1] == {"axes": "TYXC", "spacing": None}
+    assert denoiser.layouts[-1] == {"axes": "TYXC"}
     for wrong in ("best", "52", "-1", "1.5"):
         assert "--video-quality" in run("denoise", "a.mkv", "c.mkv", f"--video-quality={wrong}", code=2).stderr
     whole = (folder / "a.mkv").read_bytes()

@@ -26,6 +26,7 @@ from nlflow.desk.explorer.desk import Desk
 from nlflow.desk.explorer.drawings import Drawn, Look, Stills
 from nlflow.desk.explorer.worker import Job
 from nlflow.desk.files import read
+from nlflow.desk.formats.axes import plane_channels, through
 
 RNG = np.random.default_rng(7)
 SHAPES = {"ZYX": (12, 20, 24), "TYX": (6, 22, 26), "TCYX": (6, 2, 20, 22)}
@@ -178,12 +179,12 @@ def test_a_coarse_answer_is_of_the_picture_that_is_shown(axes: str, tmp_path: Pa
     coarse = denoising_view.coarse(DenoiseSettings(strength=3.0), source, 2, known)
     assert coarse is not None
     assert coarse.coarse
-    through = sources.through(source.media, channels=True)
-    flat = np.take(source.media.data, 2, through)
-    channels = sources.plane_channels(source.media)
+    along = through(source.media, channels=True)
+    flat = np.take(source.media.data, 2, along)
+    channels = plane_channels(source.media)
     words: dict[str, Any] = {"quality": "fast", "search_radius": 3, "preserve_range": True, "channel_axis": channels}
     expected = denoise(flat, noise=GaussianNoise(known.info.sigma / 2), strength=3.0, **words)
-    np.testing.assert_allclose(np.take(coarse.result, 0, through), expected, rtol=1e-5)
+    np.testing.assert_allclose(np.take(coarse.result, 0, along), expected, rtol=1e-5)
     drawn = Drawn(coarse, source, Stills(), Look(at=2))
     assert [item["name"] for item in drawn.items] == ["noisy", "result", "removed"]
     # What is quick has none, and neither has what the last result says nothing about.

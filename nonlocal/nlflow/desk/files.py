@@ -23,7 +23,7 @@ import numpy as np
 
 from nlflow.desk.foreign import check_links
 from nlflow.desk.formats import FORMATS, left_out
-from nlflow.desk.formats.axes import check_axes, settle
+from nlflow.desk.formats.axes import ARTICLES, laid_out
 from nlflow.desk.formats.content import HEAD, by_content, foreign, is_text
 from nlflow.desk.formats.media import (
     ARRAYS,
@@ -49,7 +49,6 @@ from nlflow.errors import (
     InputError,
     NlflowError,
     check_choice,
-    check_integer,
     check_memory,
     file_error,
 )
@@ -80,7 +79,6 @@ __all__ = [
 ]
 
 _PILLOW = ("png", "jpeg", "bmp", "webp")
-_ARTICLES = {"image": "an image", "signal": "a signal", "volume": "a volume", "clip": "a clip"}
 
 
 # ---- one file, read as its format has it, whatever is wrong with it
@@ -303,8 +301,6 @@ def read(
     InputError
         If `kind`, `channel_axis`, `axes`, `spacing` or `array` do not fit the file, or if nobody says what an axis is.
     """
-    if kind is not None:
-        check_choice("kind", kind, ("image", "signal"))
     if first_column is not None:
         check_choice("first_column", first_column, ("keep", "denoise"))
     path = Path(path)
@@ -314,23 +310,7 @@ def read(
         media = load(path, first_column=first_column, array=array)
     if first_column is not None and media.format != "csv":
         raise InputError(f"first_column: got {first_column!r} for {path}, expected a CSV table; leave it out")
-    if media.format in ARRAYS and axes is not None:
-        if channel_axis is not None or kind is not None:
-            word = "kind" if channel_axis is None else "channel_axis"
-            raise InputError(f"{word}: got one beside axes={axes!r}, which say it; leave {word} out")
-        if len(check_axes(axes, path)) == 1 or "Y" not in check_axes(axes, path):
-            raise InputError(f"axes: got {axes!r}, expected Y and X among them; leave axes out for a signal")
-        media = replace(media, axes="?" * media.data.ndim)
-    if media.axes:
-        return _settled(media, kind, channel_axis, axes, spacing)
-    if axes is not None and spacing is None and _is_slice(media, axes):
-        note = f"{path}: one picture only, which is denoised as an image"
-        return replace(_with_layout(media, kind, channel_axis), notes=(*media.notes, note))
-    for name, value in (("axes", axes), ("spacing", spacing)):
-        if value is not None:
-            raise InputError(f"{name}: got {value!r}, but {path} is {_ARTICLES[media.kind]}, expected a stack; "
-                             "leave it out")  # fmt: skip
-    return _with_layout(media, kind, channel_axis)
+    return laid_out(media, kind, channel_axis, axes, spacing)
 
 
 def is_stack(path: Path) -> bool:
@@ -350,62 +330,6 @@ def is_stack(path: Path) -> bool:
 def read_kind(path: Path) -> Kind:
     """Return what a file holds."""
     return load(path).kind
-
-
-def _settled(
-    media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
-) -> Media:
-    """Return a stack with all its axes settled."""
-    settled = settle(media, axes, spacing)
-    own, ndim = settled.channel_axis, settled.data.ndim
-    if kind is not None and kind != settled.kind:
-        got = f"kind: got {kind!r}, but {media.path} is {_ARTICLES[settled.kind]} ({settled.axes})"
-        raise InputError(f"{got}; leave kind out")
-    if channel_axis is not None and (own is None or channel_axis % ndim != own):
-        raise InputError(f"channel_axis: got {channel_axis}, but {media.path} is {settled.axes}; leave it out")
-    return settled
-
-
-def _is_slice(media: Media, axes: str) -> bool:
-    """Return whether these axes are those of a volume or a clip of which a picture is the only part."""
-    wanted = "YXC" if media.data.ndim == 3 else "YX"
-    return media.kind == "image" and "".join(a for a in check_axes(axes, media.path) if a not in "TZ") == wanted
-
-
-def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> Media:
-    """Return `media` with kind and channel axis settled, or raise `InputError`."""
-    ndim, shape = media.data.ndim, media.data.shape
-    what = f"{media.path} with shape {shape}"
-    axis = None if channel_axis is None else check_integer("channel_axis", channel_axis, minimum=-ndim)
-    if axis is not None and axis >= ndim:
-        raise InputError(f"channel_axis: got {axis}, expected {-ndim} to {ndim - 1} for {what}")
-    axis = axis + ndim if axis is not None and axis < 0 else axis
-    if media.format not in ARRAYS:
-        own = ndim - 1 if ndim == (3 if media.kind == "image" else 2) else None
-        if kind not in (None, media.kind):
-            raise InputError(f"kind: got {kind!r}, expected {media.kind!r} for {what}; leave kind out")
-        if axis not in (None, own):
-            found = "no channels" if own is None else f"its channels on axis {own}"
-            raise InputError(f"channel_axis: got {channel_axis}, but {what} has {found}; leave channel_axis out")
-        return replace(media, channel_axis=own)
-    if ndim not in (1, 2, 3):
-        remedy = "say which axis is which (--axes TZYX)" if ndim in (4, 5) else "save its parts one by one"
-        raise file_error(media.path, f"an array of shape {shape}", "one to three dimensions, or axes", remedy)
-    if ndim == 3 and axis is None:
-        if kind != "signal" and not 2 <= shape[2] <= 4:
-            remedy = "give it, or for a stack --axes ZYX (slices of a volume) or TYX (frames)"
-            raise InputError(f"channel_axis: got None, expected the axis of the channels for {what}; {remedy}")
-        axis = 2
-    if ndim == 2 and axis is None and kind == "signal":
-        axis = 1
-    spatial = ndim - (axis is not None)
-    found_kind: Kind = "image" if spatial == 2 else "signal"
-    if spatial == 0 or kind not in (None, found_kind):
-        raise InputError(
-            f"kind: got {kind!r} with channel_axis={channel_axis} for {what}, expected a signal (N,) or (N, C) or an "
-            "image (H, W) or (H, W, C); correct kind or channel_axis, or reshape the array"
-        )
-    return replace(media, kind=found_kind, channel_axis=axis)
 
 
 # ---- what is written
@@ -508,7 +432,7 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
     got, instead = "", ".tif or .npy"
     kinds, dtypes = FORMATS[form].kinds, FORMATS[form].dtypes
     if media.kind not in kinds.split():
-        got = _ARTICLES[media.kind]
+        got = ARTICLES[media.kind]
         instead = {"image": ".png, .tif or .npy", "signal": ".wav, .csv or .npy", "clip": ".mp4, .tif or .npy",
                    "volume": ".tif, .nii, .ome.zarr or .npy"}[media.kind]  # fmt: skip
     elif dtypes and dtype.str[1:] not in dtypes.split():
@@ -523,7 +447,7 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
     elif form == "wav" and media.sample_rate is None:
         got, instead = f"a signal without sample rate (from {media.format.upper()})", ".npy or .csv"
     elif form in STACKS.values() and not media.axes:
-        got = _ARTICLES[media.kind]
+        got = ARTICLES[media.kind]
     else:
         got = FORMATS[form].check(media, writing)
     if got:

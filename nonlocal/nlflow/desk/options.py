@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -144,22 +144,26 @@ def _coding(text: str) -> int | str:
     return int(text)
 
 
-#: What ``--set`` takes. Beside what `Options` have, the noise of counts.
-SETTINGS = {
-    "stopping": Setting(_of("discrepancy", "sure")),
-    "width": Setting(_number),
-    "patch_size": Setting(_whole),
-    "search_radius": Setting(_whole),
-    "fidelity": Setting(_number),
-    "steps": Setting(_whole),
-    "max_memory": Setting(parse_bytes),
-    "seed": Setting(_whole),
-    "device": Setting(_of("auto", "cpu", "cuda", "mps", "cpu-tensors")),
+_OF_COUNTS = {
     "gain": Setting(_number, "of --noise poisson: units of the file per count"),
     "read_noise": Setting(_number, "of --noise poisson: Gaussian noise beside that of counts, in the file's units"),
     "offset": Setting(_number, "of --noise poisson: what the file holds for no counts"),
 }
-_OF_COUNTS = ("gain", "read_noise", "offset")
+
+
+def settings() -> dict[str, Setting]:
+    """Return what ``--set`` takes: what `nlflow.denoising.Options` have, but for what is said otherwise, and counts."""
+    from nlflow.denoising.options import Options
+
+    readers: dict[str, Callable[[str], Any]] = {"int": _whole, "float": _number, "str": str}
+    found = {
+        one.name: Setting(readers[str(one.type).partition(" ")[0]])
+        for one in fields(Options)
+        if one.name not in ("strength", "separate")
+    }
+    return found | {"max_memory": Setting(parse_bytes)} | _OF_COUNTS
+
+
 READINGS = {
     "axes": Setting(str),
     "spacing": Setting(_distances),
@@ -254,8 +258,10 @@ def described(known: Mapping[str, Setting]) -> list[tuple[str, str]]:
     name = ""
     for line in inspect.cleandoc(Options.__doc__ or "").splitlines():  # none where docstrings were stripped
         if line and not line.startswith(" "):
-            name = line.split(" :")[0] if " : " in line else ""
-        elif name and line:
+            name, _, kind = line.partition(" : ")
+            words = re.findall("'([^']+)'", kind)
+            texts[name] = f"{' or '.join(words)}: " if kind and words else ""
+        elif line:
             texts[name] = f"{texts.get(name, '')} {line.strip()}".strip().replace("``", "")
     rows = []
     for name, one in known.items():

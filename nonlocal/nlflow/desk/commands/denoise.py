@@ -11,7 +11,6 @@ import typer
 from nlflow.denoising.noise.names import WORDS, has_sigma
 from nlflow.desk.options import (
     PIPE,
-    SETTINGS,
     WRITINGS,
     ArrayName,
     AsJson,
@@ -27,6 +26,7 @@ from nlflow.desk.options import (
     noise_of,
     options_of,
     parse_axes,
+    settings,
     split_flat,
     split_sigma,
 )
@@ -170,7 +170,7 @@ Existing = Literal["refuse", "overwrite", "skip", "resume"]
 
 def sections() -> list[tuple[str, list[tuple[str, str]]]]:
     """Return sections of the whole help: what --set and --write take."""
-    return [("Settings (--set NAME=VALUE) [default]", described(SETTINGS)),
+    return [("Settings (--set NAME=VALUE) [default]", described(settings())),
             ("Ways to write (--write NAME=VALUE) [default]", described(WRITINGS))]  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def denoise(
     ] = None,
     axes: Axes = None,
     array: ArrayName = None,
-    settings: Annotated[
+    finer: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
@@ -237,14 +237,14 @@ def denoise(
 ) -> None:
     """Remove noise from images, signals, volumes and video."""
     former = context.meta.get("former", {})
-    finer, output = given("--set", settings, SETTINGS, former), given("--write", write, WRITINGS, former)
+    chosen, output = given("--set", finer, settings(), former), given("--write", write, WRITINGS, former)
     reading = parse_axes(axes, former) | ({} if array is None else {"array": array})
     level, sigma_map = split_sigma(sigma)
     part = split_flat(flat)
     if part is not None and (sigma is not None or noise != "auto"):
         raise typer.BadParameter("measures the noise; leave --sigma and --noise out, or --flat", param_hint="--flat")
-    options = options_of(quality, strength, finer)
-    model = noise_of(noise, level if sigma_map is None else sigma_map, strength, finer)
+    options = options_of(quality, strength, chosen)
+    model = noise_of(noise, level if sigma_map is None else sigma_map, strength, chosen)
     if verbose and (quiet or as_json):
         raise typer.BadParameter(
             "is for the printed report; leave it out, or --quiet and --json", param_hint="--verbose"
@@ -262,7 +262,7 @@ def denoise(
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare,
                    "--sigma FILE": sigma_map, "--array": array, "--recursive": recursive or None,
                    "--verbose": verbose or None, "--flat": flat}  # fmt: skip
-        for given_, name in ((finer, "stopping"), (finer, "device"), (output, "format"), (output, "quality")):
+        for given_, name in ((chosen, "stopping"), (chosen, "device"), (output, "format"), (output, "quality")):
             harmless = name == "device" and options.device in ("auto", "cpu")
             refused[given_.hint(name)] = None if harmless else given_.values.get(name)
         hints = Given("--axes", reading, former)
@@ -277,11 +277,10 @@ def denoise(
     from nlflow.desk.commands.pipes import ends
     from nlflow.desk.formats.media import Writing
 
-    check_device(options.device, finer.hint("device"))
+    check_device(options.device, chosen.hint("device"))
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
     beside["--mask"] = None if mask in (None, "nan") else Path(str(mask))
-    request = Request(level, mask == "nan", reading, quality, model, options,
-                      Writing(Path(), output.values.get("quality")), part)  # fmt: skip
+    request = Request(level, mask == "nan", reading, quality, model, options, Writing.of(output.values), part)
     with ends(sources, target, output.values.get("format")) as pipes:
         todo = plan(
             pipes.sources, pipes.target, figure=compare, beside=beside, existing=existing, frames="axes" in reading,

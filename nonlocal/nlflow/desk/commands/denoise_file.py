@@ -20,6 +20,7 @@ from nlflow.backends.interrupts import stopping
 from nlflow.desk import files
 from nlflow.desk.commands.jobs import Job
 from nlflow.desk.files import Array, Media, Writing
+from nlflow.desk.formats.axes import plane, words_of
 from nlflow.desk.terminal import Log, in_shell, progress_bar, warnings_kept
 from nlflow.errors import FileFormatError, InputError, memory_limit
 from nlflow.store.atomic import write_atomic, write_content
@@ -245,7 +246,7 @@ def _denoise(given: Inputs, request: Request, progress: bool | Log) -> tuple[Arr
                 quality=request.quality,
                 noise=request.noise,
                 options=replace(request.options, separate=media.separate),
-                **part.layout,
+                **{"channel_axis": None, **part.layout},
                 mask=part.mask,
                 keep=part.keep,
                 preserve_range=True,
@@ -383,17 +384,9 @@ class _Part:
     layout: dict[str, Any]
 
 
-def layout_of(media: Media) -> dict[str, Any]:
-    """Return the words by which the library knows the axes of an input, those of each volume for a stack of many."""
-    if not media.stacked:
-        return {"channel_axis": media.channel_axis}
-    axes = media.axes.replace("T", "") if "Z" in media.axes else media.axes
-    return {"channel_axis": None, "axes": axes, "spacing": media.spacing}
-
-
 def _parts(given: Inputs) -> Iterator[_Part]:
     """Return what is denoised at once: all of it, or each time of a stack of volumes on its own."""
-    media, layout = given.media, layout_of(given.media)
+    media, layout = given.media, words_of(given.media)
     if not {"T", "Z"} <= set(media.axes):
         yield _Part(media.data, given.sigma, given.mask, given.keep, layout)
         return
@@ -439,17 +432,6 @@ def _summed(details: list[dict[str, Any]]) -> dict[str, Any]:
     keys = ("sigma", "noise", "steps", "stopped_by", "residual", "seconds")
     told["volumes"] = [{key: one[key] for key in keys} for one in details]
     return told
-
-
-def plane(values: Array, media: Media) -> Array:
-    """Return the picture in the middle of a stack."""
-    axes = media.axes if values.ndim == len(media.axes) else media.axes.replace("C", "")
-    for letter in "TZ":
-        if letter in axes:
-            place = axes.index(letter)
-            values = values.take(values.shape[place] // 2, axis=place)
-            axes = axes.replace(letter, "")
-    return values
 
 
 def middle(given: Inputs) -> Inputs:

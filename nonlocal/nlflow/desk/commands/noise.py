@@ -153,9 +153,9 @@ def _found_of_stack(given: Inputs) -> NoiseEstimate:
 
     from nlflow.backends.interrupts import stopping
     from nlflow.denoising.noise import estimate_noise
-    from nlflow.desk.commands.denoise_file import layout_of
+    from nlflow.desk.formats.axes import words_of
 
-    media, missing, layout = given.media, given.missing, layout_of(given.media)
+    media, missing, layout = given.media, given.missing, words_of(given.media)
     data = media.data if missing is None else np.where(missing, 0, media.data)
     axes = media.axes
     if {"T", "Z"} <= set(axes):

@@ -50,7 +50,7 @@ from nlflow.desk.explorer.widgets import (
     offer,
     row,
 )
-from nlflow.desk.formats import written_extension
+from nlflow.desk.formats import axes, written_extension
 from nlflow.errors import format_bytes, visible
 from nlflow.store.notebook import table
 
@@ -391,7 +391,7 @@ class DenoiseTab(Tab):
         self.slice.visible = media.stacked
         offer(self.quality, _OF_STACKS if media.stacked else _QUALITIES)
         if media.stacked:
-            count = shape[sources.through(media)]
+            count = shape[axes.through(media)]
             self.slice.show(label=sources.picture_word(media))
             self.slice.rescale(1, count, 1, count // 2 + 1, f"of {count}")
         self.full_button.visible = cut is not None

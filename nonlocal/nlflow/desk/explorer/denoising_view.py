@@ -18,10 +18,9 @@ from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
 from nlflow.denoising.noise.names import has_sigma
 from nlflow.denoising.options import OF_FAST
 from nlflow.denoising.quality import psnr, snr, ssim
-from nlflow.desk.explorer import sources
 from nlflow.desk.explorer.sources import EXAMPLE, PREVIEW_PIXELS, Crop, Source, slices
 from nlflow.desk.explorer.texts import call, shell
-from nlflow.desk.formats import written_extension
+from nlflow.desk.formats import axes, written_extension
 from nlflow.desk.formats.media import ARRAYS, Array, Media, extension
 from nlflow.desk.options import as_words
 from nlflow.errors import command
@@ -205,18 +204,18 @@ def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseRes
     crop = settings.crop or tuple((0, n) for n in source.shape)
     axis = media.channel_axis
     if media.stacked:
-        through = sources.through(media)
+        through = axes.through(media)
         crop = (*crop[:through], (at, at + 1), *crop[through + 1 :])
-        axis = sources.plane_channels(media)
+        axis = axes.plane_channels(media)
     elif media.kind != "image":
         return None
     if math.prod(high - low for low, high in crop) > PREVIEW_PIXELS:
         return None
     part = slices(source, crop)
     noisy, clean = media.data[part], None if source.clean is None else source.clean[part]
-    flat = sources.plane(noisy, media, 0) if media.stacked else noisy
+    flat = axes.plane(noisy, media, 0) if media.stacked else noisy
     result, info = denoise(flat, **_coarse_words(settings, known, media), channel_axis=axis)
-    result = np.expand_dims(result, sources.through(media, channels=True)) if media.stacked else result
+    result = np.expand_dims(result, axes.through(media, channels=True)) if media.stacked else result
     return DenoiseResult(replace(settings, crop=crop), noisy, result, clean, info, {}, coarse=True)
 
 
@@ -244,8 +243,8 @@ def _noise(info: DenoiseInfo, noisy: Array, media: Media) -> NoiseCurves:
     """Return the curves of the noise that a call has found."""
     axis = media.channel_axis
     if media.stacked:  # curves are those of a picture
-        middle = noisy.shape[sources.through(media, channels=True)] // 2
-        noisy, axis = sources.plane(noisy, media, middle), sources.plane_channels(media)
+        middle = noisy.shape[axes.through(media, channels=True)] // 2
+        noisy, axis = axes.plane(noisy, media, middle), axes.plane_channels(media)
     if info.columns:
         info, noisy, axis = info.columns[0], np.take(noisy, 0, -1 if axis is None else axis), None
     return model_curves(_model(info), noisy, channel_axis=axis)
@@ -269,7 +268,7 @@ def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
     """Return all arguments for `nlflow.denoise`; each column of a table is a signal of its own."""
     media = source.media
     layout: dict[str, Any] = {"channel_axis": media.channel_axis} | ({"separate": True} if media.separate else {})
-    layout = sources.stack_layout(media) if media.stacked else layout
+    layout = axes.words_of(media) if media.stacked else layout
     return {**settings.words(stacked=media.stacked), **layout, "preserve_range": True, "return_info": True}
 
 

@@ -28,6 +28,7 @@ from nlflow.desk.explorer.pictures import (
 )
 from nlflow.desk.explorer.sources import Source
 from nlflow.desk.explorer.texts import decibels, digits
+from nlflow.desk.formats import axes
 from nlflow.desk.formats.media import Array
 
 _OPENED = 2000  # samples of a signal that are shown at first
@@ -138,10 +139,10 @@ class Drawn:
         if not media.stacked:
             return values
         # The values are those of the part; a whole stack has more.
-        axis = sources.through(media, channels=True)
+        axis = axes.through(media, channels=True)
         whole = values.shape[axis] == media.data.shape[axis]
-        first = 0 if crop is None or whole else crop[sources.through(media)][0]
-        return sources.plane(values, media, self.look.at - first)
+        first = 0 if crop is None or whole else crop[axes.through(media)][0]
+        return axes.plane(values, media, self.look.at - first)
 
     def _across(self, crop: Any) -> Any:
         """Return which part of one picture a crop is of; None for all of it."""
@@ -151,7 +152,7 @@ class Drawn:
 
     def _channels(self) -> int | None:
         media = self.source.media
-        return sources.plane_channels(media) if media.stacked else media.channel_axis
+        return axes.plane_channels(media) if media.stacked else media.channel_axis
 
     def _whole(self, scale: Scale) -> str:
         """Return the address of the whole picture, small, where a part is shown; empty where all is shown."""
@@ -191,7 +192,7 @@ class Drawn:
 
 def plane_axes(source: Source) -> tuple[int, ...]:
     """Return the numbers of the axes of one picture, along which the part that is shown can be moved."""
-    own = sources.through(source.media) if source.media.stacked else None
+    own = axes.through(source.media) if source.media.stacked else None
     return tuple(axis for axis in range(len(source.shape)) if axis != own)
 
 

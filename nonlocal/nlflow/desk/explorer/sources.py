@@ -20,6 +20,7 @@ from nlflow.denoising.layout import Axes
 from nlflow.desk import files
 from nlflow.desk.companions import read_reference
 from nlflow.desk.formats import written_extension
+from nlflow.desk.formats.axes import through
 from nlflow.desk.formats.media import Array, Media
 from nlflow.errors import InputError
 
@@ -45,17 +46,6 @@ def check_stack(name: str, media: Media) -> None:
 def picture_word(media: Media) -> str:
     """Return what one picture of a stack is called."""
     return "frame" if "T" in media.axes else "slice"
-
-
-def through(media: Media, *, channels: bool = False) -> int:
-    """Return the axis along which pictures follow each other, with the axis of channels counted or not."""
-    axes = media.axes if channels else media.axes.replace("C", "")
-    return axes.index("T" if "T" in axes else "Z")
-
-
-def stack_layout(media: Media) -> dict[str, Any]:
-    """Return the words by which `nlflow.denoise` knows the axes."""
-    return {"axes": media.axes} | ({} if media.spacing is None else {"spacing": media.spacing})
 
 
 def reach(media: Media) -> int:
@@ -93,18 +83,6 @@ def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[
     crop = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
     crop.insert(axis, around)
     return None if all(high - low == n for (low, high), n in zip(crop, shape, strict=True)) else tuple(crop)
-
-
-def plane(values: Array, media: Media, at: int) -> Array:
-    """Return one picture of samples with all axes of a stack."""
-    picture: Array = values.take(at, axis=through(media, channels=True))
-    return picture
-
-
-def plane_channels(media: Media) -> int | None:
-    """Return the axis of channels of one picture."""
-    axes = media.axes.replace("T", "").replace("Z", "")
-    return axes.index("C") if "C" in axes else None
 
 
 def told_stack(media: Media, at: int, crop: tuple[tuple[int, int], ...] | None) -> str:

@@ -1,17 +1,19 @@
-"""The axes of stacks: which is which, by the file or by the user, and how far apart samples are."""
+"""The axes of what is read: which is which, by the file or by the user, how far apart samples are, and one picture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from nlflow.desk.formats.media import Array, Kind, Media
-from nlflow.errors import FileFormatError, InputError, check_number
+from nlflow.desk.formats.media import ARRAYS, Array, Kind, Media
+from nlflow.errors import FileFormatError, InputError, check_choice, check_integer, check_number, file_error
 
 LETTERS = "TZCYX"
+ARTICLES = {"image": "an image", "signal": "a signal", "volume": "a volume", "clip": "a clip"}
 _COUNTS = {"T": "frames", "Z": "slices", "C": "channels"}
 # How formats call units, and how they are shown; OME-XML and NIfTI know the micrometre under the sign beside.
 _UNITS = {
@@ -62,6 +64,94 @@ def check_axes(axes: str, source: object = None) -> str:
             "(time), Z, Y, X, C (channels), such as ZYX, TYX or CZYX; correct it"
         )
     return text
+
+
+def laid_out(
+    media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
+) -> Media:
+    """Return what was read with its axes settled, by the file and by the user; see `nlflow.desk.files.read`.
+
+    Raises
+    ------
+    FileFormatError, InputError
+        If `kind`, `channel_axis`, `axes` or `spacing` do not fit the file, or if nobody says what an axis is.
+    """
+    path = media.path
+    if kind is not None:
+        check_choice("kind", kind, ("image", "signal"))
+    if media.format in ARRAYS and axes is not None:
+        if channel_axis is not None or kind is not None:
+            word = "kind" if channel_axis is None else "channel_axis"
+            raise InputError(f"{word}: got one beside axes={axes!r}, which say it; leave {word} out")
+        if len(check_axes(axes, path)) == 1 or "Y" not in check_axes(axes, path):
+            raise InputError(f"axes: got {axes!r}, expected Y and X among them; leave axes out for a signal")
+        media = replace(media, axes="?" * media.data.ndim)
+    if media.axes:
+        return _settled(media, kind, channel_axis, axes, spacing)
+    if axes is not None and spacing is None and _is_slice(media, axes):
+        note = f"{path}: one picture only, which is denoised as an image"
+        return replace(_with_layout(media, kind, channel_axis), notes=(*media.notes, note))
+    for name, value in (("axes", axes), ("spacing", spacing)):
+        if value is not None:
+            raise InputError(f"{name}: got {value!r}, but {path} is {ARTICLES[media.kind]}, expected a stack; "
+                             "leave it out")  # fmt: skip
+    return _with_layout(media, kind, channel_axis)
+
+
+def _settled(
+    media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
+) -> Media:
+    """Return a stack with all its axes settled."""
+    settled = settle(media, axes, spacing)
+    own, ndim = settled.channel_axis, settled.data.ndim
+    if kind is not None and kind != settled.kind:
+        got = f"kind: got {kind!r}, but {media.path} is {ARTICLES[settled.kind]} ({settled.axes})"
+        raise InputError(f"{got}; leave kind out")
+    if channel_axis is not None and (own is None or channel_axis % ndim != own):
+        raise InputError(f"channel_axis: got {channel_axis}, but {media.path} is {settled.axes}; leave it out")
+    return settled
+
+
+def _is_slice(media: Media, axes: str) -> bool:
+    """Return whether these axes are those of a volume or a clip of which a picture is the only part."""
+    wanted = "YXC" if media.data.ndim == 3 else "YX"
+    return media.kind == "image" and "".join(a for a in check_axes(axes, media.path) if a not in "TZ") == wanted
+
+
+def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> Media:
+    """Return `media` with kind and channel axis settled, or raise `InputError`."""
+    ndim, shape = media.data.ndim, media.data.shape
+    what = f"{media.path} with shape {shape}"
+    axis = None if channel_axis is None else check_integer("channel_axis", channel_axis, minimum=-ndim)
+    if axis is not None and axis >= ndim:
+        raise InputError(f"channel_axis: got {axis}, expected {-ndim} to {ndim - 1} for {what}")
+    axis = axis + ndim if axis is not None and axis < 0 else axis
+    if media.format not in ARRAYS:
+        own = ndim - 1 if ndim == (3 if media.kind == "image" else 2) else None
+        if kind not in (None, media.kind):
+            raise InputError(f"kind: got {kind!r}, expected {media.kind!r} for {what}; leave kind out")
+        if axis not in (None, own):
+            found = "no channels" if own is None else f"its channels on axis {own}"
+            raise InputError(f"channel_axis: got {channel_axis}, but {what} has {found}; leave channel_axis out")
+        return replace(media, channel_axis=own)
+    if ndim not in (1, 2, 3):
+        remedy = "say which axis is which (--axes TZYX)" if ndim in (4, 5) else "save its parts one by one"
+        raise file_error(media.path, f"an array of shape {shape}", "one to three dimensions, or axes", remedy)
+    if ndim == 3 and axis is None:
+        if kind != "signal" and not 2 <= shape[2] <= 4:
+            remedy = "give it, or for a stack --axes ZYX (slices of a volume) or TYX (frames)"
+            raise InputError(f"channel_axis: got None, expected the axis of the channels for {what}; {remedy}")
+        axis = 2
+    if ndim == 2 and axis is None and kind == "signal":
+        axis = 1
+    spatial = ndim - (axis is not None)
+    found_kind: Kind = "image" if spatial == 2 else "signal"
+    if spatial == 0 or kind not in (None, found_kind):
+        raise InputError(
+            f"kind: got {kind!r} with channel_axis={channel_axis} for {what}, expected a signal (N,) or (N, C) or an "
+            "image (H, W) or (H, W, C); correct kind or channel_axis, or reshape the array"
+        )
+    return replace(media, kind=found_kind, channel_axis=axis)
 
 
 def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> Media:
@@ -218,3 +308,37 @@ def arranged(values: Array, axes: str, wanted: str) -> Array:
     part = part.transpose([letters.index(a) for a in wanted if a in letters])
     sizes = dict(zip(letters, [values.shape[place] for place in kept], strict=True))
     return part.reshape([sizes.get(a, 1) for a in wanted])
+
+
+# ---- one picture of a stack
+
+
+def words_of(media: Media) -> dict[str, Any]:
+    """Return the words by which `nlflow.denoise` knows the axes, of each volume for a stack of many."""
+    if not media.stacked:
+        return {"channel_axis": media.channel_axis}
+    axes = media.axes.replace("T", "") if "Z" in media.axes else media.axes
+    return {"axes": axes} | ({} if media.spacing is None else {"spacing": media.spacing})
+
+
+def through(media: Media, *, channels: bool = False) -> int:
+    """Return the axis along which pictures follow each other, with the axis of channels counted or not."""
+    axes = media.axes if channels else media.axes.replace("C", "")
+    return axes.index("T" if "T" in axes else "Z")
+
+
+def plane_channels(media: Media) -> int | None:
+    """Return the axis of channels of one picture."""
+    axes = media.axes.replace("T", "").replace("Z", "")
+    return axes.index("C") if "C" in axes else None
+
+
+def plane(values: Array, media: Media, at: int | None = None) -> Array:
+    """Return one picture of samples with the axes of a stack, or with all but C; that in the middle by default."""
+    axes = media.axes if values.ndim == len(media.axes) else media.axes.replace("C", "")
+    for letter in "TZ":
+        if letter in axes:
+            place = axes.index(letter)
+            values = values.take(values.shape[place] // 2 if at is None else at, axis=place)
+            axes = axes.replace(letter, "")
+    return values

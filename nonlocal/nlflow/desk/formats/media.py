@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -163,6 +164,12 @@ class Writing:
     def name(self) -> str:
         """The name of the output in small letters."""
         return self.path.name.lower()
+
+    @classmethod
+    def of(cls, words: Mapping[str, Any]) -> Writing:
+        """Return what some words of a command line say, for whatever output."""
+        known = {one.name for one in fields(cls)} - {"path"}
+        return cls(Path(), **{name: value for name, value in words.items() if name in known})
 
     def at(self, path: Path) -> Writing:
         """Return the same for another output."""
