@@ -38,31 +38,17 @@ FIGURES = ("png", "pdf", "svg")
 
 @dataclass(frozen=True)
 class Request:
-    """How every file of a command is denoised.
+    """How every file of a command is denoised."""
 
-    Attributes
-    ----------
-    sigma : float, list of float or None
-        Given noise; a map of it is a file beside the input.
-    fill_nan : bool
-        Whether samples that are no numbers are missing ones.
-    reading : dict
-        Words of `nlflow.desk.files.read`: how a file is read.
-    quality, noise, options
-        As `nlflow.denoise` takes them.
-    writing : Writing
-        How a file is written, whatever its path.
-    flat : pair of slice, optional
-        Rows and columns of a part of a picture, as it is seen, in which its noise is measured.
-    """
-
-    sigma: float | list[float] | None
-    fill_nan: bool
-    reading: dict[str, Any]
+    sigma: float | list[float] | None  # given noise; a map of it is a file beside the input
+    fill_nan: bool  # whether samples that are no numbers are missing ones
+    reading: dict[str, Any]  # words of `nlflow.desk.files.read`: how a file is read
+    # quality, noise, options: as `nlflow.denoise` takes them.
     quality: str
     noise: Any
     options: Options
-    writing: Writing
+    writing: Writing  # how a file is written, whatever its path
+    # Rows and columns of a part of a picture, as it is seen, in which its noise is measured.
     flat: tuple[slice, slice] | None = None
 
 

@@ -25,44 +25,23 @@ _LAST_RATE = 51  # rate factor of a film
 
 @dataclass(frozen=True)
 class Job:
-    """One input, what is written for it, and the files that belong to it.
+    """One input, what is written for it, and the files that belong to it."""
 
-    Attributes
-    ----------
-    source, target : Path
-        Input and output.
-    figure : Path or None
-        The figure that is drawn as well.
-    beside : dict
-        From an option to the file that it names for this input.
-    missing : str
-        Why a file that belongs to the input was not found; empty if all were.
-    """
-
+    # source, target: input and output.
     source: Path
     target: Path
-    figure: Path | None
-    beside: dict[str, Path]
-    missing: str = ""
+    figure: Path | None  # the figure that is drawn as well
+    beside: dict[str, Path]  # from an option to the file that it names for this input
+    missing: str = ""  # why a file that belongs to the input was not found; empty if all were
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command is to do.
+    """What a command is to do."""
 
-    Attributes
-    ----------
-    jobs : tuple of Job
-        In the order in which they are done.
-    folder : Path or None
-        Where the outputs of several inputs go; None for a single input with an output of its own.
-    notes : tuple of str
-        What is left out, for the user.
-    """
-
-    jobs: tuple[Job, ...]
-    folder: Path | None
-    notes: tuple[str, ...]
+    jobs: tuple[Job, ...]  # in the order in which they are done
+    folder: Path | None  # where the outputs of several inputs go; None for a single input with an output of its own
+    notes: tuple[str, ...]  # what is left out, for the user
 
 
 def plan(

@@ -27,24 +27,12 @@ _KNOWN = EXTENSIONS | STACKS
 
 @dataclass(frozen=True)
 class Ends:
-    """Where a command reads and writes.
+    """Where a command reads and writes."""
 
-    Attributes
-    ----------
-    sources : list of Path
-        Inputs; a file of the temporary folder in the place of stdin.
-    target : str
-        The output; a file of the temporary folder in the place of stdout.
-    piped : bool
-        Whether stdout gets the file, and nothing else.
-    names : dict
-        From what stands in messages to what users are told.
-    """
-
-    sources: list[Path]
-    target: str
-    piped: bool
-    names: dict[str, str]
+    sources: list[Path]  # inputs; a file of the temporary folder in the place of stdin
+    target: str  # the output; a file of the temporary folder in the place of stdout
+    piped: bool  # whether stdout gets the file, and nothing else
+    names: dict[str, str]  # from what stands in messages to what users are told
 
     def told(self, value: Any) -> Any:
         """Return a text, or texts in lists and dictionaries, about stdin and stdout in the place of temporary files."""

@@ -74,7 +74,6 @@ class SignalView:
 
     Attributes
     ----------
-    panel : column
     rest : Lines
         What was removed; not part of the panel.
     window : tuple of int, or None

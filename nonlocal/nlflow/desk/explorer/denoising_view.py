@@ -45,39 +45,21 @@ _MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "
 
 @dataclass(frozen=True)
 class DenoiseSettings:
-    """Settings of the tab, as `nlflow.denoise` takes them; None means: chosen from the noise.
+    """Settings of the tab, as `nlflow.denoise` takes them; None means: chosen from the noise."""
 
-    Attributes
-    ----------
-    sigma : float or None
-        Standard deviation of white noise, in the units of the file; found out with its kind where not given.
-    strength : float or None
-        How many times the noise that was found counts.
-    quality : {'fast', 'balanced', 'best'}
-    noise : str or NoiseFile
-        Which noise it is: a word of `nlflow.denoising.noise.names.WORDS`, or a model.
-    width : float or None
-        Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
-    patch_size, search_radius : int or None
-        Nodes.
-    fidelity : float or None
-        The number lambda~.
-    steps : int or None
-        The flow's time: steps have length 1.
-    crop : Crop or None
-        The part that is denoised; None for all.
-    """
-
+    # Standard deviation of white noise, in the units of the file; found out with its kind where not given.
     sigma: float | None = None
-    strength: float | None = None
-    quality: str = "fast"
-    noise: str | NoiseFile = "auto"
+    strength: float | None = None  # how many times the noise that was found counts
+    quality: str = "fast"  # {'fast', 'balanced', 'best'}
+    noise: str | NoiseFile = "auto"  # which noise it is: a word of `nlflow.denoising.noise.names.WORDS`, or a model
+    # Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
     width: float | None = None
+    # patch_size, search_radius: nodes.
     patch_size: int | None = None
     search_radius: int | None = None
-    fidelity: float | None = None
-    steps: int | None = None
-    crop: Crop | None = None
+    fidelity: float | None = None  # the number lambda~
+    steps: int | None = None  # the flow's time: steps have length 1
+    crop: Crop | None = None  # the part that is denoised; None for all
 
     def words(self, *, stacked: bool = False) -> dict[str, Any]:
         """Return the arguments for `nlflow.denoise` that are set; those of pixels belong to ``fast`` without stacks."""
@@ -90,40 +72,24 @@ class DenoiseSettings:
 
 @dataclass(frozen=True)
 class DenoiseResult:
-    """A result.
-
-    Attributes
-    ----------
-    settings : DenoiseSettings
-    noisy, result : array
-        In the units of the file; of the part that was computed.
-    clean : array or None
-    info : DenoiseInfo
-    course : dict of str to array
-        See `nlflow.denoising.Trail`.
-    figures : dict of str to float or None
-        ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
-        (signals) where there is a reference; of a table the means over its columns; of a stack ``psnr_*`` alone,
-        over all that was denoised.
-    notes : tuple of str
-        Warnings.
-    noise : NoiseCurves or None
-        Of the noise that was found out; of a table that of its first column, of a stack over the intensities of the
-        picture in the middle.
-    coarse : bool
-        Whether it is what `coarse` returns.
-    """
+    """A result."""
 
     settings: DenoiseSettings
+    # noisy, result: in the units of the file; of the part that was computed.
     noisy: Array
     result: Array
     clean: Array | None
     info: DenoiseInfo
-    course: dict[str, NDArray[np.float64]]
+    course: dict[str, NDArray[np.float64]]  # see `nlflow.denoising.Trail`
+    # ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
+    # (signals) where there is a reference; of a table the means over its columns; of a stack ``psnr_*`` alone, over all
+    # that was denoised.
     figures: dict[str, float | None] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # warnings
+    # Of the noise that was found out; of a table that of its first column, of a stack over the intensities of the
+    # picture in the middle.
     noise: NoiseCurves | None = None
-    coarse: bool = False
+    coarse: bool = False  # whether it is what `coarse` returns
 
     @property
     def residual(self) -> Array:
@@ -143,8 +109,6 @@ def compute(
 
     Parameters
     ----------
-    settings : DenoiseSettings
-    source : Source
     trail : Trail, optional
         Keeps weights from one call to the next; without it nothing is kept.
     progress : callable, optional
@@ -189,8 +153,6 @@ def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseRes
 
     Parameters
     ----------
-    settings : DenoiseSettings
-    source : Source
     at : int
         Of a stack, the number of the picture.
     known : DenoiseResult or None

@@ -24,21 +24,11 @@ _PAUSE = 0.1  # seconds between two reports of progress
 
 @dataclass
 class Desk:
-    """One page.
+    """One page."""
 
-    Attributes
-    ----------
-    worker : Worker
-        Of all pages.
-    limits : Limits
-        Of uploads.
-    document : bokeh Document
-        Of this page.
-    """
-
-    worker: Worker
-    limits: Limits
-    document: Any
+    worker: Worker  # of all pages
+    limits: Limits  # of uploads
+    document: Any  # of this page
 
     def later(self, function: Callable[[], Any]) -> None:
         """Call a function in the page's own thread, with the lock of its document. Any thread may call this."""
@@ -74,10 +64,6 @@ class Report:
 
 class Tab:
     """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
-
-    Parameters
-    ----------
-    desk : Desk
 
     Attributes
     ----------

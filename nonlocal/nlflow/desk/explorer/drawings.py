@@ -36,21 +36,13 @@ _OPENED = 2000  # samples of a signal that are shown at first
 
 @dataclass(frozen=True)
 class Look:
-    """What the user has chosen to look at.
+    """What the user has chosen to look at."""
 
-    Attributes
-    ----------
-    at : int
-        Of a stack, the number of the picture, from 0.
-    black, white : float or None
-        The values that are drawn so; None where they are fitted to the data.
-    window : tuple of int, or None
-        Of a signal, the first sample that is drawn, and how many; None for some in the middle.
-    """
-
-    at: int = 0
+    at: int = 0  # of a stack, the number of the picture, from 0
+    # black, white: the values that are drawn so; None where they are fitted to the data.
     black: float | None = None
     white: float | None = None
+    # Of a signal, the first sample that is drawn, and how many; None for some in the middle.
     window: tuple[int, int] | None = None
 
 
@@ -79,11 +71,8 @@ class Drawn:
 
     Parameters
     ----------
-    result : DenoiseResult
-    source : Source
     stills : Stills
         Of this source; what it lacks is drawn.
-    look : Look
     """
 
     def __init__(self, result: DenoiseResult, source: Source, stills: Stills, look: Look) -> None:

@@ -74,33 +74,17 @@ COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.np
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """Settings of the tab.
+    """Settings of the tab."""
 
-    Attributes
-    ----------
-    signal : {'steps', 'waves', 'disc', 'photograph'}
-        The first two on the unit interval, the others on the unit square.
-    noise : float
-        Standard deviation of the noise that is added; the signal goes from about -1 to 1.
-    kernel : {'Gaussian', 'Laplace', 'TopHat', 'Matern', 'Wendland'}
-    width : float
-        Of the kernel (radius of the top hat and of Wendland's), as a share of the side of the domain.
-    fidelity : float
-        lambda~ in the degree metric, lambda in the L2 metric; > 0.
-    metric : {'degree', 'l2'}
-    boundary : {'reflect', 'periodic', 'isolated'}
-    span : float
-        End of the flow, in relaxation times 1/mu_2 of J.
-    """
-
+    # {'steps', 'waves', 'disc', 'photograph'}: The first two on the unit interval, the others on the unit square.
     signal: str = "steps"
-    noise: float = 0.2
-    kernel: str = "Gaussian"
-    width: float = 0.03
-    fidelity: float = 0.5
-    metric: str = "degree"
-    boundary: str = "reflect"
-    span: float = 8.0
+    noise: float = 0.2  # standard deviation of the noise that is added; the signal goes from about -1 to 1
+    kernel: str = "Gaussian"  # {'Gaussian', 'Laplace', 'TopHat', 'Matern', 'Wendland'}
+    width: float = 0.03  # of the kernel (radius of the top hat and of Wendland's), as a share of the side of the domain
+    fidelity: float = 0.5  # lambda~ in the degree metric, lambda in the L2 metric; > 0
+    metric: str = "degree"  # {'degree', 'l2'}
+    boundary: str = "reflect"  # {'reflect', 'periodic', 'isolated'}
+    span: float = 8.0  # end of the flow, in relaxation times 1/mu_2 of J
 
     def __post_init__(self) -> None:
         check_choice("signal", self.signal, tuple(_SIGNALS))
@@ -128,7 +112,6 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda
 
     Parameters
     ----------
-    settings : FlowSettings
     progress : callable, optional
         Gets the share done and may raise, which ends the call.
     """

@@ -30,58 +30,28 @@ _MOST_NUMBERS = 2**20  # of a quantity of all heads
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the model.
+    """One run of the model."""
 
-    Attributes
-    ----------
-    fidelity : float
-        Of NeuTRENO's term; that of the model itself, or 0.
-    layers : tuple of str
-        Names of the states: the input of each stack, then its layers.
-    index : array of shape (S,)
-        Number of the layer in its stack, 0 for the input.
-    columns : dict of str to array of shape (S,)
-        By the names of `QUANTITIES`; NaN where there is no such number.
-    heads : dict of str to array of shape (S, H)
-        By the names of `HEAD_QUANTITIES`; NaN for inputs. Empty where the file tells of none.
-    """
-
-    fidelity: float
-    layers: tuple[str, ...]
-    index: NDArray[np.int64]
-    columns: dict[str, Floats]
-    heads: dict[str, Floats]
+    fidelity: float  # of NeuTRENO's term; that of the model itself, or 0
+    layers: tuple[str, ...]  # names of the states: the input of each stack, then its layers
+    index: NDArray[np.int64]  # number of the layer in its stack, 0 for the input
+    columns: dict[str, Floats]  # by the names of `QUANTITIES`; NaN where there is no such number
+    heads: dict[str, Floats]  # by the names of `HEAD_QUANTITIES`; NaN for inputs. Empty where the file tells of none
 
 
 @dataclass(frozen=True)
 class LayersFile:
-    """The content of a file.
+    """The content of a file."""
 
-    Attributes
-    ----------
-    name : str
-        How the file is called.
-    model, kind : str
-        The model's name or folder, and its class.
-    tokens : int
-        Of the input.
-    fidelity : float or None
-        That of the comparison, if there is one.
-    runs : tuple of Run
-    content : bytes
-        The file itself.
-    built_in : bool
-        Whether it is the example.
-    """
-
-    name: str
+    name: str  # how the file is called
+    # model, kind: the model's name or folder, and its class.
     model: str
     kind: str
-    tokens: int
-    fidelity: float | None
+    tokens: int  # of the input
+    fidelity: float | None  # that of the comparison, if there is one
     runs: tuple[Run, ...]
-    content: bytes
-    built_in: bool = False
+    content: bytes  # the file itself
+    built_in: bool = False  # whether it is the example
 
 
 class _UnfitError(ValueError):
@@ -101,7 +71,6 @@ def read_layers(path: str | os.PathLike[str], name: str | None = None) -> Layers
 
     Parameters
     ----------
-    path : path
     name : str, optional
         How the file is called in messages and texts; the path by default.
 
@@ -228,7 +197,6 @@ def as_python(found: LayersFile, quantity: str) -> str:
 
     Parameters
     ----------
-    found : LayersFile
     quantity : str
         One of `QUANTITIES` or of `HEAD_QUANTITIES`.
     """

@@ -93,8 +93,6 @@ def picture(values: Array, scale: Scale, channel_axis: int | None = None, orient
     ----------
     values : array of shape (H, W), with an axis of channels if `channel_axis` says so
         Three channels are colours; of other numbers the mean is shown.
-    scale : Scale
-    channel_axis : int, optional
     orientation : int
         See `nlflow.desk.files.Media`.
     """

@@ -144,20 +144,11 @@ _TABS = ("Denoise", "Flow", "Layers")
 
 @dataclass(frozen=True)
 class Contents:
-    """The content of a page when it opens.
+    """The content of a page when it opens."""
 
-    Attributes
-    ----------
-    source : Source
-        To denoise.
-    layers : LayersFile or None
-    limits : Limits
-        Of uploads.
-    """
-
-    source: Source
+    source: Source  # to denoise
     layers: LayersFile | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # of uploads
 
 
 def build(contents: Contents, worker: Worker) -> Any:
@@ -165,7 +156,6 @@ def build(contents: Contents, worker: Worker) -> Any:
 
     Parameters
     ----------
-    contents : Contents
     worker : Worker
         The thread that computes for all sessions.
     """

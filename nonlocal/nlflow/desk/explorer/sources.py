@@ -61,7 +61,6 @@ def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[
 
     Parameters
     ----------
-    media : Media
     place : tuple of float
         Where the part lies in the picture, along rows and columns, from 0 to 1; in the middle by default.
     at : int, optional
@@ -121,33 +120,16 @@ _PREVIEW_SAMPLES = 2**15
 
 @dataclass(frozen=True)
 class Source:
-    """A noisy image, signal, volume or clip.
+    """A noisy image, signal, volume or clip."""
 
-    Attributes
-    ----------
-    media : Media
-        Its samples, in the units of the file.
-    name : str
-        How it is called on the page, in texts and in commands: the path that was given, or the name of an upload.
-    clean : array of the same shape, or None
-        The same without noise.
-    clean_name : str
-        How that file is called; empty where there is none.
-    built_in : bool
-        Whether it is the example.
-    notes : tuple of str
-        What was converted on reading, for the user.
-    reading : dict
-        Words of `nlflow.desk.files.read` that the reader was told.
-    """
-
-    media: Media
+    media: Media  # its samples, in the units of the file
+    # How it is called on the page, in texts and in commands: the path that was given, or the name of an upload.
     name: str
-    clean: Array | None = None
-    clean_name: str = ""
-    built_in: bool = False
-    notes: tuple[str, ...] = ()
-    reading: dict[str, Any] = field(default_factory=dict)
+    clean: Array | None = None  # the same without noise
+    clean_name: str = ""  # how that file is called; empty where there is none
+    built_in: bool = False  # whether it is the example
+    notes: tuple[str, ...] = ()  # what was converted on reading, for the user
+    reading: dict[str, Any] = field(default_factory=dict)  # words of `nlflow.desk.files.read` that the reader was told
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -176,7 +158,6 @@ def open_source(path: str | os.PathLike[str], name: str | None = None, **reading
 
     Parameters
     ----------
-    path : path
     name : str, optional
         How it is called; the path by default.
     **reading
@@ -194,7 +175,6 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
 
     Parameters
     ----------
-    source : Source
     place : tuple of float
         Where the part lies along each axis, of a stack along rows and columns: 0 for the start, 1 for the end; in the
         middle by default.
@@ -231,7 +211,6 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
 
     Parameters
     ----------
-    source : Source
     crop : Crop or None
         The part that the result is of.
     result : array

@@ -43,7 +43,6 @@ def shell(program: str, name: str, saving: str) -> str:
 
     Parameters
     ----------
-    program : str
     name : str
         Of the file; one that is there is not replaced.
     saving : str

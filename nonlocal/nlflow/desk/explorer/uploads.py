@@ -33,18 +33,10 @@ SUFFIXES = tuple(suffix for suffix, form in EXTENSIONS.items() if form in _FORMA
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an upload.
+    """Limits of an upload."""
 
-    Attributes
-    ----------
-    content : int
-        Bytes of the file.
-    samples : int
-        Numbers in it, channels counted.
-    """
-
-    content: int = 64 * 2**20
-    samples: int = 2**26
+    content: int = 64 * 2**20  # bytes of the file
+    samples: int = 2**26  # numbers in it, channels counted
 
 
 def shown_name(name: str) -> str:
@@ -63,7 +55,6 @@ def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
     data : dict
         ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or nothing for one
         that the browser cannot read.
-    limits : Limits
 
     Raises
     ------
@@ -88,8 +79,6 @@ def received_source(name: str, content: bytes, limits: Limits) -> Source:
     ----------
     name : str
         As the sender calls it; its suffix decides the format.
-    content : bytes
-    limits : Limits
 
     Raises
     ------

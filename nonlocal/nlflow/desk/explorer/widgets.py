@@ -171,10 +171,8 @@ class Knob(Part):
     ----------
     name, label : str
         The name in the page's HTML, and the label that users see.
-    low, high, step : float
     start : float
         Shown first.
-    unit : str
     optional : bool
         Whether the program can choose the number: then there is a box, which is marked at first.
     whole : bool
@@ -321,8 +319,6 @@ class Status(Part):
 
         Parameters
         ----------
-        words : str
-        kind : {'idle', 'busy', 'done', 'error'}
         share : float
             Of the work that is done.
         """
@@ -361,7 +357,6 @@ class Lines(Part):
 
     Parameters
     ----------
-    title, xlabel, ylabel : str
     names : mapping of str to dict
         The lines that there may be, as the legend calls them, each with its style (``color``, ``width``, ``dash``);
         colours go by their order.

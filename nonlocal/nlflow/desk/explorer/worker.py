@@ -23,35 +23,20 @@ class Cancelled(BaseException):  # not an error: code that catches errors must n
 
 @dataclass(eq=False)
 class Job:
-    """One computation.
+    """One computation."""
 
-    Attributes
-    ----------
-    work : callable
-        Gets `progress`, a function of the share done, and returns a result.
-    done : callable
-        Gets this job in the computing thread when it has a result or an error; not called if the job was cancelled.
-    told : callable, optional
-        Gets the share done, in the computing thread.
-    result : object
-        What `work` returned.
-    error : Exception or None
-        What it raised.
-    cancelled : bool
-        Set by the worker. The job then ends at its next report of progress, without a result.
-    superseded : bool
-        Set by the worker: there is a newer job of the same key, so this one ends soon, with a result or without.
-    seen : bool
-        Whether the job has shown something before its result; its owner says so.
-    """
-
+    # Gets `progress`, a function of the share done, and returns a result.
     work: Callable[[Callable[[float], None]], Any]
+    # Gets this job in the computing thread when it has a result or an error; not called if the job was cancelled.
     done: Callable[[Job], Any]
-    told: Callable[[float], Any] = lambda share: None
-    result: Any = field(default=None, init=False)
-    error: Exception | None = field(default=None, init=False)
+    told: Callable[[float], Any] = lambda share: None  # gets the share done, in the computing thread
+    result: Any = field(default=None, init=False)  # what `work` returned
+    error: Exception | None = field(default=None, init=False)  # what it raised
+    # Set by the worker. The job then ends at its next report of progress, without a result.
     cancelled: bool = field(default=False, init=False)
+    # Set by the worker: there is a newer job of the same key, so this one ends soon, with a result or without.
     superseded: bool = field(default=False, init=False)
+    # Whether the job has shown something before its result; its owner says so.
     seen: bool = field(default=False, init=False)
     _begun: float = field(default=0.0, init=False)
 

@@ -20,41 +20,20 @@ __all__ = ["FORMATS", "Format", "left_out", "written_extension"]
 
 @dataclass(frozen=True)
 class Format:
-    """A file format; functions are named, and belong to its module.
+    """A file format; functions are named, and belong to its module."""
 
-    Attributes
-    ----------
-    module : str
-        In this package.
-    kinds : str
-        What a file holds: kinds of `Media`.
-    dtypes : str
-        Those that a file stores; empty for any.
-    extras : str
-        Keys of `Media.extras` that a file has a place for.
-    folder : bool
-        Whether a "file" is a folder.
-    decoder : str
-        Reads a file.
-    encoder : str
-        Writes samples to an open file, or into a new folder.
-    checker, noter : str
-        Returns what else of a stack a file cannot hold (empty if all is well), and what else there is to say of a file
-        that will be written; empty where there is no such function.
-    instead : tuple of str
-        Of a format that is not written: why, and the extension of another that is.
-    """
-
-    module: str
-    kinds: str = "image signal volume clip"
-    dtypes: str = ""
-    extras: str = ""
-    folder: bool = False
-    decoder: str = "decode"
-    encoder: str = "encode"
+    module: str  # in this package
+    kinds: str = "image signal volume clip"  # what a file holds: kinds of `Media`
+    dtypes: str = ""  # those that a file stores; empty for any
+    extras: str = ""  # keys of `Media.extras` that a file has a place for
+    folder: bool = False  # whether a "file" is a folder
+    decoder: str = "decode"  # reads a file
+    encoder: str = "encode"  # writes samples to an open file, or into a new folder
+    # checker, noter: returns what else of a stack a file cannot hold (empty if all is well), and what else there is to
+    # say of a file that will be written; empty where there is no such function.
     checker: str = ""
     noter: str = ""
-    instead: tuple[str, str] = ("", "")
+    instead: tuple[str, str] = ("", "")  # of a format that is not written: why, and the extension of another that is
 
     def _own(self, name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(import_module(f"{__name__}.{self.module}"), name)

@@ -25,20 +25,11 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a file.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    kind : str
-        Its dtype, or what else it is.
-    numbers : bool
-        Whether it holds real numbers.
-    """
+    """One array of a file."""
 
     shape: tuple[int, ...]
-    kind: str
-    numbers: bool
+    kind: str  # its dtype, or what else it is
+    numbers: bool  # whether it holds real numbers
 
     @property
     def signal(self) -> bool:
@@ -59,7 +50,6 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
 
     Parameters
     ----------
-    path : Path
     array : str or None
         The name that the user gives; None where there is no choice.
     found : mapping of str to Entry
@@ -121,7 +111,6 @@ def decode(path: Path, array: str | None = None) -> Media:
 
     Parameters
     ----------
-    path : Path
     array : str, optional
         Its name; not needed where there is one array.
     """

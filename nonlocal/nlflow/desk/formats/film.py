@@ -51,57 +51,25 @@ def open_film(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """What a film is beside its frames.
+    """What a film is beside its frames."""
 
-    Attributes
-    ----------
-    path : Path
-        The film, from which sound is copied.
-    shape : tuple of int
-        Of a frame: (H, W) or (H, W, 3).
-    dtype : numpy.dtype
-        uint8 or uint16.
-    bits : int
-        Of a sample.
-    rate : Fraction
-        Frames a second, on average.
-    time_base : Fraction
-        Seconds of one unit of a frame's time.
-    count : int
-        Frames that the header tells of, 0 if it does not.
-    duration : float
-        Seconds that the header tells of, 0 if it does not.
-    pixels : str
-        The format of pixels, as FFmpeg calls it.
-    codec : str
-    colours : tuple of int
-        Range, matrix, primaries and transfer, as FFmpeg counts them.
-    aspect : Fraction or None
-        Of a pixel.
-    matrix : tuple of int
-        How the film is turned when it is shown; empty if it is not.
-    metadata, words : dict
-        Of the file, and of its pictures.
-    others : tuple of (str, str)
-        Kind and codec of each stream beside the pictures.
-    """
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    bits: int
-    rate: Fraction
-    time_base: Fraction
-    count: int = 0
-    duration: float = 0.0
-    pixels: str = "yuv420p"
+    path: Path  # the film, from which sound is copied
+    shape: tuple[int, ...]  # of a frame: (H, W) or (H, W, 3)
+    dtype: np.dtype[Any]  # uint8 or uint16
+    bits: int  # of a sample
+    rate: Fraction  # frames a second, on average
+    time_base: Fraction  # seconds of one unit of a frame's time
+    count: int = 0  # frames that the header tells of, 0 if it does not
+    duration: float = 0.0  # seconds that the header tells of, 0 if it does not
+    pixels: str = "yuv420p"  # the format of pixels, as FFmpeg calls it
     codec: str = ""
-    colours: tuple[int, int, int, int] = (0, 2, 2, 2)
-    aspect: Fraction | None = None
-    matrix: tuple[int, ...] = ()
+    colours: tuple[int, int, int, int] = (0, 2, 2, 2)  # range, matrix, primaries and transfer, as FFmpeg counts them
+    aspect: Fraction | None = None  # of a pixel
+    matrix: tuple[int, ...] = ()  # how the film is turned when it is shown; empty if it is not
+    # metadata, words: of the file, and of its pictures.
     metadata: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
-    others: tuple[tuple[str, str], ...] = ()
+    others: tuple[tuple[str, str], ...] = ()  # kind and codec of each stream beside the pictures
     interlaced: bool = False
 
 
@@ -220,14 +188,6 @@ def _is_full(pixels: str) -> bool:
 
 class VideoReader:
     """Read a film frame by frame.
-
-    Parameters
-    ----------
-    path : Path
-
-    Attributes
-    ----------
-    info : VideoInfo
 
     Raises
     ------

@@ -36,7 +36,6 @@ def decode(path: Path, array: str | None = None) -> Media:
 
     Parameters
     ----------
-    path : Path
     array : str, optional
         Its path in the file, such as ``/group/dataset``; not needed where there is one.
     """

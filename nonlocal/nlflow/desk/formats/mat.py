@@ -52,7 +52,6 @@ def decode(path: Path, array: str | None = None) -> Media:
 
     Parameters
     ----------
-    path : Path
     array : str, optional
         Its name; not needed where there is one of numbers.
     """

@@ -46,77 +46,48 @@ _MOST, _FLOOR = 2000, 2**24
 
 @dataclass(frozen=True)
 class Media:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes
-    ----------
-    path : Path
-        The file that was read.
-    format : str
-        Its format, a value of `EXTENSIONS`.
-    kind : {"image", "signal", "volume", "clip"}
-        What the samples are; a volume has slices (Z), and may have frames (T) as well; a clip has frames alone.
-    data : numpy.ndarray
-        The samples in the dtype of the file: an image (H, W) or (H, W, C), a signal (N,) or (N, C); in an .npy file
-        the channels may lie on any axis. A stack has the axes that `axes` names.
-    channel_axis : int or None
-        Axis of the channels, counted from 0, or None for one channel without an axis of its own.
-    alpha : numpy.ndarray or None
-        The opacity (H, W) of an image, kept aside and written back unchanged.
-    orientation : int
-        How an image has to be turned to be seen upright, 1 (not at all) to 8, as EXIF and TIFF count; ``data`` are as
-        they are stored.
-    sample_rate : int or None
-        Samples per second of a WAV file.
-    header : tuple of str or None
-        Column names of a CSV file as they stand there, that of the first column included.
-    time : tuple of str or None
-        The cells of a CSV file's first column where it numbers the rows (times, depths, an index), written back
-        unchanged.
-    delimiter : str
-        What separates the columns of a CSV file.
-    decimal : str
-        The decimal point of a CSV file: a comma in many countries.
-    extras : dict
-        What else comes with the samples, written back unchanged where the output's format has a place for it:
-        ``exif``, ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and
-        ``text`` (of a PNG file, by keys) of images; ``resolution`` and ``tags`` of a TIFF file; ``bits`` (of a sample)
-        of a WAV file; ``array`` (its name and its shape in the file) of one of several arrays.
-    notes : tuple of str
-        The conversions made while reading, for the user.
-    axes : str
-        One letter for each axis of the data of a stack, and of an image that was read as one: T (time), Z, Y, X, C
-        (channels); "?" where a file does not say it. Empty for other images and signals.
-    scale : dict
-        Of a stack: from a letter to the distance of two samples along that axis and its unit (empty if unknown).
-    spacing : tuple of float or None
-        What `nlflow.denoise` is told of it: one number for each letter of `axes` but C and, beside Z, T.
-    stored_axes, stored_shape : str, tuple of int
-        Axes and shape in the file, those of one sample included, which `axes` and ``data`` lack.
-    bits : int or None
-        How many bits of an unsigned integer are used, where they are fewer than its type has.
-    """
-
-    path: Path
-    format: str
+    path: Path  # the file that was read
+    format: str  # its format, a value of `EXTENSIONS`
+    # {"image", "signal", "volume", "clip"}: What the samples are; a volume has slices (Z), and may have frames (T) as
+    # well; a clip has frames alone.
     kind: Kind
+    # The samples in the dtype of the file: an image (H, W) or (H, W, C), a signal (N,) or (N, C); in an .npy file the
+    # channels may lie on any axis. A stack has the axes that `axes` names.
     data: Array
+    # Axis of the channels, counted from 0, or None for one channel without an axis of its own.
     channel_axis: int | None = None
-    alpha: Array | None = None
+    alpha: Array | None = None  # the opacity (H, W) of an image, kept aside and written back unchanged
+    # How an image has to be turned to be seen upright, 1 (not at all) to 8, as EXIF and TIFF count; ``data`` are as
+    # they are stored.
     orientation: int = 1
-    sample_rate: int | None = None
+    sample_rate: int | None = None  # samples per second of a WAV file
+    # Column names of a CSV file as they stand there, that of the first column included.
     header: tuple[str, ...] | None = None
+    # The cells of a CSV file's first column where it numbers the rows (times, depths, an index), written back
+    # unchanged.
     time: tuple[str, ...] | None = None
-    delimiter: str = ","
-    decimal: str = "."
+    delimiter: str = ","  # what separates the columns of a CSV file
+    decimal: str = "."  # the decimal point of a CSV file: a comma in many countries
+    # What else comes with the samples, written back unchanged where the output's format has a place for it: ``exif``,
+    # ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and ``text`` (of a
+    # PNG file, by keys) of images; ``resolution`` and ``tags`` of a TIFF file; ``bits`` (of a sample) of a WAV file;
+    # ``array`` (its name and its shape in the file) of one of several arrays.
     extras: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # the conversions made while reading, for the user
+    # One letter for each axis of the data of a stack, and of an image that was read as one: T (time), Z, Y, X, C
+    # (channels); "?" where a file does not say it. Empty for other images and signals.
     axes: str = ""
+    # Of a stack: from a letter to the distance of two samples along that axis and its unit (empty if unknown).
     scale: dict[str, tuple[float, str]] = field(default_factory=dict)
+    # What `nlflow.denoise` is told of it: one number for each letter of `axes` but C and, beside Z, T.
     spacing: tuple[float, ...] | None = None
+    # stored_axes, stored_shape: axes and shape in the file, those of one sample included, which `axes` and ``data``
+    # lack.
     stored_axes: str = ""
     stored_shape: tuple[int, ...] = ()
-    bits: int | None = None
+    bits: int | None = None  # how many bits of an unsigned integer are used, where they are fewer than its type has
 
     @property
     def stacked(self) -> bool:
@@ -147,17 +118,10 @@ class Media:
 
 @dataclass(frozen=True)
 class Writing:
-    """How a result is written: made once, and passed whole to whatever checks, tells and encodes.
+    """How a result is written: made once, and passed whole to whatever checks, tells and encodes."""
 
-    Attributes
-    ----------
-    path : Path
-        The output; its extension decides the format.
-    quality : int or "lossless", optional
-        Of a film its rate factor, of a JPEG file 1 to 100; that of the format by default.
-    """
-
-    path: Path
+    path: Path  # the output; its extension decides the format
+    # Of a film its rate factor, of a JPEG file 1 to 100; that of the format by default.
     quality: int | str | None = None
 
     @property
@@ -205,7 +169,6 @@ def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -
 
     Parameters
     ----------
-    path : Path
     declared : int
         Bytes of the samples that the header declares.
     stored : int

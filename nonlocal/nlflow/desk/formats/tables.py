@@ -66,7 +66,6 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
 
     Parameters
     ----------
-    path : Path
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns. By default it is kept if its name is one of times or if it is
         strictly monotone (times, depths, an index), and is one of the signals otherwise. Rows that are not in the order
