@@ -398,7 +398,6 @@ def _digest_of(path: str, place: tuple[slice, ...]) -> str | None:
 
 
 def _written(block: Array, path: str, place: tuple[slice, ...]) -> str:
-    """Write a block and return its digest."""
     import zarr
 
     try:
@@ -414,7 +413,6 @@ def _written(block: Array, path: str, place: tuple[slice, ...]) -> str:
 def _write_blocks(
     result: Any, partial: Path, problem: str, done: dict[str, str], progress: Callable[[int, int], Any]
 ) -> None:
-    """Compute and write the blocks that are not done, noting those that are."""
     import dask
     from distributed import KilledWorker, as_completed, default_client
 
@@ -463,7 +461,6 @@ def _write_blocks(
 
 
 def _finish(partial: Path, target: Path) -> None:
-    """Give the complete array its name."""
     try:
         old = temporary_name(target) if target.exists() else None
         if old is not None:

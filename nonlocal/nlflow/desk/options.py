@@ -200,13 +200,7 @@ class Given:
 
 
 def given(option: str, texts: Iterable[str] | None, known: Mapping[str, Setting], former: Mapping[str, str]) -> Given:
-    """Return what is set by texts such as ``steps=3``; the last counts where several are of one name.
-
-    Raises
-    ------
-    typer.BadParameter
-        For a name that is not known, and a value that cannot be read.
-    """
+    """Return what is set by texts such as ``steps=3``; the last counts where several are of one name."""
     found = Given(option, {}, former)
     for text in texts or ():
         name, equals, value = text.partition("=")

@@ -109,7 +109,6 @@ _PRINTED = ("fidelity", "layer", *(one.name for one in COLUMNS if one.printed))
 
 
 def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
-    """Return what the model is called with."""
     from nlflow.attention import image_inputs, text_inputs, token_inputs
 
     if text is not None:
@@ -263,7 +262,6 @@ def _own_fidelity(network: Any) -> float:
 
 
 def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float) -> None:
-    """Write table.csv, result.json and figure.png, each complete or not at all."""
     from nlflow.plotting import layers_figure
     from nlflow.studies.result import save_results
 
@@ -308,7 +306,6 @@ def _run_sweep(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Try terms on a model, and say which one helps it."""
     from nlflow.attention import Adapter, load_model, sweep
     from nlflow.attention.injection.inputs import tokenizer_of
     from nlflow.attention.sweeping import settings_of
@@ -370,7 +367,6 @@ def _numbers(text: str) -> list[float]:
 
 
 def _texts(place: Path) -> list[str]:
-    """Return the texts of a file, or of the files of a folder in the order of their names."""
     from nlflow.errors import FileFormatError, MemoryLimitError, format_bytes
 
     files = [place]
@@ -394,7 +390,6 @@ def _texts(place: Path) -> list[str]:
 
 
 def _kind(model: str) -> str:
-    """Return the metric of a model by what it was saved as."""
     from nlflow.attention.injection.blocks import transformers_library
     from nlflow.errors import InputError, shortened
 
@@ -420,7 +415,6 @@ def _task(kind: str, tokenizer: Any, texts: list[str], items: int, words: int) -
 
 
 def _save_sweep(out: Path, rows: list[dict[str, Any]], report: dict[str, Any]) -> None:
-    """Write table.csv and result.json, each complete or not at all."""
     from nlflow.store.atomic import make_folder, write_content
     from nlflow.store.encoding import plain
     from nlflow.studies.result import render_csv

@@ -67,26 +67,7 @@ class _Case:
 
 
 def run_demo(out: Path, progress: bool = True) -> str:
-    """Run the demonstration, write its figure to the folder `out` and return its table.
-
-    Parameters
-    ----------
-    out : pathlib.Path
-        Folder for the figure; made when it is missing.
-    progress : bool
-        Progress bar on stderr.
-
-    Returns
-    -------
-    str
-        PSNR of noisy, scikit-image's nonlocal means and nlflow; energies and distances to a constant at the start
-        and the end of the J-flow and the E-flow; seconds; and where the figure is.
-
-    Raises
-    ------
-    OSError
-        When the folder cannot be written.
-    """
+    """Run the demonstration, write its figure to the folder `out` and return its table."""
     make_folder(out)
     begun = time.perf_counter()
     with progress_bar(not progress, total=9, desc="demo") as bar:
@@ -139,7 +120,6 @@ def _electrocardiogram(bar: Any) -> _Input:
 
 
 def _run(given: _Input, bar: Any) -> _Case:
-    """Denoise an input, and run both flows on it."""
     bar.set_postfix_str(f"{given.name}: denoise")
     start, compiled = time.perf_counter(), loading.seconds
     result = denoise(given.noisy, given.sigma)
@@ -282,7 +262,6 @@ def _courses(row: Any, cases: list[_Case]) -> None:
 
 
 def _panels(row: Any, title: str, count: int) -> Any:
-    """Return the panels of a row of the figure, below its title."""
     row.suptitle(title, fontsize=11, x=0.01, ha="left", fontweight="bold")
     return row.subplots(1, count)
 

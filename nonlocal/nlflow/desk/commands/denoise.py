@@ -310,7 +310,6 @@ def denoise(
 
 
 def _check_pipes(sources: list[Path], target: str, *, as_json: bool, recursive: bool) -> None:
-    """Refuse what cannot be told, read or written beside stdin and stdout."""
     names = [str(source) for source in sources]
     if PIPE not in (*names, target):
         return

@@ -74,32 +74,11 @@ def denoise_file(
     tell: Callable[[str, str], None],
     begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Denoise one file and write the result.
+    """Denoise one file, write the result, and return the report.
 
-    Parameters
-    ----------
-    job : Job
-        The input, its outputs and the files beside it.
-    request : Request
-        How it is denoised.
-    progress : bool or Log
-        Show how far the work on this file has come: with a bar, or with lines in a log.
-    tell : callable
-        Gets "note" or "warning" and a text for the user, as soon as there is one.
-    begin : callable
-        Called before anything is written.
-
-    Returns
-    -------
-    dict
-        The report.
-
-    Raises
-    ------
-    FileFormatError
-        If a file cannot be read or written.
-    InputError
-        If the files do not fit each other, or `nlflow.denoise` refuses its arguments.
+    `tell` gets "note" or "warning" and a text for the user as soon as there is one; `begin` is called before anything
+    is written; `progress` is a bar, or lines in a log. Raises `FileFormatError` if a file cannot be read or written,
+    and `InputError` if the files do not fit each other or `nlflow.denoise` refuses its arguments.
     """
     start = time.perf_counter()
     if job.missing:
@@ -164,7 +143,6 @@ def _whole(
 
 
 def _announce(media: Media, quality: str, log: Log) -> None:
-    """Say in a log what takes minutes."""
     if math.prod(media.spatial_shape) < _LARGE:
         return
     size = " x ".join(map(str, reversed(media.spatial_shape) if media.kind == "image" else media.spatial_shape))
@@ -210,14 +188,12 @@ def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> I
 
 
 def _over_channels(mask: Array, media: Media) -> Array:
-    """Return a mask in the full shape of the data."""
     if mask.ndim < media.data.ndim and media.channel_axis is not None:
         mask = np.expand_dims(mask, media.channel_axis)
     return np.broadcast_to(mask, media.data.shape)
 
 
 def _denoise(given: Inputs, request: Request, progress: bool | Log) -> tuple[Array, dict[str, Any], list[str]]:
-    """Return the result, how it was found, and warnings."""
     from nlflow.denoising import denoise
     from nlflow.denoising.runs import within
 
@@ -270,7 +246,6 @@ def _columns(given: Inputs, result: Array, details: dict[str, Any]) -> list[dict
 
 
 def _unchanged(media: Media, columns: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each column that was not denoised."""
     notes = []
     for column in columns:
         if column["stopped_by"].startswith("returned unchanged"):
@@ -309,7 +284,6 @@ def _quality(media: Media, clean: Array | None, result: Array) -> dict[str, floa
 
 
 def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, form: str) -> bytes:
-    """Return the figure of noisy data, result and residual as the content of a file."""
     from nlflow.plotting import comparison_figure, render, stack_figure
 
     media = given.media
@@ -393,12 +367,10 @@ def _parts(given: Inputs) -> Iterator[_Part]:
 
 
 def _count(media: Media) -> int:
-    """Return how many parts there are."""
     return media.data.shape[media.axes.index("T")] if {"T", "Z"} <= set(media.axes) else 1
 
 
 def _joined(media: Media, results: list[Array]) -> Array:
-    """Return the results of all parts as one array of the input's shape."""
     if len(results) == 1 and results[0].shape == media.data.shape:
         return results[0]
     return np.stack(results, axis=media.axes.index("T"))

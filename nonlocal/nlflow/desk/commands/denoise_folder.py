@@ -105,15 +105,7 @@ def _denoise_all(
 
 
 class Ledger:
-    """The records of a folder of outputs.
-
-    Parameters
-    ----------
-    folder : Path
-        Made if it is missing.
-    options : mapping
-        On which outputs depend, beside their inputs.
-    """
+    """The records of a folder of outputs, which depend on `options` beside their inputs."""
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         self.folder = make_folder(folder / ".nlflow")
@@ -131,14 +123,9 @@ class Ledger:
         save_record(self._path(job), _KIND, {**self._begun, "outputs": outputs})
 
     def settled(self, job: Job) -> bool:
-        """Return whether there is nothing left to do for a job.
+        """Return whether nothing is left to do for a job: its outputs are whole, and of the same inputs and options.
 
-        Its outputs are as this command wrote them, of inputs that are as they were, with the same options.
-
-        Raises
-        ------
-        InputError
-            If an output is there that this command has not written, or that was changed since.
+        `InputError` is raised for an output that this command has not written, or that was changed since.
         """
         there = [path for path in (job.target, job.figure) if path is not None and path.exists()]
         if not there:

@@ -59,13 +59,10 @@ def plan(
     Parameters
     ----------
     sources : sequence of Path
-        Files, folders (their files of known formats, sorted; without those in folders inside unless `recursive`) and
-        patterns such as ``*.png``.
+        Files, folders (their files of known formats, sorted) and patterns such as ``*.png``.
     target : str
         A file for one input. For several inputs, and if it is a folder or ends like one: the folder for outputs of the
-        same names.
-    figure : Path, optional
-        The figure, or for several inputs the folder of figures.
+        same names. `figure` is then the folder of figures.
     beside : mapping of str to Path or None
         From an option to the file, or the folder of files, that belongs to the inputs.
     existing : {"refuse", "overwrite", "skip", "resume"}
@@ -74,13 +71,6 @@ def plan(
         Whether a single folder of pictures is one input, whose parts are frames or slices.
     recursive : bool
         Whether folders inside folders are gone through as well, and outputs get their places in the same tree.
-
-    Raises
-    ------
-    FileFormatError
-        If nothing is found, or if `target` has to be a folder and is none.
-    InputError
-        If an output is an input or another output, or exists and is to be refused.
     """
     for option, path in beside.items():
         if path is not None and not path.exists():
@@ -167,7 +157,6 @@ def _read_only(path: Path) -> bool:
 
 
 def _renamed(jobs: Sequence[Job]) -> list[str]:
-    """Return a note for each format of inputs that is not written."""
     seen: dict[str, Job] = {}
     for job in jobs:
         if _read_only(job.source):
@@ -234,7 +223,6 @@ def _inside(entry: Path, target: Path, notes: list[str]) -> list[Path]:
 
 
 def _check_folder(option: str, folder: Path, count: int) -> None:
-    """Check that `folder` is one or can become one."""
     names = (".pdf", ".svg") if option == "--compare" else ()
     named = known(folder) or folder.suffix.lower() in names
     got = "a file" if folder.exists() else "the name of a file" if named else ""
@@ -260,11 +248,6 @@ def find_companion(option: str, path: Path, source: Path, place: Path | None = N
     """Return the file that belongs to `source`: `path` itself, or the file of the same place in the folder `path`.
 
     In a folder, the same name with another extension counts if there is only one such file.
-
-    Raises
-    ------
-    FileFormatError
-        If the folder holds none, or several.
     """
     if not path.is_dir() or known(path) == "zarr":
         return path
@@ -291,12 +274,10 @@ def _check_names(jobs: list[Job], *, single: bool) -> None:
 
 
 def _there(path: Path) -> bool:
-    """Return whether an output is there: a file, or the folder of a zarr store."""
     return path.is_file() or (path.is_dir() and known(path) == "zarr")
 
 
 def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[str]]:
-    """Return the jobs to do, and notes, given what to do about outputs that exist."""
     outputs = [pair for job in jobs for pair in (("OUT", job.target), ("--compare", job.figure))]
     taken = [(name, path) for name, path in outputs if path is not None and _there(path)]
     if existing in ("overwrite", "resume") or not taken:

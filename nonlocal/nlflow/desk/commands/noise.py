@@ -170,7 +170,6 @@ def _found_of_stack(given: Inputs) -> NoiseEstimate:
 
 
 def _draw(given: Inputs, found: dict[str, NoiseEstimate], title: str, form: str) -> bytes:
-    """Return the figure as the content of a file."""
     from nlflow.desk.files import upright
     from nlflow.plotting import noise_figure, render
 
@@ -207,7 +206,6 @@ def _print_words(given: Inputs, source: Path, found: dict[str, NoiseEstimate], w
 
 
 def _channels(one: NoiseEstimate) -> list[tuple[str, str]]:
-    """Return what was measured in each channel of a flat part."""
     measured = one.measured
     if "level" not in measured:
         return []

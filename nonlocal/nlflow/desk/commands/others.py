@@ -159,7 +159,6 @@ def _versions() -> dict[str, str]:
 
 
 def _loop_cache() -> Path:
-    """Return the folder in which Numba keeps compiled loops."""
     import numba
 
     folder = Path(__file__).parents[2] / "backends" / "numba"

@@ -60,23 +60,8 @@ class Ends:
 def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iterator[Ends]:
     """Put files in the place of stdin and stdout, as long as the context lasts; see `Ends.deliver`.
 
-    Parameters
-    ----------
-    sources : list of Path
-        The inputs; ``-`` alone for stdin.
-    target : str
-        The output; ``-`` for stdout.
-    form : str, optional
-        The format on stdout, as an extension without its dot; that of the input by default.
-
-    Raises
-    ------
-    InputError
-        If stdin or stdout is a terminal, or if the format of stdout is unknown.
-    FileFormatError
-        If stdin is empty or of an unknown format.
-    MemoryLimitError
-        If stdin brings more than the memory limit.
+    `form` is the format on stdout, as an extension without its dot; that of the input by default. What no pipe can
+    bring or take is refused: a terminal, nothing, an unknown format, more than the memory limit.
     """
     if PIPE not in (str(sources[0]), target):
         yield Ends(sources, target, False, {})

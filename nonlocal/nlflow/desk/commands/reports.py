@@ -66,7 +66,6 @@ def _taken_for(details: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _how(details: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return how it was done: what the summary has not told."""
     rows = []
     for name, value in details.items():
         if name not in _TOLD and isinstance(value, bool | int | float | str):
@@ -126,13 +125,11 @@ def verdict(noise: str, confidence: str) -> str:
 
 
 def _of_all(report: dict[str, Any], name: str) -> str:
-    """Return a number of what was denoised: one, or one of each column."""
     columns = report.get("columns", ())
     return _of_columns(columns, name) if len(columns) > 1 else f"{report['denoise'][name]:.4g}"
 
 
 def _of_columns(columns: Sequence[dict[str, Any]], name: str) -> str:
-    """Return a number of each column of a table, whose units differ."""
     shown = ", ".join(f"{column['name']} {column[name]:.4g}" for column in columns[:_SHOWN])
     return shown + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
 

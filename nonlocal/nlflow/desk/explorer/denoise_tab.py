@@ -65,19 +65,10 @@ _LEAST = 20  # samples
 
 
 class SignalView:
-    """Lines of a signal, and buttons and a slider for the window that is drawn.
+    """Lines of a signal, and buttons and a slider for the window that is drawn; `moved` is called after a choice.
 
-    Parameters
-    ----------
-    moved : callable
-        Called without arguments when the user has chosen another window.
-
-    Attributes
-    ----------
-    rest : Lines
-        What was removed; not part of the panel.
-    window : tuple of int, or None
-        The first sample that is drawn, and how many; None until the user has chosen.
+    `rest` shows what was removed, beside the panel; `window` is (first sample, how many), None until the user has
+    chosen.
     """
 
     def __init__(self, moved: Callable[[], Any]) -> None:
@@ -279,7 +270,6 @@ class DenoiseTab(Tab):
         return Look(self._at(), self.black.value, self.white.value, self.signal.window)
 
     def _at(self) -> int:
-        """Return the number of the picture of a stack that is shown, from 0."""
         return int(self.slice.shown["value"]) - 1
 
     def _of_pixels(self) -> bool:
@@ -365,7 +355,6 @@ class DenoiseTab(Tab):
         self.start()
 
     def _adapt(self) -> None:
-        """Give the controls the ranges and units of a source."""
         media, shape = self._source.media, self._source.shape
         span = full_range(media.data)
         image, eight = media.kind == "image" or media.stacked, media.data.dtype == np.uint8
@@ -420,7 +409,6 @@ class DenoiseTab(Tab):
         self.whole.show(src=shown.whole, place=shown.place)
 
     def _show(self, result: DenoiseResult) -> str:
-        """Show the numbers and curves of a result that is drawn."""
         self._result, source = result, self._source
         info, course, settings = result.info, result.course, result.settings
         taken: dict[str, Any] = {"sigma": info.sigma, "steps": info.steps, **info.parameters}
@@ -449,7 +437,6 @@ class DenoiseTab(Tab):
         return f"{name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
 
     def _show_noise(self, result: DenoiseResult, unit: str) -> None:
-        """Show what the noise was found to be; nothing where the user has said it."""
         curves, info = result.noise, result.info
         self.noise.visible = curves is not None
         told = "; ".join(dict.fromkeys(verdict(one) for one in info.columns or (info,)))

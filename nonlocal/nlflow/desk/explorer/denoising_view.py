@@ -107,19 +107,8 @@ def compute(
 ) -> DenoiseResult:
     """Denoise a source.
 
-    Parameters
-    ----------
-    trail : Trail, optional
-        Keeps weights from one call to the next; without it nothing is kept.
-    progress : callable, optional
-        Gets the share done and may raise, which ends the call; see `nlflow.denoise`.
-    seen : callable, optional
-        Gets the result before its figures and the curves of its noise are there.
-
-    Raises
-    ------
-    InputError
-        As `nlflow.denoise`.
+    `trail` keeps weights from one call to the next, `progress` gets the share done and may raise, and `seen` gets the
+    result before its figures and the curves of its noise are there.
     """
     trail = Trail() if trail is None else trail
     noisy, clean = source.media.data, source.clean
@@ -149,15 +138,8 @@ def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseRes
 
     It is the flow of pixels with a narrow window, whatever the quality, and takes the noise that was found before. That
     is less than a tenth of the time of ``best`` and of stacks; of ``balanced`` a fifth, of ``fast`` a third, so these
-    have none: their own result would come later by as much.
-
-    Parameters
-    ----------
-    at : int
-        Of a stack, the number of the picture.
-    known : DenoiseResult or None
-        The last result of this source. With another quality it is better than a coarse answer, and with another kind of
-        noise its noise is not the one that is to be found.
+    have none: their own result would come later by as much. `known`, the last result of this source, is better than it
+    where the quality is another, and where the noise is of another kind there is none to take.
     """
     media = source.media
     quick = settings.quality != "best" and not media.stacked
@@ -202,7 +184,6 @@ def _model(info: DenoiseInfo) -> Noise:
 
 
 def _noise(info: DenoiseInfo, noisy: Array, media: Media) -> NoiseCurves:
-    """Return the curves of the noise that a call has found."""
     axis = media.channel_axis
     if media.stacked:  # curves are those of a picture
         middle = noisy.shape[axes.through(media, channels=True)] // 2
@@ -272,7 +253,6 @@ def _reading(source: Source) -> dict[str, Any]:
 
 
 def _quality_lines(media: Media) -> list[str]:
-    """Return lines that print how near input and result come to the reference."""
     part, indent = ("[:, c]", "    ") if media.separate else ("", "")
     lines = ["", *(["for c in range(clean.shape[1]):"] if media.separate else [])]
     for name in _measures(media):

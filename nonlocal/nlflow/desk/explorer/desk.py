@@ -43,15 +43,9 @@ class Desk:
 
 
 class Report:
-    """What a job calls while it runs.
+    """What a job calls while it runs: itself with the share done, which may raise, and `glimpse`.
 
-    Parameters
-    ----------
-    tell : callable
-        Gets the share done, and may raise.
-    glimpse : callable
-        Gets a function without arguments that shows something before the result is there, a picture say. It is called
-        in the page's own thread.
+    That gets a function which shows something before the result is there, a picture say, in the page's own thread.
     """
 
     def __init__(self, tell: Callable[[float], Any], glimpse: Callable[[Callable[[], Any]], Any]) -> None:
@@ -65,10 +59,7 @@ class Report:
 class Tab:
     """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
 
-    Attributes
-    ----------
-    shown : sequence of columns
-        Where a result is shown: first what can be shown before it is there, a picture. Grey where the next is slow.
+    `shown` are the columns of a result: first what can be shown before it is there. Grey where the next is slow.
     """
 
     name: ClassVar[str]
@@ -100,20 +91,9 @@ class Tab:
     ) -> None:
         """Compute something in the computing thread and show it; the older job for the same purpose ends soon.
 
-        Parameters
-        ----------
-        work : callable
-            Runs in the computing thread; gets a `Report`.
-        show : callable
-            Gets the result in the page's own thread. Returns the words for the status, or None if it has asked for a
-            further job.
-        words : str
-            Status while the job waits and runs.
-        what : str
-            The purpose.
-        failed : callable, optional
-            Gets the message of an error that a user can mend, in the page's own thread. Returns what the status says,
-            or None if it has asked for a further job.
+        `work` gets a `Report` there; `show` gets the result, and `failed` the message of an error that a user can mend,
+        in the page's own thread. Both return the words for the status, or None if they have asked for a further job.
+        `words` are the status while the job waits and runs, `what` is its purpose.
         """
         told = 0.0
 

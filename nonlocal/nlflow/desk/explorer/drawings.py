@@ -67,13 +67,7 @@ class Stills:
 
 
 class Drawn:
-    """A result as the page shows it.
-
-    Parameters
-    ----------
-    stills : Stills
-        Of this source; what it lacks is drawn.
-    """
+    """A result as the page shows it; what `stills` of this source lack is drawn."""
 
     def __init__(self, result: DenoiseResult, source: Source, stills: Stills, look: Look) -> None:
         self.result, self.source, self.look = result, source, look
@@ -123,7 +117,6 @@ class Drawn:
         self.levels |= {name: (np.full(2, value), np.array([0.0, 1.0])) for name, value in ends}
 
     def _plane(self, values: Array) -> Array:
-        """Return the picture that is shown: of a stack one of its pictures."""
         media, crop = self.source.media, self.result.settings.crop
         if not media.stacked:
             return values
@@ -213,7 +206,6 @@ def verdict(info: DenoiseInfo) -> str:
 
 
 def _words(value: Any) -> str:
-    """Return a parameter for people: a number, or one for each axis of a stack."""
     return " × ".join(digits(float(one)) for one in (value if isinstance(value, tuple) else (value,)))
 
 

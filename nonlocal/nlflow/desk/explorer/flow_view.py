@@ -110,10 +110,7 @@ _NAMES = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "dist
 def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> SimpleNamespace:
     """Run both flows from the same signal; return what the program of `as_python` makes, under the same names.
 
-    Parameters
-    ----------
-    progress : callable, optional
-        Gets the share done and may raise, which ends the call.
+    `progress` gets the share done and may raise, which ends the call.
     """
     with one_loop_thread():  # starting a second one takes longer than these small problems
         return _computed(settings, progress)

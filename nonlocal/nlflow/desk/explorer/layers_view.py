@@ -55,8 +55,6 @@ class LayersFile:
 
 
 class _UnfitError(ValueError):
-    """A file holds something else than expected."""
-
     def __init__(self, got: str, expected: str) -> None:
         super().__init__(f"got {got}, expected {expected}")
 
@@ -67,17 +65,10 @@ def example() -> LayersFile:
 
 
 def read_layers(path: str | os.PathLike[str], name: str | None = None) -> LayersFile:
-    """Read ``result.json`` of `nonlocal attention --out`; nothing in it is trusted.
+    """Read ``result.json`` of `nonlocal attention --out`, called `name` in messages; nothing in it is trusted.
 
-    Parameters
-    ----------
-    name : str, optional
-        How the file is called in messages and texts; the path by default.
-
-    Raises
-    ------
-    FileFormatError
-        For a missing or large file, for what is no such JSON, and for numbers that are not finite.
+    `FileFormatError` is raised for a missing or large file, for what is no such JSON, and for numbers that are not
+    finite.
     """
     name = os.fspath(path) if name is None else name
     try:
@@ -124,7 +115,6 @@ _WHOLE = (lambda v: _is_number(v) and v == int(v) and 0 <= v < 2**31, "a whole n
 
 
 def _of(entry: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
-    """Return the value of a key in an object of the file, checked."""
     if not isinstance(entry, dict) or key not in entry:
         raise _UnfitError(f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
     return _fit(entry[key], key, kind)
@@ -177,7 +167,6 @@ def _run(fidelity: float, rows: list[Mapping[str, Any]], by_head: list[Any]) -> 
 
 
 def _numbers(values: list[Any], key: str) -> Floats:
-    """Return numbers of the file; NaN where there is none."""
     return np.array([math.nan if _fit(one, key, _PERHAPS) is None else float(one) for one in values])
 
 
@@ -193,13 +182,7 @@ def _filled(lines: dict[int, Floats], states: int) -> Floats:
 
 
 def as_python(found: LayersFile, quantity: str) -> str:
-    """Return a program that makes ``values``, and ``heads`` where the file tells of them: a dictionary by fidelity.
-
-    Parameters
-    ----------
-    quantity : str
-        One of `QUANTITIES` or of `HEAD_QUANTITIES`.
-    """
+    """Return a program that makes ``values``, and ``heads`` where the file tells of them: a dictionary by fidelity."""
     if quantity not in QUANTITIES | HEAD_QUANTITIES:
         raise InputError(f"quantity: got {quantity!r}, expected one of {', '.join(QUANTITIES | HEAD_QUANTITIES)}")
     imports, path = "import json\n", repr(found.name)

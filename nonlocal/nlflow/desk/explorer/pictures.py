@@ -89,12 +89,7 @@ def residual_scale(sigma: float) -> Scale:
 def picture(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> tuple[bytes, str]:
     """Return an image as the content of a PNG file, and a note on what is not shown as it is.
 
-    Parameters
-    ----------
-    values : array of shape (H, W), with an axis of channels if `channel_axis` says so
-        Three channels are colours; of other numbers the mean is shown.
-    orientation : int
-        See `nlflow.desk.files.Media`.
+    Three channels are colours; of other numbers the mean is shown.
     """
     notes = []
     channels = 1 if channel_axis is None else values.shape[channel_axis]

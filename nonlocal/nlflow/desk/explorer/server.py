@@ -71,8 +71,6 @@ def close_to_others(application: Application, hosts: frozenset[str]) -> None:
 
 
 class _Unwanted(Matcher):
-    """Matches the requests that are refused."""
-
     def __init__(self, hosts: frozenset[str]) -> None:
         self._hosts = hosts
         self._origins = frozenset(f"http://{host}" for host in hosts)
@@ -105,12 +103,10 @@ class _Unwanted(Matcher):
 
 
 def _listed(values: list[str]) -> str:
-    """Return the values of a header for a message."""
     return " and ".join(repr(value[:_SHOWN]) for value in values) or "none"
 
 
 def _is_served(path: str) -> bool:
-    """Tell whether the page is made of what is at a path."""
     try:
         meant = unquote(path, errors="strict")
     except UnicodeDecodeError:
@@ -119,8 +115,6 @@ def _is_served(path: str) -> bool:
 
 
 class _Refusal(RequestHandler):
-    """Says why a request is refused, whatever its method."""
-
     def initialize(self, status: HTTPStatus, why: str) -> None:
         self._refused = status, why
 
@@ -152,13 +146,7 @@ class Contents:
 
 
 def build(contents: Contents, worker: Worker) -> Any:
-    """Return a page for one session.
-
-    Parameters
-    ----------
-    worker : Worker
-        The thread that computes for all sessions.
-    """
+    """Return a page for one session; `worker` computes for all of them."""
     if pn.state.curdoc is not None:
         pn.state.curdoc.template = _HEAD
         # The page says by itself that the server has gone. A new server knows nothing of an old page.
@@ -207,13 +195,7 @@ _ROOM = 2**20
 
 
 class Running:
-    """A server that runs.
-
-    Attributes
-    ----------
-    url : str
-        Where the page is.
-    """
+    """A server that runs; the page is at `url`."""
 
     def __init__(self, server: Any, worker: Worker, url: str) -> None:
         self._server, self._worker = server, worker
@@ -238,22 +220,7 @@ def is_loopback(host: str) -> bool:
 
 
 def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Running:
-    """Start to serve the page.
-
-    Parameters
-    ----------
-    contents : Contents
-        The content of a page when it opens.
-    host : str
-        The address to listen at.
-    port : int
-        0 for one that is free.
-
-    Raises
-    ------
-    InputError
-        If the port is in use, or the address does not belong to this machine.
-    """
+    """Start to serve the page, at any free port for 0; `InputError` for an address or port that it cannot have."""
     # Loaded here, not when the computing thread first needs it: CPython 3.11 fails where two threads parse at a time.
     import skimage.metrics  # noqa: F401
     from panel.io.server import get_server

@@ -57,14 +57,9 @@ def reach(media: Media) -> int:
 
 
 def stack_part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[int, int], ...] | None:
-    """Return what is denoised to show one picture of a stack; None if that is the whole stack.
+    """Return what is denoised to show the picture `at` of a stack; None if that is the whole stack.
 
-    Parameters
-    ----------
-    place : tuple of float
-        Where the part lies in the picture, along rows and columns, from 0 to 1; in the middle by default.
-    at : int, optional
-        Number of the picture, from 0; the middle one by default.
+    `place` says where the part lies in the picture, along rows and columns, from 0 to 1; in the middle by default.
     """
     shape, axis = media.spatial_shape, through(media)
     if math.prod(shape) <= _SAMPLES:
@@ -154,15 +149,7 @@ def example() -> Source:
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None, **reading: Any) -> Source:
-    """Read a file; see `nlflow.desk.files.read` for what is raised, and `InputError` for slices at several times.
-
-    Parameters
-    ----------
-    name : str, optional
-        How it is called; the path by default.
-    **reading
-        As for `nlflow.desk.files.read`.
-    """
+    """Read a file as `nlflow.desk.files.read` does; slices at several times are refused."""
     media = files.read(path, **reading)
     check_stack(name or os.fspath(path), media)
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes, reading=reading)
@@ -171,15 +158,8 @@ def open_source(path: str | os.PathLike[str], name: str | None = None, **reading
 def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None) -> Crop | None:
     """Return the part that is computed while settings move; None if that is the whole input.
 
-    It is a part in full resolution, not a reduced picture: a mean of pixels has less noise than they have.
-
-    Parameters
-    ----------
-    place : tuple of float
-        Where the part lies along each axis, of a stack along rows and columns: 0 for the start, 1 for the end; in the
-        middle by default.
-    at : int, optional
-        Of a stack, the slice or frame that is shown, from 0; the middle one by default.
+    It is a part in full resolution, not a reduced picture: a mean of pixels has less noise than they have. `place` says
+    where it lies along each axis, of a stack along rows and columns, from 0 to 1; `at` is the picture of a stack.
     """
     if source.media.stacked:
         return stack_part(source.media, place, at)
@@ -207,20 +187,7 @@ def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
 
 
 def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]:
-    """Return the name and the content of a file that stores a result as its input is stored, a stack as NPY.
-
-    Parameters
-    ----------
-    crop : Crop or None
-        The part that the result is of.
-    result : array
-        In the units of the file.
-
-    Raises
-    ------
-    FileFormatError
-        As `nlflow.desk.files.write`.
-    """
+    """Return name and content of a file that stores the result of a part as its input is stored, a stack as NPY."""
     media = source.media
     if media.stacked:
         stream = io.BytesIO()

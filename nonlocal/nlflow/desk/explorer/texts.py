@@ -39,14 +39,9 @@ def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> st
 
 
 def shell(program: str, name: str, saving: str) -> str:
-    """Return a command for the shells of Unix that runs a Python text and saves what it made to a new file.
+    """Return a command for the shells of Unix that runs a Python text and saves what it made to a new file `name`.
 
-    Parameters
-    ----------
-    name : str
-        Of the file; one that is there is not replaced.
-    saving : str
-        Python text that writes to ``file``; NumPy is ``np``.
+    `saving` is Python text that writes to ``file``; NumPy is ``np``.
     """
     # The quotes keep the shell from changing the text; a literal of Python never makes a line PYTHON that would end it.
     lines = [program, "import numpy as np", "", f"with open({name!r}, 'xb') as file:", f"    {saving}"]

@@ -50,16 +50,8 @@ def shown_name(name: str) -> str:
 def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
     """Return name and content of a file from the message of a page.
 
-    Parameters
-    ----------
-    data : dict
-        ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or nothing for one
-        that the browser cannot read.
-
-    Raises
-    ------
-    InputError
-        Where there is no content.
+    That has ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or nothing for
+    one that the browser cannot read.
     """
     name = shown_name(str(data["name"]))
     if "size" in data:
@@ -73,19 +65,9 @@ def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
 
 
 def received_source(name: str, content: bytes, limits: Limits) -> Source:
-    """Return an image, a signal or a stack that was sent.
+    """Return an image, a signal or a stack that was sent; the suffix of its name decides the format.
 
-    Parameters
-    ----------
-    name : str
-        As the sender calls it; its suffix decides the format.
-
-    Raises
-    ------
-    InputError
-        For an unknown format, and beyond the limits; the dimensions are checked before samples are decoded.
-    FileFormatError
-        As `nlflow.desk.files.read`, about the sender's name.
+    Beyond the limits it is refused before samples are decoded. Messages are about the sender's name.
     """
     source = _read(name, content, limits, SUFFIXES, open_source)
     _check_samples(shown_name(name), source.media.data.size, limits)
@@ -108,7 +90,6 @@ def received_noise(name: str, content: bytes, limits: Limits) -> NoiseFile:
 
 
 def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], reader: Callable[[Path, str], T]) -> T:
-    """Write an upload to a temporary folder, read it there, and remove the folder."""
     name = shown_name(name)
     suffix = PurePosixPath(name).suffix.lower()
     if suffix not in suffixes:
@@ -129,7 +110,6 @@ def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], 
 
 
 def _another_kind(name: str, suffix: str, suffixes: tuple[str, ...]) -> InputError:
-    """Return an exception that says what can be sent and, where a file can be named, how."""
     by_name = suffixes == SUFFIXES and (suffix in EXTENSIONS or name.lower().endswith(tuple(STACKS)))
     several = EXTENSIONS.get(suffix) in CONTAINERS
     options = " --array NAME --axes ZYX" if several else ""

@@ -29,7 +29,6 @@ STYLE = (FOLDER / "style.css").read_text(encoding="utf-8")
 
 
 def _styled(part: Any, margin: int = 0, *, wide: bool = True) -> Any:
-    """Give a part of Panel's the style and the width of the page's own."""
     part.param.update(stylesheets=[STYLE], sizing_mode="stretch_width" if wide else None, margin=(margin, 0))
     return part
 
@@ -53,14 +52,7 @@ def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> 
 def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
     """Return a choice of one of a few words, its ``value``; at first it is the first word.
 
-    Parameters
-    ----------
-    name, label : str
-        The name in the page's HTML, as a class, and the label that users see.
-    options : mapping of str to str
-        From a word to its text on the page.
-    moved : callable
-        Called without arguments when the user or the program has changed the value.
+    `options` are texts by words; `moved` is called when the user or the program has changed the value.
     """
     one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
     offer(one, options)
@@ -163,22 +155,10 @@ def _script(*names: str) -> str:
 
 
 class Knob(Part):
-    """A slider and a field for a number with its unit; if it can be automatic, with a box for that.
+    """A slider and a field for a number with its unit; if it is `optional`, with a box that lets the program choose it.
 
-    Own, because Panel's slider and check box have no names for screen readers.
-
-    Parameters
-    ----------
-    name, label : str
-        The name in the page's HTML, and the label that users see.
-    start : float
-        Shown first.
-    optional : bool
-        Whether the program can choose the number: then there is a box, which is marked at first.
-    whole : bool
-        Whether the number lies on a step; else any number can be written.
-    moved : callable
-        Called without arguments after a move.
+    Own, because Panel's slider and check box have no names for screen readers. A `whole` number lies on a step; else
+    any number can be written. `moved` is called after a move.
     """
 
     _esm = _script("knob")
@@ -315,13 +295,7 @@ class Status(Part):
         super().__init__(heard, words="", kind="idle", share=0.0, serial=0)
 
     def say(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
-        """Show a text.
-
-        Parameters
-        ----------
-        share : float
-            Of the work that is done.
-        """
+        """Show a text, with the share of the work that is done."""
         self.show(words=words, kind=kind, share=share, serial=self.shown["serial"] + 1)
 
 
@@ -351,24 +325,11 @@ class Code(Part):
 
 
 class Lines(Part):
-    """A panel of lines.
+    """A panel of lines: `names` are those that there may be, each with its style; colours go by their order.
 
-    Own, because Bokeh's charts are pixels of a canvas, in which screen readers find no words.
-
-    Parameters
-    ----------
-    names : mapping of str to dict
-        The lines that there may be, as the legend calls them, each with its style (``color``, ``width``, ``dash``);
-        colours go by their order.
-    log : {'', 'y', 'xy'}
-        The axes that are logarithmic.
-    height : int
-        Pixels.
-    markers : bool
-        Mark the points.
-    heard : callable, optional
-        Gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel zooms; the
-        places then fill the whole width.
+    Own, because Bokeh's charts are pixels of a canvas, in which screen readers find no words. `log` says which axes are
+    logarithmic. `heard` gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel
+    zooms; the places then fill the whole width.
     """
 
     _esm = _script("svg", "chart")

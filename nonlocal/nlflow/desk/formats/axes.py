@@ -69,13 +69,7 @@ def check_axes(axes: str, source: object = None) -> str:
 def laid_out(
     media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
 ) -> Media:
-    """Return what was read with its axes settled, by the file and by the user; see `nlflow.desk.files.read`.
-
-    Raises
-    ------
-    FileFormatError, InputError
-        If `kind`, `channel_axis`, `axes` or `spacing` do not fit the file, or if nobody says what an axis is.
-    """
+    """Return what was read with its axes settled, by the file and by the user; see `nlflow.desk.files.read`."""
     path = media.path
     if kind is not None:
         check_choice("kind", kind, ("image", "signal"))
@@ -101,7 +95,6 @@ def laid_out(
 def _settled(
     media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
 ) -> Media:
-    """Return a stack with all its axes settled."""
     settled = settle(media, axes, spacing)
     own, ndim = settled.channel_axis, settled.data.ndim
     if kind is not None and kind != settled.kind:
@@ -119,7 +112,6 @@ def _is_slice(media: Media, axes: str) -> bool:
 
 
 def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> Media:
-    """Return `media` with kind and channel axis settled, or raise `InputError`."""
     ndim, shape = media.data.ndim, media.data.shape
     what = f"{media.path} with shape {shape}"
     axis = None if channel_axis is None else check_integer("channel_axis", channel_axis, minimum=-ndim)
@@ -157,19 +149,8 @@ def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> M
 def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> Media:
     """Return a stack as it is denoised: all axes named, those of one sample dropped, the spacing known.
 
-    Parameters
-    ----------
-    media : Media
-        With the axes that the file names, "?" for others.
-    axes : str, optional
-        The user's, for all axes in the file or for those of more than one sample.
-    spacing : sequence of float, optional
-        The user's: one number for each letter but C, or for Z, Y and X alone.
-
-    Raises
-    ------
-    InputError
-        If an axis has no name, if `axes` contradict the file, or if `spacing` has another number of entries.
+    The user's `axes` are for all axes in the file or for those of more than one sample, the `spacing` one number for
+    each letter but C, or for Z, Y and X alone. What contradicts the file, and an axis without a name, is refused.
     """
     found, shape = media.axes, media.data.shape
     named = _named(media, found, shape, axes)
@@ -221,7 +202,6 @@ def _named(media: Media, found: str, shape: tuple[int, ...], axes: str | None) -
 
 
 def _question(media: Media, used: str, sizes: list[int]) -> str:
-    """Return the message about an axis that nobody has named."""
     count = sizes[used.index("?")]
     rest = used.replace("?", "", 1)
     examples = f"--axes {used.replace('?', 'Z', 1)} for slices of a volume, {used.replace('?', 'T', 1)} for frames"
@@ -232,7 +212,6 @@ def _question(media: Media, used: str, sizes: list[int]) -> str:
 
 
 def _told(media: Media) -> str:
-    """Return how a stack was read."""
     axes, sizes = media.axes, dict(zip(media.axes, media.data.shape, strict=True))
     names = _COUNTS | ({"T": "times"} if "Z" in axes else {})
     counts = [f"{sizes[a]} {names[a]}" for a in axes if a in names]

@@ -46,21 +46,10 @@ def entry_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Entry:
 
 
 def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: str) -> str:
-    """Return the name of the array that is meant.
+    """Return the name of the array that is meant: the user's, or the only one that may be.
 
-    Parameters
-    ----------
-    array : str or None
-        The name that the user gives; None where there is no choice.
-    found : mapping of str to Entry
-        What the file holds.
-    remedy : str
-        What to do where there is no array of numbers.
-
-    Raises
-    ------
-    FileFormatError
-        If there is none of this name, if it holds no numbers, or if several may be meant. The message lists them.
+    Where there is none of this name, where it holds no numbers, or where several may be meant, `FileFormatError` lists
+    them and says the remedy.
     """
     listed = ", ".join(f"{name} ({entry})" for name, entry in list(found.items())[:_SHOWN])
     listed += f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
@@ -83,12 +72,7 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
 def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, Entry], *, keeps: bool = True) -> Media:
     """Return an array as what a file holds; a note says its name where there are others.
 
-    Parameters
-    ----------
-    path, form, name, data, found
-        The file and its format, the array in it, and all of them.
-    keeps : bool
-        Whether an output of this format has the other arrays as well.
+    `keeps` says whether an output of this format has the other arrays as well.
     """
     note = f"{path}: the array {name} is read, one of {len(found)}"
     lost = len(found) > 1 and not keeps
@@ -107,13 +91,7 @@ _REMEDY = "save numbers with numpy.savez; pickled objects are never loaded"
 
 
 def decode(path: Path, array: str | None = None) -> Media:
-    """Read one array of an archive; pickled objects are refused.
-
-    Parameters
-    ----------
-    array : str, optional
-        Its name; not needed where there is one array.
-    """
+    """Read the array of this name in an archive, or the only one; pickled objects are refused."""
     with zipfile.ZipFile(path) as archive:
         members = _members(path, archive)
         found = {name: _entry(archive, member) for name, member in members.items()}
@@ -128,7 +106,6 @@ def decode(path: Path, array: str | None = None) -> Media:
 
 
 def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Return the arrays of an archive by their names."""
     members = archive.infolist()
     if len(members) > MOST or len({member.filename for member in members}) < len(members):
         got = f"an archive of {len(members)} members, some of them of one name or too many"

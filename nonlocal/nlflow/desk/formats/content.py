@@ -62,13 +62,7 @@ def foreign(path: Path, extension: str) -> tuple[str, str]:
 
 
 def by_content(head: bytes) -> str:
-    """Return the usual extension of a file that begins with these bytes; empty if they tell nothing.
-
-    Parameters
-    ----------
-    head : bytes
-        The first bytes of the file, `HEAD` of them or all.
-    """
+    """Return the usual extension of a file that begins with these bytes, `HEAD` or all; empty if they tell nothing."""
     for magic, extension in _MAGIC:
         if head.startswith(magic):
             return _by_tags(head) if extension == ".tif" else extension
@@ -121,7 +115,6 @@ def _by_tags(head: bytes) -> str:
 
 
 def _by_brand(brands: bytes) -> str:
-    """Return what a file of ISO media is: a picture, a camera raw or a film."""
     if b"avif" in brands or b"avis" in brands:
         return ".avif"
     if brands.startswith(b"crx "):
@@ -130,7 +123,6 @@ def _by_brand(brands: bytes) -> str:
 
 
 def _by_first_member(head: bytes) -> str:
-    """Return what a ZIP archive is by the name of its first member."""
     name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     if name.endswith(b".npy"):
         return ".npz"
@@ -146,7 +138,6 @@ def _unpacked(head: bytes) -> bytes:
 
 
 def _by_text(head: bytes) -> str:
-    """Return what a text is: a drawing, a web page, a table of numbers."""
     start = head[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if start.startswith((b"<svg", b"<?xml")) and b"<svg" in head.lower():
         return ".svg"

@@ -76,10 +76,7 @@ class VideoInfo:
 def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str], str]:
     """Return the codec of a film to write, its format of pixels, its options, and words for the user.
 
-    Raises
-    ------
-    FileFormatError
-        If no codec that is installed fits the file's name, its pixels and the quality.
+    `FileFormatError` is raised where no codec that is installed fits the file's name, its pixels and the quality.
     """
     path, quality = writing.path, QUALITY if writing.quality is None else writing.quality
     av = need_av(path)
@@ -129,7 +126,6 @@ def _fitting(pixels: str, known: list[str], colours: bool, bits: int) -> str:
 
 
 def _odd(pixels: str, shape: tuple[int, ...]) -> bool:
-    """Return whether colours at half resolution do not fit the sides of a frame."""
     return ("420" in pixels and bool(shape[0] % 2 or shape[1] % 2)) or ("422" in pixels and bool(shape[1] % 2))
 
 
@@ -153,7 +149,6 @@ _MATRIX = 9  # numbers of a display matrix
 
 
 def _array_format(channels: int, bits: int) -> str:
-    """Return the format of pixels in which frames are arrays."""
     if bits == 8:
         return "gray" if channels == 1 else "rgb24"
     return f"gray{bits}le" if channels == 1 else f"gbrp{bits}le"
@@ -245,7 +240,6 @@ class VideoReader:
 
     @staticmethod
     def _duration(container: Any, stream: Any, others: list[tuple[str, str]]) -> float:
-        """Return the seconds that the header tells of the pictures; 0 if it does not."""
         if stream.duration and stream.time_base:
             return float(stream.duration * stream.time_base)
         told = stream.metadata.get("DURATION", "")
@@ -290,7 +284,6 @@ class VideoReader:
             raise file_error(self.path, got, "a whole film", "copy or export it again")
 
     def _array(self, frame: Any, form: str, flags: Any) -> Array:
-        """Return a frame as an array."""
         words = {}
         if "420" in frame.format.name or "422" in frame.format.name:
             # A frame that is written does not say where its colours lie between the pixels. So that they do not move,

@@ -32,13 +32,7 @@ def need_h5py(path: Path) -> Any:
 
 
 def decode(path: Path, array: str | None = None) -> Media:
-    """Read one dataset.
-
-    Parameters
-    ----------
-    array : str, optional
-        Its path in the file, such as ``/group/dataset``; not needed where there is one.
-    """
+    """Read the dataset of this path in the file, such as ``/group/dataset``, or the only one."""
     with need_h5py(path).File(path, "r") as file:
         found = datasets(path, file)
         wanted = None if array is None else f"/{array.strip('/')}"

@@ -48,13 +48,7 @@ class _Variable:
 
 
 def decode(path: Path, array: str | None = None) -> Media:
-    """Read one variable.
-
-    Parameters
-    ----------
-    array : str, optional
-        Its name; not needed where there is one of numbers.
-    """
+    """Read the variable of this name, or the only one of numbers."""
     if _is_hdf5(path):
         return _decode_hdf5(path, array)
     order, variables = _scan(path)
@@ -147,7 +141,6 @@ def _part(content: bytes, at: int, order: str) -> tuple[bytes, int]:
 
 
 def _values(path: Path, variable: _Variable, order: str) -> Array:
-    """Return the values of a variable, in the dtype that MATLAB has for them."""
     shape, stored = variable.entry.shape, np.dtype(variable.stored)
     count = math.prod(shape)
     needed = 8 + variable.values + count * stored.itemsize
@@ -202,7 +195,6 @@ def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> N
 
 
 def _decode_hdf5(path: Path, array: str | None) -> Media:
-    """Read one variable of a file of version 7.3."""
     with hdf5.need_h5py(path).File(path, "r") as file:
         found = {name[1:]: entry for name, entry in hdf5.datasets(path, file).items() if not name.startswith("/#")}
         found = {name: _of_matlab(file[name], entry) for name, entry in found.items()}
@@ -213,7 +205,6 @@ def _decode_hdf5(path: Path, array: str | None) -> Media:
 
 
 def _of_matlab(dataset: Any, entry: Entry) -> Entry:
-    """Return the entry of a dataset as MATLAB has it."""
     kind = dataset.attrs.get("MATLAB_class", b"")
     kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
     numbers = entry.numbers and kind not in ("char", "cell", "struct") and "MATLAB_empty" not in dataset.attrs

@@ -166,22 +166,8 @@ def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -
     """Refuse a file whose header asks for more memory than the limit, or for more than its content can unfold to.
 
     It is called before the samples are decoded: then neither a damaged header nor a decompression bomb takes memory.
-
-    Parameters
-    ----------
-    declared : int
-        Bytes of the samples that the header declares.
-    stored : int
-        Bytes of the file.
-    copies : int
-        How many times they are in memory while the file is read.
-
-    Raises
-    ------
-    MemoryLimitError
-        Beyond the memory limit.
-    FileFormatError
-        For more than 2000 times the size of the file and 16 MiB.
+    `declared` are the bytes of the samples, of which there are so many `copies` while the file is read, `stored` those
+    of the file. More than 2000 times these and 16 MiB raise `FileFormatError`, more than the limit `MemoryLimitError`.
     """
     check_memory(f"{path}: what its header declares", copies * declared, "crop it, or use a machine with more memory")
     if declared > _FLOOR + _MOST * stored:

@@ -94,7 +94,6 @@ def decode(path: Path) -> Media:
 
 
 def _image(path: Path, group: Any) -> tuple[Any, list[str]]:
-    """Return the group of the image; of several in one store none is taken for the others."""
     attributes = _plain(group.attrs)
     own = attributes.get("ome", attributes)
     if "plate" in own or "well" in own:
@@ -110,7 +109,6 @@ def _image(path: Path, group: Any) -> tuple[Any, list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return attributes as plain dicts and lists."""
     return copy.deepcopy(value.asdict() if hasattr(value, "asdict") else value)
 
 
@@ -172,7 +170,6 @@ def encode(folder: Path, values: Array, media: Media, writing: Writing) -> None:
 
 
 def _multiscale(media: Media, axes: str) -> dict[str, Any]:
-    """Return the description of one level."""
     described: list[dict[str, str]] = []
     for letter in axes:
         kind = {"T": "time", "C": "channel"}.get(letter, "space")

@@ -47,7 +47,6 @@ def from_pillow(image: Any, path: Path) -> tuple[Array, Array | None, list[str]]
 
 
 def _pixel_bytes(mode: str) -> int:
-    """Return the bytes of a pixel of a mode of Pillow."""
     return {"I": 4, "F": 4, "P": 4}.get(mode, 2 if mode.startswith("I;16") else len(mode))
 
 
@@ -112,7 +111,6 @@ def _check_head(path: Path, form: str, head: bytes) -> None:
 
 
 def _extras(image: Any) -> tuple[dict[str, Any], int]:
-    """Return what comes with the pixels of a Pillow image, and its orientation."""
     kept = ("dpi", "exif", "icc_profile", "xmp", "comment", "gamma")
     extras = {key: image.info[key] for key in kept if image.info.get(key)}
     if getattr(image, "text", None):

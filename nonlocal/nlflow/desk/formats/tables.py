@@ -184,7 +184,6 @@ def _has_commas(cells: list[str]) -> bool:
 
 
 def _values(path: Path, lines: list[tuple[int, list[str]]], header: tuple[str, ...] | None, start: int) -> Array:
-    """Return the numbers of a table from a column on."""
     width = len(lines[0][1])
     values = np.empty((len(lines), width - start))
     for number, (line, row) in enumerate(lines):
@@ -201,7 +200,6 @@ def _values(path: Path, lines: list[tuple[int, list[str]]], header: tuple[str, .
 
 
 def _numbers(cells: list[str]) -> Array | None:
-    """Return cells as numbers; None where one is none."""
     return np.array([float(cell) for cell in cells]) if all(map(_is_number, cells)) else None
 
 

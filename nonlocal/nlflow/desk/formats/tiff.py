@@ -199,7 +199,6 @@ def _whole(tif: Any) -> tuple[Any, str, tuple[int, ...]]:
 
 
 def _check_one(path: Path, tif: Any, count: int) -> None:
-    """Refuse files whose pages are not one stack, by what they are."""
     if len(tif.series) > 1:
         kinds = [f"{' x '.join(map(str, one.shape))} {one.dtype}" for one in tif.series]
         shown = ", ".join(kinds[:_UNEQUAL]) + (f" and {len(kinds) - _UNEQUAL} more" if len(kinds) > _UNEQUAL else "")
@@ -225,7 +224,6 @@ def _letters(path: Path, axes: str, shape: tuple[int, ...]) -> str:
 
 
 def _layout(tif: Any, page: Any, axes: str, shape: tuple[int, ...], count: int) -> dict[str, Any]:
-    """Return how a stack lies in the file, and the words that tell it."""
     flavour = "ome" if tif.is_ome else "imagej" if tif.is_imagej else "shaped" if tif.is_shaped else "plain"
     description = page.tags.get(270) if flavour == "plain" else tif.pages[0].tags.get(270)
     words = b"" if description is None or flavour == "plain" else str(description.value).encode()
@@ -368,7 +366,6 @@ def encode_stack(stream: BinaryIO, values: Array, media: Media, writing: Writing
 
 
 def _block(words: dict[str, Any]) -> dict[str, Any]:
-    """Return ImageJ's metadata as tifffile takes them."""
     found = dict(words)
     properties = found.get("Properties")
     if isinstance(properties, dict):
@@ -377,7 +374,6 @@ def _block(words: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode_anew(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
-    """Write a stack that comes from another format."""
     import tifffile
 
     scale, dtype = media.scale, values.dtype.str[1:]

@@ -146,7 +146,6 @@ def samples_of(layer: Any, settings: Settings, point: Sequence[float] | None = N
 
 
 def _checked(layer: Any) -> Any:
-    """Return the samples of a layer, or raise `InputError` for what has none."""
     if layer is None:
         raise InputError("layer: got none, expected an image layer; open or choose one")
     kind = type(layer).__name__
@@ -166,7 +165,6 @@ def _checked(layer: Any) -> Any:
 
 
 def _channel(given: int | None, ndim: int, rgb: bool) -> int | None:
-    """Return the axis of channels of a layer."""
     if rgb:
         if given is not None:
             raise InputError(f"channel_axis: got {given} for an RGB layer, whose colours are its channels; leave it "
@@ -215,7 +213,6 @@ def denoised(samples: Samples, settings: Settings, progress: Any = False) -> Res
 
 
 def _lines(info: DenoiseInfo) -> list[str]:
-    """Return what was done, in lines for people."""
     each = info.columns or (info,)
     idle = [one for one in each if one.stopped_by.startswith(_UNCHANGED)]
     busy = [one for one in each if one not in idle]

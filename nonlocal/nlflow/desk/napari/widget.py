@@ -76,7 +76,6 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
         )
 
     def _on_preview(self) -> None:
-        """Denoise a part of the layer, in this thread."""
         layer = self.layer.value
         try:
             settings = self.settings()
@@ -137,7 +136,6 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
         self.share.value = round(100 * share)
 
     def _failed(self, error: Exception) -> None:
-        """Say why there is no result."""
         if isinstance(error, StoppedError):
             self.said.value = "Stopped: there is no result."
         elif isinstance(error, NlflowError):
@@ -149,14 +147,12 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
         self._worker, self.denoise.text, self.share.value = None, "Denoise", 0
 
     def _show(self, layer: Any, result: Result, word: str) -> Any:
-        """Add a result to the viewer, and say what was done."""
         data, attributes, _ = layer_of(layer, result, word)
         self.said.value = "\n".join(result.said)
         return self._viewer.add_image(data, **attributes)
 
 
 def _number(name: str, text: str, kind: type) -> Any:
-    """Return the number in a field; None for an empty one."""
     if not text.strip():
         return None
     try:
