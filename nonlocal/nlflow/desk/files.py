@@ -44,14 +44,7 @@ from nlflow.desk.formats.media import (
     writing_of,
 )
 from nlflow.domains.samples import rounded
-from nlflow.errors import (
-    FileFormatError,
-    InputError,
-    NlflowError,
-    check_choice,
-    check_memory,
-    file_error,
-)
+from nlflow.errors import FileFormatError, InputError, NlflowError, check_choice, check_memory, file_error
 from nlflow.store.atomic import make_folder, write_atomic, write_folder
 
 __all__ = [

@@ -193,8 +193,7 @@ def denoise(
         ),
     ] = None,
     noise: Annotated[
-        str,
-        typer.Option(metavar=f"{'|'.join(WORDS)}|FILE", help="Kind of the noise: found out, a word, or a model."),
+        str, typer.Option(metavar=f"{'|'.join(WORDS)}|FILE", help="Kind of the noise: found out, a word, or a model.")
     ] = "auto",
     flat: Flat = None,
     strength: Annotated[

@@ -12,15 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nlflow.desk.options import ArrayName, AsJson, Axes, parse_axes
-from nlflow.desk.terminal import (
-    check_installed,
-    check_out,
-    echo,
-    print_json,
-    print_table,
-    say,
-    shows_progress,
-)
+from nlflow.desk.terminal import check_installed, check_out, echo, print_json, print_table, say, shows_progress
 
 DEMO_HELP = """Denoise known examples and compare.
 

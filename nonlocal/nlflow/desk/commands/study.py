@@ -111,8 +111,7 @@ def study(
     dt: Annotated[str | None, typer.Option("--dt", metavar="LIST", help="Steps of time-order.")] = None,
     laziness: Annotated[float | None, typer.Option(metavar="NUMBER", help="Probability to stay, for mixing.")] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(metavar="COUNT", help="Draws for each N, of a sample size [default: 200]."),
+        int | None, typer.Option(metavar="COUNT", help="Draws for each N, of a sample size [default: 200].")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")] = 0,
     queries: Annotated[Path | None, typer.Option(metavar="FILE", help="Queries of tokens (.npy).")] = None,
@@ -123,8 +122,7 @@ def study(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; goes on from one.")] = None,
     jobs: Annotated[int, typer.Option(metavar="COUNT", help="Processes; -1 for all cores.")] = 1,
     scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers measure the cases; or 'local'."),
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers measure the cases; or 'local'.")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -19,17 +19,7 @@ from nlflow.desk.explorer import denoising_view as view
 from nlflow.desk.explorer import sources
 from nlflow.desk.explorer.denoising_view import DenoiseResult, DenoiseSettings, NoiseFile
 from nlflow.desk.explorer.desk import Desk, Report, Tab
-from nlflow.desk.explorer.drawings import (
-    Drawn,
-    Look,
-    Stills,
-    of_counts,
-    plane_axes,
-    remarks,
-    rows,
-    told_part,
-    verdict,
-)
+from nlflow.desk.explorer.drawings import Drawn, Look, Stills, of_counts, plane_axes, remarks, rows, told_part, verdict
 from nlflow.desk.explorer.pictures import full_range, stored_place
 from nlflow.desk.explorer.sources import Source, preview, saved
 from nlflow.desk.explorer.texts import note
@@ -184,14 +174,7 @@ class DenoiseTab(Tab):
             Knob(name, name, 0, 255, 1, start, moved=self._look_again) for name, start in (("black", 0), ("white", 255))
         )
         self.upload = self.open_button(
-            "noisy",
-            "Open noisy file",
-            "",
-            SUFFIXES,
-            received_source,
-            self._open,
-            self._refuse,
-            replaces=True,
+            "noisy", "Open noisy file", "", SUFFIXES, received_source, self._open, self._refuse, replaces=True
         )
         self.reference = self.open_button(
             "clean", "Add reference", "", SUFFIXES,
