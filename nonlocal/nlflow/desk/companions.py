@@ -6,9 +6,10 @@ on its side; arrays and tables are matched as they are stored.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,29 @@ def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[s
     if values.dtype != media.data.dtype and set(kinds) <= {"i", "u"}:
         notes.append(f"{path}: {values.dtype} samples are compared with {media.data.dtype} ones as they stand")
     return values, notes
+
+
+def measures(media: Media) -> tuple[str, ...]:
+    """Return which figures of `nlflow.denoising.quality` tell how near a result of this kind is to its reference."""
+    return ("psnr",) if media.stacked else ("psnr", "snr" if media.kind == "signal" else "ssim")
+
+
+def nearness(media: Media, clean: Array, noisy: Array, result: Array) -> dict[str, float | None]:
+    """Return how near input and result come to the reference; of a table the means over columns, whose units differ.
+
+    The figure of an input with a NaN, which is no distance from anything, is None.
+    """
+    from nlflow.denoising.quality import psnr, snr, ssim
+
+    kinds: dict[str, Callable[..., float | None]] = {
+        "psnr": psnr, "snr": snr, "ssim": partial(ssim, channel_axis=media.channel_axis)
+    }  # fmt: skip
+    figures: dict[str, float | None] = {}
+    for name, data in (("input", noisy), ("output", result)):
+        for measure in measures(media):
+            pairs = [(clean[:, c], data[:, c]) for c in range(data.shape[1])] if media.separate else [(clean, data)]
+            known = name == "output" or bool(np.isfinite(data).all())
+            found = [kinds[measure](*pair) if known else None for pair in pairs]
+            numbers = [one for one in found if one is not None]
+            figures[f"{measure}_{name}"] = float(np.mean(numbers)) if len(numbers) == len(found) else None
+    return figures

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from nlflow.backends.interrupts import stopping
-from nlflow.desk import files
+from nlflow.desk import companions, files
 from nlflow.desk.commands.jobs import Job
 from nlflow.desk.files import Array, Media, Writing
 from nlflow.desk.formats.axes import plane, words_of
@@ -138,7 +138,9 @@ def _whole(
     files.write(writing, result, media)
     if job.figure is not None:
         write_content(job.figure, drawn)
-    figures = _means(columns) if media.separate else _quality(media, given.reference, result)
+    clean, figures = given.reference, {}
+    if clean is not None:
+        figures = companions.nearness(media, clean, media.data, result)
     return given, details, {**({"columns": columns} if columns else {}), **figures}
 
 
@@ -154,8 +156,6 @@ def _announce(media: Media, quality: str, log: Log) -> None:
 
 def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> Inputs:
     """Read an input and what belongs to it, and check that all of it fits together."""
-    from nlflow.desk import companions
-
     media, sigma = files.read(source, **request.reading), request.sigma
     if isinstance(sigma, list) and media.columns and len(sigma) != len(media.columns):
         raise InputError(
@@ -239,9 +239,10 @@ def _columns(given: Inputs, result: Array, details: dict[str, Any]) -> list[dict
     rows = []
     for c, (name, part) in enumerate(zip(media.columns, parts, strict=False)):
         part.pop("columns", None)
-        clean = None if given.reference is None else given.reference[:, c]
-        own = replace(media, data=media.data[:, c], channel_axis=None)
-        rows.append({"name": name, **part, **_quality(own, clean, result[:, c])})
+        if given.reference is not None:
+            own = replace(media, data=media.data[:, c], channel_axis=None)
+            part |= companions.nearness(own, given.reference[:, c], own.data, result[:, c])
+        rows.append({"name": name, **part})
     return rows
 
 
@@ -252,35 +253,6 @@ def _unchanged(media: Media, columns: list[dict[str, Any]]) -> list[str]:
             name = column["name"] if media.header is None else f"column {column['name']!r}"
             notes.append(f"{media.path}: {name} stays as it is ({column['stopped_by']})")
     return notes
-
-
-def _means(columns: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the figures of quality of a table: means over its columns, whose units differ."""
-    found = {}
-    for name in ("psnr_input", "snr_input", "psnr_output", "snr_output"):
-        values = [column[name] for column in columns if name in column]
-        if values:
-            found[name] = None if None in values else float(np.mean(values))
-    return found
-
-
-def _quality(media: Media, clean: Array | None, result: Array) -> dict[str, float | None]:
-    """Return how near input and result come to the reference, in figures that suit their kind."""
-    if clean is None:
-        return {}
-    from nlflow.denoising.quality import psnr, snr, ssim
-
-    figures: dict[str, float | None] = {}
-    for name, data in (("input", media.data), ("output", result)):
-        known = name == "output" or bool(np.isfinite(data).all())  # a NaN is no distance from anything
-        figures[f"psnr_{name}"] = psnr(clean, data) if known else None
-        if media.stacked:
-            continue
-        if media.kind == "signal":
-            figures[f"snr_{name}"] = snr(clean, data) if known else None
-        else:
-            figures[f"ssim_{name}"] = ssim(clean, data, media.channel_axis) if known else None
-    return figures
 
 
 def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, form: str) -> bytes:

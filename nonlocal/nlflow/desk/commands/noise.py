@@ -127,46 +127,29 @@ def _check_names(source: Path, beside: dict[str, Path], outputs: dict[str, Path 
 
 
 def _found(given: Inputs) -> dict[str, NoiseEstimate]:
-    """Return the verdict, by the name of the column for a table."""
+    """Return the verdict, by the name of the column for a table; of several volumes that on the one in the middle."""
     import numpy as np
 
     from nlflow.backends.interrupts import stopping
     from nlflow.denoising.noise import estimate_noise
 
-    if given.media.stacked:
-        return {"": _found_of_stack(given)}
-    media, axis = given.media, given.media.channel_axis
-    data = media.data if given.missing is None else np.where(given.missing, 0, media.data)
-    with stopping():
-        if media.separate:
-            lost = [None] * data.shape[1] if given.missing is None else list(given.missing.T)
-            return {name: estimate_noise(data[:, c], mask=lost[c]) for c, name in enumerate(media.columns)}
-        missing = given.missing
-        if missing is not None and axis is not None:
-            missing = np.asarray(missing.any(axis=axis))
-        return {"": estimate_noise(data, channel_axis=axis, mask=missing)}
-
-
-def _found_of_stack(given: Inputs) -> NoiseEstimate:
-    """Return the verdict on a stack; of several volumes on the one in the middle."""
-    import numpy as np
-
-    from nlflow.backends.interrupts import stopping
-    from nlflow.denoising.noise import estimate_noise
-    from nlflow.desk.formats.axes import words_of
-
-    media, missing, layout = given.media, given.missing, words_of(given.media)
+    media, missing = given.media, given.missing
+    axes, axis = media.axes, media.channel_axis
     data = media.data if missing is None else np.where(missing, 0, media.data)
-    axes = media.axes
-    if {"T", "Z"} <= set(axes):
+    if media.stacked and {"T", "Z"} <= set(axes):
         time = axes.index("T")
         data = data.take(data.shape[time] // 2, axis=time)
         missing = None if missing is None else missing.take(missing.shape[time] // 2, axis=time)
         axes = axes.replace("T", "")
-    if missing is not None and "C" in axes:
-        missing = np.asarray(missing.any(axis=axes.index("C")))
+        axis = axes.index("C") if "C" in axes else None
     with stopping():
-        return estimate_noise(data, mask=missing, axes=layout["axes"])
+        if media.separate:
+            lost = [None] * data.shape[1] if missing is None else list(missing.T)
+            return {name: estimate_noise(data[:, c], mask=lost[c]) for c, name in enumerate(media.columns)}
+        if missing is not None and axis is not None:
+            missing = np.asarray(missing.any(axis=axis))
+        layout: dict[str, Any] = {"axes": axes} if media.stacked else {"channel_axis": axis}
+        return {"": estimate_noise(data, mask=missing, **layout)}
 
 
 def _draw(given: Inputs, found: dict[str, NoiseEstimate], title: str, form: str) -> bytes:

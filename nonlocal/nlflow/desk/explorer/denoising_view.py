@@ -17,7 +17,7 @@ from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
 from nlflow.denoising.noise.names import has_sigma
 from nlflow.denoising.options import OF_FAST
-from nlflow.denoising.quality import psnr, snr, ssim
+from nlflow.desk.companions import measures, nearness
 from nlflow.desk.explorer.sources import EXAMPLE, PREVIEW_PIXELS, Crop, Source, slices
 from nlflow.desk.explorer.texts import call, shell
 from nlflow.desk.formats import axes, written_extension
@@ -39,8 +39,6 @@ class NoiseFile:
 
 
 _NARROW = 3  # pixels to each side, the window of a coarse answer
-
-_MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
 
 
 @dataclass(frozen=True)
@@ -125,10 +123,7 @@ def compute(
     notes = tuple(dict.fromkeys(str(one.message) for one in caught))
     found = DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), notes=notes)
     seen(found)
-    figures: dict[str, float | None] = {}
-    for measure in _measures(source.media) if clean is not None else ():
-        figures[f"{measure}_input"] = _figure(measure, clean, noisy, source.media)
-        figures[f"{measure}_output"] = _figure(measure, clean, result, source.media)
+    figures = {} if clean is None else nearness(source.media, clean, noisy, result)
     curves = _noise(info, noisy, source.media) if settings.sigma is None else None
     return replace(found, figures=figures, noise=curves)
 
@@ -193,20 +188,6 @@ def _noise(info: DenoiseInfo, noisy: Array, media: Media) -> NoiseCurves:
     return model_curves(_model(info), noisy, channel_axis=axis)
 
 
-def _measures(media: Media) -> tuple[str, ...]:
-    if media.stacked:
-        return ("psnr",)
-    return ("psnr", "ssim") if media.kind == "image" else ("psnr", "snr")
-
-
-def _figure(measure: str, clean: Any, data: Array, media: Media) -> float | None:
-    """Return a measure of samples against their reference; for a table the mean over columns, whose units differ."""
-    of = _MEASURES[measure]
-    if media.separate:
-        return float(np.mean([of(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
-    return of(clean, data, media.channel_axis) if measure == "ssim" else of(clean, data)
-
-
 def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
     """Return all arguments for `nlflow.denoise`; each column of a table is a signal of its own."""
     media = source.media
@@ -223,7 +204,7 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
     media, compared = source.media, source.clean is not None
     imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
     if compared:
-        imports.append(f"from nlflow.denoising.quality import {', '.join(_measures(media))}")
+        imports.append(f"from nlflow.denoising.quality import {', '.join(measures(media))}")
     if source.built_in:
         lines = [EXAMPLE, ""]
     else:
@@ -255,7 +236,7 @@ def _reading(source: Source) -> dict[str, Any]:
 def _quality_lines(media: Media) -> list[str]:
     part, indent = ("[:, c]", "    ") if media.separate else ("", "")
     lines = ["", *(["for c in range(clean.shape[1]):"] if media.separate else [])]
-    for name in _measures(media):
+    for name in measures(media):
         axis = f", {media.channel_axis!r}" if name == "ssim" else ""
         figures = (f"{name}(clean{part}, {data}{part}{axis})" for data in ("noisy", "result"))
         lines.append(f"{indent}print({', '.join([repr(name), *(['c'] if part else []), *figures])})")
