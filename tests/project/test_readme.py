@@ -46,7 +46,7 @@ def test_readme_commands_exist(words):
     else:
         from nlflow.desk.commands.main import app
 
-        command = typer.main.get_command(app).commands[name]
+        command = typer.main.get_command(app).get_command(None, name)
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= {*options, "--help", "--help-all"}
 

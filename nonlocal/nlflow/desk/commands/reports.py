@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from nlflow.denoising.noise.names import has_sigma
@@ -126,10 +125,8 @@ def verdict(noise: str, confidence: str) -> str:
 
 def _of_all(report: dict[str, Any], name: str) -> str:
     columns = report.get("columns", ())
-    return _of_columns(columns, name) if len(columns) > 1 else f"{report['denoise'][name]:.4g}"
-
-
-def _of_columns(columns: Sequence[dict[str, Any]], name: str) -> str:
+    if len(columns) < 2:
+        return f"{report['denoise'][name]:.4g}"
     shown = ", ".join(f"{column['name']} {column[name]:.4g}" for column in columns[:_SHOWN])
     return shown + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
 

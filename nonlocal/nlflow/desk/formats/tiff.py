@@ -140,7 +140,6 @@ def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> N
 
 # ---- stacks
 
-_IMAGEJ_TAGS = (50838, 50839)  # the lengths of the parts of ImageJ's metadata, and these
 _BITS = 281  # the largest value of a sample
 _IMAGEJ_DTYPES, _OME_DTYPES = ("u1", "u2", "f4"), ("u1", "u2", "u4", "i1", "i2", "i4", "f4", "f8")
 _OWN = ("shaped", "uniform", "generic", "imagej", "ome")  # as tifffile calls the layouts that are written back
