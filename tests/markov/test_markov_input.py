@@ -239,7 +239,7 @@ def test_memory_limits() -> None:
 
 
 def test_moves_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nlflow.markov.mixing.PATIENCE", 20)
+    monkeypatch.setattr("nlflow.markov.law.PATIENCE", 20)
     chain = MarkovChain(given([[1.0, 1e-6], [1e-6, 1.0]]))
     with pytest.raises(nl.NumericalError, match=r"eps: 0.1 was not reached in 20 moves; use mixing_bounds\(\)"):
         chain.mixing_time(0.1, 0)

@@ -35,9 +35,8 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
-from nlflow.markov.law import StationaryLaw
+from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, StationaryLaw, distances, mixing_time
 from nlflow.markov.metastable import MetastableSets, metastable_sets
-from nlflow.markov.mixing import PATIENCE, SMALLEST_DISTANCE, distances, mixing_time
 from nlflow.markov.moves import DENSE_STATES, Moves
 from nlflow.markov.passages import Nodes, Passages
 from nlflow.markov.spectrum import Modes, Spectrum

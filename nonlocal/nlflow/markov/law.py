@@ -1,11 +1,12 @@
-"""The stationary law of a chain, how sure it is, and whether it balances the moves."""
+"""The stationary law of a chain, how sure it is, whether it balances the moves, and how near other laws are to it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 from weakref import finalize
 
@@ -25,6 +26,9 @@ from nlflow.markov.reduction import SMALLEST, log_state_reduction, state_reducti
 
 LEAST = 1e-280
 """Of a law: below, its digits are not all there."""
+PATIENCE = 10**6
+SMALLEST_DISTANCE = 1e-12
+"""In total variation: the sum of N roundings stays below."""
 RESTARTS = 500
 """Of Arnoldi iteration; where these do not help, more hardly ever do."""
 _ROUNDING = 1e-11  # relative difference of fluxes pi_i P_ij and pi_j P_ji that rounding of the moves may leave
@@ -180,6 +184,57 @@ class StationaryLaw:
         known = self._logs_of_moves
         with np.errstate(divide="ignore"):  # log 0 = -inf is meant
             return np.log(self.moves.dense) if known is None else known.copy()
+
+
+# ---- how near laws are, in total variation
+
+
+def _farthest(law: StationaryLaw, laws: Floats) -> float:
+    return float(np.abs(laws - law.stationary).sum(axis=1).max()) / 2
+
+
+def distances(law: StationaryLaw, steps: int, laws: Iterator[Floats] | None) -> Floats:
+    """Return those after 0 ... `steps` moves from a start, given by its laws, or from the worst node."""
+    if laws is not None:
+        return np.array([_farthest(law, moved.reshape(1, -1)) for moved in islice(laws, steps + 1)])
+    matrix, reached = law.moves.matrix(), np.eye(law.states)
+    result = [_farthest(law, reached)]
+    for _ in range(steps):
+        reached = reached @ matrix
+        result.append(_farthest(law, reached))
+    return np.array(result)
+
+
+def mixing_time(law: StationaryLaw, eps: float, laws: Iterator[Floats] | None) -> int:
+    """Return the first k within `eps` of pi from a start, given by its laws, or from the worst node.
+
+    Distances of small chains are often fractions of small numbers, and equal to an `eps` such as 1/4 before they are
+    rounded. So they may pass it by their rounding.
+    """
+    within = eps + min(1e-6 if law.moves.single else SMALLEST_DISTANCE, eps / 4)
+    if laws is not None:
+        for k, moved in enumerate(islice(laws, PATIENCE + 1)):
+            if _farthest(law, moved.reshape(1, -1)) <= within:
+                return k
+        raise NumericalError(f"eps: {eps:g} was not reached in {PATIENCE} moves; use mixing_bounds()")
+    # The distance decreases with k: double until it is small enough, then add up the powers that keep it above.
+    powers = [law.moves.matrix()]
+    if _farthest(law, np.eye(law.states)) <= within:
+        return 0
+    while _farthest(law, powers[-1]) > within:
+        if len(powers) > 60:
+            raise NumericalError(f"eps: {eps:g} was not reached in 2^60 moves; the chain hardly mixes")
+        square = powers[-1] @ powers[-1]
+        powers.append(square / square.sum(axis=1, keepdims=True))
+    done, reached = 0, np.eye(law.states)
+    for exponent in reversed(range(len(powers) - 1)):
+        further = reached @ powers[exponent]
+        if _farthest(law, further) > within:
+            done, reached = done + 2**exponent, further
+    return done + 1
+
+
+# ---- how it is found
 
 
 @dataclass(frozen=True)
