@@ -11,6 +11,7 @@ import pytest
 from nlflow import InputError, Poisson, denoise, estimate_sigma
 from nlflow.denoising import frame
 from nlflow.denoising.frame import Spread, channels_for
+from nlflow.denoising.noise import Impulses, Mixture, Rician, Speckle
 from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, noisy, picture, rms, steps_and_waves, waves
 
 
@@ -393,3 +394,17 @@ def test_a_channel_whose_noise_no_sample_shows_is_kept(quality: str) -> None:
     np.testing.assert_array_equal(result[..., 0], clean)
     assert np.isfinite(result).all()
     assert rms(result[..., 1], clean) < rms(image[..., 1], clean)
+
+
+def test_a_sigma_beside_an_open_model_is_its_strength() -> None:
+    magnitudes = Rician(5.0).sample(np.full((40, 40), 60.0), rng=0)
+    expected = denoise(magnitudes, noise=Rician(5.0), quality="fast")
+    assert np.array_equal(denoise(magnitudes, 5.0, noise=Rician(), quality="fast"), expected)
+    assert np.array_equal(denoise(magnitudes, 5.0, noise="rician", quality="fast"), expected)
+    with pytest.raises(InputError, match="sigma"):
+        denoise(magnitudes, 5.0, noise=Rician(4.0), quality="fast")
+
+
+def test_a_strength_counts_for_what_is_left_to_the_flow() -> None:
+    noise = Mixture([Impulses(0.1, 0, 255), Speckle(4.0)])
+    assert noise.scaled(2.0) == Mixture([Impulses(0.1, 0, 255), Speckle(1.0)])

@@ -36,13 +36,16 @@ from nlflow.denoising.noise.finding.sigma import (
 from nlflow.denoising.noise.finding.transfer import transfer_of
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise, smoothed
-from nlflow.denoising.noise.models.intensities import Speckle
-from nlflow.denoising.noise.models.magnitudes import Rician
 from nlflow.denoising.noise.spectra import down
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, check_array, checked_call
 
 _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of a large volume
+#: Finders whose noise leaves none to look for, and why they are believed.
+_WHOLE: Final[dict[Any, str]] = {
+    find_speckle: "the local spread is proportional to the local mean",
+    find_rician: "a background without signal has the law of magnitudes of complex noise",
+}
 _TOO_SMALL: Final = (
     "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
     "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part), "
@@ -125,24 +128,17 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     rest = Reduction(samples, missing=missing)
     finders = (find_impulses, find_speckle, *((find_rician, find_hot_pixels) if volume else (find_stripes,)))
     for find in finders:
-        found: Noise | None = find(*(_slabs if volume and find in _LOCAL else _whole)(rest.samples, rest.missing))
+        seen = _slabs(rest.samples, rest.missing) if volume and find in _LOCAL else (rest.samples, rest.missing)
+        found: Noise | None = find(*seen)
         if found is not None:
             parts.append(found)
             rest = found.reduce(rest.samples, rest.missing)
-            if isinstance(found, Speckle):
-                return NoiseEstimate(_together(parts), "high", ("the local spread is proportional to the local mean",))
-            if isinstance(found, Rician):
-                reason = "a background without signal has the law of magnitudes of complex noise"
-                return NoiseEstimate(_together(parts), "high", (reason,))
+            if find in _WHOLE:
+                return NoiseEstimate(_together(parts), "high", (_WHOLE[find],))
     verdict = (of_volume if volume else _gaussian)(rest.samples, rest.missing)
     if not parts:
         return verdict
-    last: list[Noise] = [verdict.model]
-    return replace(verdict, model=_together(parts + last))
-
-
-def _whole(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
-    return samples, missing
+    return replace(verdict, model=_together([*parts, verdict.model]))
 
 
 def _slabs(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
