@@ -11,7 +11,7 @@ import pytest
 from nlflow import InputError, Poisson, denoise, estimate_sigma
 from nlflow.denoising import frame
 from nlflow.denoising.frame import Spread, channels_for
-from nlflow.denoising.noise import Impulses, Mixture, Rician, Speckle
+from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture, Rician, Speckle
 from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, noisy, picture, rms, steps_and_waves, waves
 
 
@@ -408,3 +408,14 @@ def test_a_sigma_beside_an_open_model_is_its_strength() -> None:
 def test_a_strength_counts_for_what_is_left_to_the_flow() -> None:
     noise = Mixture([Impulses(0.1, 0, 255), Speckle(4.0)])
     assert noise.scaled(2.0) == Mixture([Impulses(0.1, 0, 255), Speckle(1.0)])
+
+
+@pytest.mark.parametrize("mask", [None, "nan"])
+def test_pixels_take_what_a_mixture_leaves_for_white_noise_of_its_strength(mask: str | None) -> None:
+    noise = Mixture([Impulses(0.02, 0, 255), GaussianNoise.from_kernel(np.ones((3, 3)), 12.0)])
+    noisy = noise.sample(np.full((40, 40), 100.0), rng=0)
+    if mask is not None:
+        noisy[3, 5:9] = np.nan
+    result, info = denoise(noisy, noise=noise, quality="fast", mask=mask, return_info=True)
+    assert info.sigma == pytest.approx(12)
+    assert np.std(result) < 0.8 * 12

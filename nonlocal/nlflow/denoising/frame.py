@@ -274,12 +274,13 @@ def observe(
                          "leave one of them out")  # fmt: skip
     frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept,
                   missing=reduction.missing)  # fmt: skip
-    if rest is not None and not rest.is_white and signal.ndim < 4:
+    if rest is not None and not rest.is_white and signal.ndim < 4 and not is_by_pixels(quality, axes):
         frame, f = _coloured(frame, signal, rest)
     else:
         if rest is not None and not rest.is_white:
-            rest.powers(signal.shape[-1], 3)  # correlated noise is refused
-            sigma = rest.along(signal)
+            powers = rest.powers(signal.shape[-1], signal.ndim - 1)  # correlated noise of volumes is refused
+            # Of a mixture; a flow of pixels counts it as white noise.
+            sigma = rest.along(signal) if signal.ndim == 4 else math.sqrt(float(powers.mean()))
         elif rest is not None:
             sigma = rest.sigma
         elif sigma is not None and options.strength != 1:
