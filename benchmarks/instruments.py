@@ -40,8 +40,8 @@ from benchmarks.harness import Row, keep, listed, table
 from nlflow.backends.machine import source_digest
 from nlflow.errors import InputError
 from nlflow.store.atomic import make_folder
-from nlflow.store.records import markdown
 from nlflow.store.storage import locked
+from validation.tables import markdown
 
 NAME: Final = "instruments"
 OURS: Final = by.BLIND.format("balanced")

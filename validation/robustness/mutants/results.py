@@ -10,7 +10,7 @@ from pathlib import Path
 
 from validation.robustness import ROOT
 from validation.robustness.contract import when_and_where
-from validation.robustness.mutants.operators import SCOPE, part_of
+from validation.robustness.mutants.operators import SCOPE, SOURCE, part_of
 from validation.tables import Entry, Table, markdown
 
 __all__ = ["EQUIVALENT", "Result", "judged", "mark", "render", "results_table", "survived"]
@@ -76,7 +76,8 @@ def results_table(folder: Path, title: str, unsound: Collection[str] = ()) -> Ta
     """Return the table ``mutants.json`` and ``mutants.md`` of a folder."""
 
     def order(entry: Entry[Result]) -> tuple[int, str, int]:
-        return SCOPE.index(part_of(entry.row.file)), entry.row.file, entry.row.line
+        part = _part(entry.row)
+        return SCOPE.index(part) if part in SCOPE else len(SCOPE), entry.row.file, entry.row.line
 
     def page(entries: Sequence[Entry[Result]]) -> str:
         return render(entries, title, judged(), sorted(unsound))
@@ -91,11 +92,13 @@ def render(
     counts: Counter[tuple[str, str]] = Counter()
     for entry in entries:
         verdict = "equivalent" if survived(entry) and mark(entry) in reasons else entry.row.outcome
-        for part in (part_of(entry.row.file), "all"):
+        for part in (_part(entry.row), "all"):
             counts[part, "drawn"] += 1
             counts[part, verdict] += 1
     heads = ("drawn", "killed", "timeout", "equivalent", "survived")
-    lines = [(part, *(counts[part, head] for head in heads)) for part in (*SCOPE, "all") if counts[part, "drawn"]]
+    former = sorted({_part(entry.row) for entry in entries} - set(SCOPE))
+    parts_in_order = [part for part in (*SCOPE, *former, "all") if counts[part, "drawn"]]
+    lines = [(part, *(counts[part, head] for head in heads)) for part in parts_in_order]
     sources = ", ".join(sorted({entry.source for entry in entries}))
     killed = Counter(entry.row.how for entry in entries if entry.row.outcome == "killed")
     hours = sum(entry.row.seconds for entry in entries) / 3600
@@ -114,6 +117,11 @@ def render(
             lines = [_survivor(entry.row, reasons.get(mark(entry), "")) for entry in chosen]
             parts += [f"## {heading}", markdown(heads, lines, numbers=heads[2:])]
     return "\n\n".join(parts) + "\n"
+
+
+def _part(row: Result) -> str:
+    """Return the entry of `SCOPE` that a result belongs to, or the module where that is no longer there."""
+    return part_of(row.file) or row.file.removeprefix(f"{SOURCE}/").removesuffix(".py")
 
 
 def _survivor(row: Result, reason: str) -> tuple[str, ...]:
