@@ -250,7 +250,7 @@ def test_zarr_says_that_noise_is_white(folder: Path, monkeypatch: pytest.MonkeyP
     calls = []
 
     def store(source: Path, target: str, sigma: Any, *, progress: Any, **words: Any) -> Any:
-        calls.append((sigma, words["noise"], words["strength"]))
+        calls.append((sigma, words["noise"], words["options"].strength))
         return DenoiseInfo(1.0, sigma is None, "Gaussian", "balanced", "E"), {"blocks": 1, "kept": 0, "bytes": 1}
 
     monkeypatch.setattr("nlflow.desk.large.denoise_store", store)
