@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "nlflow.attention.terms.neighbours": "nlflow.attention.terms.modules",
     "nlflow.commands": "nlflow.desk.commands",
+    "nlflow.denoising.large.parts": "nlflow.denoising.frame",
     "nlflow.denoising.large.sources": "nlflow.desk.large",
     "nlflow.denoising.large.store": "nlflow.desk.large",
     "nlflow.denoising.noise.base": "nlflow.denoising.noise.models.base",
