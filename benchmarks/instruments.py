@@ -16,7 +16,6 @@ import argparse
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -32,7 +31,7 @@ from skimage.restoration import denoise_nl_means, denoise_tv_chambolle, denoise_
 from benchmarks.blind import methods as by
 from benchmarks.blind.instruments import INSTRUMENTS, SCENES
 from benchmarks.blind.methods import Method, Outcome, Sample, psnr
-from benchmarks.blind.runner import Figure, Kept, measure
+from benchmarks.blind.runner import Figure, Kept, measure, write_as_they_come
 from benchmarks.blind.scenes import Scene
 from benchmarks.denoising.methods import Array
 from benchmarks.denoising.report import about
@@ -48,7 +47,6 @@ OURS: Final = by.BLIND.format("balanced")
 HARM: Final = -0.05  # dB, the least gain over the samples as they are
 NEAR: Final = -0.3  # dB, the least gain over the best peer, in SHARE of all scenes
 SHARE: Final = 0.85
-_PAUSE: Final = 30.0  # seconds at least between two writings of the files
 
 # Each filter with its grid; strengths are in units of the root mean square of the noise, by the truth.
 WIDTHS: Final = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.5, 7.0)
@@ -71,6 +69,10 @@ def rms(sample: Sample, values: Array) -> float:
     return float(np.sqrt(np.nanmean((values - sample.truth) ** 2)))
 
 
+def colours_of(values: Array) -> int | None:
+    return -1 if values.ndim == 3 else None
+
+
 def apart(values: Array) -> tuple[float, ...]:
     """Return 0 for the axis of colours, 1 for others: widths of a filter that does not mix colours."""
     return (1, 1, 0)[: values.ndim]
@@ -81,21 +83,19 @@ FILTERS: Final[dict[str, tuple[Sequence[float], Callable[[Array, float, float], 
     "median": (SIZES, lambda u, size, _: median_filter(u, [int(size) if a else 1 for a in apart(u)])),
     "total variation": (
         STRENGTHS,
-        lambda u, s, level: level * denoise_tv_chambolle(u / level, s, channel_axis=-1 if u.ndim == 3 else None),
+        lambda u, s, level: level * denoise_tv_chambolle(u / level, s, channel_axis=colours_of(u)),
     ),
     "wavelets": (
         STRENGTHS,
         lambda u, s, level: denoise_wavelet(
-            u, s * level, wavelet="db2", channel_axis=-1 if u.ndim == 3 else None, rescale_sigma=False
+            u, s * level, wavelet="db2", channel_axis=colours_of(u), rescale_sigma=False
         ),
     ),
 }
 OF_PICTURES: Final[dict[str, tuple[Sequence[float], Callable[[Array, float, float], Array]]]] = {
     "nonlocal means": (
         STRENGTHS[:6],
-        lambda u, s, level: (
-            level * denoise_nl_means(u / level, 5, 6, s, sigma=0.0, channel_axis=-1 if u.ndim == 3 else None)
-        ),
+        lambda u, s, level: level * denoise_nl_means(u / level, 5, 6, s, sigma=0.0, channel_axis=colours_of(u)),
     ),
 }
 
@@ -226,14 +226,8 @@ def main() -> None:
         source = source_digest()
         kept = Kept(arguments.out / f"{NAME}.json", source, arguments.fresh)
         asked = scenes(arguments.only), methods(arguments.quality)
-        written = time.monotonic()
-        try:
-            for _ in measure(NAME, *asked, kept, source, jobs=arguments.jobs, drawn=arguments.figure):
-                if time.monotonic() - written > _PAUSE:
-                    write(kept, arguments.out)
-                    written = time.monotonic()
-        finally:  # what is measured is kept, whatever ends the run
-            write(kept, arguments.out)
+        figures = measure(NAME, *asked, kept, source, jobs=arguments.jobs, drawn=arguments.figure)
+        write_as_they_come(figures, lambda: write(kept, arguments.out))
     print(table(verdicts(kept.figures)))
     print(f"written to {arguments.out}", file=sys.stderr)
 

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from benchmarks.blind import report
-from benchmarks.blind.runner import Kept, measure
+from benchmarks.blind.runner import Kept, measure, write_as_they_come
 from benchmarks.blind.scenes import SECTIONS
 from benchmarks.harness import table
 from nlflow.backends.machine import source_digest
@@ -32,7 +31,6 @@ from nlflow.store.atomic import make_folder
 from nlflow.store.storage import locked
 
 QUALITIES = ("fast", "balanced", "best")
-_PAUSE = 30.0  # seconds at least between two writings of the files
 
 
 def options() -> argparse.Namespace:
@@ -69,14 +67,7 @@ def run(arguments: argparse.Namespace) -> Kept:
         methods = section.methods(arguments.quality or section.qualities)
         jobs = 1 if section.alone else arguments.jobs
         figures = measure(name, scenes, methods, kept, source, jobs=jobs, drawn=arguments.figure)
-        written = time.monotonic()
-        try:
-            for _ in figures:
-                if time.monotonic() - written > _PAUSE:
-                    report.write(kept, arguments.out, limited)
-                    written = time.monotonic()
-        finally:  # what is measured is kept, whatever ends the run
-            report.write(kept, arguments.out, limited)
+        write_as_they_come(figures, lambda: report.write(kept, arguments.out, limited))
     return kept
 
 

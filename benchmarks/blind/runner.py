@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tqdm import tqdm
 
@@ -18,6 +18,8 @@ from benchmarks.harness import KIND
 from nlflow.store.storage import load_record
 from nlflow.studies.cases import Case, run_cases
 from validation.tables import Entry
+
+_PAUSE: Final = 30.0  # seconds at least between two writings of the files
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,15 @@ def measure(
     with tqdm(total=len(cases), desc=section, unit="result", smoothing=0.02) as bar:
         for done in run_cases(cases, kept, jobs=jobs, bar=bar):
             yield done.finding
+
+
+def write_as_they_come(figures: Iterable[Figure], write: Callable[[], None]) -> None:
+    """Take figures as they come in, and write now and then and at the end, whatever ends the run."""
+    written = time.monotonic()
+    try:
+        for _ in figures:
+            if time.monotonic() - written > _PAUSE:
+                write()
+                written = time.monotonic()
+    finally:
+        write()
