@@ -42,6 +42,40 @@ def test_bmp(tmp_path: Path, data: Any) -> None:
     assert (tmp_path / "b.bmp").read_bytes() == (tmp_path / "a.bmp").read_bytes()
 
 
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize(("most", "shape"), [(255, (5, 7)), (200, (5, 7, 3)), (4095, (5, 7)), (65535, (5, 7, 3))])
+def test_netpbm_comes_back_as_it_was(tmp_path: Path, most: int, shape: tuple[int, ...], text: bool) -> None:
+    path, out = tmp_path / "a.pnm", tmp_path / "b.pnm"
+    values = np.random.default_rng(0).integers(0, most + 1, shape).astype("u1" if most < 256 else ">u2")
+    body = (" ".join(map(str, values.ravel())) + "\n").encode() if text else values.tobytes()
+    path.write_bytes(b"P%d\n# words\n7 5\n%d\n" % ((2 if text else 5) + len(shape) - 2, most) + body)
+    media = files.read(path)
+    np.testing.assert_array_equal(media.data, values)
+    assert files.check_output(out, media) == ()
+    files.write(out, media.data.astype(float) + (values == most), media)  # no value is beyond the largest
+    assert b"\n".join(out.read_bytes().split()) == b"\n".join(path.read_bytes().split())
+    with Image.open(out) as image:
+        assert image.size == (7, 5)
+
+
+@pytest.mark.parametrize("content", [b"P1\n# words\n3 2\n101\n0 1 0\n", b"P4\n3 2\n\xa0\x40"])
+def test_bits_become_grey(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.pbm").write_bytes(content)
+    np.testing.assert_array_equal(files.read(tmp_path / "a.pbm").data, [[0, 255, 0], [255, 0, 255]])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"P5\n3 2\n255\n123", "tells of 6 bytes"), (b"P5\n3 2\n0\n123456", "no largest value"), (b"P5 3", "no header"),
+     (b"P2\n2 2\n9\n1 2 3", "3 of 4 samples"), (b"P2\n2 2\n9\n1 2 3 12", "values from 1 to 12"),
+     (b"P2\n1 1\n9\n-1", "values from -1"), (b"P5\n0 0\n255\n", "empty"), (b"P5\n40000 9000\n255\n1", "declares")],
+)  # fmt: skip
+def test_damaged_netpbm(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "a.pnm").write_bytes(content)
+    with pytest.raises(FileFormatError, match=words):
+        files.read(tmp_path / "a.pnm")
+
+
 def test_palettes_become_rgb(tmp_path: Path) -> None:
     image = Image.fromarray(RGB).quantize(17)
     for name in ("a.bmp", "a.gif"):
@@ -187,6 +221,7 @@ def _tiff(*tags: tuple[int, int]) -> bytes:
         (_FTYP + b"heic\0\0\0\0mif1", ".heic"), (_FTYP + b"isom\0\0\2\0", ".mp4"), (b"\x1a\x45\xdf\xa3\x01", ".mkv"),
         (b"%PDF-1.7", ".pdf"), (b"8BPS\0\1", ".psd"), (bytes(128) + b"DICM", ".dcm"), (b"SIMPLE  =   T", ".fits"),
         (b"\xff\x0a\0", ".jxl"), (b"\0\0\0\x0cjP  \r\n", ".jp2"), (b"P6\n9 9\n255\n", ".ppm"),
+        (b"P4 9 9\n", ".pbm"), (b"P7\nWIDTH 9\n", ".pam"),
         (b'<?xml version="1.0"?>\n<svg xmlns="">', ".svg"), (b"\xef\xbb\xbf<!DOCTYPE html><p>", ".html"),
         (b"time,value\n0,1.5\n1,-2e-3\n2,nan\n", ".csv"), (b"P1\tP2\n1\t2\n", ".csv"), (b"1,2\n3,", ".csv"),
         (b"word;word\nword;word\n", ""), (b"BM, a text", ""), (b"", ""), (b"no image\n" * 20, ""),

@@ -71,7 +71,7 @@ __all__ = [
     "write_atomic",
 ]
 
-_PILLOW = ("png", "jpeg", "bmp", "webp")
+_PICTURES = ("png", "jpeg", "bmp", "webp", "pnm")  # which have one channel or three, the last axis
 
 
 # ---- one file, read as its format has it, whatever is wrong with it
@@ -158,7 +158,7 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
                 head = stream.read(HEAD)
         except OSError as error:
             raise file_error(path, f"{error.strerror}", expected, "check its permissions") from error
-        if form != "csv" and is_text(head):  # no other format is a text
+        if form not in ("csv", "pnm", "pbm") and is_text(head):  # no other format is a text
             remedy = "give a picture" if form in PICTURES else "copy or export it again"
             raise file_error(path, "a text file", expected, remedy)
     try:
@@ -184,7 +184,7 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
 
 # ---- a folder of pictures as one stack: frames of a clip or slices of a volume, by the order of their names
 
-_FRAMES = ("png", "jpeg", "tiff", "bmp", "webp")
+_FRAMES = ("png", "jpeg", "tiff", "bmp", "webp", "pnm")
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -217,7 +217,7 @@ def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
         one = load(path)
         if one.format not in _FRAMES or one.kind != "image":
             got = "a stack" if one.stacked else f"a {one.format.upper()} file"
-            expected = "a picture that is written as well, PNG, JPEG, TIFF, BMP or WebP"
+            expected = "a picture that is written as well, PNG, JPEG, TIFF, BMP, WebP or PNM"
             raise FileFormatError(f"{path}: got {got}, expected {expected}; take it out of {folder}")
         if data is None:
             needed = 2 * len(paths) * one.data.nbytes
@@ -431,11 +431,9 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
     elif dtypes and dtype.str[1:] not in dtypes.split():
         got = f"{dtype} samples"
         instead = ".npy or .csv" if kinds == "signal" else ".npy" if form in ("tiff", *ARRAYS) else instead
-    elif form in _PILLOW and count not in (1, 3):
+    elif form in _PICTURES and count not in (1, 3):
         got = f"{count} channels"
-    elif form == "png" and dtype == np.uint16 and (count == 3 or media.alpha is not None):
-        got = "16-bit colour or alpha"
-    elif form in ("jpeg", "bmp") and media.alpha is not None:
+    elif form in ("jpeg", "bmp", "pnm") and media.alpha is not None:
         got, instead = "an alpha channel", ".png or .tif"
     elif form == "wav" and media.sample_rate is None:
         got, instead = f"a signal without sample rate (from {media.format.upper()})", ".npy or .csv"
@@ -518,7 +516,7 @@ def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -
         return
     form = known_format(path)
     values = stored(data, media.data.dtype, form, media.bits)
-    if media.axes and form not in _PILLOW:
+    if media.axes and form not in _PICTURES:
         if form in ARRAYS and media.format in ARRAYS:
             values = values.reshape(media.stored_shape)
     elif media.channel_axis is not None and form not in ARRAYS:

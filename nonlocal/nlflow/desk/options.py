@@ -174,7 +174,7 @@ READINGS = {
 WRITINGS = {
     "format": Setting(str, "of - as OUT: png, tif, npy, ... [that of IN]"),
     "quality": Setting(_coding, "of a film: lossless, or a rate factor from 0 (best) to 51 [12]; of JPEG: 1 to 100 "
-                                "[95]"),
+                                "[about that of IN, or 95]"),
     "block": Setting(_whole, "of an OUT of zarr: side of the blocks [1024 for fast, or 2048; of volumes 256 or 192]"),
     "workers": Setting(str, "of an OUT of zarr: how many local processes, or the ADDRESS of a Dask scheduler [all "
                             "cores]"),

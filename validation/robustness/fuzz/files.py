@@ -31,6 +31,12 @@ def bmp() -> list[bytes]:
     return [_saved(GREY, "BMP"), _saved(RGB, "BMP"), _saved(RGB, "BMP", "P"), _saved(GREY, "BMP", "1"), bytes(packed)]
 
 
+def netpbm() -> list[bytes]:
+    """Return PNM files: bytes and text, 8 and 16 bits, grey, colours, bits."""
+    return [_saved(GREY, "PPM"), _saved(RGB, "PPM"), _saved(GREY, "PPM", "1"), b"P2\n# words\n2 1\n900\n1 899\n",
+            b"P5 2 1 900\n\0\1\3\0", b"P1\n3 1\n101\n"]  # fmt: skip
+
+
 def gif() -> list[bytes]:
     """Return GIF files: one frame, transparency, several frames with a comment."""
     from PIL import Image

@@ -29,6 +29,8 @@ _KINDS = {
     "video": "u",
     "bmp": "u",
     "webp": "u",
+    "pnm": "u",
+    "pbm": "u",
     "gif": "u",
     "avif": "u",
     "npz": "biuf",
@@ -36,7 +38,7 @@ _KINDS = {
     "hdf5": "biuf",
     "raw": "u",
 }
-_LOSSLESS = ("png", "tiff", "npy", "wav", "csv", "nifti", "bmp", "webp", "npz", "mat", "hdf5")
+_LOSSLESS = ("png", "tiff", "npy", "wav", "csv", "nifti", "bmp", "webp", "pnm", "npz", "mat", "hdf5")
 _ARRAYS = ("npy", "npz", "mat", "hdf5")
 _ENDINGS = {"nifti": "nii", "hdf5": "h5"}
 _MOST = 2000  # bytes of samples that one byte of a file may stand for, beside the first 16 MiB

@@ -89,6 +89,7 @@ TARGETS: dict[str, Target] = {
         for name, plugin in (("bmp", "BmpImagePlugin"), ("gif", "GifImagePlugin"), ("webp", "WebPImagePlugin"),
                              ("avif", "AvifImagePlugin"))
     },
+    "netpbm": Target("PNM images", readers.media(".pnm"), files.netpbm, "bytes", (*_FILES, "nlflow.desk.formats.pnm")),
     "npz": Target("NPZ archives", readers.media(".npz"), files.npz, "npz",
                   (*_FILES, *_NUMPY, "nlflow.desk.formats.containers", "zipfile")),
     "mat": Target("MAT files", readers.media(".mat"), files.mat, "bytes",

@@ -71,6 +71,8 @@ FORMATS = {
     "bmp": Format("pictures", "image", "u1", "dpi", encoder="encode_bmp"),
     "webp": Format("pictures", "image", "u1", "exif icc_profile xmp", encoder="encode_webp", checker="check_webp",
                    noter="notes_webp"),
+    "pnm": Format("pnm", "image", "u1 u2", "comment netpbm", checker="check"),
+    "pbm": Format("pnm", "image", instead=("a PBM file holds black and white, fewer than a result has", ".pgm")),
     "gif": Format("pictures", "image",
                   instead=("a GIF file holds 256 colours, fewer than a result has", ".png")),
     "avif": Format("pictures", "image", instead=("AVIF loses detail, so it is read only", ".png")),

@@ -40,7 +40,7 @@ FOREIGN = {
     ".svg": ("an SVG drawing", "draw it as a picture first: rsvg-convert -o {stem}.png {name}"),
     ".exr": ("an OpenEXR picture", "convert it first: oiiotool {name} -o {stem}.tif"),
     ".hdr": ("a Radiance picture", "convert it first: oiiotool {name} -o {stem}.tif"),
-    ".ppm": ("a PNM picture", _CONVERT),
+    ".pam": ("a PAM picture", _CONVERT),
     ".tga": ("a Targa picture", _CONVERT),
     ".dcm": ("a DICOM file", "convert the folder of the series to NIfTI first: dcm2niix -o . FOLDER"),
     ".fits": ("a FITS file", 'save its array first: python -c "import sys, numpy; from astropy.io import fits; '
@@ -51,7 +51,7 @@ FOREIGN = {
     ".html": ("a web page", "save the picture itself: right click it, Save Image As"),
 }  # fmt: skip
 _SAME = {".heif": ".heic", ".hif": ".heic", ".j2k": ".jp2", ".jpx": ".jp2", ".psb": ".psd", ".fit": ".fits",
-         ".fts": ".fits", ".pgm": ".ppm", ".pbm": ".ppm", ".pnm": ".ppm", ".dicom": ".dcm", ".flac": ".mp3",
+         ".fts": ".fits", ".pfm": ".pam", ".dicom": ".dcm", ".flac": ".mp3",
          ".ogg": ".mp3", ".m4a": ".mp3", ".xls": ".xlsx", ".htm": ".html"}  # fmt: skip
 
 
@@ -81,7 +81,9 @@ def by_content(head: bytes) -> str:
     if head[:4] == b"PK\x03\x04":
         return _by_first_member(head)
     if re.match(rb"P[1-6]\s+[0-9#]", head):
-        return ".ppm"
+        return ".pbm" if head[1:2] in b"14" else ".ppm"
+    if re.match(rb"P7\n(#|WIDTH)|P[fF]\n[0-9]", head):
+        return ".pam"
     return _by_text(head)
 
 

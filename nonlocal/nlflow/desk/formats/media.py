@@ -21,6 +21,7 @@ FirstColumn: TypeAlias = Literal["keep", "denoise"]
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
 EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
 EXTENSIONS |= {".bmp": "bmp", ".webp": "webp", ".gif": "gif", ".avif": "avif"}
+EXTENSIONS |= {".pgm": "pnm", ".ppm": "pnm", ".pnm": "pnm", ".pbm": "pbm"}
 EXTENSIONS |= {".npz": "npz", ".mat": "mat", ".h5": "hdf5", ".hdf5": "hdf5"}
 EXTENSIONS |= dict.fromkeys((".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"), "raw")
 #: Those of files that hold nothing but stacks.
@@ -34,7 +35,7 @@ CONTAINERS = ("npz", "mat", "hdf5")
 #: Formats of arrays, which do not say what their axes are.
 ARRAYS = ("npy", *CONTAINERS)
 #: Formats of single pictures.
-PICTURES = ("png", "jpeg", "tiff", "bmp", "webp", "gif", "avif", "raw")
+PICTURES = ("png", "jpeg", "tiff", "bmp", "webp", "pnm", "pbm", "gif", "avif", "raw")
 
 #: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
 JPEG_EXIF_LIMIT = 65533

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,7 +16,7 @@ from nlflow.desk.formats.content import HEAD, by_content
 from nlflow.desk.formats.media import EXTENSIONS, JPEG_EXIF_LIMIT, Array, Media, Writing, check_declared, lacking
 from nlflow.errors import file_error, install_command
 
-_JPEG_QUALITY = 95
+_JPEG_QUALITY = 95  # of what was no JPEG file
 _ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF
 _WITHOUT_GREY = ("gif", "webp", "avif")  # formats that write grey levels as colours
 _XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stands
@@ -68,15 +71,19 @@ def decode(path: Path) -> Media:
         raise file_error(path, got, "a smaller one", "crop it, or convert it to TIFF or NPY") from error
     with opened:
         # Colours are held in four bytes by Pillow, and copied twice on their way into an array.
-        check_declared(path, math.prod(opened.size) * _pixel_bytes(opened.mode), path.stat().st_size, copies=4)
+        deep = form == "png" and len(head) > 25 and head[24] == 16 and head[25] != 0  # Pillow would read 8 bits
+        width = 2 ** int(deep) * _pixel_bytes(opened.mode)
+        check_declared(path, math.prod(opened.size) * width, path.stat().st_size, copies=4)
         frames, notes = getattr(opened, "n_frames", 1), []
         if form == "png" and frames > 1:
             raise file_error(path, f"{frames} frames", "one image", "save the frames one by one and give each")
         if frames > 1:  # of a JPEG file a photograph with previews or a depth map behind it
             notes.append(f"{path}: the first of {frames} {'pictures' if form == 'jpeg' else 'frames'} is read")
         opened.load()
-        data, alpha, more = from_pillow(opened, path)
+        data, alpha, more = _of_16_bits(opened, path) if deep else from_pillow(opened, path)
         extras, orientation = _extras(opened)
+        if form == "jpeg" and (quality := _quality_of(opened)):
+            extras["quality"] = quality
         if opened.mode == "CMYK" and extras.pop("icc_profile", None):  # it does not describe the RGB conversion
             more.append(f"{path}: the colour profile, which is one of CMYK colours, is left out")
         if opened.info.get("photoshop"):
@@ -92,9 +99,6 @@ def decode(path: Path) -> Media:
 
 def _check_head(path: Path, form: str, head: bytes) -> None:
     """Refuse what Pillow would read with fewer bits than there are, or take memory for at once."""
-    if form == "png" and len(head) > 25 and head[24] == 16 and head[25] != 0:
-        got = "a 16-bit PNG with colour or alpha, of which 8 bits would be read"
-        raise file_error(path, got, "16-bit grey or 8 bits", "convert it to 16-bit TIFF")
     if form == "avif":
         from PIL import features
 
@@ -108,6 +112,52 @@ def _check_head(path: Path, form: str, head: bytes) -> None:
     if form == "webp" and head[12:16] == b"VP8X":
         width, height = (1 + int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
         check_declared(path, 4 * width * height, path.stat().st_size, copies=4)
+
+
+def _of_16_bits(opened: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
+    """Return samples, opacity and notes of a PNG file with colours or opacity of 16 bits, of which Pillow reads 8."""
+    import imagecodecs
+
+    content = path.read_bytes()
+    pixels = b"".join(chunk for name, chunk in _chunks(content) if name[:1].isupper())
+    data = imagecodecs.png_decode(content[:_SIGNATURE] + pixels)  # which would print what is wrong with the others
+    if data.shape[-1] in (2, 4):
+        return (data[..., 0] if data.shape[-1] == 2 else data[..., :3]).copy(), data[..., -1].copy(), []
+    return data, None, [f"{path}: transparent colour dropped"] if "transparency" in opened.info else []
+
+
+_SIGNATURE, _PNG_HEAD = 8, 33  # bytes of a PNG file before its first chunk, and with that
+
+
+def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the chunks of a PNG file with their names; names of those that are needed begin with a capital."""
+    at = _SIGNATURE
+    while at + 12 <= len(content):
+        end = at + 12 + int.from_bytes(content[at : at + 4])
+        yield content[at + 4 : at + 8], content[at:end]
+        at = end
+
+
+@cache
+def _tables_by_quality() -> list[dict[int, list[int]]]:
+    """Return the quantization tables of JPEG files that Pillow writes, of qualities 1 to 100."""
+    from PIL import Image
+
+    found = []
+    for quality in range(1, 101):
+        stream = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(stream, "JPEG", quality=quality)
+        with Image.open(stream, formats=("JPEG",)) as image:
+            found.append(vars(image)["quantization"])
+    return found
+
+
+def _quality_of(image: Any) -> int:
+    """Return the quality whose quantization tables are nearest to those of a JPEG picture; 0 where it has none."""
+    own = [(number, table) for number, table in image.quantization.items() if number < 2]
+    far = [sum(np.abs(np.subtract(table, known[number])).sum() for number, table in own)
+           for known in _tables_by_quality()]  # fmt: skip
+    return 1 + int(np.argmin(far)) if own else 0
 
 
 def _extras(image: Any) -> tuple[dict[str, Any], int]:
@@ -155,7 +205,17 @@ def encode_png(stream: BinaryIO, values: Array, media: Media, writing: Writing) 
     if "gamma" in media.extras:
         chunks.add(b"gAMA", struct.pack(">I", round(media.extras["gamma"] * 100000)))
     options = _options(media, "dpi", "exif", "icc_profile")
-    Image.fromarray(with_alpha(values, media)).save(stream, format="PNG", pnginfo=chunks, **options)
+    whole = with_alpha(values, media)
+    if whole.ndim == 2 or whole.dtype == np.uint8:
+        Image.fromarray(whole).save(stream, format="PNG", pnginfo=chunks, **options)
+        return
+    import imagecodecs  # Pillow writes no colours of 16 bits, but all that stands beside them
+
+    frame = io.BytesIO()
+    Image.new("L", (1, 1)).save(frame, format="PNG", pnginfo=chunks, **options)
+    content = imagecodecs.png_encode(np.ascontiguousarray(whole))
+    beside = b"".join(chunk for name, chunk in _chunks(frame.getvalue()) if not name[:1].isupper())
+    stream.write(content[:_PNG_HEAD] + beside + content[_PNG_HEAD:])
 
 
 def encode_jpeg(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
@@ -165,9 +225,9 @@ def encode_jpeg(stream: BinaryIO, values: Array, media: Media, writing: Writing)
     names = ["dpi", "icc_profile", "xmp", "comment"]
     if len(media.extras.get("exif", b"")) <= JPEG_EXIF_LIMIT:
         names.append("exif")
-    # High quality at full colour resolution: compression must not put new noise in the place of the old.
+    # The quality of the input, at full colour resolution.
     image = Image.fromarray(with_alpha(values, media))
-    quality = _JPEG_QUALITY if writing.quality is None else writing.quality
+    quality = media.extras.get("quality", _JPEG_QUALITY) if writing.quality is None else writing.quality
     image.save(stream, format="JPEG", quality=quality, subsampling=0, **_options(media, *names))
 
 
