@@ -148,7 +148,7 @@ def _tables_by_quality() -> list[dict[int, list[int]]]:
         stream = io.BytesIO()
         Image.new("RGB", (8, 8)).save(stream, "JPEG", quality=quality)
         with Image.open(stream, formats=("JPEG",)) as image:
-            found.append(vars(image)["quantization"])
+            found.append(getattr(image, "quantization"))  # noqa: B009 (of JPEG files alone, which types do not tell)
     return found
 
 
