@@ -28,7 +28,7 @@ def media(shape: tuple[int, ...], axis: int | None = None, **more: Any) -> files
 
 
 def test_found_by_name(tmp_path: Path) -> None:
-    for name in ("a.tif", "b.png", "b.tif", "c.txt"):
+    for name in ("a.tif", "b.png", "b.tif", "c.md"):
         (tmp_path / name).touch()
     assert find_companion("--mask", tmp_path / "b.png", Path("a.png")) == tmp_path / "b.png"
     assert find_companion("--mask", tmp_path, Path("x/a.png")) == tmp_path / "a.tif"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow import denoise
 from nlflow.desk import files
+from nlflow.errors import FileFormatError
 from tests.commands import fails, run
 
 Array = NDArray[np.float64]
@@ -214,3 +215,99 @@ def test_points_and_commas_together_are_refused() -> None:
     assert "got '2,5' in line 2, cell 2 (column 'b'), expected a number with a decimal point" in fails(
         "denoise", "in.csv", "out.csv"
     )
+
+
+# --- texts as instruments write them: what is no sample stays as it stands there
+
+SPECTRUM = [(200 + 1.7 * k + 0.01 * k * k, float(v)) for k, v in enumerate(NOISY[:40, 0])]
+SAMPLES = [v for _, v in SPECTRUM]
+
+
+def _lines(mark: str, *, comma: bool = False, end: str = "") -> str:
+    text = "".join(f"{a:.2f}{mark}{b!r}{end}\n" for a, b in SPECTRUM)
+    return text.replace(".", ",") if comma else text
+
+
+TEXTS = {
+    "spectrometer.txt": "Data File\n+++\nDate: Mon 5\nTime (usec): 100000 (S1)\n>>>>>Begin<<<<<\n"
+    + _lines("\t")
+    + ">>>>>End<<<<<\n",
+    "spaces.dat": "  " + _lines("   ").replace("\n", "\n  ").rstrip(" "),
+    "comments.csv": "# made by x\n# a, b, c\nwave,counts,\n" + _lines(",", end=",") + "# the end\n",
+    "names.tsv": "wave\tcounts\r\n" + _lines("\t").replace("\n", "\r\n"),
+    "years.csv": "wave,2001\n" + _lines(","),
+    "settings.csv": "Key,Value\nExposure,10\nwave,counts\n" + _lines(","),
+    "commas.txt": "Wellenlänge;Intensität\n" + _lines(";", comma=True),
+    "labels.csv": 'name,"a ""q"""\n' + "".join(f'"s, {k}",{v!r}\n' for k, v in enumerate(SAMPLES)),
+    "rows.csv": "counts\n" + "".join(f"r{k},{v!r}\n" for k, v in enumerate(SAMPLES)),
+    "steps.csv": "y,x,z\n" + "".join(f"{v!r},{0.5 * k},text\n" for k, v in enumerate(SAMPLES)),
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "latin-1"])
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.sampled(10)
+def test_a_text_comes_back_but_for_its_samples(name: str, encoding: str) -> None:
+    Path(name).write_bytes(TEXTS[name].encode(encoding))
+    media, out = files.read(name), f"out.{name[-3:]}"
+    assert media.data.tolist() == SAMPLES
+    assert files.check_output(out, media) == ()
+    files.write(out, media.data, media)
+    assert Path(out).read_bytes() == Path(name).read_bytes()
+    files.write(out, media.data + 1, media)
+    assert files.read(out).data.tolist() == [v + 1 for v in SAMPLES]
+
+
+def test_empty_cells_are_missing_and_stay_empty() -> None:
+    rows = [
+        f"{k},{'' if k % 50 == 7 else v},{'NA' if k == 3 else w}" for k, (v, w) in enumerate(NOISY[:, :2].tolist())
+    ]
+    Path("in.csv").write_text("id,a,b\n" + "\n".join(rows) + "\n")
+    found = report("in.csv", "out.csv")
+    assert (found["missing"], [column["name"] for column in found["columns"]]) == (13, ["a", "b"])
+    written = [line.split(",") for line in Path("out.csv").read_text().splitlines()[1:]]
+    assert [k for k, row in enumerate(written) if not row[1]] == list(range(7, 600, 50))
+    assert [row[2] for row in written].index("NA") == 3
+    assert all(abs(float(row[1]) - CLEAN[k, 0]) < 0.6 for k, row in enumerate(written) if row[1])
+    told = run("denoise", "in.csv", "out.npy", *FAST).stderr
+    assert "the first column" in told
+
+
+def test_tables_in_another_kind_of_text() -> None:
+    Path("in.csv").write_text("# words\nwave,counts\n" + _lines(","))
+    media = files.read("in.csv")
+    files.write("out.tsv", media.data, media)
+    assert Path("out.tsv").read_text() == "# words\nwave\tcounts\n" + _lines("\t")
+    np.save("in.npy", NOISY[:4])
+    media = files.read("in.npy", kind="signal")
+    files.write("out.txt", media.data, media)
+    np.testing.assert_array_equal(np.loadtxt("out.txt"), NOISY[:4])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\nx,y\nu,v\n", r"columns of text alone \('a', 'b'\), expected at least one column of numbers"),
+        ("a,b\n1,2\n3\n5,6\n", r"got 1 cell\(s\) in line 3, expected 2"),
+        ("a,b\n1,2\n3,x\n5,6\n", r"got 'x' in line 3, cell 2 \(column 'b'\)"),
+        ("a,b\n1,2\n3,4\n5,x\n", r"got 'x' in line 4, cell 2"),
+        ("a,b\nz,2\n3,4\n5,6\n", r"got 'z' in line 2, cell 1 \(column 'a'\)"),
+        ("a;b\n1.234,5;x\n1.235,5;y\n", r"got '1\.234,5' in line 2"),
+        ("volt\n1,5\n2,5\n", r"one name over numbers such as '1,5'"),
+        ("a,b\n,\n,\n", "no row of numbers"),
+        ("words\nand more\n", "no row of numbers"),
+        ("\0\1\2\3", "bytes that are no text"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(text: str, words: str) -> None:
+    Path("in.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(FileFormatError, match=words):
+        files.read("in.csv")
+
+
+def test_of_a_folder_texts_of_numbers_alone_are_tables() -> None:
+    Path("in").mkdir()
+    Path("in/readme.txt").write_text("what these files are\n")
+    Path("in/a.txt").write_text(TEXTS["spectrometer.txt"])
+    assert "1 file(s) of other formats are left out" in run("denoise", "in", "out", *FAST).stderr
+    assert [path.name for path in Path("out").glob("*.txt")] == ["a.txt"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from nlflow.desk.files import Array, Media, as_stored, load, upright
-from nlflow.desk.formats.media import ARRAYS, PICTURES
+from nlflow.desk.formats.media import ARRAYS, PICTURES, TABLES
 from nlflow.errors import FileFormatError, InputError
 
 
@@ -34,12 +34,12 @@ def _opened(path: Path, media: Media, shapes: Collection[tuple[int, ...]]) -> Me
     found = load(path)
     if found.axes and found.data.shape not in shapes:  # axes of one sample are those of the input only
         found = replace(found, data=found.data.squeeze())
-    if found.format == media.format == "csv" and found.data.shape not in shapes:
+    if found.format in TABLES and media.format in TABLES and found.data.shape not in shapes:
         with suppress(FileFormatError):
             other = load(path, first_column="keep" if found.time is None else "denoise")
             if other.data.shape in shapes:
                 found = other
-    if found.format == media.format == "csv" and (found.time is None) == (media.time is None):
+    if found.format in TABLES and media.format in TABLES and (found.time is None) == (media.time is None):
         found = replace(found, notes=())  # of the first column, which are those of the input
     return found
 

@@ -32,6 +32,7 @@ from nlflow.desk.formats.media import (
     PICTURES,
     READABLE,
     STACKS,
+    TABLES,
     Array,
     FirstColumn,
     Kind,
@@ -138,7 +139,7 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
     path = Path(path)
     form, notes = found_format(path)
     expected = f"a readable {form.upper()} file"
-    words: dict[str, str | None] = {"first_column": first_column} if form == "csv" else {}
+    words: dict[str, str | None] = {"first_column": first_column} if form in TABLES else {}
     if form in CONTAINERS:
         words = {"array": array}
     elif array is not None:
@@ -301,7 +302,7 @@ def read(
         media = load_frames(path, pictures_in(path))
     else:
         media = load(path, first_column=first_column, array=array)
-    if first_column is not None and media.format != "csv":
+    if first_column is not None and media.format not in TABLES:
         raise InputError(f"first_column: got {first_column!r} for {path}, expected a CSV table; leave it out")
     return laid_out(media, kind, channel_axis, axes, spacing)
 
@@ -472,7 +473,7 @@ def write_frames(writing: Writing, values: Array, media: Media) -> None:
 
 def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:
     """Return `data` in the dtype of the output: rounded and clipped, never wrapped, where that is an integer."""
-    if form in ("npy", "npz", "csv"):
+    if form in ("npy", "npz", *TABLES):
         return data.astype(np.float32 if dtype in (np.float16, np.float32) else np.float64)
     if dtype.kind not in "iu":
         return data.astype(dtype)
@@ -511,6 +512,8 @@ def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -
     data = np.asarray(data)
     if data.shape != media.data.shape:
         raise InputError(f"data: got shape {data.shape}, expected {media.data.shape} as in {media.path}")
+    if media.absent is not None:
+        data = np.where(media.absent, media.data, data)
     if media.format == "frames" and not format_of(path):
         write_frames(writing, stored(data, media.data.dtype, "", None), media)
         return

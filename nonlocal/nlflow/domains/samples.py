@@ -13,6 +13,7 @@ from nlflow.errors import InputError, check_array, check_integer
 
 _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary digits of 2^-1074
 _NARROW = 2**16  # values below it fit 16 bits
+_EVEN = 8  # numbers from which on equal steps are none by chance
 _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
@@ -108,6 +109,14 @@ def mean_of_sums(sums: list[int], count: int) -> Floats:
 def exact_means(signal: NDArray[Any]) -> Floats:
     """Return the mean of each channel of finite samples (..., C), correctly rounded."""
     return mean_of_sums(exact_sums(signal), math.prod(signal.shape[:-1]))
+
+
+def is_ruled(values: NDArray[Any]) -> bool:
+    """Tell whether numbers are in equal steps, as a scale or an index is; too few are so by chance. O(N)."""
+    if len(values) < _EVEN or not np.isfinite(values).all():
+        return False
+    steps = np.diff(np.asarray(values, np.float64))
+    return bool(steps[0] != 0 and np.allclose(steps, steps[0], rtol=0.01, atol=0))
 
 
 def varying(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:

@@ -178,6 +178,9 @@ def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> I
         given.mask, given.missing = "nan", None if finite.all() else ~finite
         if media.data.dtype.kind not in "fc":
             given.notes.append(f"{source}: --mask nan has no effect, since every one of {media.data.dtype} is a number")
+    if media.absent is not None:
+        given.missing = media.absent if given.missing is None else given.missing | media.absent
+        given.mask = given.missing
     lost = ~finite if given.missing is None else ~finite & ~given.missing
     if lost.any():
         raise InputError(

@@ -16,10 +16,12 @@ from nlflow.desk.files import check_distinct, missing, pictures_in, read_kind
 from nlflow.desk.files import format_of as known
 from nlflow.desk.foreign import leads_out
 from nlflow.desk.formats import FORMATS, written_extension
+from nlflow.desk.formats.content import is_table
 from nlflow.desk.formats.media import READABLE
 from nlflow.errors import FileFormatError, InputError
 
 _SHOWN = 3  # names in a message
+_TEXTS = (".txt", ".dat")  # which may be anything
 _LAST_RATE = 51  # rate factor of a film
 
 
@@ -192,7 +194,7 @@ def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, 
                 notes.append(f"{source}: {told}")
         files = sorted(path for path in entries
                        if (path.is_file() or known(path) == "zarr") and not path.name.startswith("."))  # fmt: skip
-        fitting = [path for path in files if known(path)]
+        fitting = [path for path in files if known(path) and (path.suffix.lower() not in _TEXTS or is_table(path))]
         if not fitting:
             got = f"{source}, {'which matches' if pattern else 'a folder with'} {len(files) or 'no'} file(s)"
             expected = f"one that ends in {READABLE}"

@@ -200,7 +200,10 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
             data=media.data[slices(source, crop)],
             alpha=None if media.alpha is None else media.alpha[part],
             time=None if media.time is None else media.time[part[0]],
+            absent=None if media.absent is None else media.absent[slices(source, crop)],
         )
+        if "sheet" in media.extras:
+            media = replace(media, extras={**media.extras, "sheet": media.extras["sheet"].part(part[0])})
     name = PurePath(source.name)
     suffix = written_extension(Path(source.name)) or name.suffix.lower()
     with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nlflow.desk.formats.media import ARRAYS, JPEG_EXIF_LIMIT, Media, Writing, extension, format_of
+from nlflow.desk.formats.media import ARRAYS, JPEG_EXIF_LIMIT, TABLES, Media, Writing, extension, format_of
 
 __all__ = ["FORMATS", "Format", "left_out", "written_extension"]
 
@@ -131,6 +131,8 @@ def left_out(form: str, media: Media, writing: Writing) -> list[str]:
     if arrays or form == "wav":
         names += ["column names"] if media.header is not None else []
         names += ["the first column"] if media.time is not None else []
+    if form not in TABLES and "sheet" in media.extras and media.extras["sheet"].kept > int(media.time is not None):
+        names.append("columns that are kept")
     for key, name in _NAMES.items():
         usual = key == "gamma" and abs(media.extras.get(key, 0) - 1 / 2.2) < 1e-3  # what is assumed anyway
         room = FORMATS[form].extras.split() if key != "tiff" or not anew else ()

@@ -87,6 +87,29 @@ def by_content(head: bytes) -> str:
     return _by_text(head)
 
 
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+
+
+def encoding_of(head: bytes) -> tuple[bytes, str]:
+    """Return the mark that a text begins with, and its encoding as that or zeros between its letters say it."""
+    for bom, encoding in _BOMS:
+        if head.startswith(bom):
+            return bom, encoding
+    if b"\0" in head[:64]:
+        return b"", "utf-16-le" if head[1:2] == b"\0" else "utf-16-be"
+    return b"", "utf-8"
+
+
+def is_table(path: Path) -> bool:
+    """Return whether half of the first lines of a text hold nothing but numbers: other texts are no tables."""
+    with path.open("rb") as stream:
+        head = stream.read(2**16)
+    bom, encoding = encoding_of(head)
+    lines = [line.encode() for line in head[len(bom) :].decode(encoding, "replace").splitlines() if line.strip()]
+    numbers = [line for line in lines if set(line) <= _NUMBERS and set(line) & set(b"0123456789")]
+    return 2 * len(numbers) >= max(len(lines), 2)
+
+
 def is_text(head: bytes) -> bool:
     """Return whether a file begins as a text does: with printable characters in UTF-8; the last may be cut off.
 
@@ -140,12 +163,15 @@ def _unpacked(head: bytes) -> bytes:
 
 
 def _by_text(head: bytes) -> str:
-    start = head[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    bom, encoding = encoding_of(head)
+    if encoding != "utf-8":
+        head = head[len(bom) :].decode(encoding, "replace").encode()
+    start = head[:1024].removeprefix(codecs.BOM_UTF8).lstrip().lower()
     if start.startswith((b"<svg", b"<?xml")) and b"<svg" in head.lower():
         return ".svg"
     if start.startswith((b"<!doctype html", b"<html")):
         return ".html"
-    lines = [line for line in head.splitlines() if line.strip()]
+    lines = [line for line in head.splitlines() if line.strip() and not line.lstrip().startswith((b"#", b"%"))]
     # The first line may hold names, the last one may be cut off.
     rows = lines[1:-1] or lines[1:] or lines
     numbers = all(set(row.lower().replace(b"nan", b"").replace(b"inf", b"")) <= _NUMBERS for row in rows)

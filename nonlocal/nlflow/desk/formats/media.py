@@ -19,7 +19,7 @@ FirstColumn: TypeAlias = Literal["keep", "denoise"]
 
 #: The known file name extensions and their formats.
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
-EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
+EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv", ".tsv": "csv", ".txt": "csv", ".dat": "csv"}
 EXTENSIONS |= {".bmp": "bmp", ".webp": "webp", ".gif": "gif", ".avif": "avif"}
 EXTENSIONS |= {".pgm": "pnm", ".ppm": "pnm", ".pnm": "pnm", ".pbm": "pbm"}
 EXTENSIONS |= {".npz": "npz", ".mat": "mat", ".h5": "hdf5", ".hdf5": "hdf5"}
@@ -34,6 +34,8 @@ READABLE = ", ".join(reversed({form: name for name, form in reversed([*EXTENSION
 CONTAINERS = ("npz", "mat", "hdf5")
 #: Formats of arrays, which do not say what their axes are.
 ARRAYS = ("npy", *CONTAINERS)
+#: Formats of tables, whose columns are signals of their own.
+TABLES = ("csv", "parquet")
 #: Formats of single pictures.
 PICTURES = ("png", "jpeg", "tiff", "bmp", "webp", "pnm", "pbm", "gif", "avif", "raw")
 
@@ -74,7 +76,7 @@ class Media:
     # What else comes with the samples, written back unchanged where the output's format has a place for it: ``exif``,
     # ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and ``text`` (of a
     # PNG file, by keys) of images; ``resolution`` and ``tags`` of a TIFF file; ``bits`` (of a sample) of a WAV file;
-    # ``array`` (its name and its shape in the file) of one of several arrays.
+    # ``array`` (its name and its shape in the file) of one of several arrays; ``sheet`` (the text of a table).
     extras: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # the conversions made while reading, for the user
     # One letter for each axis of the data of a stack, and of an image that was read as one: T (time), Z, Y, X, C
@@ -88,6 +90,8 @@ class Media:
     # lack.
     stored_axes: str = ""
     stored_shape: tuple[int, ...] = ()
+    # Where the file says that there is no sample, in the shape of the data: empty cells of a table. They come back so.
+    absent: Array | None = None
     bits: int | None = None  # how many bits of an unsigned integer are used, where they are fewer than its type has
 
     @property
@@ -102,19 +106,18 @@ class Media:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of a CSV file that are signals, without a first one that is kept; else empty."""
-        if self.format != "csv":
+        """Names of the columns of a table that are signals, without those that are kept; else empty."""
+        if self.format not in TABLES:
             return ()
-        count = 1 if self.data.ndim == 1 else self.data.shape[1]
-        first = int(self.time is not None)
-        if self.header is None:
-            return tuple(f"column {first + number}" for number in range(1, count + 1))
-        return tuple(name or f"column {first + number}" for number, name in enumerate(self.header[first:], 1))
+        count, first = 1 if self.data.ndim == 1 else self.data.shape[1], int(self.time is not None)
+        places = self.extras["sheet"].columns if "sheet" in self.extras else range(first, first + count)
+        names = self.header or ()
+        return tuple((names[c] if c < len(names) else "") or f"column {c + 1}" for c in places)
 
     @property
     def separate(self) -> bool:
         """Whether channels are signals that have nothing to do with each other, as the columns of a table."""
-        return self.format == "csv" and self.channel_axis is not None
+        return self.format in TABLES and self.channel_axis is not None
 
 
 @dataclass(frozen=True)
