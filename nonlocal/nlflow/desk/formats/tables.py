@@ -383,7 +383,7 @@ def _rows(path: Path, lines: list[str], delimiter: str, places: list[int]) -> tu
     width = Counter(len(kinds[n]) for n in some).most_common(1)[0][0]
     full = [n for n in some if len(kinds[n]) >= width and set(kinds[n][width:]) <= {"nothing"}]
     told = [Counter(kinds[n][c] for n in full) for c in range(width)]
-    of_numbers = [c for c, count in enumerate(told) if count["number"] > count["text"]]
+    of_numbers = [c for c, count in enumerate(told) if count["number"] >= max(count["text"], 1)]
     rows = [n for n in full if all(kinds[n][c] != "text" for c in of_numbers)
             and any(kinds[n][c] == "number" for c in of_numbers)]  # fmt: skip
     if not rows:
@@ -457,7 +457,7 @@ def _column(
 ) -> Array | None:
     """Return the numbers of a column, NaN where there is none; None for a column of text."""
     kinds = Counter(_kind(cell, delimiter) for cell in cells)
-    if not kinds["number"] or kinds["text"] >= kinds["number"]:
+    if not kinds["number"] or kinds["text"] > kinds["number"]:
         odd = next((number for number, cell in enumerate(cells) if _ODD.fullmatch(cell)), None)
         if odd is not None:
             raise _bad_cell(path, cells[odd], lines[odd], column, header)
