@@ -11,6 +11,7 @@ import numpy as np
 from nlflow.affinities import affinity
 from nlflow.denoising import denoise
 from nlflow.denoising.columns import each_item
+from nlflow.denoising.labelled import letter_of
 from nlflow.denoising.large import denoise_array
 from nlflow.denoising.options import Options
 from nlflow.domains import Grid
@@ -24,14 +25,6 @@ from nlflow.kernels import Kernel
 
 xarray = need_xarray("nlflow.xarray")
 
-_NAMES = {
-    "X": ("x", "lon", "longitude", "col", "column"),
-    "Y": ("y", "lat", "latitude", "row"),
-    "Z": ("z", "depth", "height", "altitude", "level", "lev", "plane", "slice"),
-    "T": ("t", "time", "frame"),
-    "C": ("c", "channel", "band", "color", "colour", "rgb"),
-}
-_LETTERS = {name: letter for letter, names in _NAMES.items() for name in names}
 _NAMED = ("channel_axis", "axes", "preserve_range")  # of `denoise`, which names and units stand for
 _ROUNDINGS = 8  # of a position: what computes evenly spaced numbers, and stores them, rounds a few times
 
@@ -259,7 +252,7 @@ class Accessor:
             raise InputError(f"channel_dim: got {channel_dim!r}, expected one of {_listed(there)}")
         found = self._found(there, channel_dim) if dims is None else self._told(there, dims, channel_dim)
         image = found.image
-        time = [name for name in image if self._letter(name) == "T"]
+        time = [name for name in image if letter_of(self._array, name) == "T"]
         if len(image) == 3 and len(time) == 1:
             image = (*time, *(name for name in image if name not in time))
             return _Axes(found.items, image, "TYX", found.channel)
@@ -276,7 +269,7 @@ class Accessor:
 
     def _found(self, there: tuple[str, ...], channel_dim: str | None) -> _Axes:
         """Return which dimensions are what by their names, or raise `InputError`."""
-        letters = {name: self._letter(name) for name in there if name != channel_dim}
+        letters = {name: letter_of(self._array, name) for name in there if name != channel_dim}
         if channel_dim is None:
             channel_dim = next((name for name in there if letters[name] == "C" and len(there) > 1), None)
         rest = tuple(name for name in there if name != channel_dim)
@@ -290,11 +283,6 @@ class Accessor:
         if not rest:
             raise InputError("image: got an array without dimensions, expected a signal, an image or a volume")
         return _Axes((), rest, "ZYX"[-len(rest) :], channel_dim)
-
-    def _letter(self, name: str) -> str:
-        """Return which axis of space, time or channels a dimension is; an empty text where that is not known."""
-        said = self._array[name].attrs.get("axis") if name in self._array.coords else None
-        return said if said in _NAMES else _LETTERS.get(str(name).lower(), "")
 
     def _spacing(self, given: Any, image: tuple[str, ...]) -> tuple[float, ...] | None:
         """Return the distance of samples along each dimension of an image."""

@@ -259,9 +259,7 @@ def test_a_text_comes_back_but_for_its_samples(name: str, encoding: str) -> None
 
 
 def test_empty_cells_are_missing_and_stay_empty() -> None:
-    rows = [
-        f"{k},{'' if k % 50 == 7 else v},{'NA' if k == 3 else w}" for k, (v, w) in enumerate(NOISY[:, :2].tolist())
-    ]
+    rows = [f"{k},{'' if k % 50 == 7 else v},{'NA' if k == 3 else w}" for k, (v, w) in enumerate(NOISY[:, :2].tolist())]
     Path("in.csv").write_text("id,a,b\n" + "\n".join(rows) + "\n")
     found = report("in.csv", "out.csv")
     assert (found["missing"], [column["name"] for column in found["columns"]]) == (13, ["a", "b"])

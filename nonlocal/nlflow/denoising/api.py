@@ -16,6 +16,7 @@ from nlflow.backends.devices import CPU, choose_device
 from nlflow.backends.numba import loading
 from nlflow.denoising.frame import is_by_pixels, observe
 from nlflow.denoising.info import DenoiseInfo, doubts
+from nlflow.denoising.labelled import denoised_labelled, is_labelled
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.runs import Problem, Trail, Watch, telling
@@ -58,7 +59,9 @@ def denoise(
     image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
         booleans and floats; NaN and infinity are refused unless `mask` says that they are missing. A torch tensor (of
-        floats) gives a tensor on its device, with derivatives if it asks for a gradient; see the notes.
+        floats) gives a tensor on its device, with derivatives if it asks for a gradient; see the notes. A Series or
+        DataFrame of pandas, each column of numbers a signal of its own, and a DataArray or Dataset of xarray come back
+        as they were: with their names, types (integers are rounded), units and missing numbers.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, or a map of the spatial shape (or of the image's). Samples with a 0 in an array are free of
@@ -112,7 +115,7 @@ def denoise(
     Returns
     -------
     array or tensor
-        Shape of the input; float32 for float32 and float16, otherwise float64.
+        Shape of the input; float32 for float32 and float16, otherwise float64. What has labels keeps its types.
 
     Raises
     ------
@@ -163,6 +166,11 @@ def denoise(
     True
     """
     chosen = Options.of(options, more)
+    if is_labelled(image):
+        words = {"quality": quality, "noise": noise, "channel_axis": channel_axis, "axes": axes, "spacing": spacing,
+                 "mask": mask, "keep": keep, "progress": progress}  # fmt: skip
+        result, info = denoised_labelled(denoise, image, sigma, chosen, words)
+        return (result, info) if return_info else result
     if is_tensor(image):
         from nlflow.denoising.tensors import denoised_tensor
 

@@ -66,8 +66,8 @@ for a WAV file. What comes with the samples is kept: alpha channel, orientation,
 TIFF description, sample rate and format, column names. A note names what OUT cannot hold. OUT may have another
 format than IN if it can hold the data; NPY, NPZ and CSV keep all digits.
 
-Formats: PNG, JPEG, TIFF, BMP, WebP, PGM, PPM; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV, CSV; stacks and
-video (below). Read only, with OUT in another format: PBM, GIF (its first frame), AVIF, camera raws (DNG, NEF, CR2, ARW,
+Formats: PNG, JPEG, TIFF, BMP, WebP, PGM, PPM; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV; tables
+(CSV, TSV, TXT, DAT); stacks and video (below). Read only, with OUT in another format: PBM, GIF (its first frame), AVIF, camera raws (DNG, NEF, CR2, ARW,
 ...; extra raw). The content of a file decides what it is, and not its name. Of several arrays in a file, --array names
 one; OUT of the same format keeps the others. IN or OUT may be - for stdin or stdout, which gets the format of IN or of
 --write format=png.
@@ -87,11 +87,12 @@ The kind of noise and its strength are found out from the file, unless told othe
 
 \b
 Colours, and the channels of WAV and NPY files, are denoised together: patches are compared in all channels at once, and
-one noise level is estimated. Each column of a CSV table is denoised alone, in its own units, with its own
-estimated level. One number for --sigma is the level of every column; several numbers are one for each column. The first
-of several columns is kept as it is if it has a name for times (time, t, index), or is strictly increasing or
-decreasing; a note says so. --axes first-column=denoise or =keep decides otherwise. Rows out of the order of their times
-are refused: sort them first.
+one noise level is estimated. Each column of numbers of a table is denoised alone, in its own units, with its own
+estimated level; all else stays as it stands there, and empty cells stay empty. One number for --sigma is the level of
+every column; several numbers are one for each column. The first of several columns is kept as it is if it has a name
+for times (time, t, index), or is strictly increasing or decreasing, and others are if they are in equal steps; a note
+says so. --axes first-column=denoise or =keep decides otherwise. Rows out of the order of their times are refused: sort
+them first.
 
 \b
 Quality against time: --quality fast, balanced (default) or best. Finer settings are given by name, such as --set
