@@ -24,7 +24,7 @@ import nlflow as nl
 from nlflow.backends.machine import environment
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowWarning
 from nlflow.flows.flow import Flow
-from nlflow.store.atomic import temporary_name
+from nlflow.store.atomic import temporary_name, write_atomic
 from nlflow.store.checkpoints import Checkpoints, previous
 from nlflow.store.storage import (
     FORMAT,
@@ -519,6 +519,15 @@ def test_what_killed_processes_left_is_swept_by_who_has_the_lock(tmp_path: Path)
         ]
     with locked(tmp_path, "OUT"):
         assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_what_is_being_written_is_not_swept(tmp_path: Path) -> None:
+    def writer(stream: Any) -> None:
+        with locked(tmp_path, "OUT"):
+            stream.write(b"whole")
+
+    write_atomic(tmp_path / "film", writer)
+    assert (tmp_path / "film").read_bytes() == b"whole"
 
 
 # --- solutions -------------------------------------------------------------------------------------------------------

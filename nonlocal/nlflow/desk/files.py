@@ -62,6 +62,7 @@ __all__ = [
     "check_target",
     "extension",
     "format_of",
+    "identity",
     "is_stack",
     "load",
     "pictures_in",
@@ -365,17 +366,17 @@ def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Pat
     InputError
         If an output is the same file as an input or as another output, links followed.
     """
-    seen = {key: name for name, path in sources.items() if path is not None for key in _identity(path)}
+    seen = {key: name for name, path in sources.items() if path is not None for key in identity(path)}
     for name, path in targets.items():
-        for key in () if path is None else _identity(path):
+        for key in () if path is None else identity(path):
             if key in seen:
                 other = seen[key]
                 raise InputError(f"{name}: got {path}, the same file as {other}, expected another; choose a new name")
         if path is not None:
-            seen |= dict.fromkeys(_identity(path), name)
+            seen |= dict.fromkeys(identity(path), name)
 
 
-def _identity(path: Path) -> list[object]:
+def identity(path: Path) -> list[object]:
     """Return what tells a file from others: its place, and its number on the disk if it is there."""
     try:
         found = path.stat()

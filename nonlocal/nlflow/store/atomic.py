@@ -7,8 +7,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,11 +38,30 @@ def _prefix(target: Path) -> str:
 
 
 def sweep(path: Path) -> None:
-    """Remove what killed processes left half written, for a file or in a folder; the caller must hold its lock."""
+    """Remove what killed processes left half written, for a file or in a folder; the caller must hold its lock.
+
+    What another process is writing, which takes no lock of the folder for a single file, stays.
+    """
     folder, prefix = (path, ".nlflow-") if path.is_dir() else (path.parent, _prefix(path))
     for entry in folder.glob(f"{prefix}*.tmp"):
-        with suppress(OSError):
+        with suppress(OSError), _held(entry):
             entry.unlink()
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold a file that is being written; `BlockingIOError` where another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where nobody can remove a file that is open
+        yield
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
@@ -66,13 +85,15 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
     target = Path(os.path.realpath(path))
     temporary = temporary_name(target)
     try:
-        with temporary.open("xb") as stream:
-            writer(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        temporary.replace(target)
+        stream = temporary.open("xb")
+        with _held(temporary):
+            with stream:
+                writer(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if target.exists():
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+            temporary.replace(target)
         sync_folder(target.parent)
     except BaseException as error:
         with suppress(OSError):

@@ -81,8 +81,8 @@ def denoise_file(
     and `InputError` if the files do not fit each other or `nlflow.denoise` refuses its arguments.
     """
     start = time.perf_counter()
-    if job.missing:
-        raise FileFormatError(job.missing)
+    if job.refused:
+        raise FileFormatError(job.refused)
     reader = film_to_stream(job, request)
     work = _whole if reader is None else _Film(reader)
     given, details, more = work(job, request, progress, tell, begin)

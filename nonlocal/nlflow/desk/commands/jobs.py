@@ -9,10 +9,10 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nlflow.desk.files import check_distinct, missing, pictures_in, read_kind
+from nlflow.desk.files import check_distinct, identity, missing, pictures_in, read_kind
 from nlflow.desk.files import format_of as known
 from nlflow.desk.foreign import leads_out
 from nlflow.desk.formats import FORMATS, written_extension
@@ -34,7 +34,7 @@ class Job:
     target: Path
     figure: Path | None  # the figure that is drawn as well
     beside: dict[str, Path]  # from an option to the file that it names for this input
-    missing: str = ""  # why a file that belongs to the input was not found; empty if all were
+    refused: str = ""  # why it cannot be done: a file that belongs to the input is not there, a name is taken; or empty
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,10 @@ def plan(
             for source, place in places.items()
         ]
         notes += _renamed(jobs)
-    _check_names(jobs, single=folder is None)
+    if folder is None:
+        _check_names(jobs)
+    else:
+        jobs = _apart(jobs)
     jobs, more = _without_existing(jobs, existing)
     return Plan(tuple(jobs), folder, (*notes, *more))
 
@@ -137,7 +140,7 @@ def _plan_frames(
         raise InputError(f"--existing: got {existing} for a folder of frames, expected refuse or overwrite; they are "
                          "denoised together")  # fmt: skip
     job = Job(source, target, figure, {option: path for option, path in beside.items() if path is not None})
-    _check_names([job], single=True)
+    _check_names([job])
     taken = [target] if target.is_file() else []
     if target.is_dir():
         taken = [target / path.name for path in pictures_in(source) if (target / path.name).exists()]
@@ -264,15 +267,39 @@ def find_companion(option: str, path: Path, source: Path, place: Path | None = N
     raise FileFormatError(f"{option}: got {where}, expected one for {source}; add or rename it")
 
 
-def _check_names(jobs: list[Job], *, single: bool) -> None:
-    """Refuse outputs that would replace an input, a file that belongs to one, or each other."""
-    sources: dict[str, Path | None] = {"IN" if single else f"the input {job.source}": job.source for job in jobs}
-    targets: dict[str, Path | None] = {}
+def _check_names(jobs: list[Job]) -> None:
+    """Refuse an output that would replace the input, a file that belongs to it, or another output."""
     for job in jobs:
-        sources |= {option if single else f"{option} {path}": path for option, path in job.beside.items()}
-        name = "" if single else f" for {job.source}"
-        targets |= {f"OUT{name}": job.target, f"--compare{name}": job.figure}
-    check_distinct(sources, targets)
+        check_distinct({"IN": job.source, **job.beside}, {"OUT": job.target, "--compare": job.figure})
+
+
+def _apart(jobs: list[Job]) -> list[Job]:
+    """Return the jobs of a folder, of which those are refused that have an output in common; the others are done.
+
+    `InputError` is raised where there are no others, and for an output that would replace what is read.
+    """
+    read = {job.source: f"the input {job.source}" for job in jobs}
+    read |= {path: f"{option} {path}" for job in jobs for option, path in job.beside.items()}
+    inputs = {key: name for path, name in read.items() for key in identity(path)}
+    outputs: dict[object, tuple[str, int]] = {}
+    clashes: dict[int, str] = {}
+    for number, job in enumerate(jobs):
+        for option, path in (("OUT", job.target), ("--compare", job.figure)):
+            name = f"{option} for {job.source}"
+            for key in () if path is None else identity(path):
+                if key in inputs:
+                    raise InputError(_clash(name, path, inputs[key]))
+                other, first = outputs.setdefault(key, (name, number))
+                if other != name:
+                    clashes.setdefault(number, _clash(name, path, other))
+                    clashes.setdefault(first, _clash(other, path, name))
+    if len(clashes) == len(jobs) > 0:
+        raise InputError(clashes[len(jobs) - 1])
+    return [replace(job, refused=clashes.get(number, job.refused)) for number, job in enumerate(jobs)]
+
+
+def _clash(name: str, path: Path | None, other: str) -> str:
+    return f"{name}: got {path}, the same file as {other}, expected another; choose a new name"
 
 
 def _there(path: Path) -> bool:
