@@ -176,5 +176,5 @@ def test_a_model_is_scaled_told_and_written_down():
     assert Speckle(4.0).scaled(2.0) == Speckle(1.0)
     with pytest.raises(InputError, match=r"^factor: got 0"):
         Speckle(4.0).scaled(0.0)
-    assert Speckle(4).as_dict() == {"kind": "speckle", "looks": 4.0}
+    assert Speckle(4).as_dict() == {"kind": "speckle", "looks": 4.0, "amplitude": False, "spectrum": None}
     assert Speckle(4.0).describe().startswith("speckle of 4 looks")

@@ -20,6 +20,7 @@ KINDS: Final = {
     "hot-pixels": "HotPixels",
     "hum": "Hum",
     "impulses": "Impulses",
+    "log-speckle": "LogSpeckle",
     "mixture": "Mixture",
     "noncentral-chi": "NoncentralChi",
     "poisson": "Poisson",

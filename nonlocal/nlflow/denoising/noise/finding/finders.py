@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise.figures import OfHot, OfImpulses, OfMagnitudes, OfSpeckle, OfStripes
+from nlflow.denoising.noise.figures import OfHot, OfImpulses, OfMagnitudes, OfStripes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.noise.models.base import Array
-from nlflow.denoising.noise.models.intensities import Speckle, even_out, gamma_moment, local_intensity
 from nlflow.denoising.noise.models.magnitudes import Rician, mean_magnitude, stabilizer
 from nlflow.denoising.noise.models.outliers import (
     HotPixels,
@@ -280,126 +279,6 @@ def _alike(steps: list[NDArray[np.float64]]) -> bool:
         return True
     related = np.asarray(np.corrcoef(np.stack([np.clip(s, *np.quantile(s, (0.05, 0.95))) for s in steps])))
     return bool(related[np.triu_indices(len(steps), 1)].min() > OfStripes.same)
-
-
-def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Speckle | None:
-    """Find speckle, and its looks, without knowing the clean picture.
-
-    The noise of flat parts, in the units of `Speckle.reduce`, is the same at all intensities, and white. White noise
-    falls there as 1 / intensity, counts as its root, a camera's noise between the two; the structure of clean pictures
-    is neither the same nor white.
-
-    Parameters
-    ----------
-    samples : array of shape (..., C)
-        Finite; one to three axes besides that of the channels. Negative values are no intensities.
-    missing : bool array of shape (...), optional
-        Samples that are missing; their values do not matter.
-
-    Returns
-    -------
-    Speckle or None
-        None where there is none, and where intensities differ too little (by a factor of 1.7) or are too few (60 blocks
-        of 8 x 8, of 16 in a signal) to know.
-
-    Notes
-    -----
-    Cost O(N log N): a few times that of `estimate_sigma`.
-    """
-    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-    present = samples[~absent]
-    if present.size == 0 or present.min() < 0 or present.min() == present.max() or not np.isfinite(np.ptp(present)):
-        return None
-    z = np.where(absent[..., None], 0.0, samples.astype(np.float64)) / float(present.max())
-    mean, _ = local_intensity(z, absent)
-    looks = 1.0
-    for _ in range(OfSpeckle.passes):  # the transform hardly depends on the looks
-        stable = np.where(absent[..., None], np.nan, even_out(z, mean, gamma_moment(looks, OfSpeckle.power)))
-        sigma = float(np.mean(estimate_sigmas(stable, absent)))
-        if not _least_sigma() < sigma < Speckle(OfSpeckle.looks[0]).stable_sigma:
-            return None
-        looks = _looks_of(sigma)
-    blocks = _Blocks.of(stable, np.where(absent[..., None], np.nan, mean))
-    factor = blocks.factor(sigma)
-    return None if factor is None else Speckle(_looks_of(sigma * factor))
-
-
-def _least_sigma() -> float:
-    return Speckle(OfSpeckle.looks[1]).stable_sigma
-
-
-def _looks_of(sigma: float) -> float:
-    """Return the looks whose noise has this standard deviation in the units of `reduce`; it falls with them."""
-    from scipy.optimize import brentq
-
-    ends = (math.log(OfSpeckle.looks[0]) - 1, math.log(OfSpeckle.looks[1]) + 1)
-    return math.exp(brentq(lambda t: math.log(Speckle(math.exp(t)).stable_sigma / sigma), *ends))
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """Blocks of an image: what they hold at three scales, a white noise the same at all, and their intensity."""
-
-    high: NDArray[np.float64]
-    middle: NDArray[np.float64]
-    low: NDArray[np.float64]
-    mean: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, stable: NDArray[np.float64], mean: NDArray[np.float64]) -> _Blocks:
-        """Cut samples (..., C) into blocks; those with a missing sample (NaN), and dark ones, are left out."""
-        shape = [n for n in stable.shape[:-1] if n > 1]
-        size = (1, OfSpeckle.side[1]) if len(shape) < 2 else (OfSpeckle.side[2], OfSpeckle.side[2])
-        rows, columns = shape[-2:] if len(shape) > 1 else (1, math.prod(shape))
-        # Slices and channels of a volume are pictures.
-        planes = [np.moveaxis(a.reshape(-1, rows, columns, a.shape[-1]), -1, 0) for a in (stable, mean)]
-        parts = [_cut(a.reshape(-1, rows, columns), size).reshape(-1, *size) for a in planes]
-        fine, coarse = _haar(parts[0])
-        coarser, coarsest = _haar(coarse)
-        if size[0] == 1:
-            energies = [(a**2).mean(axis=(1, 2)) for a in (fine[0], coarser[0], _haar(coarsest)[0][0])]
-        else:
-            energies = [sum((a**2).mean(axis=(1, 2)) for a in group) / len(group)
-                        for group in (fine[2:], fine[:2], coarser)]  # fmt: skip
-        level = parts[1].mean(axis=(1, 2))
-        known = np.isfinite(energies[0]) & (level > OfSpeckle.dim * np.nanmean(mean))
-        return cls(*(a[known] for a in (*energies, level)))
-
-    def factor(self, sigma: float) -> float | None:
-        """Return the noise of flat blocks in units of sigma, None where it is no speckle."""
-        if len(self.mean) < OfSpeckle.least_blocks:
-            return None
-        noise, levels, ratios = [], [], []
-        for part in np.array_split(np.argsort(self.mean), OfSpeckle.bins):
-            # Chosen by their low frequencies, which in noise have nothing to do with the high ones.
-            flat = part[np.argsort(self.low[part])[: max(len(part) // 5, 5)]]
-            energy = float(self.high[flat].mean())
-            if energy <= 0:
-                return None
-            noise.append(math.sqrt(energy) / sigma)
-            levels.append(float(np.log(self.mean[flat]).mean()))
-            ratios.append(math.sqrt(float(self.middle[flat].mean()) / energy))
-        slope = np.polyfit(levels, np.log(noise), 1)[0] if levels[-1] > levels[0] else math.inf
-        wide, even = levels[-1] - levels[0] > math.log(OfSpeckle.range), max(noise) < OfSpeckle.even * min(noise)
-        if wide and even and abs(slope) < OfSpeckle.slope and float(np.median(ratios)) < OfSpeckle.white:
-            return min(float(np.median(noise)), 1.0)
-        return None
-
-
-def _cut(planes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Return planes (C, H, W) as blocks (n, *size); what is left over at the ends is left out."""
-    count = [planes.shape[1] // size[0], planes.shape[2] // size[1]]
-    whole = planes[:, : count[0] * size[0], : count[1] * size[1]]
-    return whole.reshape(len(planes), count[0], size[0], count[1], size[1]).swapaxes(2, 3)
-
-
-def _haar(blocks: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
-    """Return the details of one orthonormal Haar step (the diagonal one last), and the averages."""
-    if blocks.shape[1] == 1:
-        a, b = blocks[..., ::2], blocks[..., 1::2]
-        return [(a - b) / math.sqrt(2)], (a + b) / math.sqrt(2)
-    a, b, c, d = (blocks[:, i::2, j::2] for i in (0, 1) for j in (0, 1))
-    return [(a + b - c - d) / 2, (a - b + c - d) / 2, (a - b - c + d) / 2], (a + b + c + d) / 2
 
 
 def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Rician | None:

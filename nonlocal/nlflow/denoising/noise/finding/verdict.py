@@ -19,7 +19,6 @@ from nlflow.denoising.noise.finding.finders import (
     find_hot_pixels,
     find_impulses,
     find_rician,
-    find_speckle,
     find_stripes,
 )
 from nlflow.denoising.noise.finding.flat import FlatParts, checked_part, flat_parts, noise_of_part
@@ -33,6 +32,7 @@ from nlflow.denoising.noise.finding.sigma import (
     in_unit,
     limits_of,
 )
+from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.finding.transfer import transfer_of
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise, smoothed
@@ -43,7 +43,7 @@ from nlflow.errors import InputError, check_array, checked_call
 _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of a large volume
 #: Finders whose noise leaves none to look for, and why they are believed.
 _WHOLE: Final[dict[Any, str]] = {
-    find_speckle: "the local spread is proportional to the local mean",
+    find_speckle: "flat parts have the law of speckle, or as much of it at all intensities",
     find_rician: "a background without signal has the law of magnitudes of complex noise",
 }
 _TOO_SMALL: Final = (

@@ -82,7 +82,7 @@ class GaussianNoise(Noise):
             raise InputError(f"opponent: got sigma of shape {sigma.shape}, expected one number, or three")
         object.__setattr__(self, "sigma", float(sigma) if sigma.ndim == 0 else sigma)
         if self.spectrum is not None:
-            object.__setattr__(self, "spectrum", _checked_spectrum(self.spectrum))
+            object.__setattr__(self, "spectrum", checked_spectrum(self.spectrum))
             count = len(self.spectrum)
             if sigma.ndim == 1 and count not in (1, len(sigma)):
                 raise InputError(f"spectrum: got {count} channels, expected 1 or {len(sigma)}, those of sigma")
@@ -328,7 +328,7 @@ def smoothed(samples: Array) -> Array:
     return np.asarray(gaussian_filter(intensity, widths, mode="reflect"))
 
 
-def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
+def checked_spectrum(spectrum: Any) -> spectra.Spectrum:
     """Return a spectrum as (C, h, w) on the grid of frequencies, of mean 1."""
     values = check_floats("spectrum", spectrum, ndim=(1, 2, 3))
     if values.min() < 0:

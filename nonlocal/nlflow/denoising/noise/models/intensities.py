@@ -1,26 +1,24 @@
-"""Noise that follows the intensity and is made even by a transform: counts, and speckle of light, sound and radar."""
+"""Counts: noise that follows the intensity and is made even by a transform."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.noise.figures import OfCounts, OfSpeckle
-from nlflow.denoising.noise.models.base import Array, Noise, Reduction, floats_of, refuse_negative
+from nlflow.denoising.noise.figures import OfCounts
+from nlflow.denoising.noise.models.base import Noise, Reduction, floats_of
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_number, checked_call
 
 if TYPE_CHECKING:
     from scipy.interpolate import PchipInterpolator
-
-_INTENSITIES: Final = "intensities >= 0, as speckle is in proportion to them; subtract the offset of the detector first"
 
 
 @checked_call
@@ -268,148 +266,3 @@ def _from_series(d: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
         ratio = 1 - variance / (8 * m**2) + third / (16 * m**3) - 5 * fourth / (128 * m**4)
         m = np.maximum((d / (2 * ratio)) ** 2, shift)
     return np.asarray(m - shift)
-
-
-@underflowing
-@dataclass(frozen=True)
-class Speckle(Noise):
-    """Intensities z = x g with g of a gamma law of mean 1 and variance 1 / looks.
-
-    Parameters
-    ----------
-    looks : float
-        Shape of the gamma law, > 0: of how many independent exponential intensities a sample is the mean. 1 for fully
-        developed speckle.
-
-    Raises
-    ------
-    InputError
-        For a number that is not finite and > 0.
-
-    Notes
-    -----
-    The plain way is the logarithm, which makes the noise additive, of standard deviation √(ψ'(looks)), and needs the
-    correction exp(log looks - ψ(looks)). At few looks the logarithm of g has a heavy lower tail, so that an average of
-    logarithms has up to 1.6 times the variance that it could have. `reduce` takes the logarithm of the local mean m
-    alone (a Gaussian of a few samples) and a power of the ratio to it,
-
-        D = log m + ((z / m)^p / e - 1) / p + p w / looks,      p = 1/3, e = E[g^p] = Γ(looks + p) / (Γ(looks) looks^p),
-
-    w the weight of a sample in m. D is log x on average where m is about x, its noise is nearly Gaussian, of standard
-    deviation `stable_sigma`, and errors of m count to second order only; their bias is the last term. With m known,
-    x = m (1 + p (E[D] - log m))^(1/p) is exact, edges included.
-
-    References
-    ----------
-    Goodman 1976 (doi 10.1364/JOSA.66.001145); Wilson and Hilferty 1931 (doi 10.1073/pnas.17.12.684).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nlflow.denoising.noise import Speckle
-    >>> noisy = Speckle(4).sample(np.full((100, 100), 50.0), rng=0)
-    >>> found = Speckle(4).reduce(noisy[..., None])
-    >>> bool(abs(np.std(found.samples) / Speckle(4).stable_sigma - 1) < 0.05)
-    True
-    >>> mean = np.full(found.samples.shape, np.mean(found.samples))
-    >>> bool(abs(np.mean(found.back(mean)) - 50) < 1)
-    True
-    """
-
-    kind: ClassVar[str] = "speckle"
-
-    looks: float = 1.0
-
-    def __post_init__(self) -> None:
-        looks = check_number("looks", self.looks, minimum=0, strict=True, hint="1 / the variance of z / x")
-        object.__setattr__(self, "looks", looks)
-
-    @property
-    def stable_sigma(self) -> float:
-        """Standard deviation of the noise in the units of `reduce`, without units."""
-        return self._sigma
-
-    @property
-    def _root(self) -> float:
-        """E[g^p]."""
-        return gamma_moment(self.looks, OfSpeckle.power)
-
-    @property
-    def _sigma(self) -> float:
-        if self.looks > OfSpeckle.many:
-            return 1 / math.sqrt(self.looks)
-        return math.sqrt(gamma_moment(self.looks, 2 * OfSpeckle.power) / self._root**2 - 1) / OfSpeckle.power
-
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with speckle, each sample and channel by itself; negative intensities are refused."""
-        samples, restore = as_signal(clean, channel_axis)
-        refuse_negative(samples, _INTENSITIES)
-        law = np.random.default_rng(rng).gamma(self.looks, 1 / self.looks, samples.shape)
-        return np.asarray(restore(samples.astype(np.float64) * law))
-
-    def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
-        return f"speckle of {self.looks:.3g} look{'s' if self.looks != 1 else ''}, in proportion to the intensity"
-
-    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Make the noise additive and nearly Gaussian, of standard deviation `stable_sigma`.
-
-        Returns
-        -------
-        Reduction
-            `back` takes an estimate of the same shape.
-
-        Raises
-        ------
-        InputError
-            For negative intensities.
-        """
-        absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-        refuse_negative(samples[~absent], _INTENSITIES)
-        z = np.where(absent[..., None], 0.0, samples.astype(np.float64))
-        mean, weight = local_intensity(z, absent)
-        shift = OfSpeckle.power * weight / self.looks
-        stable = even_out(z, mean, self._root) + shift
-        where = np.log(mean)
-        scale = float(mean.max())
-        relative = mean / scale
-
-        def back(u: Array) -> Array:
-            ratio = np.maximum(1 + OfSpeckle.power * (np.asarray(u, np.float64) - where), 0) ** (1 / OfSpeckle.power)
-            return np.asarray(scale * (relative * ratio), dtype=u.dtype)
-
-        return Reduction(stable.astype(samples.dtype), back, missing, GaussianNoise(self.stable_sigma))
-
-    def scaled(self, factor: float) -> Self:
-        """Return speckle of looks / factor², whose standard deviation is `factor` times as large."""
-        factor = check_number("factor", factor, minimum=0, strict=True, hint="speckle of infinitely many looks is none")
-        return replace(self, looks=self.looks / factor**2)
-
-
-def gamma_moment(looks: float, power: float) -> float:
-    """Return E[g^power] for a gamma law of mean 1."""
-    from scipy.special import gammaln
-
-    if looks > OfSpeckle.many:
-        return 1 - power * (1 - power) / (2 * looks)
-    return math.exp(float(gammaln(looks + power) - gammaln(looks)) - power * math.log(looks))
-
-
-def local_intensity(z: NDArray[np.float64], absent: NDArray[np.bool_]) -> tuple[NDArray[np.float64], float]:
-    """Return the local mean of intensities (..., C), > 0, and the weight that a sample has in its own."""
-    from scipy.ndimage import gaussian_filter
-
-    long = [axis for axis, n in enumerate(absent.shape) if n > 1]
-    width = OfSpeckle.width[max(len(long), 1)]
-    scale = float(z.max()) or 1.0
-    known: NDArray[np.float64] = np.where(absent, 0.0, 1.0)[..., None]
-    widths = [width if axis in long else 0.0 for axis in range(z.ndim)]
-    total, share = (np.asarray(gaussian_filter(a, widths, mode="reflect"), np.float64) for a in (z / scale, known))
-    mean = total / np.maximum(share, 1e-6)
-    floor = max(OfSpeckle.dark * float((z / scale).mean()) / float(known.mean()), np.finfo(np.float64).tiny)
-    return scale * np.maximum(mean, floor), (1 / (width * math.sqrt(2 * math.pi))) ** len(long)
-
-
-def even_out(z: NDArray[np.float64], mean: NDArray[np.float64], root: float) -> NDArray[np.float64]:
-    """Return log x + noise: a power of the ratio to the local mean."""
-    return np.asarray(np.log(mean) + ((z / mean) ** OfSpeckle.power / root - 1) / OfSpeckle.power)

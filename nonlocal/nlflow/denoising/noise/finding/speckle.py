@@ -1,0 +1,246 @@
+"""Speckle, told by its law: linear or compressed by a logarithm, of intensities or amplitudes, white or correlated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.figures import OfSpeckle
+from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.speckle import LogSpeckle, Speckle
+from nlflow.domains.samples import range_of
+
+Floats = NDArray[np.float64]
+
+
+def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Speckle | LogSpeckle | None:
+    """Find speckle, and its looks, without knowing the clean picture.
+
+    In logarithms speckle is additive, as strong everywhere, and of the law of the logarithm of a gamma variable: its
+    spread says how many looks there are, and its skewness must be that of as many. So the distribution of what flat
+    windows hold tells it from all else, where intensities vary little too, and decibels are told in the same way. Of
+    many looks that law is nearly Gaussian. Then flat windows must be as noisy at all intensities, which differ enough,
+    and their noise white: white noise falls there as 1 / intensity, counts as its root, a camera's noise between the
+    two; the structure of clean pictures is neither the same nor white.
+
+    Parameters
+    ----------
+    samples : array of shape (..., C)
+        Finite; one to three axes besides that of the channels. Negative values are no intensities, but may be decibels.
+    missing : bool array of shape (...), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    Speckle or LogSpeckle or None
+        None where there is none, and where there are too few samples to know (60 windows of 16 x 16, 64 in a signal).
+
+    Notes
+    -----
+    At most 1024 windows are looked at: milliseconds, whatever the size.
+    """
+    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+    present = samples[~absent]
+    if present.size == 0 or not 0 < range_of(present) < math.inf:
+        return None
+    low, high = float(present.min()), float(present.max())
+    windows = _windows(samples, absent, (low, high))
+    if len(windows) < OfSpeckle.least_windows:
+        return None
+    scale = max(abs(low), abs(high))
+    found = _compressed(windows / scale, scale) or (_linear(windows / scale) if low >= 0 else None)
+    return None if found is None else _with_spectrum(found, samples, absent)
+
+
+def _compressed(windows: Floats, scale: float) -> LogSpeckle | None:
+    """Return log-compressed speckle where windows have its law at once."""
+    flat = _Flat.of(windows)
+    skewness = float((flat.relative**3).mean())
+    if not skewness < OfSpeckle.skewed or not flat.even:
+        return None
+    looks = _root(lambda one: _polygamma(2, one) / _polygamma(1, one) ** 1.5 - skewness)
+    if looks is None or flat.distance(looks) > OfSpeckle.law:
+        return None
+    compression = scale * flat.sigma / math.sqrt(_polygamma(1, looks))
+    return LogSpeckle(compression, looks)
+
+
+def _linear(windows: Floats) -> Speckle | None:
+    """Return speckle where the logarithms of windows have its law, or are as noisy at all intensities."""
+    # What became 0 by rounding is somewhere below half a step.
+    level = windows.mean(axis=(1, 2))
+    positive = windows[level > OfSpeckle.dim * level.mean()]
+    if len(positive) < OfSpeckle.least_windows:
+        return None
+    logs = np.log(np.maximum(positive, OfSpeckle.rounded * positive[positive > 0].min()))
+    flat = _Flat.of(logs)
+    law = [(flat.distance(looks), looks, bool(root - 1))
+           for root in (1, 2) if (looks := _looks_of(root * flat.sigma)) is not None]  # fmt: skip
+    if law and flat.even:
+        distance, looks, amplitude = min(law)
+        if distance < OfSpeckle.law and (not amplitude or looks < OfSpeckle.amplitudes):
+            # At high frequencies there is less structure.
+            fine = _looks_of((1 + amplitude) * flat.fine) if flat.white else looks
+            return Speckle(fine or looks, amplitude)
+    sigma = _as_noisy_everywhere(logs)
+    looks = None if sigma is None else _looks_of(sigma)
+    return None if looks is None or looks > OfSpeckle.most_looks else Speckle(looks)
+
+
+def _as_noisy_everywhere(logs: Floats) -> float | None:
+    """Return the standard deviation of white noise that is the same at all levels of windows, which differ enough."""
+    order = np.argsort(logs.mean(axis=(1, 2)))
+    flats = [_Flat.of(logs[part]) for part in np.array_split(order, OfSpeckle.bins)]
+    levels, noise = ([value(flat) for flat in flats] for value in (lambda f: float(f.level.mean()), lambda f: f.fine))
+    if levels[-1] - levels[0] < math.log(OfSpeckle.range) or not 0 < max(noise) < OfSpeckle.even * min(noise):
+        return None
+    (slope, _), ((variance, _), _) = np.polyfit(levels, np.log(noise), 1, cov=True)
+    steepest = abs(slope) + 2 * math.sqrt(variance)
+    white = np.median([flat.middle / flat.fine for flat in flats]) < OfSpeckle.white
+    return float(np.median(noise)) if white and steepest < OfSpeckle.slope else None
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """What the flattest windows hold beside a plane."""
+
+    rest: Floats  # (windows, a, b)
+    level: Floats  # of each
+
+    @classmethod
+    def of(cls, windows: Floats) -> Self:
+        """Choose a share of windows by the energy of coarse means, which hold little of the noise."""
+        count, rows, columns = windows.shape
+        level = windows.mean(axis=(1, 2))
+        across = [np.broadcast_to(a, (rows, columns)) for a in np.ogrid[:rows, :columns]]
+        planes = np.stack([(a - a.mean()).ravel() for a in across if np.ptp(a)])
+        planes /= np.linalg.norm(planes, axis=1, keepdims=True)
+        flat = (windows - level[:, None, None]).reshape(count, -1)
+        rest = (flat - flat @ planes.T @ planes).reshape(windows.shape)
+        size = min(rows, OfSpeckle.coarse), OfSpeckle.coarse
+        means = rest.reshape(count, rows // size[0], size[0], columns // size[1], size[1]).mean(axis=(2, 4))
+        chosen = np.argsort(np.square(means).mean(axis=(1, 2)))[: max(int(OfSpeckle.flat * count), 2)]
+        return cls(rest[chosen], level[chosen])
+
+    @property
+    def sigma(self) -> float:
+        return math.sqrt(float(np.square(self.rest).mean()))
+
+    @property
+    def relative(self) -> Floats:
+        return np.asarray(self.rest / (self.sigma or 1.0))
+
+    @property
+    def fine(self) -> float:
+        """The strength of white noise by its highest frequencies."""
+        return self._at(1)
+
+    @property
+    def middle(self) -> float:
+        """The same by lower ones."""
+        return self._at(0)
+
+    def _at(self, which: int) -> float:
+        if self.rest.shape[1] == 1:
+            pairs = self.rest if which else self.rest.reshape(len(self.rest), 1, -1, 2).sum(axis=-1) / math.sqrt(2)
+            return math.sqrt(float(np.square(pairs[..., ::2] - pairs[..., 1::2]).mean()) / 2)
+        a, b, c, d = (self.rest[:, i::2, j::2] for i in (0, 1) for j in (0, 1))
+        if which:
+            return math.sqrt(float(np.square(a - b - c + d).mean())) / 2
+        return math.sqrt(float(np.square(a + b - c - d).mean() + np.square(a - b + c - d).mean()) / 8)
+
+    @property
+    def white(self) -> bool:
+        """Whether the noise is as strong at middle frequencies as at high ones."""
+        return self.middle < OfSpeckle.white * self.fine
+
+    @property
+    def even(self) -> bool:
+        """Whether the darker half is as noisy as the lighter one."""
+        order = np.argsort(self.level)
+        dark, light = (float(np.square(self.rest[half]).mean()) for half in np.array_split(order, 2))
+        return min(dark, light) > 0 and max(dark, light) < OfSpeckle.alike**2 * min(dark, light)
+
+    def distance(self, looks: float) -> float:
+        """Return how far the law of log g is from what windows hold, in parts of how far a Gaussian law is from it."""
+        from scipy.special import digamma, gammainc, ndtr
+
+        ordered = np.sort(self.relative, axis=None)
+        share = (np.arange(OfSpeckle.quantiles) + 0.5) / OfSpeckle.quantiles
+        found = ordered[(share * len(ordered)).astype(int)]
+        law = gammainc(looks, np.exp(found * math.sqrt(_polygamma(1, looks)) + float(digamma(looks))))
+        return float(np.abs(law - share).max() / np.abs(ndtr(found) - share).max())
+
+
+def _windows(samples: Array, absent: NDArray[np.bool_], ends: tuple[float, float], *, double: bool = False) -> Floats:
+    """Return windows (n, a, b) of all channels and slices, none of which is missing, and hardly any at an end.
+
+    Of twice the side where that is asked for.
+    """
+    shape = [n for n in absent.shape if n > 1] or [1]
+    rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
+    side = OfSpeckle.side[1 if rows == 1 else 2] * (1 + double)
+    size = (1 if rows == 1 else side, side)
+    if rows < size[0] or columns < size[1]:
+        return np.empty((0, *size))
+    planes = np.moveaxis(samples.reshape(-1, rows, columns, samples.shape[-1]), -1, 1)
+    hidden = absent.reshape(-1, rows, columns)
+    every = max(1, len(planes) // OfSpeckle.slices)
+    most = OfSpeckle.most_windows // max(planes[::every].shape[0] * planes.shape[1], 1)
+    free = max((rows - size[0] + 1) * (columns - size[1] + 1) / max(most, 1), 1)
+    step = max(OfSpeckle.side[2] // 2, math.ceil(free if rows == 1 else math.sqrt(free)))
+    steps = np.s_[:: 1 if rows == 1 else step, ::step]
+    found = []
+    for slices, gone in zip(planes[::every], hidden[::every], strict=True):
+        seen = ~sliding_window_view(gone, size)[steps].any(axis=(-1, -2))
+        found += [sliding_window_view(plane, size)[steps][seen] for plane in slices]
+    windows = np.concatenate(found).astype(np.float64)
+    at_end = ((windows == ends[0]) | (windows == ends[1])).mean(axis=(1, 2))
+    return windows[at_end <= OfSpeckle.at_end]
+
+
+def _with_spectrum(noise: Any, samples: Array, absent: NDArray[np.bool_]) -> Any:
+    """Return speckle with the spectrum of its noise where that is not white; of pictures and signals.
+
+    Of flat windows whose noise was made even, tapered. Low frequencies, which hold most of the structure, count as the
+    lowest ones that a window tells.
+    """
+    even = noise.reduce(samples, absent).samples
+    if min(absent.shape) < 2 and absent.ndim > 1 or absent.ndim > 2:
+        return noise
+    windows = _windows(even, absent, (-math.inf, math.inf), double=True)
+    flat = _Flat.of(windows) if len(windows) >= OfSpeckle.least_windows else None
+    if flat is None or flat.white:
+        return noise
+    taper = math.prod(np.ix_(*(np.sin(np.pi * (np.arange(n) + 0.5) / n) for n in flat.rest.shape[1:])))
+    power = np.square(np.abs(np.fft.fft2(flat.rest * taper))).mean(axis=0)
+    known = np.hypot(*np.ix_(*(np.fft.fftfreq(n) * n for n in power.shape))) >= OfSpeckle.lowest
+    lowest = known & (np.hypot(*np.ix_(*(np.fft.fftfreq(n) * n for n in power.shape))) < OfSpeckle.lowest + 1)
+    power[~known] = power[lowest].mean()
+    return replace(noise, spectrum=power if power.shape[0] > 1 else power[0])
+
+
+def _polygamma(order: int, looks: float) -> float:
+    from scipy.special import polygamma
+
+    return float(polygamma(order, looks))
+
+
+def _looks_of(sigma: float) -> float | None:
+    """Return the looks whose logarithms have this standard deviation; it falls with them."""
+    return None if not sigma > 0 else _root(lambda looks: math.log(sigma**2 / _polygamma(1, looks)))
+
+
+def _root(function: Callable[[float], float]) -> float | None:
+    """Return the looks at which a growing function is 0; None beyond those that are looked for."""
+    from scipy.optimize import brentq
+
+    ends = [math.log(looks) for looks in OfSpeckle.looks]
+    values = [function(math.exp(end)) for end in ends]
+    return math.exp(brentq(lambda t: function(math.exp(t)), *ends)) if values[0] < 0 < values[1] else None

@@ -1,0 +1,330 @@
+"""Speckle of light, sound and radar: in proportion to the intensity, or compressed by a logarithm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import underflowing
+from nlflow.denoising.noise import spectra
+from nlflow.denoising.noise.figures import OfSpeckle
+from nlflow.denoising.noise.models.base import Array, Noise, Reduction, refuse_negative
+from nlflow.denoising.noise.models.gaussian import GaussianNoise, checked_spectrum
+from nlflow.domains.samples import as_signal
+from nlflow.errors import check_number, checked_call
+
+_INTENSITIES: Final = "intensities >= 0, as speckle is in proportion to them; subtract the offset of the detector first"
+
+Floats = NDArray[np.float64]
+_MOST: Final = math.log(np.finfo(np.float64).max) / 2  # whose exponential is a number
+
+
+@checked_call
+@underflowing
+@dataclass(frozen=True)
+class Speckle(Noise):
+    """Intensities z = x g with g of a gamma law of mean 1 and variance 1 / looks; or amplitudes, roots of such.
+
+    Parameters
+    ----------
+    looks : float
+        Shape of the gamma law, > 0: of how many independent exponential intensities a sample is the mean. 1 for fully
+        developed speckle.
+    amplitude : bool
+        Whether z is the root of an intensity: g is then the root of a gamma variable, of mean 1 too. Of Rayleigh's law
+        for one look.
+    spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
+        Power of the noise by frequency, of any scale, as that of `GaussianNoise`: of neighbours that share their
+        speckle, in the units of `reduce`. White where there is none.
+
+    Raises
+    ------
+    InputError
+        For a number that is not finite and > 0, and for a spectrum that `GaussianNoise` refuses.
+
+    Notes
+    -----
+    The plain way is the logarithm, which makes the noise additive, of standard deviation √(ψ'(looks)), and needs the
+    correction exp(log looks - ψ(looks)). At few looks the logarithm of g has a heavy lower tail, so that an average of
+    logarithms has up to 1.6 times the variance that it could have. `reduce` takes the logarithm of the local mean m
+    alone (a Gaussian of a few samples) and a power of the ratio to it,
+
+        D = log m + ((z / m)^p / e - 1) / p + w (E[g^(p + 1)] / e - 1),      e = E[g^p],
+
+    p = 1/3 of intensities and 2/3 of amplitudes, w the weight of a sample in m, and of what is correlated with it. D is
+    log x on average where m is about x, its noise is nearly Gaussian, of standard deviation `stable_sigma`, and errors
+    of m count to second order only; their bias is the last term. With m known, x = m (1 + p (E[D] - log m))^(1/p) is
+    exact, edges included.
+
+    References
+    ----------
+    Goodman 1976 (doi 10.1364/JOSA.66.001145); Wilson and Hilferty 1931 (doi 10.1073/pnas.17.12.684).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import Speckle
+    >>> noisy = Speckle(4).sample(np.full((100, 100), 50.0), rng=0)
+    >>> found = Speckle(4).reduce(noisy[..., None])
+    >>> bool(abs(np.std(found.samples) / Speckle(4).stable_sigma - 1) < 0.05)
+    True
+    >>> mean = np.full(found.samples.shape, np.mean(found.samples))
+    >>> bool(abs(np.mean(found.back(mean)) - 50) < 1)
+    True
+    """
+
+    kind: ClassVar[str] = "speckle"
+
+    looks: float = 1.0
+    amplitude: bool = False
+    spectrum: Any = None
+
+    def __post_init__(self) -> None:
+        looks = check_number("looks", self.looks, minimum=0, strict=True, hint="1 / the variance of z / x")
+        object.__setattr__(self, "looks", looks)
+        _check_spectrum(self)
+
+    @property
+    def stable_sigma(self) -> float:
+        """Standard deviation of the noise in the units of `reduce`, without units."""
+        if self.looks > OfSpeckle.many:
+            return 1 / math.sqrt(self.looks) / self._root_of
+        return math.sqrt(self._moment(2 * self._power) / self._moment(self._power) ** 2 - 1) / self._power
+
+    @property
+    def _root_of(self) -> int:
+        return 2 if self.amplitude else 1
+
+    @property
+    def _power(self) -> float:
+        return OfSpeckle.power * self._root_of
+
+    def _moment(self, power: float) -> float:
+        """E[g^power]."""
+        own = gamma_moment(self.looks, power / self._root_of)
+        return own / gamma_moment(self.looks, 1 / self._root_of) ** power
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with speckle; negative intensities are refused. See `Noise.sample`."""
+        samples, restore = as_signal(clean, channel_axis)
+        refuse_negative(samples, _INTENSITIES)
+        law = _gamma(self.looks, self.spectrum, samples.shape, rng) ** (1 / self._root_of)
+        return np.asarray(restore(samples.astype(np.float64) * law / gamma_moment(self.looks, 1 / self._root_of)))
+
+    def describe(self) -> str:
+        """Return what this noise is, in a few words for people."""
+        of = "amplitudes, the roots of intensities, with " if self.amplitude else ""
+        return f"{of}{_looks(self)}, in proportion to the intensity"
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Make the noise additive and nearly Gaussian, of standard deviation `stable_sigma`.
+
+        Returns
+        -------
+        Reduction
+            `back` takes an estimate of the same shape.
+
+        Raises
+        ------
+        InputError
+            For negative intensities.
+        """
+        absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+        refuse_negative(samples[~absent], _INTENSITIES)
+        z = np.where(absent[..., None], 0.0, samples.astype(np.float64))
+        power, root = self._power, self._moment(self._power)
+        mean = local_intensity(z, absent)
+        own, _ = _own_weights(absent.shape, self.spectrum)
+        where = np.log(mean)
+        stable = where + ((z / mean) ** power / root - 1) / power + own * (self._moment(power + 1) / root - 1)
+        scale = float(mean.max())
+        relative = mean / scale
+
+        def back(u: Array) -> Array:
+            ratio = np.maximum(1 + power * (np.asarray(u, np.float64) - where), 0) ** (1 / power)
+            return np.asarray(scale * (relative * ratio), dtype=u.dtype)
+
+        return Reduction(stable.astype(samples.dtype), back, missing, GaussianNoise(self.stable_sigma, self.spectrum))
+
+    def scaled(self, factor: float) -> Self:
+        """Return speckle of looks / factor², whose standard deviation is `factor` times as large."""
+        factor = check_number("factor", factor, minimum=0, strict=True, hint="speckle of infinitely many looks is none")
+        return replace(self, looks=self.looks / factor**2)
+
+
+@checked_call
+@underflowing
+@dataclass(frozen=True)
+class LogSpeckle(Noise):
+    """Logarithms of speckle, z = x + scale (log g - E[log g]), g of a gamma law: decibels, as ultrasound shows them.
+
+    Parameters
+    ----------
+    scale : float
+        Units of the input for a factor e of the intensity, > 0: 4.34 for decibels; 18.5 for 60 dB in 256 grey levels.
+    looks : float
+        Shape of the gamma law, > 0; 1 for fully developed speckle.
+    spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
+        Power of the noise by frequency, as that of `Speckle`.
+
+    Raises
+    ------
+    InputError
+        As `Speckle`.
+
+    Notes
+    -----
+    The noise is additive, and skewed: a look of 0 is minus infinity, and leaves black dots. `reduce` draws them in: with
+    y = z / scale, m its local mean (a Gaussian of a few samples) and M = m - E[log g],
+
+        D = M + (exp(p (y - M)) / E[g^p] - 1) / p + E[log g] + b,      p = 1/3,
+
+    has nearly Gaussian noise, of the standard deviation of `Speckle.stable_sigma`, and the mean of y where x is even; b
+    is the bias of an m that shares its noise with y, to second order. So the units stay, and x is the mean of what was
+    recorded. (The logarithm of the mean intensity is higher by -scale E[log g], 2.5 dB for one look.)
+
+    References
+    ----------
+    Goodman 1976 (doi 10.1364/JOSA.66.001145); Wilson and Hilferty 1931 (doi 10.1073/pnas.17.12.684).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import LogSpeckle
+    >>> noisy = LogSpeckle(4.34).sample(np.full((100, 100), 50.0), rng=0)
+    >>> even = LogSpeckle(4.34).reduce(noisy[..., None]).samples
+    >>> bool(noisy.min() < 10 < 30 < even.min()), bool(abs(np.mean(even) - 50) < 0.2)
+    (True, True)
+    """
+
+    kind: ClassVar[str] = "log-speckle"
+
+    scale: float
+    looks: float = 1.0
+    spectrum: Any = None
+
+    def __post_init__(self) -> None:
+        for name, hint in (("scale", "units for a factor e of the intensity"), ("looks", "1 for a single look")):
+            object.__setattr__(self, name, check_number(name, getattr(self, name), minimum=0, strict=True, hint=hint))
+        _check_spectrum(self)
+
+    @property
+    def _mean(self) -> float:
+        """E[log g]."""
+        from scipy.special import digamma
+
+        return float(digamma(self.looks)) - math.log(self.looks)
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with such noise; see `Noise.sample`."""
+        samples, restore = as_signal(clean, channel_axis)
+        law = np.log(np.maximum(_gamma(self.looks, self.spectrum, samples.shape, rng), np.finfo(np.float64).tiny))
+        return np.asarray(restore(samples + self.scale * (law - self._mean)))
+
+    def describe(self) -> str:
+        """Return what this noise is, in a few words for people."""
+        return f"logarithms of {_looks(self)}: sigma {self.scale * math.sqrt(_trigamma(self.looks)):.3g}"
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Draw the black dots in: nearly Gaussian noise in the units of the input. See `Noise.reduce`."""
+        from scipy.special import digamma
+
+        power = OfSpeckle.power
+        absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+        y = np.where(absent[..., None], 0.0, samples.astype(np.float64) / self.scale)
+        own, shared = _own_weights(absent.shape, self.spectrum)
+        bias = own * float(digamma(self.looks + power) - digamma(self.looks)) - shared * power / 2 * _trigamma(
+            self.looks
+        )
+        level = _local_mean(y, absent) - self._mean
+        ratio = np.exp(np.minimum(power * (y - level), _MOST)) / gamma_moment(self.looks, power)
+        even = self.scale * (level + (ratio - 1) / power + self._mean + bias)
+        rest = GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum)
+        return Reduction(even.astype(samples.dtype), missing=missing, rest=rest)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same law with `factor` times the scale."""
+        return replace(self, scale=self.scale * check_number("factor", factor, minimum=0, strict=True))
+
+
+def _check_spectrum(noise: Speckle | LogSpeckle) -> None:
+    if noise.spectrum is not None:
+        object.__setattr__(noise, "spectrum", checked_spectrum(noise.spectrum))
+
+
+def _looks(noise: Speckle | LogSpeckle) -> str:
+    """Return the words for its looks and its neighbours."""
+    far = "" if noise.spectrum is None else f" over about {GaussianNoise(1.0, noise.spectrum).range():.0f} pixels"
+    return f"speckle of {noise.looks:.3g} look{'s' if noise.looks != 1 else ''}{far}"
+
+
+def _gamma(looks: float, spectrum: Any, shape: tuple[int, ...], rng: Any) -> Floats:
+    """Return samples (..., C) of a gamma law of mean 1; correlated ones by way of normal ones of this spectrum."""
+    from scipy.special import gammaincinv, ndtr
+
+    generator = np.random.default_rng(rng)
+    if spectrum is None:
+        return generator.gamma(looks, 1 / looks, shape)
+    normal = GaussianNoise(1.0, spectrum).sample(np.zeros(shape), rng=generator, channel_axis=-1)
+    return np.asarray(gammaincinv(looks, ndtr(normal)) / looks)
+
+
+def _trigamma(looks: float) -> float:
+    from scipy.special import polygamma
+
+    return float(polygamma(1, looks))
+
+
+def gamma_moment(looks: float, power: float) -> float:
+    """Return E[g^power] for a gamma law of mean 1."""
+    from scipy.special import gammaln
+
+    if looks > OfSpeckle.many:
+        return 1 - power * (1 - power) / (2 * looks)
+    return math.exp(float(gammaln(looks + power) - gammaln(looks)) - power * math.log(looks))
+
+
+def _width(shape: tuple[int, ...]) -> tuple[list[int], float]:
+    """Return the long axes of a picture, and the width of the Gaussian of a local mean."""
+    long = [axis for axis, n in enumerate(shape) if n > 1]
+    return long, OfSpeckle.width[max(len(long), 1)]
+
+
+def _local_mean(z: Floats, absent: NDArray[np.bool_]) -> Floats:
+    """Return the local mean of samples (..., C) that are not absent, which are 0."""
+    from scipy.ndimage import gaussian_filter
+
+    long, width = _width(absent.shape)
+    widths = [width if axis in long else 0.0 for axis in range(z.ndim)]
+    known = np.where(absent, 0.0, 1.0)[..., None]
+    total, share = (gaussian_filter(a, widths, mode="reflect") for a in (z, known))
+    return np.asarray(total / np.maximum(share, OfSpeckle.dark**2))
+
+
+def local_intensity(z: Floats, absent: NDArray[np.bool_]) -> Floats:
+    """Return the local mean of intensities (..., C), > 0."""
+    scale = float(z.max()) or 1.0
+    present = float((z / scale).sum()) / max(np.count_nonzero(~absent) * z.shape[-1], 1)
+    floor = max(OfSpeckle.dark * present, np.finfo(np.float64).tiny)
+    return scale * np.maximum(_local_mean(z / scale, absent), floor)
+
+
+def _own_weights(shape: tuple[int, ...], spectrum: Any) -> tuple[float, float]:
+    """Return the covariance of a sample with its local mean, and the variance of that, relative to its own."""
+    long, width = _width(shape)
+    each = 1 / (width * math.sqrt(2 * math.pi))
+    if spectrum is None:
+        return each ** len(long), (each / math.sqrt(2)) ** len(long)
+    related = spectra.correlation(spectrum).mean(axis=0)
+    places = [np.arange(n) - n // 2 for n in related.shape]
+
+    def share(spread: float) -> float:
+        rows, columns = (np.exp(-np.square(one / spread) / 2) for one in places)
+        weights = rows[:, None] * columns
+        return float((weights * related).sum()) / (spread * math.sqrt(2 * math.pi)) ** len(long)
+
+    return share(width), share(math.sqrt(2) * width)
