@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy.ndimage import gaussian_filter
 from scipy.special import digamma, polygamma
 from scipy.stats import gamma, skew
 from skimage import data
 
 from nlflow import InputError, denoise
-from nlflow.denoising.noise import Speckle, find_speckle
+from nlflow.denoising.noise import LogSpeckle, Speckle, find_speckle
 from tests.pictures import psnr
 
 LOOKS = [0.5, 1.0, 2.0, 4.0, 16.0, 300.0]
@@ -153,6 +154,71 @@ def test_other_noise_and_clean_pictures_are_no_speckle(name):
 @pytest.mark.parametrize("image", [np.ones((90, 90)), np.zeros((5, 5)), np.eye(90), -np.eye(90), np.arange(50.0)])
 def test_drawings_and_negative_values_are_no_speckle(image):
     assert found(image) is None
+
+
+def correlated(side=256, seed=0, width=1.0):
+    """Intensities of a field that neighbours share, of one look and mean 1."""
+    field = gaussian_filter(np.random.default_rng(seed).normal(size=(2, side, side)), (0, width, width))
+    return np.square(field / field.std()).sum(axis=0) / 2
+
+
+@pytest.mark.parametrize("looks", [1.0, 4.0])
+def test_the_law_tells_speckle_where_intensities_hardly_vary(looks):
+    clean = 100 + 10 * np.sin(np.arange(160) / 20) * np.ones((160, 1))
+    assert found(Speckle(looks).sample(clean, rng=0)).looks == pytest.approx(looks, rel=0.1)
+    amplitudes = found(Speckle(1.0, amplitude=True).sample(clean, rng=0))
+    assert amplitudes.amplitude
+    assert amplitudes.looks == pytest.approx(1, rel=0.1)
+    rng = np.random.default_rng(0)
+    for other in (clean + 40 * rng.normal(size=clean.shape), rng.poisson(clean / 10), rng.poisson(clean / 4) / 0.37):
+        assert found(np.maximum(other, 0.01)) is None
+
+
+@pytest.mark.parametrize("convert", [lambda z: 10 * np.log10(z), lambda z: np.rint(255 * (10 * np.log10(z) + 45) / 60)])
+def test_decibels_are_told_by_their_law(convert):
+    units = convert(10.0) - convert(1.0)
+    clean = 0.1 + CLEAN["camera"] / 255
+    for ratio in (correlated(), np.random.default_rng(0).exponential(size=clean.shape)):
+        noise = found(convert(clean * ratio + 1e-9))
+        assert isinstance(noise, LogSpeckle)
+        assert noise.looks == 1
+        assert noise.scale == pytest.approx(units / np.log(10), rel=0.06)
+        assert (noise.spectrum is None) == (np.corrcoef(ratio[:, 1:].ravel(), ratio[:, :-1].ravel())[0, 1] < 0.1)
+
+
+def test_neighbours_that_share_their_speckle_are_told():
+    noise = found(CLEAN["coins"] * correlated(width=1.2))
+    assert noise.looks == pytest.approx(1, rel=0.1)
+    power = noise.spectrum[0]
+    assert power[2, 2] > 10 * power[24, 24]
+    again = noise.sample(np.full((256, 256), 50.0), rng=1)
+    assert np.corrcoef(again[1:].ravel(), again[:-1].ravel())[0, 1] > 0.4
+
+
+def test_logarithms_become_even_without_bias():
+    noise = LogSpeckle(18.5, 1.0)
+    z = noise.sample(np.full((256, 256), 100.0), rng=0)
+    assert z.mean() == pytest.approx(100, abs=0.3)
+    even = noise.reduce(z[..., None])
+    assert even.samples.mean() == pytest.approx(100, abs=0.3)
+    assert even.samples.std() == pytest.approx(even.rest.sigma, rel=0.02)
+    assert abs(skew(even.samples, axis=None)) < 0.35 < 1 < -skew(z, axis=None)
+    gone = np.zeros(z.shape, bool)
+    gone[:50] = True
+    first, second = (noise.reduce(np.where(gone, v, z)[..., None], gone).samples[~gone] for v in (0.0, -1e30))
+    np.testing.assert_array_equal(first, second)
+    assert noise.scaled(2.0) == LogSpeckle(37.0, 1.0)
+    assert noise.describe() == "logarithms of speckle of 1 look: sigma 23.7"
+
+
+@pytest.mark.slow
+def test_ultrasound_is_denoised_as_its_mean():
+    clean = 60 + 0.5 * CLEAN["camera"]
+    z = np.clip(np.rint(clean + 18.5 * (np.log(correlated()) + np.euler_gamma)), 0, 255)
+    result, info = denoise(z, return_info=True)
+    assert psnr(clean, result) > psnr(clean, gaussian_filter(z, 1.5)) + 1.0
+    assert abs(np.mean(result - clean)) < 1.5
+    assert "logarithms of speckle" in info.noise
 
 
 # ---- the interface

@@ -16,6 +16,7 @@ from nlflow.denoising.noise import (
     HotPixels,
     Hum,
     Impulses,
+    LogSpeckle,
     Mixture,
     Noise,
     NoncentralChi,
@@ -42,6 +43,7 @@ MADE: dict[type[Noise], tuple[Noise, Any]] = {
     NoncentralChi: (NoncentralChi(5.0, coils=4), IMAGE),
     Poisson: (Poisson(gain=2.0, sigma=1.0), IMAGE),
     Rician: (Rician(5.0), IMAGE),
+    LogSpeckle: (LogSpeckle(4.0), IMAGE),
     Speckle: (Speckle(4.0), IMAGE),
     Stripes: (Stripes(3.0, axis=1), IMAGE),
 }

@@ -65,6 +65,8 @@ def _compressed(windows: Floats, scale: float) -> LogSpeckle | None:
     if not skewness < OfSpeckle.skewed or not flat.even:
         return None
     looks = _root(lambda one: _polygamma(2, one) / _polygamma(1, one) ** 1.5 - skewness)
+    if flat.distance(1.0) < OfSpeckle.law:  # fully developed speckle, unless something speaks against it
+        looks = 1.0
     if looks is None or flat.distance(looks) > OfSpeckle.law:
         return None
     compression = scale * flat.sigma / math.sqrt(_polygamma(1, looks))
@@ -118,10 +120,8 @@ class _Flat:
         """Choose a share of windows by the energy of coarse means, which hold little of the noise."""
         count, rows, columns = windows.shape
         level = windows.mean(axis=(1, 2))
-        across = [np.broadcast_to(a, (rows, columns)) for a in np.ogrid[:rows, :columns]]
-        planes = np.stack([(a - a.mean()).ravel() for a in across if np.ptp(a)])
-        planes /= np.linalg.norm(planes, axis=1, keepdims=True)
-        flat = (windows - level[:, None, None]).reshape(count, -1)
+        planes = _planes((rows, columns)).reshape(-1, rows * columns)
+        flat = windows.reshape(count, -1)
         rest = (flat - flat @ planes.T @ planes).reshape(windows.shape)
         size = min(rows, OfSpeckle.coarse), OfSpeckle.coarse
         means = rest.reshape(count, rows // size[0], size[0], columns // size[1], size[1]).mean(axis=(2, 4))
@@ -178,6 +178,13 @@ class _Flat:
         return float(np.abs(law - share).max() / np.abs(ndtr(found) - share).max())
 
 
+def _planes(size: tuple[int, int]) -> Floats:
+    """Return what planes over a window are made of, orthonormal (2 or 3, a, b)."""
+    places = [np.broadcast_to(a, size) for a in np.ogrid[: size[0], : size[1]]]
+    parts = np.stack([np.ones(size), *(a - a.mean() for a in places if np.ptp(a))])
+    return np.asarray(parts / np.linalg.norm(parts, axis=(1, 2), keepdims=True))
+
+
 def _windows(samples: Array, absent: NDArray[np.bool_], ends: tuple[float, float], *, double: bool = False) -> Floats:
     """Return windows (n, a, b) of all channels and slices, none of which is missing, and hardly any at an end.
 
@@ -202,7 +209,7 @@ def _windows(samples: Array, absent: NDArray[np.bool_], ends: tuple[float, float
         found += [sliding_window_view(plane, size)[steps][seen] for plane in slices]
     windows = np.concatenate(found).astype(np.float64)
     at_end = ((windows == ends[0]) | (windows == ends[1])).mean(axis=(1, 2))
-    return windows[at_end <= OfSpeckle.at_end]
+    return np.asarray(windows[at_end <= OfSpeckle.at_end])
 
 
 def _with_spectrum(noise: Any, samples: Array, absent: NDArray[np.bool_]) -> Any:
@@ -212,7 +219,7 @@ def _with_spectrum(noise: Any, samples: Array, absent: NDArray[np.bool_]) -> Any
     lowest ones that a window tells.
     """
     even = noise.reduce(samples, absent).samples
-    if min(absent.shape) < 2 and absent.ndim > 1 or absent.ndim > 2:
+    if absent.ndim > 2 or min(absent.shape) < 2:
         return noise
     windows = _windows(even, absent, (-math.inf, math.inf), double=True)
     flat = _Flat.of(windows) if len(windows) >= OfSpeckle.least_windows else None
@@ -223,7 +230,14 @@ def _with_spectrum(noise: Any, samples: Array, absent: NDArray[np.bool_]) -> Any
     known = np.hypot(*np.ix_(*(np.fft.fftfreq(n) * n for n in power.shape))) >= OfSpeckle.lowest
     lowest = known & (np.hypot(*np.ix_(*(np.fft.fftfreq(n) * n for n in power.shape))) < OfSpeckle.lowest + 1)
     power[~known] = power[lowest].mean()
-    return replace(noise, spectrum=power if power.shape[0] > 1 else power[0])
+    found = replace(noise, spectrum=power if power.shape[0] > 1 else power[0])
+    # Windows that are flat by chance hold less of it, as such noise where nothing else is shows.
+    drawn = LogSpeckle(1.0, found.looks, found.spectrum).sample(np.zeros(absent.shape), rng=0)[..., None]
+    seen = _Flat.of(_windows(drawn, np.zeros_like(absent), (-math.inf, math.inf))).sigma
+    factor = math.sqrt(_polygamma(1, found.looks)) / seen
+    if isinstance(found, LogSpeckle):
+        return found.scaled(factor)
+    return replace(found, looks=_looks_of(factor * math.sqrt(_polygamma(1, found.looks))) or found.looks)
 
 
 def _polygamma(order: int, looks: float) -> float:
@@ -241,6 +255,7 @@ def _root(function: Callable[[float], float]) -> float | None:
     """Return the looks at which a growing function is 0; None beyond those that are looked for."""
     from scipy.optimize import brentq
 
-    ends = [math.log(looks) for looks in OfSpeckle.looks]
-    values = [function(math.exp(end)) for end in ends]
-    return math.exp(brentq(lambda t: function(math.exp(t)), *ends)) if values[0] < 0 < values[1] else None
+    least, most = (math.log(looks) for looks in OfSpeckle.looks)
+    if not function(math.exp(least)) < 0 < function(math.exp(most)):
+        return None
+    return math.exp(brentq(lambda t: function(math.exp(t)), least, most))

@@ -106,7 +106,7 @@ class Speckle(Noise):
     def _moment(self, power: float) -> float:
         """E[g^power]."""
         own = gamma_moment(self.looks, power / self._root_of)
-        return own / gamma_moment(self.looks, 1 / self._root_of) ** power
+        return float(own / gamma_moment(self.looks, 1 / self._root_of) ** power)
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with speckle; negative intensities are refused. See `Noise.sample`."""
@@ -178,7 +178,7 @@ class LogSpeckle(Noise):
 
     Notes
     -----
-    The noise is additive, and skewed: a look of 0 is minus infinity, and leaves black dots. `reduce` draws them in: with
+    The noise is additive and skewed: the logarithm of nearly nothing is a black dot. `reduce` draws them in: with
     y = z / scale, m its local mean (a Gaussian of a few samples) and M = m - E[log g],
 
         D = M + (exp(p (y - M)) / E[g^p] - 1) / p + E[log g] + b,      p = 1/3,
@@ -197,7 +197,7 @@ class LogSpeckle(Noise):
     >>> from nlflow.denoising.noise import LogSpeckle
     >>> noisy = LogSpeckle(4.34).sample(np.full((100, 100), 50.0), rng=0)
     >>> even = LogSpeckle(4.34).reduce(noisy[..., None]).samples
-    >>> bool(noisy.min() < 10 < 30 < even.min()), bool(abs(np.mean(even) - 50) < 0.2)
+    >>> bool(noisy.min() < even.min() - 10), bool(abs(np.mean(even) - 50) < 0.2)
     (True, True)
     """
 
@@ -237,9 +237,8 @@ class LogSpeckle(Noise):
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         y = np.where(absent[..., None], 0.0, samples.astype(np.float64) / self.scale)
         own, shared = _own_weights(absent.shape, self.spectrum)
-        bias = own * float(digamma(self.looks + power) - digamma(self.looks)) - shared * power / 2 * _trigamma(
-            self.looks
-        )
+        bias = own * float(digamma(self.looks + power) - digamma(self.looks))
+        bias -= shared * power / 2 * _trigamma(self.looks)
         level = _local_mean(y, absent) - self._mean
         ratio = np.exp(np.minimum(power * (y - level), _MOST)) / gamma_moment(self.looks, power)
         even = self.scale * (level + (ratio - 1) / power + self._mean + bias)
@@ -310,7 +309,7 @@ def local_intensity(z: Floats, absent: NDArray[np.bool_]) -> Floats:
     scale = float(z.max()) or 1.0
     present = float((z / scale).sum()) / max(np.count_nonzero(~absent) * z.shape[-1], 1)
     floor = max(OfSpeckle.dark * present, np.finfo(np.float64).tiny)
-    return scale * np.maximum(_local_mean(z / scale, absent), floor)
+    return np.asarray(scale * np.maximum(_local_mean(z / scale, absent), floor))
 
 
 def _own_weights(shape: tuple[int, ...], spectrum: Any) -> tuple[float, float]:
