@@ -28,7 +28,6 @@ BAD_IMAGES: list[tuple[Any, str]] = [
     (np.array([["a", "b"]]), "image: got dtype <U1, expected a real numeric array"),
     (None, "image: got None, expected a real numeric array"),
     ([[1.0, 2.0], [3.0]], r"image: got \[\[1\.0, 2\.0\], \[3\.0\]\], expected a real numeric array"),
-    (np.ma.masked_array(np.zeros((4, 4))), "image: got a masked array"),
     (np.zeros((2, 3, 4, 5)), r"image: got 4 dimension\(s\)"),
     (np.zeros((8, 8, 3)), r"is the last axis colour\? then pass channel_axis=-1"),
 ]
@@ -49,14 +48,13 @@ def colour() -> Floats:
 
 
 @pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_are_refused_with_their_number(image: Floats, bad: float, quality: str):
+@pytest.mark.parametrize("bad", [np.inf, -np.inf])
+def test_infinity_is_refused_with_its_number(image: Floats, bad: float, quality: str):
     broken = image.copy()
     broken[3, 4] = broken[5, 6] = bad
     with pytest.raises(
         InputError,
-        match=r"image: got 2 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; "
-        r"replace them first, or tell with mask which samples are missing$",
+        match=r"image: got 2 infinite value\(s\) \(the first at index \(3, 4\)\), expected numbers, or NaN where",
     ):
         denoise(broken, SIGMA, quality=quality)
 

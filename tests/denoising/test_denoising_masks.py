@@ -113,9 +113,9 @@ def test_what_is_not_finite_is_missing_when_asked_for(image: Floats, quality: st
     np.testing.assert_array_equal(
         denoise(value, 1.0, mask="nan", quality=quality), denoise(value, 1.0, mask=missing, quality=quality)
     )
-    with pytest.raises(InputError, match=r"image: got \d+ NaN or infinite"):
+    with pytest.raises(InputError, match="image: got 1 infinite"):
         denoise(value, 1.0, quality=quality)
-    with pytest.raises(InputError, match="image: got 1 NaN or infinite"):
+    with pytest.raises(InputError, match="image: got 1 infinite"):
         denoise(value, 1.0, quality=quality, mask=missing & (value != np.inf))
     # Nothing is missing in what has no NaN.
     np.testing.assert_array_equal(
@@ -175,7 +175,6 @@ def test_nan_everywhere_hides_everything():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.ma.masked_array(np.zeros((4, 4))), "image: got a masked array"),
         (np.zeros((4, 4), complex), "image: got complex values"),
         (np.zeros((0, 4)), "image: got an empty array"),
         ([[1.0, 2.0], [3.0]], "image: got"),

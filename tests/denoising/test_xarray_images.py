@@ -156,8 +156,16 @@ def test_what_is_wrong_is_refused_by_name() -> None:
         given.isel(station=[]).nlflow.denoise(0.2, **fine)
     with pytest.raises(InputError, match="image: got complex values"):
         picture(data=NOISY + 1j).nlflow.denoise(0.2)
-    with pytest.raises(InputError, match="image: got 1 NaN"):
-        picture().where(picture() < float(picture().max())).nlflow.denoise(0.2)
+    with pytest.raises(InputError, match="image: got no sample that is a number"):
+        (given * np.nan).nlflow.denoise(0.2, **fine)
+
+
+def test_nan_stays_and_so_does_an_image_without_samples() -> None:
+    given = stack()
+    given[{"station": 1}] = np.nan
+    given[{"station": 0, "y": 3, "x": 4}] = np.nan
+    result = given.nlflow.denoise(0.2, dims=("y", "x"), quality="fast")
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(given))
 
 
 def test_the_grid_is_that_of_the_coordinates() -> None:

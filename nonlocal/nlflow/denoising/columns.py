@@ -29,25 +29,19 @@ def each_by_itself(
         raise InputError(
             f"separate: got True for shape {axes.shape} without channels; give channel_axis, or leave it out"
         )
-    if isinstance(image, np.ma.MaskedArray) or type(image).__module__.startswith("torch"):
-        denoise(image, sigma, channel_axis=axis, mask=mask, keep=keep)  # refused as any input of this kind
     sigmas = _of_channels("sigma", sigma, axes, numbers=True)
     masks, keeps = _of_channels("mask", mask, axes), _of_channels("keep", keep, axes)
-    samples = list(np.moveaxis(np.asarray(image), axis, 0))
-    lost = [_is_lost(one, hidden) for one, hidden in zip(samples, masks, strict=True)]
-    # Nothing is left from which a channel could be filled in that is missing as a whole.
-    skipped = [one and not all(lost) for one in lost]
-    given = [
-        {"image": np.zeros_like(one) if skip else one.copy(), "sigma": level, "mask": None if skip else hidden,
-         "keep": kept, "axes": axes.letters, "spacing": axes.spacing, **words}
-        for skip, one, level, hidden, kept in zip(skipped, samples, sigmas, masks, keeps, strict=True)
-    ]  # fmt: skip
+    masked = isinstance(image, np.ma.MaskedArray)
+    samples = list(np.moveaxis(image if masked else np.asarray(image), axis, 0))
+    given = (
+        {"image": one.copy(), "sigma": level, "mask": hidden, "keep": kept, "axes": axes.letters,
+         "spacing": axes.spacing, **words}
+        for one, level, hidden, kept in zip(samples, sigmas, masks, keeps, strict=True)
+    )  # fmt: skip
     parts, infos = _one_by_one(denoise, given, progress, count)
-    for c in np.flatnonzero(skipped):
-        parts[c], infos[c] = samples[c].astype(parts[c].dtype), replace(infos[c], stopped_by=_LOST)
     if isinstance(progress, Trail) and count > 1:
         progress.course = {}  # channels go ways of their own
-    return np.stack(parts, axis), together(infos)
+    return (np.ma.stack if masked else np.stack)(parts, axis), together(infos)
 
 
 def each_item(
@@ -72,14 +66,21 @@ def each_item(
 
 
 def _one_by_one(denoise: Callable[..., Any], given: Any, progress: Any, count: int) -> tuple[list[Any], list[Any]]:
-    results, infos = [], []
+    """Return results and what was done; one of which every sample is missing stays, unless that are all."""
+    results, infos, lost = [], [], []
     for number, words in enumerate(given):
+        image = words.pop("image")
+        if _is_lost(image, words.get("mask")):
+            lost.append((number, image, words))
+            image, words = np.zeros(image.shape, image.dtype), {**words, "mask": None}
         with _telling(progress, number / count, (number + 1) / count) as told:
-            result, info = denoise(
-                words.pop("image"), return_info=True, **({"progress": told} if told else {}), **words
-            )
+            result, info = denoise(image, return_info=True, **({"progress": told} if told else {}), **words)
         results.append(result)
         infos.append(info)
+    for number, image, words in lost:
+        if len(lost) == len(results):
+            denoise(image, **words)  # which is refused
+        results[number], infos[number] = image.astype(results[number].dtype), replace(infos[number], stopped_by=_LOST)
     return results, infos
 
 
@@ -97,11 +98,14 @@ def _of_channels(name: str, value: Any, axes: Axes, *, numbers: bool = False) ->
     raise InputError(f"{name}: got an array of shape {given}, expected {expected}")
 
 
-def _is_lost(samples: Array, mask: Any) -> bool:
-    """Tell whether every sample of a channel is missing."""
-    if isinstance(mask, str):
-        return mask == "nan" and samples.dtype.kind == "f" and not np.isfinite(samples).any()
-    return mask is not None and bool(np.all(mask))
+def _is_lost(samples: Any, mask: Any) -> bool:
+    """Tell whether every sample of an array is missing."""
+    if not isinstance(samples, np.ndarray) or samples.size == 0:
+        return False
+    lost = np.ma.getmaskarray(samples)
+    if samples.dtype.kind == "f":
+        lost = lost | (np.isnan(samples) if mask is None else ~np.isfinite(samples) if isinstance(mask, str) else False)
+    return bool(np.all(lost if mask is None or isinstance(mask, str) else lost | np.asarray(mask)))
 
 
 @contextmanager

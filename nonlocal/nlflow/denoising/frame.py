@@ -7,6 +7,7 @@ give back.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, on_host, root_mean_square
+from nlflow.denoising.given import as_given
 from nlflow.denoising.info import check_units
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
@@ -22,7 +24,7 @@ from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import Options
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
 from nlflow.domains.samples import as_signal, exact_means, range_of, varying
-from nlflow.errors import InputError, check_floats, check_number
+from nlflow.errors import InputError, NlflowWarning, check_floats, check_number
 
 if TYPE_CHECKING:
     from nlflow.denoising.groupwise import Groups
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 LEVELS = 2  # coarser images, at most
-TELL_MISSING = "tell with mask which samples are missing"  # ends messages about what is no number
 HINT = "the noise in the units of the input"
 #: A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
 LEAST_VARIANCE = 1e-4
@@ -103,6 +104,7 @@ class Frame:
     missing: Mask | None = None  # (...)
     kept: Any = None  # (...)
     coloured: Coloured | None = None
+    given: tuple[str, ...] = ()  # what was seen of the samples: what is missing, what stays
     sigma: float = 0.0  # of the noise in the picture, whatever the flow makes of it
     sigma_effective: float | None = None  # that which the flow takes it for, where it is another one
 
@@ -155,7 +157,8 @@ class Frame:
         return {
             "sigma": self.sigma, "sigma_effective": self.sigma_effective, "sigma_estimated": self.estimated,
             "noise": self.noise, "model": None if model is None else model.as_dict(), "quality": self.quality,
-            "confidence": found.confidence if found else "", "reasons": found.reasons if found else (), **flow,
+            "confidence": found.confidence if found else "", "reasons": found.reasons if found else (),
+            "given": self.given, **flow,
         }  # fmt: skip
 
     def too_strong(self, span: float) -> str:
@@ -170,7 +173,7 @@ class Frame:
         """Return a part of an image as samples in units of the noise."""
         samples, restore = as_signal(block, self.axes.channel)
         if self.live is not None:
-            samples, restore = _without_constant(samples, None, self.live, restore)
+            samples, restore = _without_others(samples, None, self.live, restore)
         reduction = Reduction(samples) if self.model is None else self.model.reduce(samples)
         f = samples if self.idle else in_units(reduction.samples, self.offset, self.level)
         return Part(samples, reduction, f, restore)
@@ -254,15 +257,14 @@ def observe(
     axes.check_patch(options.patch_size)
     given, sigma = choose_noise(noise, sigma)
     kept = None if keep is None else axes.place("keep", keep)
-    missing = None
-    if mask is not None:
-        image, missing = _without_missing(image, mask, axes)
-    samples, restore = as_signal(image, axes.channel, TELL_MISSING)
-    live, asked = live_of(varying(samples, missing)), sigma
-    if live is not None:  # an opaque alpha channel, or one that recorded nothing
+    looked = as_given(image, axes, mask)
+    samples, restore, missing = looked.samples, looked.restore, looked.missing
+    varies, asked = varying(samples, missing), sigma
+    live = live_of(varies & looked.signals if (varies & looked.signals).any() else varies)
+    if live is not None:  # without an alpha channel, and one that recorded nothing
         sigma = _of_channels(sigma, live, axes)
         given = given if isinstance(given, str) else given.of_channels(live)
-        samples, restore = _without_constant(samples, missing, live, restore)
+        samples, restore = _without_others(samples, missing, live, restore)
     model, found = _model(given, samples, missing, options.strength, trail)
     used = model
     if model is not None and is_by_pixels(quality, axes):
@@ -273,7 +275,7 @@ def observe(
         raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
                          "leave one of them out")  # fmt: skip
     frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept,
-                  missing=reduction.missing)  # fmt: skip
+                  missing=reduction.missing, given=looked.told)  # fmt: skip
     if rest is not None and not rest.is_white and signal.ndim < 4 and not is_by_pixels(quality, axes):
         frame, f = _coloured(frame, signal, rest)
     else:
@@ -288,6 +290,8 @@ def observe(
         frame, f = _white(frame, signal, sigma, trail)
     if isinstance(given, str):
         check_units(np.asarray(image).dtype, asked, stacklevel=5)
+    if looked.guessed:
+        warnings.warn(looked.guessed, NlflowWarning, stacklevel=5)
     return _with_sigma(frame, samples), Part(samples, reduction, f, restore)
 
 
@@ -497,36 +501,24 @@ def _of_channels(sigma: Any, which: Mask, axes: Axes) -> Any:
     return np.compress(which, np.asarray(sigma), axes.channel) if given == axes.shape else sigma
 
 
-def _without_constant(
+def _without_others(
     samples: Array, missing: Mask | None, live: Mask, restore: Callable[[Array], Any]
 ) -> tuple[Array, Callable[[Array], Any]]:
-    """Return the channels of samples (..., C) that vary, and how a result of them gets the others and its shape."""
-    constant = (samples.reshape(-1, len(live)) if missing is None else samples[~missing])[0]
+    """Return the channels of samples (..., C) that are denoised, and how a result gets the others and its shape.
+
+    One that is constant has its value where it is missing, too.
+    """
+    others = samples[..., ~live]
+    present = others.reshape(-1, others.shape[-1]) if missing is None else others[~missing]
+    varies, held = varying(others, missing), present[0]
+    held = np.where(varies, others, held) if varies.any() else held
 
     def whole(u: Array) -> Any:
         result = np.empty((*u.shape[:-1], len(live)), u.dtype)
-        result[..., live], result[..., ~live] = u, constant[~live]
+        result[..., live], result[..., ~live] = u, held
         return restore(result)
 
     return np.ascontiguousarray(samples[..., live]), whole
-
-
-def _without_missing(image: Any, mask: Any, axes: Axes) -> tuple[Array, Mask]:
-    """Return the input with 0 in place of what is missing, and where that is."""
-    array = np.asarray(image)
-    foreign = isinstance(image, np.ma.MaskedArray) or type(image).__module__.startswith("torch")
-    if foreign or array.dtype.kind not in "biuf" or not array.ndim > (axes.channel is not None) or array.size == 0:
-        return image, np.zeros(array.shape, bool)  # refused as any input of this kind
-    if not isinstance(mask, str):
-        missing = axes.place("mask", mask)
-    elif mask == "nan":
-        missing = axes.place("mask", ~np.isfinite(array))
-    else:
-        raise InputError(f"mask: got {mask!r}, expected booleans, True where a sample is missing, or 'nan'")
-    if missing.all():
-        raise InputError("mask: hides every sample; leave at least one")
-    hidden = missing if axes.channel is None else np.expand_dims(missing, axes.channel)
-    return np.where(hidden, array.dtype.type(0), array), missing
 
 
 def filled(f: Array, missing: Mask) -> Array:

@@ -73,6 +73,8 @@ class DenoiseInfo:
         which it is measured. None where it is `sigma`.
     reasons : tuple of str
         What the verdict rests on, when the noise was found out.
+    given : tuple of str
+        What was seen of the samples themselves: which are missing, and which stay as they are.
     columns : tuple of DenoiseInfo
         With ``separate``, what was done to each channel, and of an array of images to each image; the rest then tells
         of all: root mean squares, sums of times, the largest of counts, and of texts and parameters what they share.
@@ -97,12 +99,13 @@ class DenoiseInfo:
     confidence: str = ""
     sigma_effective: float | None = None
     reasons: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
     columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary of plain numbers and texts, ready for JSON."""
         columns = [column.as_dict() for column in self.columns]
-        return {**asdict(self), "reasons": list(self.reasons), "columns": columns}
+        return {**asdict(self), "reasons": list(self.reasons), "given": list(self.given), "columns": columns}
 
 
 def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
@@ -128,6 +131,7 @@ def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
         memory_bytes=max(info.memory_bytes for info in infos),
         seconds=sum(info.seconds for info in infos),
         compile_seconds=sum(info.compile_seconds for info in infos),
+        given=tuple(dict.fromkeys(text for info in infos for text in info.given)),
         columns=tuple(infos),
     )
 

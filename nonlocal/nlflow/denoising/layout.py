@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import on_host
-from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_floats, check_integer
 
 _LETTERS = "TZYX"
@@ -170,12 +169,6 @@ def shape_of(name: str, value: Any) -> tuple[int, ...]:
     except ValueError:  # nested sequences of unequal lengths
         check_array(name, value)
         raise
-
-
-def samples_of(image: Any, channel_axis: Any, axes: str | None = None) -> NDArray[Any]:
-    """Return an array as samples (..., C), its axes looked at as `Axes.of` does."""
-    check_array("image", image)
-    return as_signal(image, Axes.of(np.shape(image), channel_axis, axes).channel)[0]
 
 
 def _named(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | None, str]:

@@ -24,7 +24,6 @@ from nlflow.backends.devices import Device
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.frame import (
     LEAST_VARIANCE,
-    TELL_MISSING,
     Frame,
     Spread,
     is_by_pixels,
@@ -32,6 +31,7 @@ from nlflow.denoising.frame import (
     numbers_of,
     units_of,
 )
+from nlflow.denoising.given import TELL_MISSING
 from nlflow.denoising.groupwise import Groups, bytes_needed, in_tiles, problem
 from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.layout import Axes
@@ -71,7 +71,11 @@ def denoised_tensor(
     words = {"quality": quality, "noise": noise, "options": options}
     model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
     items = placed.items(image.detach())
-    found = "a mask of missing samples" if mask is not None else Noisy.of(items, left, model)
+    found: Noisy | str
+    if mask is not None or bool(image.isnan().any()):
+        found = "missing samples (a mask, or NaN)"
+    else:
+        found = Noisy.of(items, left, model)
     tracked = image.requires_grad and torch.is_grad_enabled()
     if isinstance(found, str):
         if tracked:
@@ -262,7 +266,9 @@ def check_tensor(image: Tensor) -> Tensor:
                          "or float64; convert it with .float()")  # fmt: skip
     if not (image.is_floating_point() or image.is_complex()):
         raise InputError(f"image: got a tensor of {image.dtype}, expected float32 or float64; convert it with .float()")
-    checked: Tensor = check_array("image", image, missing=TELL_MISSING)
+    checked: Tensor = image.float() if image.element_size() < 4 else image
+    # NaN is missing.
+    check_array("image", checked.detach().nan_to_num(0.0, torch.inf, -torch.inf), missing=TELL_MISSING)
     return checked
 
 

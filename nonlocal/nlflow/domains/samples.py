@@ -62,12 +62,15 @@ def check_scale(image: Any, preserve_range: bool) -> None:
 
 def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[Any]:
     """Give the result the dtype and range that scikit-image gives a float version of the input."""
-    given = np.asarray(image).dtype
+    given, values = np.asarray(image).dtype, np.asarray(result)
     if given.kind in "biu":
-        result = result.astype(np.float64)
+        values = values.astype(np.float64)
         if not preserve_range and given.kind != "b":
-            result = np.maximum(result / float(np.iinfo(given).max), -1)  # the lowest signed integer is -1 too
-    return np.array(result)  # never a view of the input
+            values = np.maximum(values / float(np.iinfo(given).max), -1)  # the lowest signed integer is -1 too
+    values = np.array(values)  # never a view of the input
+    if isinstance(result, np.ma.MaskedArray):
+        return np.ma.array(values, mask=result.mask, fill_value=result.fill_value)
+    return values
 
 
 def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

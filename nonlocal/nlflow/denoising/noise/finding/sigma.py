@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.layout import samples_of
+from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise.figures import OfVolumes, OfWindows
 from nlflow.domains.samples import range_of
 from nlflow.errors import checked_call
@@ -199,8 +199,8 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | N
     compression of AVIRIS images", IGARSS 2007, as analysed by Colom and Buades 2013 (doi
     10.5201/ipol.2013.45); medians against outliers: Donoho and Johnstone 1994 (doi 10.1093/biomet/81.3.425).
     """
-    signal = samples_of(image, channel_axis, axes)
-    return float(np.mean(estimate_sigmas(signal)))
+    signal, missing, _ = signals_of(image, channel_axis, axes)
+    return float(np.mean(estimate_sigmas(signal, missing)))
 
 
 def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
-from nlflow.denoising.layout import samples_of
+from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfBlocks, OfEvidence, OfRules, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.blocks import BlockNoise, Rules, block_noise, in_units, looks_white, planes_of
@@ -38,7 +38,7 @@ from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstim
 from nlflow.denoising.noise.models.gaussian import GaussianNoise, smoothed
 from nlflow.denoising.noise.spectra import down
 from nlflow.domains.samples import range_of, varying
-from nlflow.errors import InputError, check_array, checked_call
+from nlflow.errors import InputError, checked_call
 
 _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of a large volume
 #: Finders whose noise leaves none to look for, and why they are believed.
@@ -93,13 +93,13 @@ def estimate_noise(
         As `denoise`. For `flat` where the part is outside the image, too small, clipped or not flat, for anything but
         an image, and together with `mask`.
     """
-    samples = samples_of(image, channel_axis, axes)
+    samples, missing, told = signals_of(image, channel_axis, axes, mask)
     if flat is not None:
         if mask is not None:
             raise InputError("mask: got one beside flat, of which all samples are measured; leave one of them out")
         return noise_of_part(samples, checked_part(samples, flat))
-    missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
-    return examine(samples, missing)
+    found = examine(samples, missing)
+    return replace(found, reasons=(*found.reasons, *told))
 
 
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:

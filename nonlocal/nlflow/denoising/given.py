@@ -1,0 +1,310 @@
+"""An array as an instrument gives it: which of its samples say nothing, and which channels are no signal.
+
+NaN and masked samples are missing, and so are those of a value that stands for "no data". Nobody has asked to fill them
+in, so they stay as they are in the result, to the last bit: what a file says of them stays true. Only a mask that is
+given fills in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.layout import Axes, shape_of
+from nlflow.domains.samples import as_signal
+from nlflow.errors import InputError
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+
+TELL_MISSING: Final = "tell with mask which samples are missing"  # ends messages about what is no number
+#: Values that programs write where there is no data: GIS (GDAL, ESRI), the CF conventions, netCDF's own.
+_SENTINELS: Final = (-9999.0, -99999.0, -32768.0, -3.4028234663852886e38, 3.4028234663852886e38, 1e20,
+                     9.969209968386869e36)  # fmt: skip
+_LEAST: Final = 9  # samples of one value that make a hole: a square of 3 x 3
+_SOME: Final = 2**16  # samples that tell the values of all
+_BULK: Final = 0.01  # of the samples at each end, which do not count for a range: a star, a hot pixel
+_EMPTY: Final = 8  # a gap is no step of the scale if it is so many times the widest one between other samples
+_CONTINUOUS: Final = 0.05  # of samples that repeat: more are rounded, and a value that repeats means nothing
+_ALONE: Final = 0.005  # samples amid a hole, of those of the hole; noise that was clipped leaves more
+
+
+@dataclass(frozen=True)
+class Given:
+    """An array as samples, and what is told of it."""
+
+    samples: Array  # (..., C), finite; 0 where they are missing
+    restore: Callable[[Array], Any]  # from (..., C) to the shape of the input; what says nothing is as it was
+    missing: Mask | None = None  # (...)
+    opacity: int | None = None  # the channel that is no signal
+    told: tuple[str, ...] = ()  # one sentence for each thing that was found
+    guessed: str = ""  # what was found from the values alone, and how to say otherwise
+
+    @property
+    def signals(self) -> Mask:
+        """Which channels are signals."""
+        return np.asarray(np.arange(self.samples.shape[-1]) != (-1 if self.opacity is None else self.opacity))
+
+
+def as_given(image: Any, axes: Axes, mask: Any = None) -> Given:
+    """Look at an array: what is missing, asked for by a mask or found, and what stays as it is.
+
+    A mask says all that is missing but for NaN and masked samples. Without one, a value that stands for "no data" is
+    looked for. O(N).
+
+    Raises
+    ------
+    InputError
+        As `as_signal`; for infinity; where every sample is missing; and for masks of another shape.
+    """
+    masked = isinstance(image, np.ma.MaskedArray)
+    array = np.asarray(image)
+    if array.dtype.kind not in "biuf" or array.size == 0 or not axes.letters:
+        return Given(*as_signal(array if masked else image, axes.channel, TELL_MISSING))  # which refuses it
+    bad = ~np.isfinite(array) if array.dtype.kind == "f" else np.zeros((), bool)
+    asked = _asked(mask, bad, axes)
+    lost, told = np.zeros(array.shape, bool), []
+    if masked and (hidden := np.ma.getmaskarray(image)).any():
+        lost |= hidden
+        told.append(f"{_count(hidden)} masked, and stay as they are")
+    if bad.any():
+        nan = np.isnan(array) & ~lost
+        _refuse_infinite(bad & ~np.isnan(array) & ~lost, asked, axes)
+        nan &= ~_everywhere(asked, axes)
+        if nan.any():
+            lost |= nan
+            told.append(f"{_count(nan)} NaN, which counts as missing, and stay as they are")
+    empty = _empty_channels(lost, axes)
+    found = _in_pixels(lost & ~empty, axes)
+    guessed, opacity = "", None
+    if mask is None:
+        at = None if not found.any() else found
+        nodata, why = find_nodata(array, axes.channel, at)
+        if nodata is not None:
+            found |= nodata
+            told.append(f"{_count(nodata)} {why}, which counts as missing, and stay as they are")
+            guessed = f"image: {told[-1]}; if it is data, say with mask which samples are missing, if any"
+        opacity, clear = _opacity(array, axes)
+        if opacity is not None:
+            told.append(f"channel {opacity} is an alpha channel, and stays as it is")
+            found |= clear
+    missing = found if asked is None else found | asked
+    if missing.all():
+        raise InputError(_nothing_left(mask, asked, found, axes))
+    # Nobody asked to fill in what was found: all channels of such a sample stay as they are.
+    stays = found if asked is None else found & ~asked
+    zero = lost | _everywhere(missing, axes)
+    if not zero.any():
+        samples, restore = as_signal(array if masked else image, axes.channel, TELL_MISSING)
+        return Given(samples, _with_mask(restore, image, lost), None, opacity, tuple(told), guessed)
+    original = array.astype(_precision(array.dtype))
+    samples, restore = as_signal(np.where(zero, array.dtype.type(0), array), axes.channel, TELL_MISSING)
+    kept = _everywhere(stays, axes) | empty
+
+    def back(u: Array) -> Any:
+        result = np.asarray(restore(u))
+        return np.where(kept, original.astype(result.dtype, copy=False), result) if kept.any() else result
+
+    whole = _with_mask(back, image, lost & kept)
+    return Given(samples, whole, missing if missing.any() else None, opacity, tuple(told), guessed)
+
+
+def signals_of(
+    image: Any, channel_axis: Any = None, axes: str | None = None, mask: Any = None
+) -> tuple[Array, Mask | None, tuple[str, ...]]:
+    """Return the samples (..., C) of an array that are signals, which are missing, and what is told of it."""
+    given = as_given(image, Axes.of(shape_of("image", image), channel_axis, axes), mask)
+    samples = given.samples if given.opacity is None else given.samples[..., given.signals]
+    return samples, given.missing, given.told
+
+
+def _asked(mask: Any, bad: Mask, axes: Axes) -> Mask | None:
+    """Return where a mask says that samples are missing."""
+    if mask is None:
+        return None
+    if not isinstance(mask, str):
+        asked = axes.place("mask", mask)
+    elif mask == "nan":
+        asked = axes.place("mask", np.broadcast_to(bad, axes.shape))
+    else:
+        raise InputError(f"mask: got {mask!r}, expected booleans, True where a sample is missing, or 'nan'")
+    if asked.all():
+        raise InputError("mask: hides every sample; leave at least one")
+    return asked
+
+
+def _everywhere(where: Mask | None, axes: Axes) -> Mask:
+    """Return a mask of pixels as one that broadcasts to the shape of the array."""
+    if where is None:
+        return np.zeros((), bool)
+    return where if axes.channel is None else np.expand_dims(where, axes.channel)
+
+
+def _in_pixels(lost: Mask, axes: Axes) -> Mask:
+    """Return which pixels a mask of samples touches."""
+    return lost if axes.channel is None else np.asarray(lost.any(axis=axes.channel))
+
+
+def _empty_channels(lost: Mask, axes: Axes) -> Mask:
+    """Return the channels of several that have no sample at all: they say nothing of the others."""
+    if axes.channel is None or not lost.any():
+        return np.zeros((), bool)
+    others = tuple(axis for axis in range(lost.ndim) if axis != axes.channel)
+    empty: Mask = np.asarray(lost.all(axis=others, keepdims=True))
+    return np.zeros((), bool) if empty.all() else empty
+
+
+def _refuse_infinite(infinite: Mask, asked: Mask | None, axes: Axes) -> None:
+    left = infinite & ~_everywhere(asked, axes)
+    if left.any():
+        first = tuple(int(i) for i in np.argwhere(left)[0])
+        raise InputError(
+            f"image: got {np.count_nonzero(left)} infinite value(s) (the first at index {first}), expected numbers, or "
+            "NaN where a sample is missing; replace them (np.where(np.isinf(x), np.nan, x)), or give mask='nan' to "
+            "have them filled in"
+        )
+
+
+def _nothing_left(mask: Any, asked: Mask | None, found: Mask, axes: Axes) -> str:
+    if asked is not None and asked.any():
+        return f"mask: hides every sample that is not missing already ({np.count_nonzero(found)} are NaN or masked); " \
+               "leave at least one, or turn the mask round: True is where a sample is missing"  # fmt: skip
+    if axes.channel is not None:
+        return "image: got no pixel that all of its channels have (NaN or masked), expected at least one; denoise " \
+               "each channel by itself (separate=True), or leave out the one that is empty"  # fmt: skip
+    return "image: got no sample that is a number (all are NaN or masked), expected at least one"
+
+
+def _precision(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
+    """Return the floats that `as_signal` computes with."""
+    narrow = dtype.itemsize <= 2 if dtype.kind in "biu" else dtype.itemsize <= 4
+    return np.float32 if narrow else np.float64
+
+
+def _with_mask(restore: Callable[[Array], Any], image: Any, hidden: Mask) -> Callable[[Array], Any]:
+    """Return a way back that makes a masked array of what was one."""
+    if not isinstance(image, np.ma.MaskedArray):
+        return restore
+    return lambda u: np.ma.array(restore(u), mask=hidden.copy(), fill_value=image.fill_value)
+
+
+def _count(where: Mask) -> str:
+    """Return how many samples there are, in words before what they are."""
+    count = int(np.count_nonzero(where))
+    return f"{count} sample{'s' if count > 1 else ''} ({count / where.size:.2%}) {'are' if count > 1 else 'is'}"
+
+
+# ---- values that stand for "no data"
+
+
+def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -> tuple[Mask | None, str]:
+    """Return where samples have a value that stands for "no data", and which it is, in words; None where none has.
+
+    Either an end of the range: it is farther from all other samples than they are from each other, or the scale has a
+    wide gap there and nowhere else. Or, among samples that never repeat, the one value that does. In both cases in
+    areas, as noise is not; a value that programs write by convention may be alone. O(N).
+    """
+    pixels = array if channel is None else np.moveaxis(array, channel, -1)
+    present = pixels if absent is None else pixels[~absent]
+    if array.dtype.kind == "b" or present.size < 2 * _LEAST:
+        return None, ""
+    some = present.reshape(-1)[:: max(present.size // _SOME, 1)]
+    repeated = _repeated(some)
+    for value in dict.fromkeys((present.min(), present.max(), *repeated)):
+        at = pixels == value
+        at = at if channel is None else at.all(axis=-1)
+        at = at if absent is None else at & ~absent
+        count, sentinel = int(np.count_nonzero(at)), float(value) in _SENTINELS
+        others = pixels[~at] if absent is None else pixels[~(at | absent)]
+        if count < (1 if sentinel else _LEAST) or others.size < 2 * _LEAST:
+            continue
+        next_to, rest = _next(others, value), some[some != value]
+        if _is_apart(rest, float(value), next_to, sentinel, at):
+            return at, f"{value:g}, apart from all others (the next is {next_to:g})"
+        inside = float(others.min()) < value < float(others.max())  # no end, at which samples may be saturated
+        if value in repeated and (inside or value == 0) and _in_areas(at, strictly=True):
+            return at, f"{value:g}, the only value that repeats"
+    return None, ""
+
+
+def _repeated(some: Array) -> list[Any]:
+    """Return the one value that repeats among floats that do not."""
+    if some.dtype.kind != "f":
+        return []
+    values, counts = np.unique(some, return_counts=True)
+    most = int(np.argmax(counts))
+    others = some.size - int(counts[most])
+    few = others - (len(values) - 1) <= _CONTINUOUS * others
+    return [values[most]] if few and counts[most] >= max(_LEAST, _BULK * some.size) else []
+
+
+def _next(others: Array, value: Any) -> float:
+    """Return the value that is nearest to one that is left out."""
+    below, above = others[others < value], others[others > value]
+    near = ([below.max()] if below.size else []) + ([above.min()] if above.size else [])
+    return float(min(near, key=lambda one: abs(float(one) - float(value)))) if near else math.nan
+
+
+def _is_apart(rest: Array, value: float, next_to: float, sentinel: bool, at: Mask) -> bool:
+    """Tell whether a value is an end of the range that no other sample comes near."""
+    if rest.size < 2 * _LEAST:
+        return False
+    scale = np.unique(rest.astype(np.float64))
+    low, high = (float(np.quantile(rest, share)) for share in (_BULK, 1 - _BULK))
+    gap, spread = abs(next_to - value), high - low
+    if len(scale) <= _LEAST or scale[0] <= value <= scale[-1]:
+        return False
+    # Samples at the upper end may be saturated.
+    if gap > (spread if value < low or sentinel else _EMPTY * spread):
+        return sentinel or _in_areas(at)
+    inner = scale[(scale >= low) & (scale <= high)]
+    if rest.dtype == np.uint8:  # of pictures, in which black is a colour
+        return False
+    wide = value < low and gap > _EMPTY * np.diff(inner).max(initial=0.0) and 2 * _EMPTY * gap > spread
+    return wide and _in_areas(at, strictly=True)
+
+
+def _in_areas(at: Mask, *, strictly: bool = False) -> bool:
+    """Tell whether marked samples lie side by side much more than they would by chance.
+
+    Strictly, hardly any other sample lies alone among them, as many do where noise was clipped.
+    """
+    whole, alone = at.copy(), ~at
+    for axis in range(at.ndim):
+        for shift in (1, -1):
+            beside = np.roll(at, shift, axis)  # the far side beside an edge, which is as good as any
+            whole &= beside
+            alone &= beside
+    count, share = int(np.count_nonzero(at)), float(at.mean())
+    chance = share ** (2 * at.ndim)
+    inside = np.count_nonzero(whole) / count
+    return bool(1 - inside <= 0.8 * (1 - chance) and not (strictly and np.count_nonzero(alone) > _ALONE * count))
+
+
+# ---- opacity
+
+
+def _opacity(array: Array, axes: Axes) -> tuple[int | None, Mask]:
+    """Return the channel that says how opaque a picture is, and where nothing of it is seen; None where there is none.
+
+    The last of two or four, with the largest value of its type, and nearly everywhere that or 0, as no other is. What
+    is hidden is missing if it has one colour, as programs leave it there.
+    """
+    nowhere = np.zeros(axes.spatial, bool)
+    if axes.channel is None or axes.channels not in (2, 4) or len(axes.letters) != 2 or array.dtype.kind not in "uf":
+        return None, nowhere
+    planes = np.moveaxis(array, axes.channel, 0)
+    full = 1.0 if array.dtype.kind == "f" else float(np.iinfo(array.dtype).max)
+    at_ends = [float(((one == 0) | (one == full)).mean()) for one in planes]
+    last = planes[-1]
+    if last.max() != full or last.min() == full or at_ends[-1] < 0.8 or max(at_ends[:-1]) >= 0.8:
+        return None, nowhere
+    clear = last == 0
+    colours = planes[:-1, clear]
+    alike = clear.any() and not clear.all() and bool((colours == colours[:, :1]).all())
+    return axes.channels - 1, clear if alike else nowhere

@@ -1,0 +1,178 @@
+"""Data as instruments give it: what is missing, "no data", opacity; what stays in the result, and what is told."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow import InputError, NlflowWarning, denoise, estimate_noise, estimate_sigma
+from nlflow.denoising.given import find_nodata
+from nlflow.denoising.large import denoise_array
+from tests.pictures import Floats, noisy, waves
+
+CLEAN = 40 + 60 * waves(64, 72)
+NOISY = noisy(CLEAN, 5.0)
+HOLE = np.zeros(CLEAN.shape, bool)
+HOLE[20:34, 30:50] = True
+
+
+def quiet(*arguments: Any, **words: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NlflowWarning)
+        return denoise(*arguments, **words)
+
+
+def test_nan_is_missing_without_being_asked_and_stays() -> None:
+    holes = np.where(HOLE, np.nan, NOISY)
+    result, info = denoise(holes, 5.0, quality="fast", return_info=True)
+    np.testing.assert_array_equal(np.isnan(result), HOLE)
+    # The others are what they are when the hole is filled in, as a mask asks for.
+    filled = denoise(holes, 5.0, quality="fast", mask="nan")
+    np.testing.assert_array_equal(result[~HOLE], filled[~HOLE])
+    assert np.isfinite(filled).all()
+    assert info.given == ("280 samples (6.08%) are NaN, which counts as missing, and stay as they are",)
+    assert estimate_sigma(holes) == pytest.approx(5, rel=0.15)
+    assert info.given[0] in estimate_noise(holes).reasons
+
+
+def test_a_mask_fills_in_what_it_names_alone() -> None:
+    value, mask = NOISY.copy(), np.zeros(HOLE.shape, bool)
+    value[3, 4] = value[40, 41] = np.nan
+    mask[3, 4] = True
+    result = denoise(value, 5.0, quality="fast", mask=mask)
+    np.testing.assert_array_equal(np.argwhere(np.isnan(result)), [[40, 41]])
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.uint8, np.int16])
+def test_masked_arrays_stay_masked(kind: type) -> None:
+    values = np.rint(NOISY).astype(kind)
+    values[HOLE] = 7
+    given = np.ma.array(values, mask=HOLE)
+    result = denoise(given, 5.0, quality="fast", preserve_range=True)
+    assert isinstance(result, np.ma.MaskedArray)
+    np.testing.assert_array_equal(result.mask, HOLE)
+    np.testing.assert_array_equal(result.data[HOLE], 7)
+    plain = denoise(values, 5.0, quality="fast", preserve_range=True, mask=HOLE)
+    np.testing.assert_array_equal(result.data[~HOLE], plain[~HOLE])
+    assert not np.ma.getmaskarray(denoise(given, 5.0, quality="fast", mask=HOLE)).any()  # filled in, as asked
+
+
+def test_channels_of_a_pixel_stay_where_one_is_missing_and_empty_channels_count_for_nothing() -> None:
+    value = np.stack([NOISY, NOISY[::-1], np.full(CLEAN.shape, np.nan), NOISY[:, ::-1]])
+    value[0, 5, 6] = np.nan
+    result = denoise(value, 5.0, quality="fast", channel_axis=0)
+    assert np.isnan(result[2]).all()
+    np.testing.assert_array_equal(result[:, 5, 6], value[:, 5, 6])
+    assert np.count_nonzero(np.isnan(result[[0, 1, 3]])) == 1
+    each = denoise(value, 5.0, quality="fast", channel_axis=0, separate=True)
+    np.testing.assert_array_equal(np.isnan(each), np.isnan(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "message"),
+    [
+        (np.full((9, 9), np.nan), {}, "got no sample that is a number"),
+        (np.ma.array(np.ones((9, 9)), mask=True), {}, "got no sample that is a number"),
+        (np.where(HOLE, np.nan, NOISY), {"mask": ~HOLE}, "mask: hides every sample that is not missing already"),
+        (np.where(HOLE[..., None] == [0, 1], np.nan, 1.0), {"channel_axis": -1}, "no pixel that all of its channels"),
+        (np.ma.array(np.ones((9, 9)), mask=True), {"mask": np.ones((9, 9), bool)}, "mask: hides every sample"),
+    ],
+)
+def test_what_leaves_nothing_is_refused(value: Any, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        denoise(value, 1.0, **words)
+
+
+# ---- "no data"
+
+
+def elevation(kind: Any = np.float32) -> Floats:
+    return (300 + 5 * NOISY).astype(kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "nodata"),
+    [(elevation(), -9999.0), (elevation(), 0.0), (elevation(), -3.4028234663852886e38), (elevation(np.int16), -32768),
+     (elevation(np.uint16), 0), (elevation(np.uint16), 65535), (NOISY, 0.0), (NOISY, 100.0)],
+)  # fmt: skip
+def test_no_data_is_found_told_and_stays_to_the_bit(value: Any, nodata: float) -> None:
+    given = np.where(HOLE, value.dtype.type(nodata), value)
+    with pytest.warns(NlflowWarning, match="280 samples .* which counts as missing"):
+        result, info = denoise(given, 5.0, quality="fast", preserve_range=True, return_info=True)
+    np.testing.assert_array_equal(result[HOLE], given[HOLE])
+    assert len(info.given) == 1
+    # As with a mask, which says that this is all that is missing.
+    filled = denoise(given, 5.0, quality="fast", preserve_range=True, mask=HOLE)
+    np.testing.assert_array_equal(result[~HOLE], filled[~HOLE])
+    none = quiet(given, 5.0, quality="fast", preserve_range=True, mask=np.zeros(HOLE.shape, bool))
+    assert not np.array_equal(none[~HOLE], result[~HOLE])
+
+
+def test_a_value_by_convention_may_be_alone() -> None:
+    value = elevation()
+    value[9, 9] = -9999
+    at, _ = find_nodata(value, None)
+    np.testing.assert_array_equal(np.argwhere(at), [[9, 9]])
+
+
+def not_nodata() -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    disc = np.hypot(*np.mgrid[-40:40, -40:40]) < 25
+    return {
+        "noise": NOISY,
+        "clipped": np.clip(rng.normal(0, 1, (80, 80)), 0, None),
+        "cut off below its mean": np.clip(rng.normal(-1, 1, (80, 80)), 0, None),
+        "saturated": np.minimum(noisy(CLEAN, 5.0), 60),
+        "counts": rng.poisson(0.05 + 3 * disc).astype(np.uint16),
+        "impulses": np.where(rng.random((64, 72)) < 0.2, 255, np.rint(NOISY)).astype(np.uint8),
+        "a mask": disc.astype(np.uint8) * 255,
+        "three values": disc.astype(np.uint8) + 3 * np.roll(disc, 9).astype(np.uint8),
+        "a drawing": np.where(disc, np.rint(np.linspace(0, 255, 80)), 255).astype(np.uint8),
+        "a photograph on black": np.where(disc, 20 + np.rint(np.linspace(-20, 99, 80)), 0).astype(np.uint8),
+        "steps": np.repeat(np.arange(8.0), 100),
+    }
+
+
+@pytest.mark.parametrize("name", not_nodata())
+def test_values_that_are_data_are_none(name: str) -> None:
+    assert find_nodata(not_nodata()[name], None)[0] is None
+
+
+# ---- opacity
+
+
+def test_an_alpha_channel_stays_and_what_it_hides_counts_as_missing() -> None:
+    colours = np.clip(np.rint(noisy(np.stack([CLEAN, CLEAN[::-1], CLEAN[:, ::-1]], -1), 5.0)), 0, 255).astype(np.uint8)
+    alpha = np.full(CLEAN.shape, 255, np.uint8)
+    alpha[:, :20], alpha[:, 20] = 0, 90
+    colours[:, :20] = 255
+    picture = np.dstack([colours, alpha])
+    result, info = denoise(picture, 5.0, quality="fast", channel_axis=-1, preserve_range=True, return_info=True)
+    np.testing.assert_array_equal(result[..., 3], alpha)
+    np.testing.assert_array_equal(result[:, :20], picture[:, :20])
+    assert info.given == ("channel 3 is an alpha channel, and stays as it is",)
+    mask = np.broadcast_to(np.arange(72) < 20, CLEAN.shape)
+    plain = denoise(colours, 5.0, quality="fast", channel_axis=-1, preserve_range=True, mask=mask)
+    np.testing.assert_array_equal(result[:, 20:, :3], plain[:, 20:])
+
+
+# ---- where there are no holes
+
+
+def test_blocks_refuse_nan_by_name() -> None:
+    dask = pytest.importorskip("dask.array")
+    value = np.where(HOLE, np.nan, NOISY)
+    with pytest.raises(InputError, match="NaN"):
+        denoise_array(dask.from_array(value, chunks=32), 5.0, quality="fast")
+
+
+def test_tensors_take_nan_as_arrays_do() -> None:
+    torch = pytest.importorskip("torch")
+    value = np.where(HOLE, np.nan, NOISY)
+    result = denoise(torch.from_numpy(value[:40, :56]), 5.0)
+    np.testing.assert_array_equal(np.isnan(result.numpy()), HOLE[:40, :56])
+    with pytest.raises(InputError, match="missing samples"):
+        denoise(torch.from_numpy(value).requires_grad_(), 5.0)
