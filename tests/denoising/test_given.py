@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
+from PIL import Image
 
 from nlflow import InputError, NlflowWarning, denoise, estimate_noise, estimate_sigma
 from nlflow.denoising.given import find_nodata
 from nlflow.denoising.large import denoise_array
+from tests.commands import fails, run
 from tests.pictures import Floats, noisy, waves
 
+FAST = ("--quality", "fast", "--json")
 CLEAN = 40 + 60 * waves(64, 72)
 NOISY = noisy(CLEAN, 5.0)
 HOLE = np.zeros(CLEAN.shape, bool)
@@ -176,3 +181,54 @@ def test_tensors_take_nan_as_arrays_do() -> None:
     np.testing.assert_array_equal(np.isnan(result.numpy()), HOLE[:40, :56])
     with pytest.raises(InputError, match="missing samples"):
         denoise(torch.from_numpy(value).requires_grad_(), 5.0)
+
+
+# ---- files
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "nodata"),
+    [("f4", "-9999", -9999), ("f4", "-3.4028234663852886e+38", np.finfo("f4").min), ("i2", "-32768", -32768),
+     ("u1", "0", 0)],
+)  # fmt: skip
+def test_no_data_of_a_geotiff_stays_and_its_tag_stays_true(tmp_path: Any, kind: str, told: str, nodata: float) -> None:
+    value = np.rint(NOISY).astype(kind)
+    value[HOLE] = nodata
+    tifffile.imwrite(tmp_path / "in.tif", value, extratags=[(42113, "s", 0, told, True)])
+    report = json.loads(
+        run("denoise", str(tmp_path / "in.tif"), str(tmp_path / "out.tif"), "--sigma", "5", *FAST).stdout
+    )
+    assert report["missing"] == np.count_nonzero(value == value.dtype.type(nodata))
+    with tifffile.TiffFile(tmp_path / "out.tif") as out:
+        assert out.pages[0].tags[42113].value == told
+        written = out.asarray()
+    np.testing.assert_array_equal(written == value.dtype.type(nodata), value == value.dtype.type(nodata))
+    assert not np.array_equal(written, value)
+
+
+def test_what_is_transparent_counts_for_nothing(tmp_path: Any) -> None:
+    colours = np.clip(np.rint(np.stack([NOISY, NOISY[::-1], NOISY[:, ::-1]], -1)), 0, 255).astype(np.uint8)
+    alpha = np.where(HOLE, 0, 255).astype(np.uint8)
+    written = []
+    for hidden in (0, 255):
+        colours[HOLE] = hidden
+        Image.fromarray(np.dstack([colours, alpha])).save(tmp_path / "in.png")
+        run(
+            "denoise",
+            str(tmp_path / "in.png"),
+            str(tmp_path / "out.png"),
+            "--sigma",
+            "5",
+            "--existing",
+            "overwrite",
+            *FAST,
+        )
+        written.append(np.asarray(Image.open(tmp_path / "out.png")))
+        np.testing.assert_array_equal(written[-1][HOLE], [[hidden] * 3 + [0]] * np.count_nonzero(HOLE))
+    np.testing.assert_array_equal(written[0][~HOLE], written[1][~HOLE])
+
+
+def test_a_file_without_data_is_refused_and_nothing_is_written(tmp_path: Any) -> None:
+    tifffile.imwrite(tmp_path / "in.tif", np.full((9, 9), 7, np.uint8), extratags=[(42113, "s", 0, "7", True)])
+    assert "none of whose samples hold data" in fails("denoise", str(tmp_path / "in.tif"), str(tmp_path / "out.tif"))
+    assert not (tmp_path / "out.tif").exists()

@@ -305,7 +305,8 @@ def read(
         media = load(path, first_column=first_column, array=array)
     if first_column is not None and media.format not in TABLES:
         raise InputError(f"first_column: got {first_column!r} for {path}, expected a CSV table; leave it out")
-    return laid_out(media, kind, channel_axis, axes, spacing)
+    media = laid_out(media, kind, channel_axis, axes, spacing)
+    return media if media.absent is not None else _without_data(media)
 
 
 def is_stack(path: Path) -> bool:
@@ -470,6 +471,20 @@ def write_frames(writing: Writing, values: Array, media: Media) -> None:
         place = writing.at(folder / one.path.name)
         encode = partial(FORMATS[one.format].encode, values=frame, media=one, writing=place)
         write_atomic(place.path, encode)
+
+
+def _without_data(media: Media) -> Media:
+    """Return what a file holds with the samples that hold no data, as it says, and those of which nothing is seen."""
+    from nlflow.desk.formats.tiff_pages import no_data
+
+    told, notes = no_data(media.extras.get("tags", []), media.data), list(media.notes)
+    found = np.zeros(media.data.shape, bool) if told is None else told
+    if found.any():
+        notes.append(f"{media.path}: {np.count_nonzero(found)} sample(s) hold no data, as the file says; they count as "
+                     "missing and stay as they are")  # fmt: skip
+    if media.alpha is not None and media.alpha.ndim == 2 and media.alpha.any():
+        found = found | (media.alpha == 0 if media.data.ndim == 2 else (media.alpha == 0)[..., None])
+    return replace(media, absent=found, notes=tuple(notes)) if found.any() else media
 
 
 def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:

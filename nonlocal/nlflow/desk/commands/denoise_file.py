@@ -171,22 +171,28 @@ def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> I
             values, notes = reader(option, beside[option], media)
             setattr(given, name, values)
             given.notes += notes
-    finite = np.isfinite(media.data)
     if given.mask is not None:
         given.missing = _over_channels(given.mask, media)
     elif request.fill_nan:
+        finite = np.isfinite(media.data)
         given.mask, given.missing = "nan", None if finite.all() else ~finite
         if media.data.dtype.kind not in "fc":
             given.notes.append(f"{source}: --mask nan has no effect, since every one of {media.data.dtype} is a number")
     if media.absent is not None:
+        if media.absent.all():
+            raise InputError(f"{media.path}: got a file none of whose samples hold data, as it says, expected some")
         given.missing = media.absent if given.missing is None else given.missing | media.absent
         given.mask = given.missing
-    lost = ~finite if given.missing is None else ~finite & ~given.missing
-    if lost.any():
+    said = np.zeros((), bool) if given.missing is None else given.missing
+    infinite = np.isinf(media.data) & ~said
+    if infinite.any():
         raise InputError(
-            f"{media.path}: got {np.count_nonzero(lost)} NaN or infinite value(s), expected numbers; "
-            "give --mask nan to fill them in"
+            f"{media.path}: got {np.count_nonzero(infinite)} infinite value(s), expected numbers, or nan where a "
+            "sample is missing; give --mask nan to fill them in"
         )
+    nan = np.isnan(media.data) & ~said
+    if nan.any():  # they stay so
+        given.missing = nan | said
     return given
 
 

@@ -37,6 +37,7 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
     rows += [] if nothing else _taken_for(details)
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
+    rows += [("seen", in_shell(text)) for text in details.get("given", ())]
     if "residual" in details and not nothing:
         rows.append(("removed", f"{_of_all(report, 'residual')}: root mean square of input minus result, {unit}"))
     rows += [*_figures(report), ("time", f"{details.get('seconds', report['seconds_total']):.2f} s")]
