@@ -146,3 +146,9 @@ def torch_on_one_thread() -> Any:
     torch = pytest.importorskip("torch", reason="torch is optional")
     torch.set_num_threads(1)
     return torch
+
+
+def devices() -> list[Any]:
+    """Return the devices of torch to run a test on: the CPU, and CUDA where there is one."""
+    without = not pytest.importorskip("torch").cuda.is_available()
+    return ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(without, reason="no CUDA here"))]

@@ -10,14 +10,14 @@ import pytest
 
 import nlflow as nl
 from tests.covering import pairs
-from tests.problems import torch_on_one_thread, unchecked
+from tests.problems import devices, torch_on_one_thread, unchecked
 
 pytestmark = pytest.mark.numerical
 
 torch = torch_on_one_thread()
 dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="torch is optional")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here"))]
+DEVICES = devices()
 N = 90
 KERNELS = {
     "gaussian": (nl.Gaussian(1.5), False, True),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
-from tests.problems import torch_on_one_thread
+from tests.problems import devices, torch_on_one_thread
 
 torch = torch_on_one_thread()
 pytest.importorskip("transformers")
@@ -273,11 +273,12 @@ def plain_layer(layer: Any, x: Any, hidden: Any, v0: Any, strength: float, impli
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # which the stock encoder makes
 @pytest.mark.parametrize("implicit", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_encoders_of_torch(batch_first: bool, implicit: bool) -> None:
+@pytest.mark.parametrize("device", devices())
+def test_encoders_of_torch(device: str, batch_first: bool, implicit: bool) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first, dtype=torch.float64)
-    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=batch_first).eval()
-    x, hidden = torch.randn(2, 7, 32, dtype=torch.float64), torch.zeros(2, 7, dtype=torch.bool)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=batch_first).eval().to(device)
+    x, hidden = torch.randn(2, 7, 32, dtype=torch.float64).to(device), torch.zeros(2, 7, dtype=torch.bool).to(device)
     hidden[1, 5:] = True
     given = x if batch_first else x.transpose(0, 1)
     with torch.no_grad():
