@@ -4,11 +4,15 @@ import math
 
 import numpy as np
 import pytest
+from scipy.ndimage import gaussian_filter
 from scipy.special import gamma, pbdv
 from scipy.stats import poisson
+from skimage import data
 
 import nlflow
 from nlflow import InputError, Poisson
+from nlflow.denoising.noise import Impulses
+from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
 from nlflow.denoising.noise.models.intensities import expected_transform
 
 pytestmark = pytest.mark.numerical
@@ -224,3 +228,75 @@ def test_it_is_a_value():
     assert hash(Poisson(2)) == hash(Poisson(2.0))
     assert nlflow.Poisson is Poisson
     assert repr(Poisson(2)) == "Poisson(gain=2.0, sigma=0.0, offset=0.0)"
+
+
+# ---- counts that are found, and few of them
+
+LIGHT = np.clip(1 + np.cos(np.hypot(*np.mgrid[-8:9:128j, -8:9:128j])), 0.05, None)  # of mean about 1
+LIGHT /= LIGHT.mean()
+
+
+@pytest.mark.parametrize("mean", [0.05, 0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize(("gain", "offset"), [(1.0, 0.0), (7.0, 0.0), (0.37, 5.0)])
+def test_whole_counts_of_any_mean_are_found(mean, gain, offset):
+    z = gain * np.random.default_rng(3).poisson(mean * LIGHT) + offset
+    found = find_whole_counts(z[..., None])
+    assert (found.gain, found.sigma, found.offset) == pytest.approx((gain, 0, offset))
+
+
+def test_a_background_without_light_tells_nothing_of_counts():
+    light = 2 * LIGHT
+    light[:, :50] = 0
+    assert find_whole_counts(np.random.default_rng(0).poisson(light).astype("u1")[..., None]).gain == 1
+
+
+def test_amplified_counts_are_found_with_read_noise_and_offset():
+    rng = np.random.default_rng(0)
+    electrons = rng.poisson(np.kron(4 * LIGHT, np.ones((2, 2))))
+    z = np.rint(rng.gamma(np.maximum(electrons, 1e-9), 15.0) + rng.normal(200, 4, electrons.shape))
+    found = find_counts(z[..., None])
+    assert found.gain == pytest.approx(30, rel=0.1)  # twice that of the register: its own noise is as strong again
+    assert found.sigma < 12
+    assert found.offset == pytest.approx(200, abs=5)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 3.0, 20.0])
+def test_pictures_letters_and_white_noise_are_no_counts(sigma):
+    for clean in (data.camera()[:200, :200], data.page(), np.rint(80 * LIGHT), data.text()[:, :170]):
+        z = np.rint(clean + np.random.default_rng(0).normal(0, sigma, clean.shape))
+        assert find_counts(z[..., None]) is None
+
+
+@pytest.mark.parametrize("value", [(0.0, 255.0), (0.0, 0.0), (255.0, 255.0)])
+def test_impulses_are_no_counts(value):
+    z = Impulses(0.1, *value).sample(data.camera()[:200, :200], rng=0)
+    assert find_counts(z[..., None]) is None
+
+
+@pytest.mark.parametrize("law", [Poisson(), Poisson(2.0, 1.0, 10.0)])
+def test_the_expected_transform_of_means_undoes_the_inverse(law):
+    means = law.offset + law.gain * np.concatenate([[0.0], np.geomspace(0.01, 2000, 300)])
+    np.testing.assert_allclose(law.unstabilize(law.expected(means)), means, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "f4"])
+def test_few_counts_are_told_and_met_by_cells(kind):
+    clean = 0.4 * LIGHT
+    z = np.random.default_rng(1).poisson(clean).astype(kind)
+    result, info = nlflow.denoise(z, preserve_range=True, return_info=True)
+    assert info.model["kind"] == "poisson"
+    blurred = min(np.mean((gaussian_filter(z.astype(float), s) - clean) ** 2) for s in (1, 1.5, 2, 3, 4))
+    assert np.mean((result - clean) ** 2) < 1.05 * blurred
+    assert result.mean() == pytest.approx(z.mean(), rel=0.03)
+    with pytest.raises(InputError, match="cells of samples"):
+        nlflow.denoising.problem(z, preserve_range=True)
+
+
+def test_few_counts_are_met_where_samples_are_missing():
+    clean = 0.4 * LIGHT
+    z = np.random.default_rng(1).poisson(clean).astype(float)
+    gone = np.zeros(z.shape, bool)
+    gone[40:44, 30:90] = True
+    z[gone] = np.nan
+    result = nlflow.denoise(z, noise="poisson", mask="nan")
+    assert np.abs(result - clean)[gone].mean() < 2 * np.abs(result - clean)[~gone].mean() + 0.05

@@ -282,6 +282,9 @@ def problem(
             f"noise: got {frame.noise}, for which denoise() solves a flow for each size of the picture; "
             "give noise='white' or a sigma for one flow"
         )
+    if frame.few is not None:
+        raise InputError(f"noise: got {frame.noise}, so few that denoise() solves flows on cells of samples; give "
+                         "noise='white' or a sigma for one flow")  # fmt: skip
     if frame.missing is not None:
         raise InputError(f"noise: got {frame.noise}, of which samples are missing, for which denoise() solves several "
                          "flows; give noise='white' or a sigma for one flow")  # fmt: skip

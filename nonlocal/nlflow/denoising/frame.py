@@ -29,6 +29,7 @@ from nlflow.errors import InputError, NlflowWarning, check_floats, check_number
 if TYPE_CHECKING:
     from nlflow.denoising.groupwise import Groups
     from nlflow.denoising.noise.models.gaussian import GaussianNoise
+    from nlflow.denoising.noise.models.intensities import Poisson
     from nlflow.denoising.pixelwise import Pixels
 
 Array = NDArray[Any]
@@ -105,6 +106,7 @@ class Frame:
     kept: Any = None  # (...)
     coloured: Coloured | None = None
     given: tuple[str, ...] = ()  # what was seen of the samples: what is missing, what stays
+    few: Poisson | None = None  # counts that are so few that larger cells come first
     sigma: float = 0.0  # of the noise in the picture, whatever the flow makes of it
     sigma_effective: float | None = None  # that which the flow takes it for, where it is another one
 
@@ -184,6 +186,10 @@ class Frame:
             from nlflow.denoising.groupwise import coloured, preset_for
 
             return coloured(f, self, self.coloured, preset_for(self.quality, self.axes), watch)
+        if self.few is not None and not watch.every:
+            from nlflow.denoising.cells import in_cells
+
+            return in_cells(f, self, watch)
         assert self.flow is not None
         return self.flow.run(f, self, watch)
 
@@ -274,8 +280,9 @@ def observe(
     if rest is not None and sigma is not None:
         raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
                          "leave one of them out")  # fmt: skip
+    few = None if is_by_pixels(quality, axes) else reduction.few
     frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept,
-                  missing=reduction.missing, given=looked.told)  # fmt: skip
+                  missing=reduction.missing, given=looked.told, few=few)  # fmt: skip
     if rest is not None and not rest.is_white and signal.ndim < 4 and not is_by_pixels(quality, axes):
         frame, f = _coloured(frame, signal, rest)
     else:

@@ -142,13 +142,13 @@ def transfer_of(
     empty = absent | constant(unit)
     limits = limits_of(*at_ends(unit[~empty]))
     points = _points(blocks_of(unit, empty), limits[1])
-    slope, at_zero, covariance = _line(*points)
+    slope, at_zero, covariance = line_through(*points)
     # Many counts are 0; other noise is cut off there, and looks weaker in the dark than it is.
     means, variances, spread, dark = points
     bright = means > limits[0] + OfTransfer.cut * np.sqrt(variances)
     if OfTransfer.least_bins <= np.count_nonzero(bright) < len(means):
         without = means[bright], variances[bright], spread[bright], dark
-        again = _line(*without)
+        again = line_through(*without)
         if abs(again[0] - slope) > OfTransfer.consistent * math.sqrt(again[2][0, 0]):
             points, (slope, at_zero, covariance) = without, again
     _check_line(slope, at_zero, math.sqrt(covariance[0, 0]), points)
@@ -211,7 +211,7 @@ def _of_bin(windows: Windows, order: NDArray[np.intp]) -> tuple[float, float, fl
     return float(windows.mean[order[:size]].mean()), variance, max(error, 1e-3 * variance)
 
 
-def _line(
+def line_through(
     means: NDArray[np.float64], variances: NDArray[np.float64], errors: NDArray[np.float64], _: float
 ) -> tuple[float, float, NDArray[np.float64]]:
     """Return slope and value at 0 of a line, and their covariance."""
@@ -243,7 +243,7 @@ def _check_line(slope: float, at_zero: float, error: float, points: _Points) -> 
         raise InputError(f"stack: got variances that grow by {grown} of their median from the darkest to the brightest "
                          f"part, expected growth beyond doubt: {why}; give Poisson(gain=...)")  # fmt: skip
     expected = slope * means + at_zero
-    if _is_square(*points):
+    if is_square(*points):
         raise InputError("stack: got variances that grow with the square of the intensity, expected a line, as counts "
                          "have; is this speckle? Then find_speckle tells how much")  # fmt: skip
     off = float(np.median(np.abs(variances / np.maximum(expected, 1e-3 * variances.max()) - 1))) * 1.4826
@@ -252,7 +252,7 @@ def _check_line(slope: float, at_zero: float, error: float, points: _Points) -> 
                          "is this noise of another kind, or structure everywhere? Give Poisson(gain=...)")  # fmt: skip
 
 
-def _is_square(
+def is_square(
     means: NDArray[np.float64], variances: NDArray[np.float64], errors: NDArray[np.float64], _: float
 ) -> bool:
     """Tell whether most of what variances grow by is a parabola, and that for certain."""

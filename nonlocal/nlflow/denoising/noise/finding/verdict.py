@@ -15,6 +15,7 @@ from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfBlocks, OfEvidence, OfRules, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.blocks import BlockNoise, Rules, block_noise, in_units, looks_white, planes_of
+from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
 from nlflow.denoising.noise.finding.finders import (
     find_hot_pixels,
     find_impulses,
@@ -43,6 +44,8 @@ from nlflow.errors import InputError, checked_call
 _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of a large volume
 #: Finders whose noise leaves none to look for, and why they are believed.
 _WHOLE: Final[dict[Any, str]] = {
+    find_whole_counts: "samples are whole counts: their variance is in proportion to their mean, as of single events",
+    find_counts: "the variance grows with the mean along a line, and the noise is skewed as amplified counts are",
     find_speckle: "flat parts have the law of speckle, or as much of it at all intensities",
     find_rician: "a background without signal has the law of magnitudes of complex noise",
 }
@@ -126,7 +129,8 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         return _of_small(samples, missing, GaussianNoise(_white(samples, missing)))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
-    finders = (find_impulses, find_speckle, *((find_rician, find_hot_pixels) if volume else (find_stripes,)))
+    finders = (*(() if volume else (find_whole_counts,)), find_impulses, find_speckle,
+               *((find_rician, find_hot_pixels) if volume else (find_stripes, find_counts)))  # fmt: skip
     for find in finders:
         seen = _slabs(rest.samples, rest.missing) if volume and find in _LOCAL else (rest.samples, rest.missing)
         found: Noise | None = find(*seen)

@@ -20,6 +20,7 @@ from nlflow.store.encoding import decode, encode
 
 if TYPE_CHECKING:
     from nlflow.denoising.noise.models.gaussian import GaussianNoise
+    from nlflow.denoising.noise.models.intensities import Poisson
 
 Array = NDArray[Any]
 
@@ -62,12 +63,15 @@ class Reduction:
         Samples that tell nothing: no fidelity binds the flow to them.
     rest : GaussianNoise or None
         The noise that remains; None where the model does not say how strong it is.
+    few : Poisson or None
+        Counts that are so few that no transform makes their noise even; `nlflow.denoising.cells` sums them first.
     """
 
     samples: Array
     back: Callable[[Array], Array] = same
     missing: NDArray[np.bool_] | None = None
     rest: GaussianNoise | None = None
+    few: Poisson | None = None
 
     @property
     def keeps_units(self) -> bool:

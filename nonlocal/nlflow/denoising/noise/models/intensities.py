@@ -106,7 +106,9 @@ class Poisson(Noise):
         def back(u: NDArray[Any]) -> NDArray[Any]:
             return np.asarray(self.unstabilize(u)).astype(samples.dtype)
 
-        return Reduction(self.stabilize(counts), back, missing, GaussianNoise(1.0))
+        present = samples if missing is None else samples[~missing]
+        few = samples.ndim == 3 and float(present.mean(dtype=np.float64)) < self.offset + OfCounts.few * self.gain
+        return Reduction(self.stabilize(counts), back, missing, GaussianNoise(1.0), self if few else None)
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
         """Refuse a sigma beside counts: they have the noise that they have."""
@@ -190,6 +192,13 @@ class Poisson(Noise):
             y = table(np.maximum(d[inside], table.x[0]))
             counts[inside] = y**2 / 4 - (0.125 + self._spread**2)
         return np.asarray(self.gain * np.maximum(counts, 0) + self.offset, dtype=values.dtype)
+
+    def expected(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the expected values of the transform where the input has these means: `unstabilize` undoes it."""
+        dark = float(expected_transform(np.zeros(1), self._spread)[0])
+        top = 2 * math.sqrt(max(float(mean.max()) - self.offset, 0) / self.gain + 1 + self._spread**2)
+        stable = np.linspace(dark, dark + top, max(OfCounts.expected, math.ceil(top / OfCounts.table_step)))
+        return np.asarray(np.interp(mean, self.unstabilize(stable), stable))
 
     def variance(self, expected: Any) -> NDArray[Any]:
         """Return the variance of the input, gain (expected - offset) + sigma², where the input's mean is `expected`."""

@@ -1,0 +1,80 @@
+"""Few counts: flows of groups on cells of samples that are summed, from large cells to small ones.
+
+A transform makes the noise of counts even from about one count on. So the flow begins with sums over cells that hold
+some counts each. The next one takes smaller cells of the samples mixed with that estimate: a mean of w z + (1 - w) u
+over w^2 is as its variance is again, as of counts, and larger than that of z. The scheme is that of Azzari and Foi 2016
+(doi 10.1109/LSP.2016.2580600), the exact unbiased inverse that of `nlflow.Poisson`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.frame import Frame, Spread
+from nlflow.denoising.noise.figures import OfCounts, OfSpectra
+from nlflow.denoising.noise.models.intensities import Poisson
+from nlflow.denoising.runs import Run, Watch, within
+
+Array = NDArray[Any]
+
+
+def in_cells(f: Array, frame: Frame, watch: Watch) -> Run:
+    """Run the flow of a frame on stabilized counts f (H, W, C), and return its last estimate in the same units."""
+    whole = frame.few
+    assert whole is not None
+    law = Poisson(1.0, whole.sigma / whole.gain)  # in counts
+    counts = np.maximum(np.square((f * frame.level + frame.offset).astype(np.float64) / 2) - 0.375 - law.sigma**2, 0)
+    rounds = _rounds(float(counts.mean()), min(counts.shape[:2]))
+    estimate, told, steps = counts, {}, 0
+    for number, (fresh, halvings) in enumerate(rounds):
+        mixed = fresh * counts + (1 - fresh) * estimate
+        own = Poisson(1.0, law.sigma * 2**halvings / fresh)
+        stable = own.stabilize(_summed(mixed, halvings) / fresh**2)
+        middle = float(stable.mean())
+        signal = (stable - middle).astype(f.dtype)
+        part = replace(frame, few=None, missing=None if halvings else frame.missing).with_flow(Spread.of(signal))
+        assert part.flow is not None
+        tell = within(watch.tell, number / len(rounds), (number + 1) / len(rounds))
+        found = part.flow.run(signal, part, replace(watch, tell=tell, trail=None))
+        steps += int(found.told["steps"])
+        told = {**found.told, "steps": steps}
+        estimate = _spread(own.unstabilize(found.path[-1] + middle).astype(np.float64), halvings, counts.shape)
+        estimate *= fresh**2
+    expected = law.expected(estimate)
+    return Run([((expected - frame.offset) / frame.level).astype(f.dtype)], told)
+
+
+def _rounds(mean: float, side: int) -> list[tuple[float, int]]:
+    """Return for each flow the weight of the samples beside the estimate, and how often cells are halved after it."""
+    most = max(int(math.log2(side / OfSpectra.least)), 0)
+    first, last = (
+        int(np.clip(math.ceil(math.log(least / max(mean, 1e-9), 4)), 0, most))
+        for least in (OfCounts.at_first, OfCounts.at_last * OfCounts.fresh**2)
+    )
+    count = max(OfCounts.rounds, first - last + 1)
+    weights, halvings = np.linspace(1, OfCounts.fresh, count), np.linspace(first, last, count)
+    return [(float(w), math.floor(k + 0.5)) for w, k in zip(weights, halvings, strict=True)]
+
+
+def _summed(counts: Array, halvings: int) -> Array:
+    """Return sums over cells of 2^halvings samples along both axes."""
+    side = 2**halvings
+    rows, columns, channels = counts.shape
+    padded = np.pad(counts, ((0, -rows % side), (0, -columns % side), (0, 0)), mode="symmetric")
+    return np.asarray(padded.reshape(-(-rows // side), side, -1, side, channels).sum(axis=(1, 3)))
+
+
+def _spread(sums: Array, halvings: int, shape: tuple[int, ...]) -> Array:
+    """Return the counts of samples of a shape, from sums over cells by lines between their middles."""
+    from scipy.ndimage import zoom
+
+    if halvings == 0:
+        return sums
+    side = 2**halvings
+    fine = zoom(sums / side**2, (side, side, 1), order=1, grid_mode=True, mode="nearest")
+    return np.asarray(fine[: shape[0], : shape[1]])

@@ -1,0 +1,181 @@
+"""Counts in an image: their gain, offset and read noise, from moments of blocks that their neighbours chose."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.figures import OfCounts
+from nlflow.denoising.noise.finding.transfer import is_square, line_through
+from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.intensities import Poisson
+
+Values = NDArray[np.float64]
+
+
+def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
+    """Find counts of photons or events that came as whole numbers: multiples of a step above an offset.
+
+    The variance of quiet blocks is the step times their mean, and so is the third cumulant in steps, at any level and
+    from 0.05 counts on. Where there are so many counts that they are not skewed, they may as well be Gaussian noise
+    that follows the intensity, and are left to that.
+
+    Parameters
+    ----------
+    samples : array of shape (H, W, C)
+        Finite; of anything but an image nothing is found.
+    missing : bool array of shape (H, W), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    Poisson or None
+
+    Notes
+    -----
+    Blocks are sorted by the mean of their neighbours, and chosen by how alike opposite neighbours are. Neighbours tell
+    nothing of the noise of a block: moments have no bias then, whatever the law. Cost O(N), for at most some 130 000
+    samples.
+    """
+    found = _lattice(samples if missing is None else samples[~missing]) if samples.ndim == 3 else None
+    levels = None if found is None else _Levels.of(samples, missing)
+    return None if found is None or levels is None else levels.whole(*found)
+
+
+def find_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
+    """Find counts, whole ones or such as a detector amplified and added noise to; see `find_whole_counts`.
+
+    The variance of amplified counts grows along a line, and their noise is skewed as a sum of pulses is: the third
+    cumulant is on a line over the variance, of the slope that counts, or a register of random gain, give it (Robbins
+    and Hadwen 2003, doi 10.1109/TED.2003.813462).
+    """
+    found = find_whole_counts(samples, missing)
+    levels = None if found is not None or samples.ndim != 3 else _Levels.of(samples, missing)
+    return found if levels is None else levels.amplified()
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """Means, variances and third cumulants of the noise, and errors of both, by level."""
+
+    mean: Values
+    variance: Values
+    error: Values
+    third: Values
+    third_error: Values
+
+    @classmethod
+    def of(cls, samples: Array, missing: NDArray[np.bool_] | None) -> Self | None:
+        """Measure quiet blocks; None where they are too few, or their noise is none or not white."""
+        blocks = np.concatenate([_blocks(part) for part in _parts(samples, missing)], axis=1)
+        level, apart, *moments = blocks[:, np.isfinite(blocks).all(axis=0)]
+        count = min(OfCounts.levels, len(level) // OfCounts.in_level)
+        if count == 0:
+            return None
+        order = np.argsort(level, kind="stable")
+        found, relative = [], []
+        for part in np.array_split(order, count):
+            size = max(int(OfCounts.quiet * len(part)), OfCounts.in_level // 3)
+            chosen = part[np.argsort(apart[part], kind="stable")[:size]]
+            mean, fine, coarse, third = (moment[chosen] for moment in moments)
+            errors = (np.std(one) / math.sqrt(len(chosen)) for one in (fine, third))
+            found.append((mean.mean(), fine.mean(), third.mean(), *errors))
+            relative.append(coarse.mean() / fine.mean() if fine.any() else math.inf)
+        white = OfCounts.white[0] < float(np.median(relative)) < OfCounts.white[1]
+        mean, variance, third, error, third_error = np.array(found).T
+        least = variance / math.sqrt(OfCounts.in_level * 4)  # few blocks may be alike by chance
+        return cls(mean, variance, np.maximum(error, least), third, third_error) if white else None
+
+    def whole(self, step: float, low: float) -> Poisson | None:
+        """Return whole counts, whose only unknown is where they begin; None where moments are others."""
+        on_zero = low > 0 and abs(low / step - round(low / step)) < OfCounts.whole
+        for offset in (0.0, low) if on_zero else (low,):
+            lit = (self.mean > offset) | (self.variance > 0)  # where there is no light, there is nothing to tell
+            mean, variance, error, third, third_error = (one[lit] for one in astuple(self))
+            expected = step * (mean - offset)
+            if not lit.any() or min(expected.min(), variance.min()) <= 0:
+                continue
+            # Errors of variances that are low by chance are too small.
+            spread = error / np.minimum(variance, expected)
+            ratio = float(np.average(variance / expected, weights=spread**-2))
+            off = float(np.median(np.abs(variance / expected - 1) / spread))
+            telling = np.square(step * expected / third_error)
+            skewness = float(np.average(third / (step * expected), weights=telling))
+            allowed = OfCounts.alike + 3 / math.sqrt(float(np.sum(spread**-2)))
+            alike = abs(ratio - 1) < allowed and off < OfCounts.off and float(spread.max()) < OfCounts.uneven
+            if alike and telling.sum() > OfCounts.sure**2 and abs(skewness - 1) < OfCounts.uneven:
+                return Poisson(step, 0.0, offset)
+        return None
+
+    def amplified(self) -> Poisson | None:
+        """Return counts whose variances are on a line, and third cumulants on one through the same place."""
+        if len(self.mean) < OfCounts.least_levels:
+            return None
+        points = (self.mean, self.variance, self.error, 0.0)
+        gain, at_zero, covariance = line_through(*points)
+        error = math.sqrt(covariance[0, 0])
+        off = (self.variance - gain * self.mean - at_zero) / self.error
+        if gain < OfCounts.sure * error or is_square(*points) or float(np.median(np.abs(off))) > OfCounts.off:
+            return None
+        # The third cumulant is c gain (variance - read²): c = 1 for counts, 1.5 after a register of random gain.
+        slope, _, spread = line_through(self.variance, self.third, self.third_error, 0.0)
+        ratio, unsure = slope / gain, 2 * math.sqrt(spread[0, 0]) / gain
+        pulsed = OfCounts.pulses[0] - unsure < ratio < OfCounts.pulses[1] + unsure
+        if slope < OfCounts.sure * math.sqrt(spread[0, 0]) or not pulsed:
+            return None
+        dark = int(np.argmin(self.mean))
+        light = float(self.third[dark] / slope)
+        read = float(np.clip(self.variance[dark] - light, 0, self.variance[dark]))
+        offset = min((read - at_zero) / gain, float(self.mean[dark]))
+        return Poisson(float(gain), math.sqrt(max(read, (0.1 * gain) ** 2)), float(offset))
+
+
+def _parts(samples: Array, missing: NDArray[np.bool_] | None) -> list[Values]:
+    """Return the channels of bands of rows, NaN where samples are missing; all rows of a small image."""
+    side = OfCounts.band
+    rows = samples.shape[0]
+    most = max(OfCounts.most // (side * samples.shape[1] * samples.shape[2]), 2)
+    tops = [0] if rows <= side * most else [k * (rows - side) // (most - 1) for k in range(most)]
+    high = rows if len(tops) == 1 else side
+    parts: list[Values] = []
+    for top in tops:
+        band = samples[top : top + high].astype(np.float64)
+        if missing is not None:
+            band[missing[top : top + high]] = np.nan
+        parts.extend(np.moveaxis(band, -1, 0))
+    return parts
+
+
+def _blocks(plane: Values) -> Values:
+    """Return of blocks of 4 x 4: the mean of their neighbours, how these differ, and four moments of their own.
+
+    Mean, variance by the diagonal differences of cells of 2 x 2 and by the others, and the third cumulant.
+    """
+    rows, columns = (n // 4 for n in plane.shape)
+    cells = plane[: 4 * rows, : 4 * columns].reshape(2 * rows, 2, 2 * columns, 2)
+    a, b, c, d = (cells[:, i, :, j] for i in (0, 1) for j in (0, 1))
+    mean = (a + b + c + d) / 4
+    fine = np.square(a - b - c + d) / 4
+    coarse = (np.square(a + b - c - d) + np.square(a - b + c - d)) / 8
+    third = np.sum([(one - mean) ** 3 for one in (a, b, c, d)], axis=0) * (2 / 3)  # the k-statistic of four samples
+    own = [one.reshape(rows, 2, columns, 2).mean(axis=(1, 3)) for one in (mean, fine, coarse, third)]
+    left, right, above, below = own[0][1:-1, :-2], own[0][1:-1, 2:], own[0][:-2, 1:-1], own[0][2:, 1:-1]
+    around = [(left + right + above + below) / 4, np.square(left - right) + np.square(above - below)]
+    return np.stack([one.ravel() for one in (*around, *(one[1:-1, 1:-1] for one in own))])
+
+
+def _lattice(present: Array) -> tuple[float, float] | None:
+    """Return the step that samples are multiples of, above the least; None where there is none."""
+    flat = present.reshape(-1)
+    values = np.unique(flat[:: max(1, flat.size // OfCounts.values)]).astype(np.float64)
+    if len(values) < 3 or len(values) > OfCounts.most_values:
+        return None
+    step = float(np.diff(values).min())
+    steps = (values - values[0]) / step
+    unit = np.finfo(present.dtype if present.dtype.kind == "f" else np.float64).eps
+    rounding = max(4 * float(unit * np.abs(values).max()) / step, OfCounts.whole)
+    return (step, float(values[0])) if np.abs(steps - np.rint(steps)).max() <= rounding else None
