@@ -6,7 +6,7 @@ from scipy.ndimage import median_filter
 from skimage import data
 
 from nlflow import InputError, denoise
-from nlflow.denoising.noise import Impulses, find_impulses
+from nlflow.denoising.noise import HotPixels, Impulses, find_impulses
 from tests.pictures import psnr, steps_and_waves, waves
 
 CLEAN = {name: getattr(data, name)().astype(np.float32)[:256, :256] for name in ("camera", "coins", "brick", "grass",
@@ -178,3 +178,29 @@ def test_a_model_is_told_and_written_down():
     noise = Impulses(np.float32(0.25), 0, 255)
     assert noise.as_dict() == {"kind": "impulses", "density": 0.25, "low": 0.0, "high": 255.0, "random": False}
     assert "25 %" in noise.describe()
+
+
+# ---- asked for by a word, and found in the samples
+
+
+@pytest.mark.parametrize(
+    ("word", "noise"),
+    [
+        ("impulses", Impulses(0.1, 0.0, 255.0)), ("impulses", Impulses(0.03, -200.0, 500.0, random=True)),
+        ("hot", HotPixels(0.003, 300.0, fixed=False)),
+    ],
+)  # fmt: skip
+def test_outliers_that_a_word_asks_for_are_filled_in(word, noise):
+    clean = CLEAN["camera"][:128, :128]
+    z = noise.sample(clean + np.random.default_rng(0).normal(0, 5, clean.shape), rng=1)
+    result, info = denoise(z, noise=word, quality="fast", strength=0.9, return_info=True)
+    assert psnr(clean, result) > psnr(clean, denoise(z, 5.0, quality="fast")) + 5
+    assert info.model["kind"] == noise.kind
+    assert 0.2 * noise.density < info.model["density"] < 1.2 * noise.density
+
+
+def test_where_there_are_none_a_word_changes_little():
+    z = CLEAN["moon"][:96, :96] + np.random.default_rng(0).normal(0, 5, (96, 96))
+    np.testing.assert_array_equal(denoise(z, noise="hot", quality="fast"), denoise(z, noise="white", quality="fast"))
+    with pytest.raises(InputError, match="density: got None"):
+        Impulses().sample(z)

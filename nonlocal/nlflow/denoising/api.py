@@ -70,14 +70,15 @@ def denoise(
         one a channel.
     quality : {'fast', 'balanced', 'best'}
         How much time quality is worth.
-    noise : {'auto', 'white', 'poisson', 'rician'} or Noise
+    noise : {'auto', 'white', 'poisson', 'rician', 'impulses', 'hot'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
         where it is not sure; what has two values alone stays. 'white' estimates the strength alone; a model of
         `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
         covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
         noise that comes nearest. Counts get noise of strength 1 by a transform that stabilizes their variance, and
         come back through its exact unbiased inverse (`Poisson`); so do magnitudes of complex samples, for which
-        'rician' takes `sigma` as the noise of the complex samples, or finds it (`Rician`).
+        'rician' takes `sigma` as the noise of the complex samples, or finds it (`Rician`). 'impulses' and 'hot' find
+        samples that tell nothing (`Impulses`, `HotPixels`), which are filled in, beside white noise.
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
         colours, other numbers along their principal axes. A constant channel, such as an opaque alpha channel, counts

@@ -315,7 +315,7 @@ def _model(
     if model is None or (found is not None and found.is_white and samples.ndim < 4):
         return None, found
     model = model.completed(samples, missing)
-    if strength != 1:
+    if strength != 1 and not model.undone:
         model = (model if found is None else model.by_intensity(samples)).scaled(strength)
     return model, found
 

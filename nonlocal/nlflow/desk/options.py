@@ -277,7 +277,7 @@ def noise_of(word: str, level: Any, strength: float | None, settings: Given) -> 
                                  param_hint="--strength")  # fmt: skip
     if word in WORDS:
         model = {"sigma" if name == "read_noise" else name: value for name, value in counts.items()}
-        return model_class(word)(**model) if model else word
+        return model_class(WORDS[word].kind)(**model) if model else word
     if not (word.lower().endswith(".json") or Path(word).exists()):
         raise typer.BadParameter(
             f"got {word!r}, expected {', '.join(WORDS)} or a file that nonlocal noise --save has written",

@@ -36,15 +36,19 @@ class Word(NamedTuple):
 
     label: str
     help: str
+    kind: str = ""  # of the model that a word stands for, with its defaults
 
 
 WORDS: Final = {
     "auto": Word("automatic: from the file", "found out from the file, which is the default"),
     "white": Word("white, Gaussian", "white noise; its strength is estimated"),
-    "poisson": Word("counts (Poisson)", "counts of photons or events"),
-    "rician": Word("MRI magnitudes (Rician)", "magnitudes of magnetic resonance; sigma is that of the complex samples"),
-}
-"""Words of ``noise=``. Those that are a kind too stand for that model with its defaults."""
+    "poisson": Word("counts (Poisson)", "counts of photons or events", "poisson"),
+    "rician": Word("MRI magnitudes (Rician)",
+                   "magnitudes of magnetic resonance; sigma is that of the complex samples", "rician"),
+    "impulses": Word("impulses", "salt and pepper, or spikes up and down; white noise beside them", "impulses"),
+    "hot": Word("hot pixels", "single samples that are far too bright; white noise beside them", "hot-pixels"),
+}  # fmt: skip
+"""Words of ``noise=``."""
 
 
 def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
@@ -62,7 +66,8 @@ def choose_noise(noise: Any, sigma: Any) -> tuple[Noise | str, Any]:
 
     if isinstance(sigma, str):
         raise InputError(f"sigma: got {sigma!r}, expected a number, or an array; leave it out to have it found out")
-    model = model_class(noise)() if isinstance(noise, str) and noise in WORDS and noise in KINDS else noise
+    word = WORDS.get(noise) if isinstance(noise, str) else None
+    model = model_class(word.kind)() if word is not None and word.kind else noise
     if isinstance(model, Noise):
         return model.with_sigma(sigma)
     if isinstance(noise, str) and noise in WORDS:
@@ -87,6 +92,7 @@ def kinds() -> list[str]:
 def has_sigma(word_or_model: str | Mapping[str, Any] | None) -> bool:
     """Tell whether a standard deviation says how strong noise is, that of a word or of `Noise.as_dict`."""
     kind = word_or_model.get("kind") if isinstance(word_or_model, Mapping) else word_or_model
+    kind = WORDS[kind].kind or None if kind in WORDS else kind
     return kind is None or kind not in kinds() or model_class(kind).scalable
 
 

@@ -150,6 +150,7 @@ Examples:
   nonlocal denoise photos denoised --noise camera.json
   nonlocal denoise page.jpg out.png --flat 20:84,300:400
   nonlocal denoise counts.tif out.tif --noise poisson
+  nonlocal denoise dark.tif out.tif --noise hot
   nonlocal denoise holes.npy filled.npy --mask nan
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
   nonlocal denoise bands.npy out.npy --axes channel-axis=0

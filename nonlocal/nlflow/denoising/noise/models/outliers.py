@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,9 +26,9 @@ class Impulses(Noise):
 
     Parameters
     ----------
-    density : float
-        Part of the samples that is replaced, 0 <= density < 1.
-    low, high : float
+    density : float, optional
+        Part of the samples that is replaced, 0 <= density < 1. None where all of this is to be found (`completed`).
+    low, high : float, optional
         Values that replace, in the units of the input, low <= high; each half of the time (salt and pepper). Equal
         where all impulses have one value.
     random : bool
@@ -60,12 +60,14 @@ class Impulses(Noise):
     kind: ClassVar[str] = "impulses"
     undone: ClassVar[bool] = True
 
-    density: float
-    low: float
-    high: float
+    density: float | None = None
+    low: float = math.nan
+    high: float = math.nan
     random: bool = False
 
     def __post_init__(self) -> None:
+        if self.density is None:
+            return
         density = check_number("density", self.density, minimum=0, below=1, hint="the part of samples replaced")
         low, high = check_number("low", self.low), check_number("high", self.high)
         if low > high:
@@ -77,9 +79,9 @@ class Impulses(Noise):
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with impulses; each sample, and each channel of a pixel, is replaced by itself."""
-        samples, restore = as_signal(clean, channel_axis)
+        density, (samples, restore) = _known(self.density), as_signal(clean, channel_axis)
         generator = np.random.default_rng(rng)
-        replaced = generator.random(samples.shape) < self.density
+        replaced = generator.random(samples.shape) < density
         part = generator.random(samples.shape)
         share = part if self.random else part >= 0.5
         # Convex, so that the range of low and high does not overflow, and 0 and 1 give them exactly.
@@ -88,10 +90,27 @@ class Impulses(Noise):
 
     def describe(self) -> str:
         """Return what this noise is, in a few words for people."""
+        if self.density is None:
+            return "impulses, to be found"
         values = f"{self.low:g}" if self.low == self.high else f"{self.low:g} and {self.high:g}"
         if self.random:
             values = f"{self.low:g} to {self.high:g}"
         return f"impulses: {100 * self.density:.3g} % of the samples replaced by {values}"
+
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+        """Return the impulses that the samples show: of two values, or what sticks out of its neighbours by far."""
+        if self.density is not None:
+            return self
+        from nlflow.denoising.noise.finding.finders import find_impulses
+
+        found = find_impulses(samples, missing)
+        if found is None:
+            absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+            hits = [_sticking_out(plane, unknown).ravel() for plane, unknown in channels_of(samples, absent)]
+            values = np.stack([samples[..., c].ravel() for c in range(len(hits))])[np.stack(hits)]
+            ends = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+            found = Impulses(float(np.mean(hits)), *ends, random=True)
+        return replace(self, **{one.name: getattr(found, one.name) for one in fields(self)})
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Say where impulses are: these samples are missing, the others stay as they are.
@@ -103,6 +122,8 @@ class Impulses(Noise):
         InputError
             Where no sample is left.
         """
+        if self.density is None:
+            return self.completed(samples, missing).reduce(samples, missing)
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         found = absent.copy()
         for channel, unknown in channels_of(samples, absent):
@@ -122,14 +143,21 @@ class Impulses(Noise):
         return self
 
     def _among(self, plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        if self.density == 0:
+        density = _known(self.density)
+        if density == 0:
             return np.zeros(plane.shape, bool)
         if self.random:
             return _sticking_out(plane, unknown)
         low, high = plane.dtype.type(self.low), plane.dtype.type(self.high)
         sides = [plane == value for value in ({low} if low == high else {low, high})]
-        hits = [side & ~_in_area(side, unknown, self.density / len(sides)) for side in sides]
+        hits = [side & ~_in_area(side, unknown, density / len(sides)) for side in sides]
         return np.asarray(np.logical_or.reduce(hits))
+
+
+def _known(density: float | None) -> float:
+    if density is None:
+        raise InputError("density: got None, expected a number; `completed` finds it from samples")
+    return density
 
 
 def _without(
@@ -251,8 +279,9 @@ class HotPixels(Noise):
 
     Parameters
     ----------
-    density : float
-        Part of the pixels that is hot, 0 <= density < 1.
+    density : float, optional
+        Part of the pixels that is hot, 0 <= density < 1. None where it is to be found, with `level` and `fixed`
+        (`completed`).
     level : float
         Mean of what hot pixels add, in the units of the input, >= 0; only `sample` uses it.
     fixed : bool
@@ -285,11 +314,13 @@ class HotPixels(Noise):
     kind: ClassVar[str] = "hot-pixels"
     undone: ClassVar[bool] = True
 
-    density: float
+    density: float | None = None
     level: float = 0.0
     fixed: bool = True
 
     def __post_init__(self) -> None:
+        if self.density is None:
+            return
         density = check_number("density", self.density, minimum=0, below=1, hint="the part of pixels that is hot")
         level = check_number("level", self.level, minimum=0, hint="the mean of what hot pixels add")
         if not isinstance(self.fixed, bool | np.bool_):
@@ -303,13 +334,28 @@ class HotPixels(Noise):
         self._check_frames(samples)
         generator = np.random.default_rng(rng)
         shape = (1, *samples.shape[1:]) if self.fixed else samples.shape
-        added = np.where(generator.random(shape) < self.density, generator.exponential(self.level, shape), 0.0)
+        added = np.where(generator.random(shape) < _known(self.density), generator.exponential(self.level, shape), 0.0)
         return np.asarray(restore(samples.astype(np.float64) + added))
 
     def describe(self) -> str:
         """Return what this noise is, in a few words for people."""
+        if self.density is None:
+            return "hot pixels, to be found"
         where = "pixels, the same in all frames" if self.fixed else "samples"
         return f"hot pixels: {100 * self.density:.3g} % of the {where}"
+
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+        """Return the hot pixels that the samples show: those of all frames, where there are such, or single ones."""
+        if self.density is not None:
+            return self
+        from nlflow.denoising.noise.finding.finders import find_hot_pixels
+
+        found = find_hot_pixels(samples, missing)
+        if found is None:
+            absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+            hot = [hot_pixels(samples[..., c], absent, False) for c in range(samples.shape[-1])]
+            found = HotPixels(float(np.any(hot, axis=0).mean()), fixed=False)
+        return replace(self, **{one.name: getattr(found, one.name) for one in fields(self)})
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Say where hot pixels are: these samples are missing, the others stay as they are.
@@ -321,6 +367,8 @@ class HotPixels(Noise):
         InputError
             With `fixed` for what has no frames, and where no sample is left.
         """
+        if self.density is None:
+            return self.completed(samples, missing).reduce(samples, missing)
         self._check_frames(samples)
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         if self.density == 0:
