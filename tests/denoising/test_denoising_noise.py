@@ -262,7 +262,7 @@ def test_constant_counts_are_returned_unchanged(quality: str, value: int):
         (
             [[1.0, 5.0]],
             {"noise": "speckle"},
-            "noise: got 'speckle', expected one of 'auto', 'white', 'poisson', 'rician', 'impulses', 'hot' or a model such as",
+            "noise: got 'speckle', expected one of 'auto', 'white', 'poisson', 'rician', 'impulses', 'hot' or a model",
         ),
         ([[1.0, 5.0]], {"noise": Poisson}, "noise: got <class"),
         ([[1.0, 5.0]], {"noise": None}, "noise: got None"),

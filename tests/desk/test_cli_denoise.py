@@ -61,12 +61,12 @@ def test_image(folder: Path, denoiser: Denoiser) -> None:
         "input": "in.png, image of 12 x 16, uint8",
         "noise": "white (confidence high)",
         "sigma": "12.5 (estimated): standard deviation of the noise, in grey levels",
-        "removed": "nan: root mean square of input minus result, in grey levels",
         "time": "0.12 s",
         "written": "out.png",
     }
     more = [line.split("  ", 1) for line in run("denoise", "in.png", "more.png", "--verbose").stdout.splitlines()]
-    how = {"quality": "balanced", "functional": "E", "steps": "4", "stopped by": "converged"}
+    how = {"removed": "nan: root mean square of input minus result, in grey levels"}
+    how |= {"quality": "balanced", "functional": "E", "steps": "4", "stopped by": "converged"}
     assert {name: value.strip() for name, value in more} == table | how | {"written": "more.png"}
     Path("more.png").unlink()
     assert listing() == ["in.npy", "in.png", "out.png"]
@@ -562,7 +562,7 @@ def test_counts_have_no_sigma_of_their_own() -> None:
     }
     report = {"input": "in.tif", "kind": "image", "shape": (2, 3), "dtype": "float32", "denoise": details}
     report |= {"seconds_total": 1.0, "missing": 0, "kept": 0, "output": "out.tif", "figure": None, "sigma_given": None}
-    rows = dict(reports.summary(report))
+    rows = dict(reports.summary(report, verbose=True))
     assert "sigma" not in rows
     assert rows["removed"] == "3: root mean square of input minus result, in the units of the file"
 
@@ -579,8 +579,10 @@ def test_a_report_says_what_it_rests_on_and_what_the_preset_works_with() -> None
     assert "--strength" in doubtful["if wrong"]
     assert "--flat" in doubtful["if wrong"]
     assert "because" not in dict(summary(report_of(confidence="high", reasons=("flat parts show it",))))
-    taken = dict(summary(report_of(sigma_effective=3.9, model={"spectrum": [1.0]})))
-    assert taken["sigma"].startswith("2 (estimated)")
+    cut = report_of(sigma_effective=3.9, model={"spectrum": [1.0]}, residual=1.0)
+    assert dict(summary(cut))["sigma"].startswith("3.9 (estimated)")
+    assert not {"taken for", "removed"} & set(dict(summary(cut)))
+    taken = dict(summary(cut, verbose=True))
     assert taken["taken for"] == "white noise of sigma 3.9: --quality fast knows no correlated noise"
     assert dict(summary(report_of() | {"alpha": True}))["input"].endswith("uint8; its alpha channel is kept as it is")
 
@@ -589,7 +591,33 @@ def test_a_report_tells_of_the_strength() -> None:
     nothing = "returned unchanged: there is no noise to remove (sigma=0)"
     none = dict(summary(report_of(sigma=0.0, stopped_by=nothing) | {"strength": 0.0}))
     assert none["result"] == "strength 0: nothing was to be removed; OUT is a copy of IN"
-    assert dict(summary(report_of() | {"strength": 1000.0}))["sigma"].startswith("2 (1000 times the 0.002 that was")
+    assert dict(summary(report_of() | {"strength": 1000.0}))["sigma"].startswith("2 (1000 times what was found)")
+
+
+@pytest.mark.parametrize(
+    ("noise", "told"),
+    [
+        ("white noise: sigma 1.2e-05", "white noise"),
+        ("white noise: sigma 3 and 4 and 5 by channel", "white noise"),
+        (
+            "speckle of 3 looks; Rician noise: sigma 8.2 (confidence low)",
+            "speckle of 3 looks; Rician noise (confidence low)",
+        ),
+        (
+            "a camera: over 2 pixels, sigma 5 in dark parts to 7 in light parts",
+            "a camera: over 2 pixels, stronger in light parts",
+        ),
+        (
+            "a camera: over 2 pixels, sigma 5 to 7, depending on the brightness",
+            "a camera: over 2 pixels, depending on the brightness",
+        ),
+    ],
+)
+def test_a_report_has_one_sigma(noise: str, told: str) -> None:
+    lines = summary(report_of(noise=noise))
+    assert dict(lines)["noise"] == told
+    assert sum("sigma" in f"{name}{text}" for name, text in lines) == 1
+    assert dict(summary(report_of(noise=noise), verbose=True))["measured"] == noise
 
 
 def test_json_has_a_list_of_numbers_on_one_line() -> None:

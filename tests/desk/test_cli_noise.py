@@ -203,7 +203,7 @@ def test_what_was_found_is_printed(folder: Path) -> None:
     ("options", "message"),
     [
         (["--noise", "gaussian"], "is now called white; say --noise white"),
-        (["--noise", "pink"], "expected auto, white, poisson, rician or a file"),
+        (["--noise", "pink"], "expected auto, white, poisson, rician, impulses, hot or a file"),
         (["--noise", "model.json", "--sigma", "3"], "leave one of them out"),
         (["--noise", "model.json", "--sigma", "map.npy"], "leave one of them out"),
         (["--noise", "model.json", "--gain", "2"], "give --noise poisson too"),

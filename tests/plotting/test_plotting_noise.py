@@ -128,3 +128,18 @@ def test_figure_of_recordings() -> None:
     assert hidden.get_suptitle() == f"x\\u202e\\n\n{each[0]}"
     with pytest.raises(InputError, match="expected an image or a signal"):
         noise_figure(np.zeros((2, 3, 4)), each, channel_axis=None)
+
+
+def test_the_evidence_is_drawn_where_hypotheses_were_weighed() -> None:
+    weighed = {"probabilities": {"white": 0.2, "camera": 0.7, "clean": 0.1}, "interval": (2.5, 3.5)}
+    found = NoiseEstimate(GaussianNoise(3.0), "medium", ("flat parts show it",), weighed)
+    noisy = RAMP + np.random.default_rng(0).normal(0, 3, RAMP.shape)
+    figure = noise_figure(noisy, found, channel_axis=None)
+    (axis,) = (one for one in figure.axes if "how likely" in one.get_title())
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["camera", "white", "clean"]
+    assert [bar.get_width() for bar in axis.patches] == [0.7, 0.2, 0.1]
+    assert any("because flat parts show it" in text.get_text() for text in axis.texts)
+    (levels,) = (one for one in figure.axes if "by intensity" in one.get_title())
+    assert "interval" in "".join(text.get_text() for text in levels.get_legend().get_texts())
+    assert not [one for one in noise_figure(noisy, NoiseEstimate(found.model, "high"), channel_axis=None).axes
+                if "how likely" in one.get_title()]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,8 @@ _MOST: Final = 512  # samples along an axis of a picture that are shown: the gra
 _MOST_ROWS: Final = 3  # channels of a recording
 _RANGE: Final = (0.5, 99.5)  # percentiles of a picture that are black and white
 _WIDTH: Final = 120  # of a heading
+_REASON: Final = 56  # of a reason inside a panel
+_HYPOTHESES: Final = 8  # the likeliest of them are drawn
 _DECADES: Final = 6.0  # of a spectrum, at most: below, it was cut off
 
 
@@ -153,8 +155,9 @@ def noise_figure(
     """Draw which noise a picture or a recording has.
 
     Of an image: its middle in full resolution, the standard deviation of the noise by intensity, its power by
-    frequency, and by both frequencies as measured and as the model has it. Of a recording: for each channel, three at
-    most, the samples, and the power of the noise beside that of the recording.
+    frequency, and by both frequencies as measured and as the model has it. Where hypotheses were weighed, how likely
+    each is: the evidence for the verdict and against it. Of a recording: for each channel, three at most, the samples,
+    and the power of the noise beside that of the recording.
 
     Parameters
     ----------
@@ -191,11 +194,14 @@ def _image_figure(values: Array, found: NoiseEstimate, title: str | None) -> Fig
     model = model_curves(found.model, values, channel_axis=-1)
     measured = measured_curves(found, model)
     planes = [(name, one.plane) for name, one in (("measured", measured), ("model", model)) if one.plane is not None]
-    figure = new_figure(14, 7.4, 110, _heading(title, str(found)))
-    layout: Any = [["picture", "levels", "powers"], ["picture", "measured", "model"]]
+    weighed = found.measured.get("probabilities")
+    figure = new_figure(14, 8.6 if weighed else 7.4, 110, _heading(title, str(found)))
+    layout: Any = [["picture", "levels", "powers"], ["evidence" if weighed else "picture", "measured", "model"]]
     axes = figure.subplot_mosaic(layout, width_ratios=[1.35, 1, 1])
     _picture(axes["picture"], values)
-    _levels(axes["levels"], model, measured)
+    if weighed:
+        _evidence(axes["evidence"], weighed, found.reasons)
+    _levels(axes["levels"], model, measured, found.measured.get("interval"))
     _powers(axes["powers"], {"model": model, "measured": measured}, "power by frequency, mean over directions")
     for name in ("measured", "model"):
         axes[name].set_axis_off()
@@ -225,14 +231,30 @@ def _picture(axis: Axes, values: Array) -> None:
     axis.set_axis_off()
 
 
-def _levels(axis: Axes, model: NoiseCurves, measured: NoiseCurves) -> None:
-    """Draw the standard deviation by intensity."""
+def _evidence(axis: Axes, probabilities: Mapping[str, float], reasons: Sequence[str]) -> None:
+    """Draw how likely hypotheses are, the likeliest above, and what the verdict rests on below."""
+    likely = sorted(probabilities.items(), key=lambda item: -item[1])[:_HYPOTHESES]
+    names, parts = [visible(str(name)) for name, _ in likely], [float(part) for _, part in likely]
+    bars = axis.barh(names, parts, color=[_MEASURED, *[_PICTURE] * (len(likely) - 1)])
+    axis.bar_label(bars, [f"{part:.2g}" if part >= 0.005 else "< 0.01" for part in parts], padding=3, fontsize=8)
+    axis.invert_yaxis()
+    finish(axis, "how likely each kind is: for the verdict, and against it", "probability")
+    axis.set_xlim(0, 1.1)
+    axis.tick_params(labelsize=9)
+    because = "\n".join(line for reason in reasons for line in wrap(f"because {visible(reason)}", _REASON))
+    axis.text(0.98, 0.04, because, transform=axis.transAxes, ha="right", va="bottom", fontsize=8, color="0.3")
+
+
+def _levels(axis: Axes, model: NoiseCurves, measured: NoiseCurves, interval: tuple[float, float] | None = None) -> None:
+    """Draw the standard deviation by intensity, and between which numbers it is all in all, where that is known."""
+    if interval is not None:
+        axis.axhspan(*interval, color=_MODEL, alpha=0.15, linewidth=0, label="σ of the whole, interval")
     if model.sigmas.size:
         axis.plot(model.intensities, model.sigmas, color=_MODEL, label="model")
     if measured.sigmas.size:
         axis.plot(measured.intensities, measured.sigmas, "o", color=_MEASURED, markersize=5, label="measured, rescaled")
     finish(axis, "σ of a sample by intensity", "intensity (units of the file)", "σ")
-    axis.set_ylim(0, 1.25 * max([*model.sigmas, *measured.sigmas, 1e-12]))
+    axis.set_ylim(0, 1.25 * max([*model.sigmas, *measured.sigmas, *(interval or ()), 1e-12]))
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=9, frameon=False, loc="best")
 

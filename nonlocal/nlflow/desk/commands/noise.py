@@ -22,8 +22,9 @@ The verdict is that of `nonlocal denoise`: white noise, or noise that is correla
 a camera. How sure it is, and why, is said beside it: high where flat parts show nothing but this noise, low where
 structure is everywhere. Strengths are in the units of the file: grey levels 0..255 for an 8-bit image.
 
---figure draws the picture, the strength of its noise by intensity, and the power of its noise by frequency, as measured
-and as the model has it; of a signal the power of the noise beside that of the recording.
+--figure draws the picture, the strength of its noise by intensity, the power of its noise by frequency, as measured
+and as the model has it, and the evidence for and against each kind where that was weighed; of a signal the power of the
+noise beside that of the recording. --verbose says all numbers that were measured.
 
 --flat names a part that holds nothing but noise, such as a wall or a sky: rows and columns of the picture as it is
 seen, first:end,first:end, counted from 0, at least 32 x 32 pixels. The noise is measured there alone: its level, its
@@ -61,6 +62,7 @@ def noise(
         Literal["refuse", "overwrite"], typer.Option(help="What to do about outputs that exist.")
     ] = "refuse",
     as_json: AsJson = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured too.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Find out which noise an image, a signal or a stack has."""
@@ -107,7 +109,7 @@ def noise(
     if as_json:
         _print_report(given, source, found, written)
     elif not quiet:
-        _print_words(given, source, found, written)
+        _print_words(given, source, found, written, verbose=verbose)
 
 
 def _check_names(source: Path, beside: dict[str, Path], outputs: dict[str, Path | None], existing: str) -> None:
@@ -171,21 +173,38 @@ def _draw(given: Inputs, found: dict[str, NoiseEstimate], title: str, form: str)
     return render(figure, form)
 
 
-def _print_words(given: Inputs, source: Path, found: dict[str, NoiseEstimate], written: dict[str, str | None]) -> None:
+def _print_words(
+    given: Inputs, source: Path, found: dict[str, NoiseEstimate], written: dict[str, str | None], *, verbose: bool
+) -> None:
     media = given.media
     size = " x ".join(map(str, media.data.shape))
     rows = [("input", f"{source}, {media.kind} of {size}, {media.data.dtype}")]
     if given.missing is not None:
         rows.append(("missing", f"{int(given.missing.sum())} sample(s)"))
     for name, one in found.items():
-        rows.append((f"noise {name}".rstrip(), one.model.describe()))
-        rows += _channels(one)
-        rows.append(("confidence", one.confidence))
-        rows += [("because", in_shell(reason)) for reason in one.reasons]
-    if len(found) > 1:  # a line a column
-        rows = rows[: -sum(2 + len(one.reasons) for one in found.values())]
-        rows += [(f"noise of {name}", f"{one}{_because(one)}") for name, one in found.items()]
+        if len(found) > 1:
+            rows.append((f"noise of {name}", f"{one}{_because(one)}"))
+        else:
+            rows += [("noise", one.model.describe()), *_channels(one), ("confidence", one.confidence)]
+            rows += [("because", in_shell(reason)) for reason in one.reasons]
+        rows += _measured(one, f" of {name}" if len(found) > 1 else "") if verbose else []
     print_table(rows + [(name, path) for name, path in written.items() if path is not None])
+
+
+def _measured(one: NoiseEstimate, of: str) -> list[tuple[str, str]]:
+    """Return the numbers that were measured; arrays are in --json and in the figure."""
+    rows = []
+    for name, value in one.measured.items():
+        if isinstance(value, dict):  # hypotheses and their probabilities
+            shown = ", ".join(f"{key} {part:.3g}" for key, part in sorted(value.items(), key=lambda item: -item[1]))
+        elif isinstance(value, tuple):
+            shown = " to ".join(f"{part:.4g}" for part in value)
+        elif isinstance(value, float | int | str):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        else:
+            continue
+        rows.append((f"{name.replace('_', ' ')}{of}", in_shell(shown)))
+    return rows
 
 
 def _channels(one: NoiseEstimate) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from nlflow.denoising.noise.names import has_sigma
@@ -9,21 +10,25 @@ from nlflow.desk.terminal import in_shell
 from nlflow.errors import format_bytes
 
 _SHOWN = 8  # columns of a table in a summary; --json has all
-_TOLD = ("sigma", "sigma_estimated", "noise", "confidence", "residual", "seconds")
+_TOLD = ("sigma", "sigma_estimated", "sigma_effective", "noise", "confidence", "residual", "seconds")
+_NUMBER = r"[\d.e+-]+"
+#: What models say of their strength, which has a line of its own.
+_SIGMA = re.compile(rf"[:,] sigma {_NUMBER}( in \w+ parts)?((?: (?:to|and) {_NUMBER})*)( in \w+ parts)?( by channel)?")
 
 
 def line(report: dict[str, Any]) -> str:
     """Return what a report says in one line."""
     figures = "".join(f", {name} {value}" for name, value in _figures(report))
     nothing = _unchanged(report)
-    done = f"sigma {_given_sigma(report)}, {_noise(report)}{figures}, {report['seconds_total']:.2f} s"
+    done = f"sigma {_given_sigma(report)}, {bare(_noise(report))}{figures}, {report['seconds_total']:.2f} s"
     return f"{nothing}; {done}" if nothing else done
 
 
 def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
-    """Return the lines for people: what was given, which noise it has, how much was removed, what was written.
+    """Return the lines for people: what was given, which noise it has and how strong it is, what was written.
 
-    With `verbose` how it was done too, by the names of the JSON report.
+    There is one number: the standard deviation that was worked with. With `verbose` there is all else that was
+    measured, and how it was done, by the names of the JSON report.
     """
     details = report["denoise"]
     size = " x ".join(map(str, report["shape"]))
@@ -32,16 +37,19 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     rows = [("result", nothing)] if nothing else []
     alpha = "; its alpha channel is kept as it is" if report.get("alpha") else ""
     rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}{alpha}")]
-    rows += [("noise", _noise(report)), *_doubts(details)]
+    rows += [("noise", bare(_noise(report))), *_doubts(details)]
     if has_sigma(details.get("model")):
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
-    rows += [] if nothing else _taken_for(details)
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
     rows += [("seen", in_shell(text)) for text in details.get("given", ())]
-    if "residual" in details and not nothing:
-        rows.append(("removed", f"{_of_all(report, 'residual')}: root mean square of input minus result, {unit}"))
     rows += [*_figures(report), ("time", f"{details.get('seconds', report['seconds_total']):.2f} s")]
-    rows += _how(details) if verbose else []
+    if verbose:
+        if bare(_noise(report)) != _noise(report):
+            rows.append(("measured", _noise(report)))
+        rows += [] if nothing else _taken_for(details)
+        if "residual" in details and not nothing:
+            rows.append(("removed", f"{_of_all(report, 'residual')}: root mean square of input minus result, {unit}"))
+        rows += _how(details)
     rows.append(("written", report["output"]))
     return rows + ([("figure", report["figure"])] if report["figure"] else [])
 
@@ -54,6 +62,15 @@ def _doubts(details: dict[str, Any]) -> list[tuple[str, str]]:
     return [("because", in_shell(reason)) for reason in details["reasons"]] + [("if wrong", hint)]
 
 
+def bare(noise: str) -> str:
+    """Return a kind of noise in words without its strength."""
+
+    def where(found: re.Match[str]) -> str:
+        return f", stronger{found[3]}" if found[1] and found[3] and found[1] != found[3] else ""
+
+    return _SIGMA.sub(where, noise)
+
+
 def _taken_for(details: dict[str, Any]) -> list[tuple[str, str]]:
     """Return with which noise the preset worked, where that is another one."""
     sigma = details.get("sigma_effective")
@@ -62,7 +79,8 @@ def _taken_for(details: dict[str, Any]) -> list[tuple[str, str]]:
     if details["quality"] == "fast":
         known = "correlated noise" if details["model"]["spectrum"] is not None else "noise that follows the brightness"
         return [("taken for", f"white noise of sigma {sigma:.4g}: --quality fast knows no {known}")]
-    return [("counted as", f"sigma {sigma:.4g}: compression took noise out of quiet parts, where it is measured")]
+    measured = details["sigma"]
+    return [("of quiet parts", f"sigma {measured:.4g}, where it is measured; other parts have more of it")]
 
 
 def _how(details: dict[str, Any]) -> list[tuple[str, str]]:
@@ -101,11 +119,11 @@ def _given_sigma(report: dict[str, Any]) -> str:
     strength = report.get("strength", 1.0)
     if strength == 1 or len(report.get("columns", ())) > 1:
         return f"{_of_all(report, 'sigma')} ({words})"
-    if strength == 0:
-        return "0 (--strength 0)"
-    was = "given" if words == "given" else "found" if words == "estimated" else words
-    verb = f"that was {was}" if was in ("given", "found") else was
-    return f"{_of_all(report, 'sigma')} ({strength:g} times the {report['denoise']['sigma'] / strength:.4g} {verb})"
+    return (
+        f"{_of_all(report, 'sigma')} ({strength:g} times what was {words.replace('estimated', 'found')})"
+        if strength
+        else "0 (--strength 0)"
+    )
 
 
 def _noise(report: dict[str, Any]) -> str:
@@ -127,7 +145,9 @@ def verdict(noise: str, confidence: str) -> str:
 def _of_all(report: dict[str, Any], name: str) -> str:
     columns = report.get("columns", ())
     if len(columns) < 2:
-        return f"{report['denoise'][name]:.4g}"
+        details = report["denoise"]
+        met = details.get("sigma_effective") if name == "sigma" else None
+        return f"{details[name] if met is None else met:.4g}"
     shown = ", ".join(f"{column['name']} {column[name]:.4g}" for column in columns[:_SHOWN])
     return shown + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
 

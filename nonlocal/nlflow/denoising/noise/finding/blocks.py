@@ -411,7 +411,7 @@ class Rules:
         if plateau < self._middle:  # what is uncertain is filled up less
             lost = min(lost, OfRules.unsure)
         model = self._model(np.stack(planes), self._light(), lost)
-        words = "its high frequencies were cut off, as demosaicking and JPEG do", *reasons
+        words = "flat parts show less noise at the highest frequencies than at middle ones", *reasons
         return self._verdict(model, "high" if self._coarse_trusted else "medium", *words)
 
     def _correlated(self, *, levelled: bool = True) -> NoiseEstimate:
