@@ -169,6 +169,11 @@ def transfer_of(
     )  # fmt: skip
 
 
+def of_line(gain: float, intercept: float, darkest: float, low: float) -> Poisson:
+    """Return counts whose variance is a line over the mean; in their darkest parts it is `darkest`, at least `low`."""
+    return _model(gain, intercept, _assumed(gain, intercept, 0.0, darkest), 0.0, low)
+
+
 def _points(windows: Windows, limit: float) -> _Points:
     """Return means, variances and their errors in bins of the mean, and the mean of the darkest blocks."""
     order = np.argsort(windows.mean)

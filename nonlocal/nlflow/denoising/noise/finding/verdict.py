@@ -23,6 +23,7 @@ from nlflow.denoising.noise.finding.finders import (
     find_stripes,
 )
 from nlflow.denoising.noise.finding.flat import FlatParts, checked_part, flat_parts, noise_of_part
+from nlflow.denoising.noise.finding.mosaics import find_mosaic
 from nlflow.denoising.noise.finding.recordings import spectrum_of_signal
 from nlflow.denoising.noise.finding.sigma import (
     at_ends,
@@ -49,6 +50,10 @@ _WHOLE: Final[dict[Any, str]] = {
     find_speckle: "flat parts have the law of speckle, or as much of it at all intensities",
     find_rician: "a background without signal has the law of magnitudes of complex noise",
 }
+_MOSAIC: Final = (
+    "neighbouring samples differ all over, as the colours of a mosaic do: noise is measured between samples of one "
+    "colour"
+)
 _TOO_SMALL: Final = (
     "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
     "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part), "
@@ -127,6 +132,9 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         return of_two_values()
     if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * OfBlocks.side:
         return _of_small(samples, missing, GaussianNoise(_white(samples, missing)))
+    mosaic = find_mosaic(samples, missing)
+    if mosaic is not None:
+        return NoiseEstimate(mosaic, "medium", (_MOSAIC,))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
     finders = (*(() if volume else (find_whole_counts,)), find_impulses, find_speckle,
