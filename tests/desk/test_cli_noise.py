@@ -209,9 +209,9 @@ def test_what_was_found_is_printed(folder: Path) -> None:
         (["--noise", "model.json", "--gain", "2"], "give --noise poisson too"),
         (["--noise", "poisson", "--strength", "2"], "is not for counts"),
         (["--noise", "counts.json", "--strength", "2"], "is not for counts"),
-        (["--strength", "-1"], "expected a number >= 0"),
-        (["--strength", "nan"], "expected a number >= 0"),
-        (["--strength", "inf"], "expected a number >= 0"),
+        (["--strength", "-1"], "expected a finite real number >= 0"),
+        (["--strength", "nan"], "expected a finite real number >= 0"),
+        (["--strength", "inf"], "expected a finite real number >= 0"),
         (["--strength", "much"], "a valid"),
     ],
 )

@@ -296,23 +296,19 @@ def noise_of(word: str, level: Any, strength: float | None, settings: Given) -> 
 
 def options_of(quality: str, strength: float | None, settings: Given) -> Any:
     """Return the `nlflow.denoising.Options` that a command line asks for, which check them."""
-    from nlflow.denoising.options import OF_FAST, Options
+    from nlflow.denoising.options import Options
     from nlflow.errors import InputError
 
-    if strength is not None and not 0 <= strength < math.inf:
-        raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")
     words: dict[str, Any] = {name: value for name, value in settings.values.items() if name not in _OF_COUNTS}
-    words |= {} if strength is None else {"strength": strength}
-    for name in OF_FAST:
-        if name in words and quality != "fast":
-            raise settings.refuse(name, "is for --quality fast; add that, or leave it out")
-    if "steps" in words and "stopping" in words:
-        raise settings.refuse("steps", f"is a stopping rule by itself; leave {settings.hint('stopping')} out")
     try:
-        return Options(**words)
+        options = Options(**words, **({} if strength is None else {"strength": strength}))
+        options.check(quality)
     except InputError as error:
         name, _, why = str(error).partition(": ")
+        if name == "strength":
+            raise typer.BadParameter(why, param_hint="--strength") from None
         raise settings.refuse(name, why) from None
+    return options
 
 
 def check_device(device: str, hint: str = "--device") -> None:
