@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image
 
 from nlflow import InputError, NlflowWarning, denoise, estimate_noise, estimate_sigma
-from nlflow.denoising.given import find_nodata
+from nlflow.denoising.given import find_nodata, refuse_unordered
 from nlflow.denoising.large import denoise_array
 from tests.commands import fails, run
 from tests.pictures import Floats, noisy, waves
@@ -162,6 +162,52 @@ def test_an_alpha_channel_stays_and_what_it_hides_counts_as_missing() -> None:
     mask = np.broadcast_to(np.arange(72) < 20, CLEAN.shape)
     plain = denoise(colours, 5.0, quality="fast", channel_axis=-1, preserve_range=True, mask=mask)
     np.testing.assert_array_equal(result[:, 20:, :3], plain[:, 20:])
+
+
+# ---- what has no order
+
+
+def unordered() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:96, :96] / 10.0
+    phases = np.angle(np.exp(1j * (columns**2 / 4 + rows + 0.2 * rng.normal(size=rows.shape))))
+    seeds = rng.uniform(0, 9.6, (12, 2))
+    return {
+        "phases": phases,
+        "phases from 0": phases % (2 * np.pi),
+        "labels": np.argmin([np.hypot(rows - y, columns - x) for y, x in seeds], axis=0),
+    }
+
+
+@pytest.mark.parametrize("name", unordered())
+def test_what_has_no_order_is_refused_by_name_unless_told_otherwise(name: str) -> None:
+    value = unordered()[name]
+    for find in (estimate_noise, lambda image: denoise(image, preserve_range=True)):
+        with pytest.raises(InputError, match="phases that jump" if "phases" in name else "image of 12 labels"):
+            find(value)
+    assert denoise(value, 0.2, quality="fast", preserve_range=True).shape == value.shape
+
+
+def ordered() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    rows, columns = np.mgrid[:96, :96] / 10.0
+    drawing = np.full((96, 96), 255, np.uint8)
+    drawing[10:40, 20:60], drawing[50:80, 30:90], drawing[45:60, 5:35] = 60, 128, 0
+    return {
+        "angles that do not wrap": np.clip(3 * np.sin(columns) + 0.3 * rng.normal(size=rows.shape), -np.pi, np.pi),
+        "uniform noise": rng.uniform(-np.pi, np.pi, (96, 96)),
+        "two values": np.where(columns > 5, np.pi, -np.pi),
+        "a drawing": drawing,
+        "few counts": rng.poisson(0.1, (96, 96)),
+        "counts": rng.poisson(4, (96, 96)),
+        "steps of grey": np.rint(4 + 3 * np.sin(columns) * np.sin(rows)).astype(int),
+    }
+
+
+@pytest.mark.parametrize("name", ordered())
+def test_what_has_an_order_is_not_refused(name: str) -> None:
+    value = ordered()[name]
+    refuse_unordered(value[..., None].astype(np.float64), value.dtype)
 
 
 # ---- where there are no holes

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, on_host, root_mean_square
-from nlflow.denoising.given import as_given
+from nlflow.denoising.given import as_given, refuse_unordered
 from nlflow.denoising.info import check_units
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
@@ -265,6 +265,8 @@ def observe(
     kept = None if keep is None else axes.place("keep", keep)
     looked = as_given(image, axes, mask)
     samples, restore, missing = looked.samples, looked.restore, looked.missing
+    if isinstance(given, str) and given == "auto":
+        refuse_unordered(samples, np.asarray(image).dtype, missing)
     varies, asked = varying(samples, missing), sigma
     live = live_of(varies & looked.signals if (varies & looked.signals).any() else varies)
     if live is not None:  # without an alpha channel, and one that recorded nothing

@@ -31,6 +31,9 @@ _SOME: Final = 2**16  # samples that tell the values of all
 _BULK: Final = 0.01  # of the samples at each end, which do not count for a range: a star, a hot pixel
 _EMPTY: Final = 8  # a gap is no step of the scale if it is so many times the widest one between other samples
 _CONTINUOUS: Final = 0.05  # of samples that repeat: more are rounded, and a value that repeats means nothing
+_NEAR: Final = 0.05  # of the ends of phases
+_JUMPS: Final = 0.25  # of a side in length: the lines along which phases jump
+_AREA: Final = 64  # samples that a label has, on the average
 _ALONE: Final = 0.005  # samples amid a hole, of those of the hole; noise that was clipped leaves more
 
 
@@ -119,6 +122,7 @@ def signals_of(
 ) -> tuple[Array, Mask | None, tuple[str, ...]]:
     """Return the samples (..., C) of an array that are signals, which are missing, and what is told of it."""
     given = as_given(image, Axes.of(shape_of("image", image), channel_axis, axes), mask)
+    refuse_unordered(given.samples, np.asarray(image).dtype, given.missing)
     samples = given.samples if given.opacity is None else given.samples[..., given.signals]
     return samples, given.missing, given.told
 
@@ -284,6 +288,76 @@ def _in_areas(at: Mask, *, strictly: bool = False) -> bool:
     chance = share ** (2 * at.ndim)
     inside = np.count_nonzero(whole) / count
     return bool(1 - inside <= 0.8 * (1 - chance) and not (strictly and np.count_nonzero(alone) > _ALONE * count))
+
+
+# ---- what has no order, so that no mean of it means anything
+
+
+def refuse_unordered(samples: Array, dtype: np.dtype[Any], missing: Mask | None = None) -> None:
+    """Refuse phases that wrap round and label images, where there is hardly any doubt about it.
+
+    Phases are floats from -pi to pi, or from 0 to 2 pi, that jump by about 2 pi between neighbours, and hardly ever by
+    half as much. Labels are whole numbers that count from 0 or 1, in areas beside others of any number.
+
+    Raises
+    ------
+    InputError
+        With what to do about it.
+    """
+    if samples.shape[-1] != 1 or samples.ndim < 3 or missing is not None:
+        return
+    values = samples[..., 0]
+    if dtype.kind == "f" and _wraps(values):
+        raise InputError(
+            "image: got phases that jump by 2 pi, which no mean of neighbours can cross; denoise cos(image) and "
+            "sin(image) as two channels, and take np.arctan2 of the result (or give sigma if they are none)"
+        )
+    if dtype.kind in "iu" and (count := _labels(values)):
+        raise InputError(
+            f"image: got an image of {count} labels, between which there are no values; clean it by a vote in each "
+            "neighbourhood (scipy.ndimage.generic_filter, skimage.filters.rank.majority), or give sigma if they are "
+            "grey levels"
+        )
+
+
+def _neighbours(values: Array) -> list[tuple[Array, Array]]:
+    """Return samples and their next ones along each axis."""
+    axes = [np.moveaxis(values, axis, 0) for axis in range(values.ndim)]
+    return [(one[:-1], one[1:]) for one in axes]
+
+
+def _wraps(values: Array) -> bool:
+    """Tell whether floats are phases that wrap round."""
+    low, high = float(values.min()), float(values.max())
+    if not (any(abs(low - at) < _NEAR and abs(high - at - 2 * math.pi) < _NEAR for at in (-math.pi, 0.0))):
+        return False
+    if len(np.unique(values.ravel()[:_SOME])) < _AREA:  # a drawing
+        return False
+    steps = np.concatenate([np.abs(b - a).ravel() for a, b in _neighbours(values)]) / math.pi
+    jumps, halves = np.count_nonzero(steps > 1.5), np.count_nonzero((steps > 0.75) & (steps < 1.25))
+    return bool(jumps > _JUMPS * values.size ** (1 - 1 / values.ndim) and 4 * halves < jumps)
+
+
+def _labels(values: Array) -> int:
+    """Return how many labels an image of whole numbers has; 0 where it is none."""
+    low, high = float(values.min()), float(values.max())
+    count = int(high - low) + 1
+    if low not in (0.0, 1.0) or not 4 <= count <= values.size // _AREA:
+        return 0
+    if len(np.unique(values)) < 0.9 * count:
+        return 0
+    inside, borders, far = np.ones(values.shape, bool), 0, 0
+    for axis, (a, b) in enumerate(_neighbours(values)):
+        same = a == b
+        moved = np.moveaxis(inside, axis, 0)
+        moved[:-1] &= same
+        moved[1:] &= same
+        borders += int(np.count_nonzero(~same))
+        far += int(np.count_nonzero(np.abs(b - a) > 1))
+    common = np.bincount(values.ravel().astype(np.int64)).argmax()
+    others = values != common
+    filled = np.count_nonzero(inside & others) >= 0.5 * np.count_nonzero(others)
+    return count if filled and inside.mean() > 0.7 and 4 * far > borders else 0
 
 
 # ---- opacity
