@@ -60,8 +60,10 @@ ALPHA = np.full((4, 5), 9, np.uint8)
         (
             "o.xyz",
             make("image", "u1", (4, 5)),
-            r"csv, .bmp, .webp, .pgm, .npz, .mat, .h5, .nii, .zarr, .mp4; choose",
+            r"csv, .parquet, .au, .bmp, .webp, .pgm, .npz, .mat, .h5, .nii, .zarr, .mp4; choose",
         ),
+        ("o.parquet", make("signal", "f8", (9,)), "no Parquet file; name the output .csv"),
+        ("o.au", make("signal", "f8", (9,)), "sample rate.*csv"),
         ("o.gif", make("image", "u1", (4, 5)), "256 colours.*o.png"),
         ("o.avif", make("image", "u1", (4, 5)), "read only.*o.png"),
         ("o.nef", make("image", "u1", (4, 5)), "read only.*o.tif"),

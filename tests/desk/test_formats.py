@@ -209,6 +209,42 @@ def test_wav(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     assert_same(media, back)
 
 
+@pytest.mark.parametrize("law", ["mu-law", "A-law"])
+@pytest.mark.parametrize("form", ["wav", "au"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_sound_of_a_law_comes_back_in_it(tmp_path: Path, law: str, form: str, channels: int) -> None:
+    # Samples of ITU-T G.711, tables 1 and 2: the largest, the smallest, and 0 of mu-law.
+    known = {"mu-law": {0x80: 32124, 0x00: -32124, 0xFF: 0, 0xEF: 132}, "A-law": {0xAA: 32256, 0x2A: -32256, 0xD5: 8}}
+    codes = np.array([*known[law], *range(128, 256), 64], np.uint8)
+    codes = codes[: len(codes) // 2 * 2]
+    if form == "au":
+        content = (
+            b".snd" + struct.pack(">IIIII", 28, len(codes), {"mu-law": 1, "A-law": 27}[law], 8000, channels) + b"word"
+        )
+    else:
+        head = struct.pack("<HHIIHHH", {"mu-law": 7, "A-law": 6}[law], channels, 8000, 8000 * channels, channels, 8, 0)
+        frames = struct.pack("<I", len(codes) // channels)
+        content = b"WAVEfmt " + struct.pack("<I", 18) + head + b"fact" + struct.pack("<I", 4) + frames + b"data"
+        content += struct.pack("<I", len(codes))
+        content = b"RIFF" + struct.pack("<I", len(content) + len(codes)) + content
+    (tmp_path / f"a.{form}").write_bytes(content + codes.tobytes())
+    media, back = round_trip(tmp_path / f"a.{form}", tmp_path / f"b.{form}")
+    assert media.data.ravel()[: len(known[law])].tolist() == list(known[law].values())
+    assert (media.data.dtype, media.data.size, media.sample_rate) == (np.int16, len(codes), 8000)
+    assert_same(media, back)
+    assert (tmp_path / f"a.{form}").read_bytes() == (tmp_path / f"b.{form}").read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(2, "i1"), (3, ">i2"), (5, ">i4"), (6, ">f4"), (7, ">f8")])
+def test_au(tmp_path: Path, kind: int, dtype: str) -> None:
+    stored = np.arange(-10, 10).astype(dtype)
+    head = struct.pack(">IIIII", 24, 2**32 - 1, kind, 22050, 2)
+    (tmp_path / "a.au").write_bytes(b".snd" + head + stored.tobytes())
+    media, back = round_trip(tmp_path / "a.au", tmp_path / "b.au")
+    np.testing.assert_array_equal(media.data, stored.reshape(10, 2))
+    assert_same(media, back)
+
+
 CSV = [
     ("1\n2.5\n-3e4\n", (3,), None, None, ","),
     ("1,2\n3,4\n2,6", (3, 2), None, None, ","),

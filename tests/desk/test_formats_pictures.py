@@ -221,7 +221,7 @@ def _tiff(*tags: tuple[int, int]) -> bytes:
         (_FTYP + b"heic\0\0\0\0mif1", ".heic"), (_FTYP + b"isom\0\0\2\0", ".mp4"), (b"\x1a\x45\xdf\xa3\x01", ".mkv"),
         (b"%PDF-1.7", ".pdf"), (b"8BPS\0\1", ".psd"), (bytes(128) + b"DICM", ".dcm"), (b"SIMPLE  =   T", ".fits"),
         (b"\xff\x0a\0", ".jxl"), (b"\0\0\0\x0cjP  \r\n", ".jp2"), (b"P6\n9 9\n255\n", ".ppm"),
-        (b"P4 9 9\n", ".pbm"), (b"P7\nWIDTH 9\n", ".pam"),
+        (b"P4 9 9\n", ".pbm"), (b"PAR1", ".parquet"), (b".snd\0\0\0\x18", ".au"), (b"P7\nWIDTH 9\n", ".pam"),
         (b'<?xml version="1.0"?>\n<svg xmlns="">', ".svg"), (b"\xef\xbb\xbf<!DOCTYPE html><p>", ".html"),
         (b"time,value\n0,1.5\n1,-2e-3\n2,nan\n", ".csv"), (b"P1\tP2\n1\t2\n", ".csv"), (b"1,2\n3,", ".csv"),
         (b"word;word\nword;word\n", ""), (b"BM, a text", ""), (b"", ""), (b"no image\n" * 20, ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,36 @@ def test_of_a_folder_texts_of_numbers_alone_are_tables() -> None:
     Path("in/a.txt").write_text(TEXTS["spectrometer.txt"])
     assert "1 file(s) of other formats are left out" in run("denoise", "in", "out", *FAST).stderr
     assert [path.name for path in Path("out").glob("*.txt")] == ["a.txt"]
+
+
+# --- Parquet
+
+
+def test_a_parquet_table_comes_back_as_it_was(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    counts = np.rint(NOISY[:, 1]).astype("i4")
+    given = pandas.DataFrame({"t": TIME, "volt": NOISY[:, 0].astype("f4"), "counts": counts, "name": ["x"] * 600})
+    given.index = pandas.Index([f"r{k}" for k in range(600)], name="row")
+    given.loc["r7", "volt"] = np.nan
+    given.to_parquet("in.parquet")
+    media = files.read("in.parquet")
+    assert (media.columns, media.absent.sum()) == (("volt", "counts"), 1)
+    assert files.check_output("out.parquet", media) == ()
+    files.write("out.parquet", media.data + 0.9, media)
+    found = pandas.read_parquet("out.parquet")
+    assert found.dtypes.equals(given.dtypes)
+    assert found[["t", "name"]].equals(given[["t", "name"]])
+    assert found.index.equals(given.index)
+    assert (found["counts"] - counts == 1).all()
+    assert found["volt"].isna().equals(given["volt"].isna())
+    assert files.check_output("out.csv", media) == ("out.csv: the other columns are left out",)
+
+
+def test_pyarrow_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("in.parquet").write_bytes(b"PAR1" + bytes(40))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        FileFormatError, match=r"in\.parquet: needs pyarrow, which is not installed; .*nlflow\[parquet\]"
+    ):
+        files.read("in.parquet")

@@ -31,6 +31,7 @@ from nlflow.desk.formats.media import (
     EXTENSIONS,
     PICTURES,
     READABLE,
+    SOUNDS,
     STACKS,
     TABLES,
     Array,
@@ -425,7 +426,7 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
             raise file_error(path, got, "a new name", "choose another")
     dtype = media.data.dtype
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
-    got, instead = "", ".tif or .npy"
+    got, instead = "", ".csv or .npy" if media.kind == "signal" else ".tif or .npy"
     kinds, dtypes = FORMATS[form].kinds, FORMATS[form].dtypes
     if media.kind not in kinds.split():
         got = ARTICLES[media.kind]
@@ -438,7 +439,7 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
         got = f"{count} channels"
     elif form in ("jpeg", "bmp", "pnm") and media.alpha is not None:
         got, instead = "an alpha channel", ".png or .tif"
-    elif form == "wav" and media.sample_rate is None:
+    elif form in SOUNDS and media.sample_rate is None:
         got, instead = f"a signal without sample rate (from {media.format.upper()})", ".npy or .csv"
     elif form in STACKS.values() and not media.axes:
         got = ARTICLES[media.kind]

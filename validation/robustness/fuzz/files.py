@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ def netpbm() -> list[bytes]:
     """Return PNM files: bytes and text, 8 and 16 bits, grey, colours, bits."""
     return [_saved(GREY, "PPM"), _saved(RGB, "PPM"), _saved(GREY, "PPM", "1"), b"P2\n# words\n2 1\n900\n1 899\n",
             b"P5 2 1 900\n\0\1\3\0", b"P1\n3 1\n101\n"]  # fmt: skip
+
+
+def au() -> list[bytes]:
+    """Return AU files: of laws, integers, floats, with words and without a length."""
+    body = bytes(range(24))
+    heads = [(24, 24, 1, 8000, 1), (24, 24, 3, 44100, 2), (32, 16, 7, 1, 1), (24, 2**32 - 1, 27, 8000, 3)]
+    return [b".snd" + struct.pack(">IIIII", *head) + body for head in heads]
 
 
 def gif() -> list[bytes]:

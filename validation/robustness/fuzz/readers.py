@@ -25,6 +25,8 @@ _KINDS = {
     "npy": "biuf",
     "wav": "iuf",
     "csv": "f",
+    "parquet": "f",
+    "au": "if",
     "nifti": "iuf",
     "video": "u",
     "bmp": "u",
@@ -38,7 +40,7 @@ _KINDS = {
     "hdf5": "biuf",
     "raw": "u",
 }
-_LOSSLESS = ("png", "tiff", "npy", "wav", "csv", "nifti", "bmp", "webp", "pnm", "npz", "mat", "hdf5")
+_LOSSLESS = ("png", "tiff", "npy", "wav", "au", "csv", "nifti", "bmp", "webp", "pnm", "npz", "mat", "hdf5")
 _ARRAYS = ("npy", "npz", "mat", "hdf5")
 _ENDINGS = {"nifti": "nii", "hdf5": "h5"}
 _MOST = 2000  # bytes of samples that one byte of a file may stand for, beside the first 16 MiB

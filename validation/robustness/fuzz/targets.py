@@ -90,6 +90,7 @@ TARGETS: dict[str, Target] = {
                              ("avif", "AvifImagePlugin"))
     },
     "netpbm": Target("PNM images", readers.media(".pnm"), files.netpbm, "bytes", (*_FILES, "nlflow.desk.formats.pnm")),
+    "au": Target("AU sound", readers.media(".au"), files.au, "bytes", (*_FILES, "nlflow.desk.formats.sound")),
     "npz": Target("NPZ archives", readers.media(".npz"), files.npz, "npz",
                   (*_FILES, *_NUMPY, "nlflow.desk.formats.containers", "zipfile")),
     "mat": Target("MAT files", readers.media(".mat"), files.mat, "bytes",

@@ -66,11 +66,11 @@ for a WAV file. What comes with the samples is kept: alpha channel, orientation,
 TIFF description, sample rate and format, column names. A note names what OUT cannot hold. OUT may have another
 format than IN if it can hold the data; NPY, NPZ and CSV keep all digits.
 
-Formats: PNG, JPEG, TIFF, BMP, WebP, PGM, PPM; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV; tables (CSV, TSV, TXT,
-DAT); stacks and video (below). Read only, with OUT in another format: PBM, GIF (its first frame), AVIF, camera raws
-(DNG, NEF, CR2, ARW, ...; extra raw). The content of a file decides what it is, and not its name. Of several arrays in a
-file, --array names one; OUT of the same format keeps the others. IN or OUT may be - for stdin or stdout, which gets the
-format of IN or of --write format=png.
+Formats: PNG, JPEG, TIFF, BMP, WebP, PGM, PPM; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV, AU; tables (CSV, TSV,
+TXT, DAT, and Parquet with the extra parquet); stacks and video (below). Read only, with OUT in another format: PBM, GIF
+(its first frame), AVIF, camera raws (DNG, NEF, CR2, ARW, ...; extra raw). The content of a file decides what it is, and
+not its name. Of several arrays in a file, --array names one; OUT of the same format keeps the others. IN or OUT may be
+- for stdin or stdout, which gets the format of IN or of --write format=png.
 
 \b
 The kind of noise and its strength are found out from the file, unless told otherwise:

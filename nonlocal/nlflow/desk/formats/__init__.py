@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nlflow.desk.formats.media import ARRAYS, JPEG_EXIF_LIMIT, TABLES, Media, Writing, extension, format_of
+from nlflow.desk.formats.media import ARRAYS, JPEG_EXIF_LIMIT, SOUNDS, TABLES, Media, Writing, extension, format_of
 
 __all__ = ["FORMATS", "Format", "left_out", "written_extension"]
 
@@ -83,6 +83,8 @@ FORMATS = {
     "hdf5": Format("hdf5", dtypes=f"{_INTEGERS} f2 f4 f8", checker="check"),
     "wav": Format("sound", "signal", "u1 i2 i4 i8 f4 f8"),
     "csv": Format("tables", "signal", decoder="decode_csv", encoder="encode_csv"),
+    "parquet": Format("parquet", "signal", checker="check"),
+    "au": Format("sound", "signal", "i1 i2 i4 f4 f8", decoder="decode_au", encoder="encode_au"),
     "nifti": Format("nifti", _STACKED, f"{_INTEGERS} f4 f8", "nifti", checker="check"),
     "zarr": Format("ngff", _STACKED, f"{_INTEGERS} f2 f4 f8", "ngff", folder=True, checker="check"),
     "video": Format("film", "clip", "u1 u2", "video", checker="check", noter="notes"),
@@ -126,13 +128,14 @@ def left_out(form: str, media: Media, writing: Writing) -> list[str]:
         names.append("how far apart pixels are")
     if arrays and media.orientation != 1:
         names.append(f"the orientation (EXIF {media.orientation})")
-    if (arrays or form == "csv") and media.sample_rate is not None:
+    if (arrays or form in TABLES) and media.sample_rate is not None:
         names.append(f"the sample rate of {media.sample_rate} Hz")
-    if arrays or form == "wav":
+    if arrays or form in SOUNDS:
         names += ["column names"] if media.header is not None else []
         names += ["the first column"] if media.time is not None else []
-    if form not in TABLES and "sheet" in media.extras and media.extras["sheet"].kept > int(media.time is not None):
-        names.append("columns that are kept")
+    told = int(media.time is not None and form not in TABLES)
+    if form != media.format and "sheet" in media.extras and media.extras["sheet"].kept > told:
+        names.append("the other columns")
     for key, name in _NAMES.items():
         usual = key == "gamma" and abs(media.extras.get(key, 0) - 1 / 2.2) < 1e-3  # what is assumed anyway
         room = FORMATS[form].extras.split() if key != "tiff" or not anew else ()

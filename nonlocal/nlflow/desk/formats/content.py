@@ -20,6 +20,7 @@ _MAGIC = (
     (b"8BPS", ".psd"), (b"SIMPLE  =", ".fits"), (b"\xff\x0a", ".jxl"), (b"\0\0\0\x0cJXL ", ".jxl"),
     (b"\0\0\0\x0cjP  ", ".jp2"), (b"\xff\x4f\xff\x51", ".jp2"), (b"\x76\x2f\x31\x01", ".exr"), (b"#?RADIANCE", ".hdr"),
     (b"fLaC", ".flac"), (b"OggS", ".ogg"), (b"ID3", ".mp3"),
+    (b"PAR1", ".parquet"), (b".snd\0\0", ".au"),
 )  # fmt: skip
 _RIFF = {b"WAVE": ".wav", b"WEBP": ".webp", b"AVI ": ".avi"}
 _HEIF = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")

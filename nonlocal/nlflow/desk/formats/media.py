@@ -20,6 +20,7 @@ FirstColumn: TypeAlias = Literal["keep", "denoise"]
 #: The known file name extensions and their formats.
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
 EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv", ".tsv": "csv", ".txt": "csv", ".dat": "csv"}
+EXTENSIONS |= {".parquet": "parquet", ".au": "au"}
 EXTENSIONS |= {".bmp": "bmp", ".webp": "webp", ".gif": "gif", ".avif": "avif"}
 EXTENSIONS |= {".pgm": "pnm", ".ppm": "pnm", ".pnm": "pnm", ".pbm": "pbm"}
 EXTENSIONS |= {".npz": "npz", ".mat": "mat", ".h5": "hdf5", ".hdf5": "hdf5"}
@@ -36,6 +37,8 @@ CONTAINERS = ("npz", "mat", "hdf5")
 ARRAYS = ("npy", *CONTAINERS)
 #: Formats of tables, whose columns are signals of their own.
 TABLES = ("csv", "parquet")
+#: Formats of sound, which have a sample rate.
+SOUNDS = ("wav", "au")
 #: Formats of single pictures.
 PICTURES = ("png", "jpeg", "tiff", "bmp", "webp", "pnm", "pbm", "gif", "avif", "raw")
 

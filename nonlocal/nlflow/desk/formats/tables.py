@@ -481,7 +481,7 @@ def encode_csv(stream: BinaryIO, values: Array, media: Media, writing: Writing) 
     """Write columns of numbers: in the text of the input, or as a table of nothing else."""
     values = values.reshape(len(values), -1)
     sheet = media.extras.get("sheet")
-    if sheet is None:
+    if sheet is None or not sheet.lines:
         mark = "," if writing.name.endswith(".csv") else "\t"
         names = media.columns
         rows = [*([names] if names else []), *([str(value) for value in row] for row in values)]

@@ -1,0 +1,73 @@
+"""Parquet tables, by pyarrow: columns of numbers are signals, all others come back as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from nlflow.desk.formats.media import Array, FirstColumn, Media, Writing, check_declared, lacking
+from nlflow.desk.formats.tables import Sheet, chosen
+from nlflow.domains.samples import rounded
+from nlflow.errors import install_command
+
+_CELL = 8  # bytes of a number
+
+
+def _need_pyarrow(path: Path) -> Any:
+    """Return pyarrow with its reader, or raise `FileFormatError` where it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise lacking(path, "pyarrow", f"{install_command('parquet')}, or save the table as CSV") from error
+    return pyarrow
+
+
+def decode(path: Path, first_column: FirstColumn | None = None) -> Media:
+    """Read the columns of numbers of a table, and keep the others; see `nlflow.desk.formats.tables.chosen`."""
+    arrow = _need_pyarrow(path)
+    with arrow.parquet.ParquetFile(path) as file:
+        about = file.metadata
+        check_declared(path, _CELL * about.num_rows * about.num_columns, path.stat().st_size, copies=3)
+        codec = about.row_group(0).column(0).compression if about.num_row_groups and about.num_columns else "NONE"
+        table = file.read()
+    names = tuple(map(str, table.column_names))
+    kinds = [field.type for field in table.schema]
+    numeric = [arrow.types.is_integer(kind) or arrow.types.is_floating(kind) for kind in kinds]
+    columns = [
+        np.array(table.column(c).cast(arrow.float64(), safe=False).to_numpy(), np.float64) if found else None
+        for c, found in enumerate(numeric)
+    ]
+    firsts = [str(value) for value in table.column(0).to_pylist()] if names else []
+    samples, kept, notes = chosen(path, names, columns, firsts, first_column)
+    data = np.stack([values for c in samples if (values := columns[c]) is not None], axis=1)
+    absent = np.stack([table.column(c).is_null().to_numpy() for c in samples], axis=1)
+    if data.shape[1] == 1:
+        data, absent = data[:, 0], absent[:, 0]
+    extras = {"sheet": Sheet((), (), tuple(samples), len(names) - len(samples)), "parquet": (table, codec)}
+    return Media(
+        path, "parquet", "signal", data, header=names, time=tuple(firsts) if kept else None, extras=extras,
+        notes=tuple(notes), absent=absent if absent.any() else None,
+    )  # fmt: skip
+
+
+def check(media: Media, writing: Writing) -> str:
+    """Return what of a signal no file can hold; empty if all is well."""
+    return "" if "parquet" in media.extras else "a signal that comes from no Parquet file"
+
+
+def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
+    """Write the table of the input with other numbers in its columns of samples, in the types that these have."""
+    arrow = _need_pyarrow(writing.path)
+    table, codec = media.extras["parquet"]
+    values = values.reshape(len(values), -1)
+    absent = None if media.absent is None else media.absent.reshape(values.shape)
+    for place, column in enumerate(media.extras["sheet"].columns):
+        field, own = table.schema.field(column), values[:, place].astype(np.float64)
+        lost = np.zeros(len(own), bool) if absent is None else absent[:, place]
+        if arrow.types.is_integer(field.type):
+            own = rounded(np.where(lost, 0, own), np.dtype(field.type.to_pandas_dtype()))
+        table = table.set_column(column, field, arrow.array(own, mask=lost).cast(field.type))
+    arrow.parquet.write_table(table, stream, compression=codec)
