@@ -25,6 +25,7 @@ from nlflow.denoising.noise import (
     Poisson,
     Rician,
     Speckle,
+    Spikes,
     Stripes,
     load_noise,
     noise_of,
@@ -52,6 +53,7 @@ MODELS = [
     Rician(1 / 3),
     HotPixels(0.1 + 1e-17, 200 / 3, False),
     NoncentralChi(5.0, coils=4),
+    Spikes(0.01, 30.0),
 ]
 
 

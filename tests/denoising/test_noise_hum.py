@@ -201,13 +201,24 @@ def test_the_frequency_is_found_to_the_bound_of_cramer_and_rao():
     assert 0.7 * bound < np.sqrt(np.mean(np.square(errors))) < 1.5 * bound
 
 
-def test_the_rate_lets_strong_mains_be_found():
+def test_strong_mains_are_found_by_the_rate_or_where_usual_rates_have_them():
     clean = heart()
-    noisy = Hum([50 / 360], [np.std(clean)], [1.0]).sample(clean)
+    noisy = Hum([50 / 345], [np.std(clean)], [1.0]).sample(clean)
     assert find_hum(noisy) is None  # as strong as the signal: who knows what it is
-    hum = find_hum(noisy, rate=360)
+    hum = find_hum(noisy, rate=345)
     assert decibels(clean, removed(noisy, hum)) > 35
+    usual = Hum([50 / 360], [np.std(clean)], [1.0]).sample(clean)
+    assert decibels(clean, removed(usual, find_hum(usual))) > 35
     assert find_hum(np.sin(2 * np.pi * 50 / 360 * T), rate=360) is None  # a test tone
+
+
+def test_harmonics_beyond_half_of_the_rate_are_found_where_they_are_folded_to():
+    clean = heart()
+    f = np.array([50, 150, 250]) / 360  # seen at 50, 150 and 110 Hz
+    noisy = clean + sum(0.1 * np.std(clean) * np.cos(2 * np.pi * one * np.arange(len(clean)) + 1) for one in f)
+    hum = find_hum(noisy)
+    assert np.array(hum.frequencies) * 360 == pytest.approx([50, 110, 150], abs=0.05)
+    assert decibels(clean, removed(noisy, hum)) > 30
 
 
 def test_scale_missing_samples_and_precision():

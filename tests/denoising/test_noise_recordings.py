@@ -1,11 +1,12 @@
-"""The spectrum of the noise of a recording, against the one it was drawn from."""
+"""The verdict on recordings: counts, spikes, hum, and the spectrum of noise against the one it was drawn from."""
 
 import math
 
 import numpy as np
 import pytest
 
-from nlflow.denoising.noise import spectrum_of_signal
+from nlflow import denoise, estimate_noise
+from nlflow.denoising.noise import Hum, Mixture, Poisson, Spikes, spectrum_of_signal
 from nlflow.errors import InputError
 from tests.recordings import SIZE, coloured, demo_signals, heart
 
@@ -129,3 +130,159 @@ def test_bad_input_is_refused():
     for mask in (np.zeros(299, bool), np.zeros(300)):
         with pytest.raises(InputError, match=r"^missing: "):
             spectrum_of_signal(np.zeros(300), mask)
+
+
+# ---- spikes
+
+
+def lines(width, count=12, size=2000, seed=0, heights=(20, 5000)):
+    """Lines of a spectrum, so many samples wide at half of their height, in units of the noise."""
+    rng, t = np.random.default_rng(seed), np.arange(size)
+    places = rng.uniform(10, size - 10, count)
+    height = np.exp(rng.uniform(*np.log(heights), count))
+    return np.sum(height * np.exp2(-4 * ((t[:, None] - places) / width) ** 2), axis=1)
+
+
+def white(size=2000, seed=1):
+    return np.random.default_rng(seed).normal(size=size)
+
+
+def with_spikes(clean, seed=2):
+    """Spikes of one to three samples, and where they are."""
+    rng, noisy = np.random.default_rng(seed), clean + white(len(clean))
+    for k, place in enumerate((60, 170, 500, 610, 900, 1030, 1400, 1650, 1990)):
+        noisy[place : place + 1 + k % 3] += rng.uniform(20, 300) * rng.uniform(0.6, 1.0, 1 + k % 3)
+    return noisy, np.abs(noisy - clean) > 6
+
+
+@pytest.mark.parametrize("width", [2.0, 3.0, 8.0])
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_spikes_are_missing_and_lines_stay(width, unit):
+    noisy, places = with_spikes(lines(width) + np.arange(2000) / 50)
+    found = Spikes(0.01).reduce((unit * noisy)[:, None]).missing
+    assert np.array_equal(found & places, places)
+    assert np.count_nonzero(found & ~places) <= 1
+    single = Spikes(0.01).reduce(noisy[:, None].astype(np.float32))
+    assert np.array_equal(single.missing, found)
+
+
+def signals_with_narrow_parts():
+    t, rng = np.arange(2000), np.random.default_rng(5)
+    places = np.where(rng.random(2000) < 0.01, rng.exponential(50, 2000), 0)
+    beat = t / 100 * 1.2 % 1
+    return {
+        "lines": lines(2.0) + 3,
+        "lines sampled too rarely": lines(1.4) + t / 500,
+        "beats": 30 * (np.exp(-(((beat - 0.3) / 0.012) ** 2)) + 0.2 * np.exp(-(((beat - 0.55) / 0.05) ** 2))),
+        "pulses": 8.0 * (t % 97 < 1) + np.sin(t / 200),
+        "digits": 5.0 * np.repeat(rng.integers(0, 2, 1000), 2),
+        "steps": np.repeat(rng.normal(0, 5, 667), 3)[:2000],
+        "square": 30 * np.sign(np.sin(t / 7)),
+        "decays": np.convolve(places, np.exp(-np.arange(30) / 4))[:2000],
+        "sticks": places,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(signals_with_narrow_parts()))
+def test_what_is_narrow_but_no_spike_stays(name):
+    clean = signals_with_narrow_parts()[name]
+    for level in (1.0, 0.1, 0.0):
+        assert Spikes(0.01).reduce((clean + level * white())[:, None]).missing is None
+
+
+def test_spikes_of_one_channel_are_interpolated_in_it_alone():
+    clean = lines(6.0) + np.arange(2000) / 50
+    noisy, _ = with_spikes(clean)
+    both = np.stack([clean + white(seed=3), noisy], axis=1)
+    found = Spikes(0.01).reduce(both)
+    assert found.missing is None
+    assert np.array_equal(found.samples[:, 0], both[:, 0])
+    assert np.abs(found.samples - clean[:, None]).max() < 30 < np.abs(both - clean[:, None]).max()
+
+
+# ---- the verdict
+
+
+def rms(values):
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def test_spikes_are_found_told_and_filled_in():
+    clean = lines(8.0) + np.arange(2000) / 50
+    noisy, _ = with_spikes(clean)
+    result, info = denoise(noisy, return_info=True)
+    assert rms(result - clean) < 0.5
+    assert "spikes" in info.noise
+    assert any("stick out" in reason for reason in info.reasons)
+    assert info.sigma == pytest.approx(1.0, rel=0.15)
+
+
+def test_what_looks_like_spikes_and_stays_is_told():
+    verdict = estimate_noise(signals_with_narrow_parts()["pulses"] + 0.1 * white())
+    assert "spikes" not in verdict.model.describe()
+    assert any("alike" in reason for reason in verdict.reasons)
+
+
+def test_mains_are_found_without_being_asked():
+    clean = 100 * demo_signals()["Piece-Regular"] / np.std(demo_signals()["Piece-Regular"])
+    noisy = Hum([50 / 360, 100 / 360], [60.0, 20.0], [1.0, 2.0]).sample(clean)
+    verdict = estimate_noise(noisy)
+    assert "hum at 0.138" in verdict.model.describe()
+    assert rms(denoise(noisy) - clean) < 0.2 * rms(noisy - clean)
+    # Another line may be the signal, however steady it is.
+    assert "hum" not in estimate_noise(Hum([0.1333], [10.0], [1.0]).sample(clean)).model.describe()
+
+
+@pytest.mark.parametrize("step", [1, 0.25, 1 / 60])
+def test_counts_have_their_law_at_any_mean(step):
+    for mean in (0.3, 3, 300):
+        counts = np.random.default_rng(0).poisson(mean * (0.3 + lines(9.0) / lines(9.0).max()))
+        verdict = estimate_noise(counts * step)
+        assert isinstance(verdict.model, Poisson), mean
+        assert verdict.model.gain == pytest.approx(step)
+        assert estimate_noise((counts * step).astype(np.float32)).model.kind == "poisson"
+
+
+def test_integers_of_another_law_are_no_counts():
+    t, rng = np.arange(3000), np.random.default_rng(0)
+    wave = 300 + 200 * np.sin(t / 90)
+    for values in (wave, wave + rng.normal(0, 5, 3000), 4 * rng.poisson(wave) // 3, rng.poisson(wave) - 300, t % 7):
+        assert estimate_noise(np.rint(values)).model.kind != "poisson"
+
+
+def test_spikes_among_counts_are_found_too():
+    t = np.arange(2000)
+    mean = 20 + 200 * np.exp(-(((t - 900) / 60) ** 2))
+    counts = np.random.default_rng(0).poisson(mean)
+    counts[[100, 500, 1500]] += [900, 500, 1500]
+    model = estimate_noise(counts).model
+    assert isinstance(model, Mixture)
+    assert [part.kind for part in model.parts] == ["poisson", "spikes"]
+    assert np.flatnonzero(model.reduce(counts[:, None].astype(float)).missing).tolist() == [100, 500, 1500]
+
+
+def test_each_channel_has_its_own_noise():
+    clean = np.sin(np.arange(3000) / 40)
+    blue = coloured(POWERS["blue"], 3000, np.random.default_rng(0))
+    levels = 0.1, 0.4
+    model = estimate_noise(
+        np.stack([clean + 0.1 * white(3000), clean + 0.4 * blue / blue.std()], 1), channel_axis=1
+    ).model
+    assert model.sigma == pytest.approx(levels, rel=0.25)
+    assert np.ptp(model.spectrum[0]) < 1e-9 < np.ptp(model.spectrum[1])
+
+
+def test_missing_samples_of_a_recording_are_no_spikes():
+    noisy, places = with_spikes(lines(8.0) + np.arange(2000) / 50)
+    missing = places.copy()
+    assert "spikes" not in estimate_noise(np.where(missing, 1e9, noisy), mask=missing).model.describe()
+
+
+def test_images_are_refused():
+    with pytest.raises(InputError, match="spikes is a noise of recordings"):
+        Spikes(0.1).reduce(np.zeros((8, 8, 1)))
+    for bad in ((-0.1,), (1.0,), (0.1, -1.0), (math.nan,)):
+        with pytest.raises(InputError, match=r"^(density|level): "):
+            Spikes(*bad)
+    with pytest.raises(InputError, match=r"^factor: got 2 for spikes"):
+        Spikes(0.1).scaled(2)

@@ -24,6 +24,7 @@ from nlflow.denoising.noise import (
     Reduction,
     Rician,
     Speckle,
+    Spikes,
     Stripes,
     figures,
     names,
@@ -45,6 +46,7 @@ MADE: dict[type[Noise], tuple[Noise, Any]] = {
     Rician: (Rician(5.0), IMAGE),
     LogSpeckle: (LogSpeckle(4.0), IMAGE),
     Speckle: (Speckle(4.0), IMAGE),
+    Spikes: (Spikes(0.01, 500.0), SIGNAL),
     Stripes: (Stripes(3.0, axis=1), IMAGE),
 }
 

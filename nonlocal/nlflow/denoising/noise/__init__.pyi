@@ -26,6 +26,7 @@ from .models.recordings import Drift as Drift
 from .models.recordings import Hum as Hum
 from .models.speckle import LogSpeckle as LogSpeckle
 from .models.speckle import Speckle as Speckle
+from .models.spikes import Spikes as Spikes
 from .models.stripes import Stripes as Stripes
 from .risk import discrepancy as discrepancy
 from .risk import perturbation as perturbation

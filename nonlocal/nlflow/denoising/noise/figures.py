@@ -255,13 +255,19 @@ class OfHum(Figures, source=BY_HAND):
     harmonic = figure(0.5, "steps of the spectrum by which a line may miss a multiple")
     most_harmonics = figure(20, "multiples of the mains")
     missing_harmonics = figure(3, "the lowest line is this multiple of the mains at most")
-    share = figure(0.25, "of the energy of the signal's own structure, at most; unknown sampling rate")
-    share_mains = figure(4.0, "the same for a line that is where mains are")
+    share = figure(0.25, "of the energy of the signal's own structure, at most, for a line that is nowhere near mains")
+    share_mains = figure(100.0, "the same for a line that is where mains are")
     structure = figure(0.5, "of the energy of the noise: with less structure there is no signal to lie on")
     below = figure(8.0, "structure is measured from this part of the lowest frequency on: trends are no other content")
+    quiet = figure(2, "cycles of a window: in half of all windows hum has at least half of its amplitude, beats do not")
     growth = figure(0.5, "relative change of the amplitude from the middle to an end")
     mains = figure((50.0, 60.0), "Hz", "standard of power grids")
     mains_error = figure(0.01, "relative; clocks and mains together are better than that")
+    rates = figure(
+        (100, 128, 250, 256, 360, 400, 500, 512, 1000, 1024, 2000, 2048),
+        "samples a second that are usual: lines where they have mains are mains; not 200, for a year has 4 quarters",
+    )
+    rates_error = figure(0.002, "relative, for them: a line at random is as near in 1 of 30 cases")
 
 
 class OfDrift(Figures, source=BY_HAND):
@@ -297,10 +303,42 @@ class OfRecordings(Figures, source=BY_HAND):
     stands_out = figure(0.6931471805599453, "the same in absolute terms, as a steep spectrum is no straight line")
     neighbours = figure(3, "steps to each side over which the logarithm is smoothed")
     white = figure(3.5, "errors of the smoothed logarithm within which a spectrum is flat")
+    certain = figure(0.8, "of the variance, beyond which noise is told from the signal")
     sure = figure(0.5, "of the variance: with less that is distributed as noise, what was found is the signal")
     flat = figure(0.2, "the same in absolute terms: 0.9 dB do not matter")
     huber = figure(1.345, "standard deviations: 95 % efficient", "Huber 1964 (doi 10.1214/aoms/1177703732)")
     to_sigma = figure(1.4826022185056018, "of the median of absolute values of a normal variable", OF_LAW)
+
+
+class OfSpikes(Figures, source=BY_HAND):
+    """Spikes of recordings, and lines that are none."""
+
+    beside = figure(5, "samples on each side of a run, over which a recording is a parabola, or more is seen")
+    longest = figure(3, "samples of a spike")
+    false = figure(1e-3, "chance that noise, or a line, has a spike in a recording")
+    noise = figure(0.01, "chance that noise leaves more beside the parabola, from which on it is structure")
+    lines = figure((2.0, 2.5, 3.0, 4.0, 6.0), "samples, of lines at half height: sampling asks for two")
+    narrow = figure((1.2, 1.4, 1.6, 1.8), "of lines of an instrument that samples too rarely")
+    apart = figure(
+        0.1, "of the energy of several samples, that narrow lines leave: shapes between those on the list leave less"
+    )
+    rough = figure(4.0, "standard deviations of noise, from which on a sample is looked at")
+    near = figure(64, "samples over which the noise is measured")
+    proved = figure(0.1, "of the spikes are narrower than any line: a third are one sample wide where all widths occur")
+    few = figure(4, "spikes tell whether they are alike")
+    alike = figure(0.15, "relative spread of heights or intervals: exponential ones have 1, beats 0.1")
+    nothing = figure(1e-7, "of the range: less is rounding of single precision", OF_ROUNDING)
+
+
+class OfDispersion(Figures, source=BY_HAND):
+    """Whether a recording holds counts."""
+
+    whole = figure(1e-3, "steps: so far samples are from multiples, beside what their precision rounds")
+    most = figure(1e6, "counts: of more single precision has no steps", OF_ROUNDING)
+    least = figure(50, "pairs of counts, of more than one together")
+    parts = figure(3, "from few to many counts, each of which must have the law")
+    sure = figure(4.0, "standard errors")
+    structure = figure(0.15, "by which structure raises the variance")
 
 
 class OfFiles(Figures, source=BY_HAND):

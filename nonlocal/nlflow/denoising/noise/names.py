@@ -26,6 +26,7 @@ KINDS: Final = {
     "poisson": "Poisson",
     "rician": "Rician",
     "speckle": "Speckle",
+    "spikes": "Spikes",
     "stripes": "Stripes",
 }
 """Public classes of `nlflow.denoising.noise` by their `Noise.kind`."""

@@ -1,4 +1,4 @@
-"""What a recording shows: lines of hum, and the spectrum of its noise."""
+"""The verdict on recordings: counts, hum, spikes, and the spectrum of the noise that is left."""
 
 from __future__ import annotations
 
@@ -9,13 +9,181 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, underflowing
-from nlflow.denoising.noise.figures import OfHum, OfRecordings
-from nlflow.denoising.noise.finding.sigma import estimate_sigmas
-from nlflow.denoising.noise.models.recordings import Hum, channel_of, fit, spread_of, waves
+from nlflow._array import Floats, root_mean_square, underflowing
+from nlflow.denoising.noise import spectra
+from nlflow.denoising.noise.figures import OfDispersion, OfEvidence, OfHum, OfRecordings
+from nlflow.denoising.noise.finding.finders import find_impulses
+from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.finding.speckle import find_speckle
+from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate, Reduction
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
+from nlflow.denoising.noise.models.intensities import Poisson
+from nlflow.denoising.noise.models.recordings import Hum, channel_of, fit, interpolated, spread_of, waves
+from nlflow.denoising.noise.models.spikes import Spikes, spikes_in
 from nlflow.errors import check_number
 
 Array = NDArray[Any]
+
+
+def examine_recording(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
+    """Return the verdict on finite samples (N, C) of a recording whose channels vary.
+
+    Counts are looked for first, then impulses, speckle, hum of mains and spikes, and then the spectrum of the rest, of
+    each channel by itself. What only wanders slowly is the signal: nothing tells it from a drift.
+    """
+    parts: list[Noise] = []
+    reasons: list[str] = []
+    rest = Reduction(samples, missing=missing)
+    for find in (_counts_of, _impulses_of, _speckle_of, _hum_of, _spikes_of):
+        if parts and isinstance(parts[0], Poisson) and find is not _spikes_of:
+            continue  # the law of counts leaves no room for them
+        found, why = find(rest.samples, rest.missing)
+        reasons += [why] if why else []
+        if found is not None:
+            parts.append(found)
+            rest = found.reduce(rest.samples, rest.missing)
+            if find is _speckle_of:
+                break
+    if rest.rest is not None or any(isinstance(part, Poisson) for part in parts):
+        sure, whole = "high", True
+    else:
+        verdict = _of_rest(rest.samples, rest.missing)
+        sure, whole = verdict.confidence, verdict.whole
+        parts.append(verdict.model)
+        reasons = [*verdict.reasons, *reasons]
+    return NoiseEstimate(parts[0] if len(parts) == 1 else Mixture(parts), sure, tuple(reasons), whole=whole)
+
+
+def _impulses_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
+    found = find_impulses(samples, missing)
+    return found, "" if found is None else "values at the ends of the range are strewn evenly"
+
+
+def _speckle_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
+    found = find_speckle(samples, missing)
+    return found, "" if found is None else "the local spread is proportional to the local mean"
+
+
+def _hum_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
+    """Return the strongest hum of all channels; mains have one frequency, and each channel an amplitude of its own.
+
+    Other lines are not taken for hum where nobody asks.
+    """
+    each = [find_hum(channel, missing) for channel in samples.T]
+    found = [hum for hum in each if hum is not None and any(_is_mains(f, None) for f in hum.frequencies)]
+    if not found:
+        return None, ""
+    hum = max(found, key=lambda hum: max(hum.amplitudes or (0.0,)))
+    why = f"{len(hum.frequencies)} line(s) have the same amplitude and phase all the time, as mains have"
+    return hum if samples.shape[1] == 1 else Hum(hum.frequencies), why
+
+
+def _spikes_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
+    present = np.ones(len(samples), bool) if missing is None else ~missing
+    each = [spikes_in(np.asarray(channel, np.float64), present) for channel in samples.T]
+    count = sum(int(np.count_nonzero(found)) for found, _ in each)
+    if count == 0:
+        return None, next((why for _, why in each if why), "")
+    why = f"{count} samples in runs of one to three stick out, narrower than any line that an instrument resolves"
+    return Spikes(count / samples.size), why
+
+
+def _counts_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
+    """Return counts where all channels have the same step and the law of Poisson.
+
+    Of two counts of the same mean the difference d has, given their sum m, a binomial law of variance m, whatever the
+    mean is. So the mean of d^2 / m is 1, with an error that follows from the sums alone, for counts of any size. It is
+    taken over pairs where the recording is even by the sums of the pairs beside them, which say nothing of d.
+    """
+    steps = {_step_of(channel if missing is None else channel[~missing]) for channel in samples.T}
+    step = steps.pop()
+    if steps or not step:
+        return None, ""
+    ratios = []
+    for channel in samples.T:
+        counts = np.rint(np.asarray(channel, np.float64) / step)
+        ratios.append(_dispersion(counts if missing is None else counts[~missing]))
+    if not all(fits for _, _, fits in ratios):
+        return None, ""
+    ratio, error, _ = max(ratios, key=lambda found: abs(found[0] - 1))
+    return Poisson(
+        step
+    ), f"samples are multiples of {step:.4g}, of variance {ratio:.2f} +- {error:.2f} times their mean"
+
+
+def _step_of(values: Array) -> float:
+    """Return the number of which all samples are multiples, none of them negative; 0 where there is none."""
+    if values.min() < 0:
+        return 0.0
+    levels = np.unique(values).astype(np.float64)
+    levels = levels[levels > 0]
+    if len(levels) == 0:
+        return 0.0
+    if (levels == np.rint(levels)).all() and levels[-1] < 2**53:
+        return float(np.gcd.reduce(levels.astype(np.int64)))
+    step = float(min(levels[0], np.diff(levels, prepend=0.0)[1:].min(initial=np.inf)))
+    exact = np.finfo(values.dtype).eps if values.dtype.kind == "f" else 0.0
+    multiples = levels / step
+    step = float(levels @ np.rint(multiples) / np.square(np.rint(multiples)).sum())  # to the digits of all of them
+    near = np.abs(levels / step - np.rint(levels / step)) <= 4 * exact * levels / step + OfDispersion.whole
+    return step if near.all() and levels[-1] / step < OfDispersion.most else 0.0
+
+
+def _dispersion(counts: Floats) -> tuple[float, float, bool]:
+    """Return the variance of counts over their mean, its error, and whether it is 1 for few and for many of them."""
+    while counts.mean() < 1 and len(counts) > 8 * OfDispersion.least:
+        counts = counts[: len(counts) // 2 * 2].reshape(-1, 2).sum(axis=1)  # sums of counts have the law too
+    pairs = counts[: len(counts) // 2 * 2].reshape(-1, 2)
+    total, off = pairs.sum(axis=1), pairs[:, 0] - pairs[:, 1]
+    beside = np.pad(total, 1, mode="edge")
+    slope = np.abs(beside[2:] - beside[:-2]) / np.sqrt(np.maximum(beside[2:] + beside[:-2], 1))
+    even = total > 1
+    if np.count_nonzero(even) >= 2 * OfDispersion.least:
+        even &= slope <= np.median(slope[even])
+    total, off = total[even], off[even]
+    if len(total) < OfDispersion.least:
+        return 0.0, math.inf, False
+    ratio, spread = off**2 / total, np.sqrt(2 - 2 / total)
+    fits = True
+    for part in (slice(None), *np.array_split(np.argsort(total, kind="stable"), OfDispersion.parts)):
+        error = OfDispersion.sure * root_mean_square(spread[part]) / math.sqrt(len(spread[part]))
+        fits &= bool(-error < ratio[part].mean() - 1 < error + OfDispersion.structure)
+    return float(ratio.mean()), root_mean_square(spread) / math.sqrt(len(ratio)), fits
+
+
+def _of_rest(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
+    """Return the verdict on Gaussian noise of recordings, white or not, of each channel by itself."""
+    sigmas = channel_levels(estimate_sigmas(samples, missing))
+    white = GaussianNoise(float(sigmas[0]) if (sigmas == sigmas[0]).all() else sigmas)
+    found = [spectrum_of_signal(channel, missing) for channel in samples.T]
+    told = [one for one in found if one is not None]
+    if not told:
+        return NoiseEstimate(white, "medium", (_white_because(samples, missing),))
+    size = min(len(power) for power, _ in told)
+    flat = np.ones(size)
+    grid = np.concatenate(
+        [
+            spectra.on_grid((sigma**2 * flat if one is None else one[0])[None, None])
+            for sigma, one in zip(sigmas, found, strict=True)
+        ]
+    )
+    sure = min(share for _, share in told)
+    model = GaussianNoise(np.sqrt(grid.mean(axis=(1, 2))), grid)
+    strength, level = model.strength(samples, missing), root_mean_square(sigmas)
+    if sure <= OfRecordings.certain and strength > OfEvidence.disagree * level:
+        reason = (f"slow parts have the law of noise of {strength:.3g}, but may be the signal: white noise of "
+                  f"{level:.3g}, as strong as the highest frequencies, is taken out")  # fmt: skip
+        return NoiseEstimate(white, "low", (reason,))
+    reason = f"{sure:.0%} of the power at {size} frequencies is distributed as noise"
+    return NoiseEstimate(model, "high" if sure > OfRecordings.certain else "medium", (reason,))
+
+
+def _white_because(samples: Array, missing: NDArray[np.bool_] | None) -> str:
+    if np.count_nonzero(np.ones(len(samples), bool) if missing is None else ~missing) < OfRecordings.least:
+        return (
+            f"fewer than {OfRecordings.least} samples: noise is measured at the highest frequencies, and taken as white"
+        )
+    return "noise is as strong at high frequencies as at middle ones, or no other is told from structure"
 
 
 @underflowing
@@ -29,7 +197,8 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     missing : bool array of shape (N,), optional
         True where a sample is missing; its value does not matter.
     rate : float, optional
-        Samples a second. Only lines on multiples of 50 or 60 Hz are hum then, and they may be stronger.
+        Samples a second. Only lines on multiples of 50 or 60 Hz are hum then, folded ones too, and they may be strong.
+        Where it is not given, lines that are mains at a usual rate (such as 250, 256, 360, 1000) may be strong as well.
 
     Returns
     -------
@@ -49,10 +218,12 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
       does once in a thousand recordings.
     - Its amplitude and phase are those of the whole in each of 8 parts: an F test of their mean against their spread,
       on the recording after a first-order prediction and with outliers cut off. It has 4 cycles in a part at least.
-    - All lines lie on multiples of one frequency, and there is no slower line: a signal of tones keeps them all.
+    - It is there in most windows of two cycles, and not in beats alone.
+    - All lines lie on multiples of one frequency, and there is no slower line: a signal of tones keeps them all. Lines
+      of mains may have other lines beside them, if these are not all of the signal.
     - The rest is a signal: beyond white noise it has structure from an eighth of the lowest frequency on, of four
-      times the energy of the hum at least (a quarter, where the rate tells that the line is mains). A lone tone, a
-      chord, a test signal of sines and a yearly cycle on a trend are kept.
+      times the energy of the hum at least (a hundredth, where the line is mains). A lone tone, a chord, a test signal
+      of sines and a yearly cycle on a trend are kept.
 
     A weak steady tone that accompanies a richer signal meets all of them: give `rate`, or do not ask, where such tones
     matter. Hum whose phase wanders by a radian over the recording is not found. Cost O(N log N). Deterministic.
@@ -67,27 +238,30 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
         rate = check_number("rate", rate, minimum=0, strict=True, hint="samples a second")
     if len(values) < OfHum.least or np.count_nonzero(present) < 3 * len(values) / 4:
         return None
-    values = _interpolated(values, present)
+    values = interpolated(values, present)
     scale = float(np.abs(values).max())
     if scale == 0:
         return None
     values = values / scale
     values = values - np.median(values)
-    series = _series([f for f in _candidates(values) if _is_steady(values, f)], len(values), rate)
+    steady = [f for f in _candidates(values) if _is_steady(values, f)]
+    series = _series(steady, len(values), rate)
+    others: list[float] = []
+    if series is None:  # of a recording with other lines, such as those of even beats, those of mains
+        mains = [f for f in steady if _is_mains(f, rate)]
+        on = [f for f in steady if mains and _series([mains[0], f], len(values), rate)] if mains else []
+        series, others = _series(sorted({*mains[:1], *on}), len(values), rate), [f for f in steady if f not in on]
     lines = None if series is None else _refined(values, *series, present)
-    if lines is None:
+    if series is None or lines is None:
         return None
     hum = Hum(lines).fitted(values, ~present)
-    if not _lies_on_a_signal(values, hum, present, OfHum.share if rate is None else OfHum.share_mains):
+    if not _lasts(values, hum):
+        return None
+    share = OfHum.share_mains if _is_mains(series[0], rate) else OfHum.share
+    tones = Hum(tuple(others)).fitted(values, ~present) if others else None
+    if not _lies_on_a_signal(values, hum, tones, present, share):
         return None
     return hum.scaled(scale)
-
-
-def _interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
-    if present.all():
-        return values
-    t = np.arange(len(values))
-    return np.interp(t, t[present], values[present])
 
 
 def _whitened(values: Floats) -> Floats:
@@ -160,26 +334,34 @@ def _is_fast(frequency: float, size: int) -> bool:
 
 
 def _series(lines: list[float], size: int, rate: float | None) -> tuple[float, Floats] | None:
-    """Return the frequency of which all lines are multiples, and which ones; None where there is none."""
+    """Return the frequency of which all lines are multiples, and which ones; None where there is none.
+
+    Multiples of mains beyond half of the sampling rate are seen where they are folded to.
+    """
     if not lines or not all(_is_fast(f, size) for f in lines):
         return None
     found = np.sort(lines)
     for number in range(1, OfHum.missing_harmonics + 1):
-        multiples = np.rint(found / (found[0] / number))
-        base = float(multiples @ found / (multiples @ multiples))
-        fits = np.abs(found - multiples * base).max() * size <= OfHum.harmonic
-        if (
-            fits
-            and multiples.max() <= OfHum.most_harmonics
-            and (np.diff(multiples) > 0).all()
-            and _is_mains(base, rate)
-        ):
+        base = float(found[0]) / number
+        mains = _is_mains(base, rate)
+        orders = np.arange(1.0, OfHum.most_harmonics + 1 if mains else min(OfHum.most_harmonics, 0.5 / base) + 1)
+        for _ in range(2):
+            turns = np.rint(orders * base) if mains else np.zeros(len(orders))
+            miss = np.abs(np.abs(orders * base - turns) - found[:, None])
+            nearest = np.argmin(miss, axis=1)
+            multiples, turn = orders[nearest], turns[nearest]
+            seen = turn + np.where(multiples * base < turn, -found, found)
+            base = float(multiples @ seen / (multiples @ multiples))
+        fits = miss.min(axis=1).max() * size <= OfHum.harmonic
+        if fits and len(set(multiples)) == len(multiples) and (mains or rate is None):
             return base, multiples
     return None
 
 
 def _is_mains(base: float, rate: float | None) -> bool:
-    return rate is None or any(abs(base * rate / mains - 1) <= OfHum.mains_error for mains in OfHum.mains)
+    """Tell whether a frequency is that of mains, at the sampling rate or, where it is not known, at a usual one."""
+    rates, error = ((rate,), OfHum.mains_error) if rate else (OfHum.rates, OfHum.rates_error)
+    return any(abs(base * r / mains - 1) <= error for mains in OfHum.mains for r in rates)
 
 
 def _refined(values: Floats, base: float, multiples: Floats, present: NDArray[np.bool_]) -> tuple[float, ...] | None:
@@ -198,12 +380,29 @@ def _refined(values: Floats, base: float, multiples: Floats, present: NDArray[np
         if abs(change.real.sum()) >= 2 * OfHum.growth * energy.sum():
             return None
         base += float(multiples @ change.imag / (multiples**2 @ energy)) / (2 * math.pi * size)
-    return tuple((multiples * base).tolist()) if base > 0 and multiples.max() * base < 0.5 else None
+    lines = np.sort(np.abs(multiples * base - np.rint(multiples * base)))
+    return tuple(lines.tolist()) if base > 0 and lines[0] > 0 and lines[-1] < 0.5 else None
 
 
-def _lies_on_a_signal(values: Floats, hum: Hum, present: NDArray[np.bool_], share: float) -> bool:
-    """Tell whether the rest has structure beside which the hum is small."""
-    rest = _interpolated(np.where(present, values - hum.wave(len(values)), 0.0), present)
+def _lasts(values: Floats, hum: Hum) -> bool:
+    """Tell whether the strongest line is there in most windows; a harmonic of beats is there in the beats alone."""
+    amplitude, frequency, phase = max(zip(hum.amplitudes or (), hum.frequencies, hum.phases or (), strict=True))
+    side = max(int(OfHum.quiet / frequency), 8)
+    count = len(values) // side
+    windows = values[: count * side].reshape(count, side)
+    t = np.arange(side)
+    taper = _taper(side)
+    line = np.polynomial.polynomial.polyfit(t, windows.T, 1)
+    flat = windows - (line[0][:, None] + line[1][:, None] * t)
+    turn = np.exp(-1j * (2 * math.pi * frequency * np.arange(count * side) + phase)).reshape(count, side)
+    strength = 2 * ((flat * turn).real @ taper) / taper.sum()
+    return float(np.median(strength)) >= amplitude / 2
+
+
+def _lies_on_a_signal(values: Floats, hum: Hum, tones: Hum | None, present: NDArray[np.bool_], share: float) -> bool:
+    """Tell whether the rest has structure beside which the hum is small, beyond other steady tones."""
+    known = hum.wave(len(values)) + (0.0 if tones is None else tones.wave(len(values)))
+    rest = interpolated(np.where(present, values - known, 0.0), present)
     sigma = float(estimate_sigmas(rest[:, None], ~present)[0])
     t = np.linspace(-1, 1, len(rest))
     taper = _taper(len(rest))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.given import signals_of
-from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfBlocks, OfEvidence, OfRules, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.blocks import BlockNoise, Rules, block_noise, in_units, looks_white, planes_of
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
@@ -24,7 +23,7 @@ from nlflow.denoising.noise.finding.finders import (
 )
 from nlflow.denoising.noise.finding.flat import FlatParts, checked_part, flat_parts, noise_of_part
 from nlflow.denoising.noise.finding.mosaics import find_mosaic
-from nlflow.denoising.noise.finding.recordings import spectrum_of_signal
+from nlflow.denoising.noise.finding.recordings import examine_recording
 from nlflow.denoising.noise.finding.sigma import (
     at_ends,
     blocks_of,
@@ -130,6 +129,8 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         return NoiseEstimate(GaussianNoise(0.0), "high", ("the picture is constant",))
     if two_valued(samples, missing):
         return of_two_values()
+    if samples.ndim == 2:
+        return examine_recording(samples, missing)
     if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * OfBlocks.side:
         return _of_small(samples, missing, GaussianNoise(_white(samples, missing)))
     mosaic = find_mosaic(samples, missing)
@@ -169,8 +170,6 @@ def _together(parts: list[Noise]) -> Noise:
 
 def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     white = GaussianNoise(_white(samples, missing))
-    if samples.ndim == 2:
-        return _of_signal(samples, missing, white)
     if min(samples.shape[:-1]) < 2 * OfVerdict.least_side:
         return _of_small(samples, missing, white)
     if np.max(white.sigma) == 0 and missing is not None:
@@ -265,23 +264,6 @@ def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
     weights = gaussian_filter((~holes).astype(np.float64), (1, 1, 0)) + 1e-6
     smooth = gaussian_filter(np.where(holes, 0.0, values), (1, 1, 0)) / weights
     return np.where(holes, smooth, values)
-
-
-def _of_signal(samples: Array, missing: NDArray[np.bool_] | None, white: GaussianNoise) -> NoiseEstimate:
-    found = [spectrum_of_signal(samples[:, c], missing) for c in range(samples.shape[1])]
-    spectra_found = [f for f in found if f is not None]
-    if len(spectra_found) < len(found) or not found:
-        return NoiseEstimate(white, "medium", ("noise is as strong at high frequencies as at low ones",))
-    size = min(len(power) for power, _ in spectra_found)
-    grid = np.concatenate([spectra.on_grid(power[None, None]) for power, _ in spectra_found])
-    sure = min(share for _, share in spectra_found)
-    model = GaussianNoise(np.sqrt(grid.mean(axis=(1, 2))), grid)
-    reason = f"{sure:.0%} of the power at {size} frequencies is distributed as noise"
-    verdict = NoiseEstimate(model, "high" if sure > 0.8 else "medium", (reason,))
-    strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
-    if sure <= 0.8 and strength > OfEvidence.disagree * level:
-        return smaller(verdict, strength, white, level)
-    return verdict
 
 
 def _white(samples: Array, missing: NDArray[np.bool_] | None) -> Any:

@@ -61,6 +61,14 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
     return check_floats("samples", known, ndim=1), ~mask
 
 
+def interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
+    """Return a recording (N,) with straight lines over what is missing."""
+    if present.all():
+        return values
+    t = np.arange(len(values))
+    return np.interp(t, t[present], values[present])
+
+
 def spread_of(values: Floats) -> float:
     """Return the standard deviation of the bulk of values about 0, whatever their outliers are."""
     return OfRecordings.to_sigma * float(np.median(np.abs(values))) if values.size else 0.0
