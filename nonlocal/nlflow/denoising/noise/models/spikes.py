@@ -236,8 +236,8 @@ def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]
         apart = chance(narrow_left) < limit
         if length > 1:
             apart &= narrow_left - rest > OfSpikes.apart * (energy - rest)
-        more = np.where(is_noise, narrow_left - rest, 0.0)
-        proofs |= {(int(s), length): (float(m), bool(p)) for s, m, p in zip(start, more, apart, strict=True)}
+        by_place = zip(start, np.where(is_noise, narrow_left - rest, 0.0), apart, strict=True)
+        proofs |= {(int(s), length): (float(m), bool(p)) for s, m, p in by_place}
         error = np.sqrt(np.maximum(rest / freedom, 1.0))
         for k in np.flatnonzero((wide < limit) & one_sign):
             clear = np.flatnonzero(np.abs(height[k]) > OfSpikes.rough * error[k])
@@ -250,8 +250,8 @@ def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]
     for run in sorted(found):
         if not taken[run.start : run.start + run.length + 2].any():
             taken[run.start : run.start + run.length + 2] = True
-            apart, proved = proofs.get((run.start, run.length), (0.0, False))
-            chosen.append(run._replace(apart=apart, proved=proved))
+            more, proved = proofs.get((run.start, run.length), (0.0, False))
+            chosen.append(run._replace(apart=more, proved=proved))
     return chosen
 
 
