@@ -286,3 +286,33 @@ def test_images_are_refused():
             Spikes(*bad)
     with pytest.raises(InputError, match=r"^factor: got 2 for spikes"):
         Spikes(0.1).scaled(2)
+
+
+@pytest.mark.parametrize("name", ["Bumps", "Piece-Regular", "HeaviSine"])
+def test_white_noise_is_told_with_confidence_where_all_of_the_recording_tells_it(name):
+    clean = demo_signals()[name]
+    verdict = estimate_noise(clean + 0.05 * np.ptp(clean) * white(SIZE))
+    assert verdict.confidence == "high"
+    assert verdict.model.sigma == pytest.approx(0.05 * np.ptp(clean), rel=0.15)
+
+
+def test_fast_structure_takes_the_confidence():
+    chirps = demo_signals()["WernerSorrows"]
+    assert estimate_noise(chirps).confidence != "high"
+
+
+def test_values_that_are_held_and_peaks_of_one_height_stay():
+    rng = np.random.default_rng(0)
+    held = np.repeat(rng.normal(size=700), 3)
+    assert np.array_equal(denoise(held), held)
+    beat = np.arange(2000) / 60 * 1.2 % 1
+    peaks = np.rint(1000 * np.exp(-(((beat - 0.3) / 0.012) ** 2)) + 100 * np.sin(2 * np.pi * beat))
+    assert "impulses" not in estimate_noise(peaks).model.describe()
+
+
+@pytest.mark.filterwarnings("error")
+def test_weak_noise_beside_high_peaks_is_taken_out_without_a_warning():
+    t = np.arange(3000)
+    clean = 50 + 1e5 * np.exp(-(((t - 800) / 30) ** 2)) + 2e4 * np.exp(-(((t - 1900) / 90) ** 2))
+    result = denoise(clean + 12 * white(3000))
+    assert rms(result - clean) < 5

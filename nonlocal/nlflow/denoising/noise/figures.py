@@ -306,6 +306,9 @@ class OfRecordings(Figures, source=BY_HAND):
     certain = figure(0.8, "of the variance, beyond which noise is told from the signal")
     sure = figure(0.5, "of the variance: with less that is distributed as noise, what was found is the signal")
     flat = figure(0.2, "the same in absolute terms: 0.9 dB do not matter")
+    quantiles = figure((0.25, 0.5, 0.7), "of the sizes of errors of white noise, below those of structure")
+    at_quantiles = figure((0.31863936, 0.67448975, 1.03643339), "those of a normal variable", OF_LAW)
+    agree = figure(0.15, "relative: so far their strengths may be apart from that of the quietest parts")
     huber = figure(1.345, "standard deviations: 95 % efficient", "Huber 1964 (doi 10.1214/aoms/1177703732)")
     to_sigma = figure(1.4826022185056018, "of the median of absolute values of a normal variable", OF_LAW)
 

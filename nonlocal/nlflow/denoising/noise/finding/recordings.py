@@ -19,7 +19,7 @@ from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate, Re
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.denoising.noise.models.intensities import Poisson
 from nlflow.denoising.noise.models.recordings import Hum, channel_of, fit, interpolated, spread_of, waves
-from nlflow.denoising.noise.models.spikes import Spikes, spikes_in
+from nlflow.denoising.noise.models.spikes import Spikes, rough_of, spikes_in
 from nlflow.errors import check_number
 
 Array = NDArray[Any]
@@ -56,7 +56,9 @@ def examine_recording(samples: Array, missing: NDArray[np.bool_] | None = None) 
 
 def _impulses_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
     found = find_impulses(samples, missing)
-    return found, "" if found is None else "values at the ends of the range are strewn evenly"
+    if found is None or found.low == found.high:  # one value alone may be that of peaks, or of a baseline
+        return None, ""
+    return found, "values at both ends of the range are strewn evenly"
 
 
 def _speckle_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
@@ -70,12 +72,22 @@ def _hum_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | 
     Other lines are not taken for hum where nobody asks.
     """
     each = [find_hum(channel, missing) for channel in samples.T]
-    found = [hum for hum in each if hum is not None and any(_is_mains(f, None) for f in hum.frequencies)]
+    found = [hum for hum in each if hum is not None and _begins_at_mains(hum.frequencies, len(samples))]
     if not found:
         return None, ""
     hum = max(found, key=lambda hum: max(hum.amplitudes or (0.0,)))
     why = f"{len(hum.frequencies)} line(s) have the same amplitude and phase all the time, as mains have"
     return hum if samples.shape[1] == 1 else Hum(hum.frequencies), why
+
+
+def _begins_at_mains(lines: tuple[float, ...], size: int) -> bool:
+    """Tell whether one of the lines is mains at a usual rate, and the others are multiples of it."""
+    orders = np.arange(1, OfHum.most_harmonics + 1)
+    for base in (f for f in lines if _is_mains(f, None)):
+        folded = np.abs(orders * base - np.rint(orders * base))
+        if all(np.abs(folded - f).min() * size <= OfHum.harmonic for f in lines):
+            return True
+    return False
 
 
 def _spikes_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
@@ -153,12 +165,15 @@ def _dispersion(counts: Floats) -> tuple[float, float, bool]:
 
 def _of_rest(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     """Return the verdict on Gaussian noise of recordings, white or not, of each channel by itself."""
+    if _is_held(samples, missing):
+        reason = "most samples are equal to the one before: values are held, or rounded, and nothing counts as noise"
+        return NoiseEstimate(GaussianNoise(0.0), "medium", (reason,), whole=False)
     sigmas = channel_levels(estimate_sigmas(samples, missing))
     white = GaussianNoise(float(sigmas[0]) if (sigmas == sigmas[0]).all() else sigmas)
     found = [spectrum_of_signal(channel, missing) for channel in samples.T]
     told = [one for one in found if one is not None]
     if not told:
-        return NoiseEstimate(white, "medium", (_white_because(samples, missing),))
+        return NoiseEstimate(white, *_of_white(samples, missing, sigmas))
     size = min(len(power) for power, _ in told)
     flat = np.ones(size)
     grid = np.concatenate(
@@ -178,12 +193,31 @@ def _of_rest(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate
     return NoiseEstimate(model, "high" if sure > OfRecordings.certain else "medium", (reason,))
 
 
-def _white_because(samples: Array, missing: NDArray[np.bool_] | None) -> str:
-    if np.count_nonzero(np.ones(len(samples), bool) if missing is None else ~missing) < OfRecordings.least:
-        return (
-            f"fewer than {OfRecordings.least} samples: noise is measured at the highest frequencies, and taken as white"
-        )
-    return "noise is as strong at high frequencies as at middle ones, or no other is told from structure"
+def _is_held(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
+    """Tell whether most samples of each channel are equal to the one before."""
+    both = slice(None) if missing is None else ~(missing[1:] | missing[:-1])
+    same = (samples[1:] == samples[:-1])[both]
+    return bool(len(same) and (same.mean(axis=0) > 0.5).all())
+
+
+def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats) -> tuple[str, tuple[str, ...]]:
+    """Return how sure white noise of these strengths is, and why: what third differences leave must have the same law.
+
+    Windows with least structure told the strengths. If all of the recording tells them too, by three quantiles of what
+    the neighbours of a sample do not predict, it is not structure that was measured.
+    """
+    present = np.ones(len(samples), bool) if missing is None else ~missing
+    if np.count_nonzero(present) < OfRecordings.least:
+        return "medium", (f"fewer than {OfRecordings.least} samples tell little: noise is taken as white",)
+    apart = 0.0
+    for channel, sigma in zip(samples.T, sigmas, strict=True):
+        scale = float(np.abs(channel[present]).max()) or 1.0
+        rough = np.abs(rough_of(interpolated(np.where(present, channel / scale, 0.0), present)))[present]
+        told = np.quantile(rough, OfRecordings.quantiles) / np.array(OfRecordings.at_quantiles) * scale
+        apart = max(apart, float(np.abs(np.log(np.maximum(told, 1e-300) / max(sigma, 1e-300))).max()))
+    if apart <= OfRecordings.agree:
+        return "high", (f"the quietest parts and all of the recording tell the same white noise within {apart:.0%}",)
+    return "medium", ("noise is measured in the quietest parts; elsewhere structure is as fast as it",)
 
 
 @underflowing

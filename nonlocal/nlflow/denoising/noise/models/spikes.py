@@ -172,6 +172,11 @@ def _shapes(length: int) -> _Shapes:
     return _Shapes(inside, whole, outside, through, lines(OfSpikes.lines), lines(OfSpikes.narrow))
 
 
+def rough_of(values: Floats) -> Floats:
+    """Return what cubics through their neighbours leave of samples (N,); white noise keeps its strength."""
+    return np.convolve(np.pad(values, 2, mode="reflect", reflect_type="odd"), _CUBIC, "valid")
+
+
 def spikes_in(values: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], str]:
     """Return where a recording (N,) has spikes, and why what looks like them stays; empty where nothing does."""
     from scipy.ndimage import median_filter
@@ -182,7 +187,7 @@ def spikes_in(values: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.bo
     scale = float(np.abs(values[present]).max(initial=0.0))
     values = interpolated(np.where(present, values, 0.0), present) / (scale or 1.0)
     sigma = float(estimate_sigmas(values[:, None], ~present)[0])
-    rough = np.abs(np.convolve(np.pad(values, 2, mode="reflect", reflect_type="odd"), _CUBIC, "valid"))
+    rough = np.abs(rough_of(values))
     level = np.maximum(spread_of(np.ones(1)) * median_filter(rough, OfSpikes.near, mode="reflect"), sigma)
     if sigma < OfSpikes.nothing * float(np.ptp(values)):
         return found, ""
