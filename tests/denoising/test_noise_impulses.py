@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from scipy.ndimage import median_filter
+from scipy.special import erf
 from skimage import data
 
 from nlflow import InputError, denoise
-from nlflow.denoising.noise import HotPixels, Impulses, find_impulses
+from nlflow.denoising.noise import HotPixels, Impulses, estimate_noise, find_hot_pixels, find_impulses
 from tests.pictures import psnr, steps_and_waves, waves
 
 CLEAN = {name: getattr(data, name)().astype(np.float32)[:256, :256] for name in ("camera", "coins", "brick", "grass",
@@ -204,3 +205,83 @@ def test_where_there_are_none_a_word_changes_little():
     np.testing.assert_array_equal(denoise(z, noise="hot", quality="fast"), denoise(z, noise="white", quality="fast"))
     with pytest.raises(InputError, match="density: got None"):
         Impulses().sample(z)
+
+
+# ---- outliers of images: what is sharper than the optics
+
+
+def seen_through_optics(width, seed=0, count=50):
+    """Return stars of 500 to 20 000 counts over a sky of 100, and where they are with their flux."""
+    rng = np.random.default_rng(seed)
+    edges, sky, stars = np.arange(129) - 0.5, np.full((128, 128), 100.0), []
+    for row, column, flux in zip(*rng.uniform(6, 122, (2, count)), np.geomspace(500, 20_000, count), strict=True):
+        across = [np.diff(erf((edges - at) / width / np.sqrt(2))) / 2 for at in (row, column)]
+        sky += flux * np.multiply.outer(*across)
+        stars.append((row, column, flux))
+    return sky, stars
+
+
+@pytest.mark.parametrize("width", [0.8, 1.0, 1.5])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_stars_are_no_outliers(width, noisy):
+    sky, _ = seen_through_optics(width)
+    z = np.random.default_rng(0).poisson(sky) + noisy * np.random.default_rng(1).normal(0, 5, sky.shape)
+    assert find_hot_pixels(z[..., None]) is None
+    assert HotPixels(0.001, fixed=False).reduce(z[..., None].astype(float)).missing is None
+
+
+def test_stars_of_500_counts_and_more_keep_their_flux():
+    sky, stars = seen_through_optics(1.2, count=12)
+    z = np.random.default_rng(0).poisson(sky) + np.random.default_rng(1).normal(0, 5, sky.shape)
+    result = denoise(z, quality="balanced")
+    error = 0.0
+    for row, column, flux in stars:
+        near = np.s_[max(round(row) - 5, 0) : round(row) + 6, max(round(column) - 5, 0) : round(column) + 6]
+        error = max(error, abs(np.sum(result[near] - z[near])) / flux)
+    assert error < 0.06
+
+
+def test_hot_and_dead_pixels_and_tracks_of_cosmic_rays_are_missing():
+    sky, _ = seen_through_optics(1.2)
+    z = np.random.default_rng(0).poisson(sky).astype(float)
+    strange = np.zeros(z.shape, bool)
+    strange[tuple(np.random.default_rng(2).integers(2, 126, (2, 20)))] = True
+    strange[40, 60:66] = strange[range(80, 85), range(20, 25)] = True
+    z[strange] += np.random.default_rng(3).uniform(200, 4000, np.count_nonzero(strange))
+    z[100, 100] = z[20, 110] = 0
+    strange[100, 100] = strange[20, 110] = True
+    found = find_hot_pixels(z[..., None])
+    assert found.density == pytest.approx(strange.mean(), rel=0.2)
+    missing = found.reduce(z[..., None]).missing
+    assert missing[strange].mean() > 0.9
+    assert np.count_nonzero(missing & ~strange) <= 1
+    told = estimate_noise(z).model
+    assert told.parts[0].kind == "hot-pixels"
+
+
+def test_hot_pixels_of_a_sharp_photograph_are_found_where_they_are_strewn():
+    clean = CLEAN["camera"]
+    z = clean + np.random.default_rng(0).normal(0, 5, clean.shape)
+    assert find_hot_pixels(z[..., None]) is None
+    at = tuple(np.random.default_rng(1).integers(0, 256, (2, 80)))
+    z[at] += 300
+    missing = find_hot_pixels(z[..., None]).reduce(z[..., None]).missing
+    assert missing[at].mean() > 0.9
+    assert np.count_nonzero(missing) < 84
+
+
+@pytest.mark.parametrize("sigma", [0, 8])
+def test_strokes_and_single_pixels_of_drawings_stay(sigma):
+    page = np.full((120, 120), 235.0)
+    page[10::12, 5:115] = 30  # strokes of a pixel
+    page[range(20, 100), range(20, 100)] = 60
+    page[4::12, 8:110:9] = 20  # dots
+    z = page + np.random.default_rng(0).normal(0, sigma, page.shape)
+    for picture in (z, data.text()[:, :170] + np.random.default_rng(0).normal(0, sigma, (172, 170))):
+        assert find_hot_pixels(picture[..., None]) is None
+
+
+@pytest.mark.parametrize("mean", [0.05, 0.3, 1.0])
+def test_single_counts_are_no_outliers(mean):
+    z = np.random.default_rng(0).poisson(mean * waves(160, 160).clip(0.1)).astype("u1")
+    assert estimate_noise(z).model.kind == "poisson"

@@ -213,6 +213,30 @@ class OfHot(Figures, source=ON_STACKS):
     least_count = figure(5, "hot pixels to believe in any")
     least_share = figure(2e-5, "of the samples: sensors have more, laws with long tails fewer")
     most_share = figure(0.02, "of the samples: with more they are no single ones")
+    most = figure(2**18, "samples of an image that are looked at first", COST)
+    band = figure(64, "rows of it side by side", COST)
+
+
+class OfSharpness(
+    Figures, source="chosen on BSD68 and Kodak photographs, letters, screens and stars; Set12 looked at once"
+):
+    """Samples of an image that are sharper than its optics allow."""
+
+    filled = figure(5, "samples along an axis whose mean stands for a missing one", BY_HAND)
+    sampled = figure(3000, "samples whose noise is looked at", COST)
+    least_sampled = figure(200, "of them that tell a quantile", BY_HAND)
+    quartiles = figure(1.349, "between the quartiles of a Gaussian law, in standard deviations", OF_LAW)
+    chance = figure(0.1, "samples of the picture that noise takes so far")
+    sharp = figure((0.8, 1.15), "of its height is a sample above both neighbours; a line behind optics 0.54 at most")
+    roughly = figure((0.7, 1.4), "the same by four samples around, for a first choice", COST)
+    alone = figure(0.35, "of its height that no neighbour reaches; 0.46 behind optics of 0.8 pixels")
+    soft = figure(0.68, "of a step in its middle third, for nine steps of ten: 0.5 behind such optics, and noise")
+    least_steps = figure(20, "steps that tell how sharp a picture is")
+    least = figure(5, "outliers in a soft picture to believe in any")
+    least_alone = figure(8, "the same in a sharp one")
+    beyond = figure(1.5, "times as far as noise reaches are most of them: a tail ends there")
+    tiles = figure(4, "along each axis, over which outliers are strewn")
+    strewn = figure(0.7, "of the tiles that chance hits, and of the outliers that are alone, at least")
 
 
 class OfStripes(Figures, source=ON_PHOTOGRAPHS):

@@ -22,6 +22,7 @@ from nlflow.denoising.noise.models.outliers import (
     hot_pixels,
     surroundings,
 )
+from nlflow.denoising.noise.models.sharpness import Outliers
 from nlflow.denoising.noise.models.stripes import Stripes, differences, lines
 from nlflow.domains.samples import range_of
 
@@ -176,11 +177,14 @@ def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count
 def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) -> HotPixels | None:
     """Find hot pixels of a clip or volume: those that are the same in all frames, or else single samples.
 
+    In an image what is sharper than its optics allow: hot and dead pixels, and tracks of cosmic rays. Where lines and
+    points of the picture are as sharp, such as letters, those alone that are strewn over all of it.
+
     Parameters
     ----------
-    samples : array of shape (D, H, W, C)
+    samples : array of shape (D, H, W, C) or (H, W, C)
         Finite.
-    missing : bool array of shape (D, H, W), optional
+    missing : bool array of shape (D, H, W) or (H, W), optional
         Samples that are missing; their values do not matter.
 
     Returns
@@ -189,6 +193,8 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
         None where there are none: five are needed, and 20 in a million.
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+    if samples.ndim == 3:
+        return _outliers_of(samples, absent)
     for fixed in (True, False):
         if samples.ndim != 4 or (fixed and len(samples) < OfHot.least_frames):
             continue
@@ -202,6 +208,24 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
             level = float(hot.mean() - np.median(samples[~(found | absent)]))
             return HotPixels(count / size, max(level, 0.0), fixed)
     return None
+
+
+def _outliers_of(samples: Array, absent: NDArray[np.bool_]) -> HotPixels | None:
+    """Return the outliers of an image; of a large one after a look at bands of its rows."""
+    rows = max(OfHot.most // samples[0].size, 3 * OfHot.band)
+    if len(samples) > rows:
+        tops = [k * (len(samples) - OfHot.band) // (rows // OfHot.band - 1) for k in range(rows // OfHot.band)]
+        index = (np.array(tops)[:, None] + np.arange(OfHot.band)).ravel()
+        seams = np.arange(len(index)) % OfHot.band  # bands do not go on where they meet
+        there = absent[index] | ((seams == 0) | (seams == OfHot.band - 1))[:, None]
+        if _outliers_of(samples[index], there) is None:
+            return None
+    each = [Outliers.of(samples[..., c], absent) for c in range(samples.shape[-1])]
+    if not any(one.believed for one in each):
+        return None
+    density = float(np.any([one.mask for one in each], axis=0).mean())
+    above = np.concatenate([one.above[one.found] for one in each])
+    return HotPixels(density, max(float(above.mean()), 0.0), False) if density < OfHot.most_share else None
 
 
 def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> Stripes | None:

@@ -138,8 +138,9 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         return NoiseEstimate(mosaic, "medium", (_MOSAIC,))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
-    finders = (*(() if volume else (find_whole_counts,)), find_impulses, find_speckle,
-               *((find_rician, find_hot_pixels) if volume else (find_stripes, find_counts)))  # fmt: skip
+    finders: tuple[Any, ...] = (find_impulses, find_speckle, find_rician, find_hot_pixels)
+    if not volume:
+        finders = (find_whole_counts, find_impulses, find_speckle, find_hot_pixels, find_stripes, find_counts)
     for find in finders:
         seen = _slabs(rest.samples, rest.missing) if volume and find in _LOCAL else (rest.samples, rest.missing)
         found: Noise | None = find(*seen)

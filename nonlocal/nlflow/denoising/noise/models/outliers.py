@@ -15,6 +15,7 @@ from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import OfHot, OfImpulses
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.noise.models.base import Array, Noise, Reduction
+from nlflow.denoising.noise.models.sharpness import Outliers
 from nlflow.domains.samples import as_signal, range_of
 from nlflow.errors import InputError, check_number
 
@@ -275,7 +276,7 @@ def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
 @underflowing
 @dataclass(frozen=True)
 class HotPixels(Noise):
-    """Single samples far brighter than what is around them: broken pixels, cosmic rays, sparks.
+    """Single samples far brighter than what is around them, or in images darker: broken pixels, cosmic rays.
 
     Parameters
     ----------
@@ -297,7 +298,12 @@ class HotPixels(Noise):
     -----
     Of a hot pixel nothing is known but that it is one: `reduce` says where they are, and the other samples stay as they
     are. One is far above its neighbours, and none of these is: 12 standard deviations of what is around it, or 8 of the
-    median over the frames with `fixed`. Warm pixels below that stay.
+    median over the frames with `fixed`. Warm pixels below that stay. In an image dead pixels count too, and so do
+    tracks of cosmic rays where the picture has no lines of its own that are as thin.
+
+    References
+    ----------
+    van Dokkum 2001 (doi 10.1086/323894), for what is sharper than the optics.
 
     Examples
     --------
@@ -399,7 +405,9 @@ class HotPixels(Noise):
 
 
 def hot_pixels(values: Array, absent: NDArray[np.bool_], fixed: bool) -> NDArray[np.bool_]:
-    """Return where one channel is hot."""
+    """Return where one channel is hot; of an image also where it is dead, or a track of a cosmic ray."""
+    if values.ndim == 2:
+        return Outliers.of(values, absent).mask
     present = values[~absent]
     if present.size == 0 or present.min() == present.max():
         return np.zeros(absent.shape, bool)

@@ -1,0 +1,151 @@
+"""Samples of an image that are sharper than its optics allow: hot and dead pixels, and tracks of cosmic rays."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.figures import OfSharpness
+from nlflow.denoising.noise.models.base import Array
+
+Values = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Where samples of one channel (H, W) are far from both neighbours along an axis, these being as what is around.
+
+    A point behind optics of a standard deviation of 0.8 pixels keeps 0.46 of its height in the next pixel, a line too.
+    What is sharper was not seen through them; the idea is that of van Dokkum 2001 (doi 10.1086/323894). How far is far
+    is told by the samples: their tail is taken to fall at least exponentially, as that of noise does.
+    """
+
+    rows: Places
+    columns: Places
+    above: Values  # what is around
+    excess: Values  # over what noise reaches
+    alone: NDArray[np.bool_]  # no neighbour is far as well
+    soft: bool  # whether the picture has no step that is as sharp
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plane: Array, absent: NDArray[np.bool_]) -> Self:
+        """Look at samples of any unit; O(N)."""
+        z = _filled(plane, absent)
+        columns = z.shape[1]
+        padded = np.pad(z, 2, mode="reflect" if min(z.shape) > 2 else "edge")
+        off = [z - (padded[2:-2, 1:-3] + padded[2:-2, 3:-1]) / 2, z - (padded[1:-3, 2:-2] + padded[3:-1, 2:-2]) / 2]
+        off[0][:, [0, -1]] = off[1][[0, -1]] = 0  # a slope would have a kink where it is mirrored
+        bend = np.where(np.abs(off[0]) > np.abs(off[1]), *off).ravel()
+        few = np.arange(0, bend.size, max(1, bend.size // OfSharpness.sampled) | 1)
+        few = few[~absent.ravel()[few]]
+        least, most = _noise(padded, few, columns, bend)
+        if not 0 < most < math.inf:
+            nothing, none = np.zeros(0), np.zeros(0, np.intp)
+            return cls(none, none, nothing, nothing, np.zeros(0, bool), True, z.shape)
+        near = np.flatnonzero((np.abs(bend) > most * least) & ~absent.ravel())
+        rows, along = np.divmod(near, columns)
+        far = np.sort([padded[rows + i, along + j] for i, j in ((0, 2), (4, 2), (2, 0), (2, 4))], axis=0)[1:3].mean(0)
+        near = near[_like(bend[near], z.ravel()[near] - far, OfSharpness.roughly)]
+        low, middle, high = _around(padded, near, columns)
+        spread, values = np.maximum((high - low) / OfSharpness.quartiles, least), z.ravel()[near]
+        above = np.where(bend[near] > 0, values - low, values - high)  # on a ridge the median is high
+        kept = (np.abs(bend[near]) > most * spread) & _like(bend[near], above, OfSharpness.sharp)
+        near, above, middle = near[kept], above[kept], middle[kept]
+        excess = np.abs(bend[near]) / (most * spread[kept])
+        rows, along = np.divmod(near, columns)
+        ring = [padded[rows + i, along + j] for i, j in itertools.product((1, 2, 3), repeat=2) if (i, j) != (2, 2)]
+        beside = np.max((np.array(ring) - middle) * np.sign(above), axis=0) if len(near) else above
+        alone = beside < OfSharpness.alone * np.abs(above)
+        return cls(rows, along, above, excess, alone, _is_soft(z, most * least), z.shape)
+
+    @property
+    def found(self) -> NDArray[np.bool_]:
+        """Which of them count: all in a soft picture; in a sharp one, whose own lines are as sharp, those alone."""
+        return self.alone | self.soft
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """Where those are that count."""
+        mask = np.zeros(self.shape, bool)
+        mask[self.rows[self.found], self.columns[self.found]] = True
+        return mask
+
+    @property
+    def believed(self) -> bool:
+        """Whether they are no part of the picture: farther off than a tail, and strewn, or in a soft picture."""
+        for chosen, least in ((self.found & self.soft, OfSharpness.least), (self.alone, OfSharpness.least_alone)):
+            count = np.count_nonzero(chosen)
+            if count < least or float(np.median(self.excess[chosen])) < OfSharpness.beyond:
+                continue
+            tiles = OfSharpness.tiles
+            places = self.rows[chosen] * tiles // self.shape[0] * tiles + self.columns[chosen] * tiles // self.shape[1]
+            expected = tiles**2 * (1 - (1 - tiles**-2) ** count)
+            strewn = len(np.unique(places)) > OfSharpness.strewn * expected
+            if self.soft or (strewn and count > OfSharpness.strewn * len(self.rows)):
+                return True
+        return False
+
+
+def _filled(plane: Array, absent: NDArray[np.bool_]) -> Values:
+    """Return samples in units of the largest, those that are missing as the mean of what is around them."""
+    known = np.where(absent, 0.0, plane.astype(np.float64))
+    known /= float(np.abs(known).max()) or 1.0
+    if not absent.any():
+        return known
+    from scipy.ndimage import uniform_filter
+
+    share = uniform_filter((~absent).astype(np.float64), OfSharpness.filled)
+    around = np.divide(uniform_filter(known, OfSharpness.filled), share, out=np.zeros_like(known), where=share > 1e-9)
+    return np.where(absent, around, known)
+
+
+def _around(padded: Values, places: Places, columns: int) -> Values:
+    """Return the quartiles of the 24 samples around places."""
+    rows, along = np.divmod(places, columns)
+    window = [padded[rows + i, along + j] for i, j in itertools.product(range(5), repeat=2) if (i, j) != (2, 2)]
+    ordered = np.sort(window, axis=0)
+    return np.stack([ordered[5], ordered[11:13].mean(axis=0), ordered[17]])
+
+
+def _noise(padded: Values, few: Places, columns: int, bend: Values) -> tuple[float, float]:
+    """Return the least noise, and how many times the noise around it a sample is bent by chance, at most.
+
+    From two quantiles of a few samples, by a tail that falls from the one to the other and on exponentially.
+    """
+    sizes = np.abs(bend[few])
+    if len(sizes) < OfSharpness.least_sampled:
+        return 0.0, 0.0
+    least = float(np.sort(sizes)[: int(0.99 * len(sizes))].mean())
+    if least == 0:
+        return 0.0, 0.0
+    low, _, high = _around(padded, few, columns)
+    tenth, hundredth = np.quantile(sizes / np.maximum((high - low) / OfSharpness.quartiles, least), [0.9, 0.99])
+    decades = math.log10(bend.size / OfSharpness.chance) - 2
+    return least, float(hundredth + (hundredth - tenth) * decades)
+
+
+def _like(bend: Values, above: Values, share: tuple[float, float]) -> NDArray[np.bool_]:
+    """Tell where samples are bent by about as much as they are above what is around them, with the same sign."""
+    ratio = np.divide(bend, above, out=np.zeros_like(bend), where=above != 0)
+    return (ratio > share[0]) & (ratio < share[1])
+
+
+def _is_soft(z: Values, least: float) -> bool:
+    """Tell whether no step of the picture, of three differences of one sign, is as sharp as a pixel.
+
+    Behind optics of 0.8 pixels the middle difference of a step is half of the three.
+    """
+    steps = np.diff(z[::2], axis=1)
+    three = np.stack([steps[:, :-2], steps[:, 1:-1], steps[:, 2:]])
+    whole = three.sum(axis=0)
+    one_sign = (three * np.sign(whole) >= 0).all(axis=0) & (np.abs(whole) > least)
+    sizes = np.abs(three[:, one_sign])
+    share = (sizes[1] / sizes.sum(axis=0))[sizes[1] >= sizes.max(axis=0)]
+    return len(share) < OfSharpness.least_steps or float(np.quantile(share, 0.9)) < OfSharpness.soft
