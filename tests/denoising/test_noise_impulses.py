@@ -230,15 +230,16 @@ def test_stars_are_no_outliers(width, noisy):
     assert HotPixels(0.001, fixed=False).reduce(z[..., None].astype(float)).missing is None
 
 
-def test_stars_of_500_counts_and_more_keep_their_flux():
-    sky, stars = seen_through_optics(1.2, count=12)
-    z = np.random.default_rng(0).poisson(sky) + np.random.default_rng(1).normal(0, 5, sky.shape)
-    result = denoise(z, quality="balanced")
-    error = 0.0
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [0.8, 1.2])
+def test_bright_stars_keep_their_flux_when_outliers_are_looked_for(width):
+    sky, stars = seen_through_optics(width, count=12)
+    z = np.random.default_rng(0).poisson(sky) + np.random.default_rng(1).normal(0, 2, sky.shape)
+    result = denoise(z, noise=HotPixels(0.001, fixed=False))
+    aperture = 11 * 10.2  # the noise of the sky in 11 x 11 samples
     for row, column, flux in stars:
         near = np.s_[max(round(row) - 5, 0) : round(row) + 6, max(round(column) - 5, 0) : round(column) + 6]
-        error = max(error, abs(np.sum(result[near] - z[near])) / flux)
-    assert error < 0.06
+        assert np.sum(result[near] - z[near]) == pytest.approx(0, abs=0.03 * flux + 3 * aperture)
 
 
 def test_hot_and_dead_pixels_and_tracks_of_cosmic_rays_are_missing():
@@ -253,7 +254,7 @@ def test_hot_and_dead_pixels_and_tracks_of_cosmic_rays_are_missing():
     found = find_hot_pixels(z[..., None])
     assert found.density == pytest.approx(strange.mean(), rel=0.2)
     missing = found.reduce(z[..., None]).missing
-    assert missing[strange].mean() > 0.9
+    assert missing[strange].mean() > 0.85  # not those beside a star
     assert np.count_nonzero(missing & ~strange) <= 1
     told = estimate_noise(z).model
     assert told.parts[0].kind == "hot-pixels"

@@ -198,6 +198,8 @@ class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
     clustered = figure(2.0, "times as many equal neighbours as of samples that are strewn")
     most = figure(0.99, "density, at most")
     piece = figure(2**16, "samples whose neighbours are sorted at a time", COST)
+    looked = figure(2**15, "samples among which the most common value is looked for", COST)
+    few = figure(1000, "samples of a value that are looked at first", COST)
 
 
 class OfHot(Figures, source=ON_STACKS):
@@ -213,7 +215,7 @@ class OfHot(Figures, source=ON_STACKS):
     least_count = figure(5, "hot pixels to believe in any")
     least_share = figure(2e-5, "of the samples: sensors have more, laws with long tails fewer")
     most_share = figure(0.02, "of the samples: with more they are no single ones")
-    most = figure(2**18, "samples of an image that are looked at first", COST)
+    most = figure(2**17, "samples of an image that are looked at first", COST)
     band = figure(64, "rows of it side by side", COST)
 
 

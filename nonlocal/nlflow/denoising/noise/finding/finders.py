@@ -58,6 +58,8 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     values = _candidates(present)
     # float64, from 0 to 1: what is found does not depend on the units then.
     low, span = float(present.min()), range_of(present)
+    if not any(_hinted(samples, absent, value, values, low, span) for value in values):
+        return None
     views = [_View.of(plane, unknown, values, low, span) for plane, unknown in channels_of(samples, absent)]
     found = {value: density for value in values if (density := _density(views, _unit(value, low, span)))}
     if not found:
@@ -101,13 +103,26 @@ def _candidates(present: Array) -> list[Any]:
 
     Other noise may go beyond the impulses, but then hardly any sample is at the end of the range.
     """
-    values, counts = np.unique(present, return_counts=True)
-    half = int(np.clip(np.searchsorted(np.cumsum(counts), present.size / 2), 1, len(values) - 1))
-    found = [values[0], values[-1]]
-    for part, count, end in ((values[:half], counts[:half], 0), (values[half:], counts[half:], -1)):
-        if count[end] < OfImpulses.least_count:
-            found.append(part[np.argmax(count)])
+    found, middle = [present.min(), present.max()], np.median(present[:: max(1, present.size // OfImpulses.looked)])
+    values, counts = np.unique(present[:: max(1, present.size // OfImpulses.looked)], return_counts=True)
+    for end, side in ((found[0], values < middle), (found[1], values >= middle)):
+        if side.any() and np.count_nonzero(present == end) < OfImpulses.least_count:
+            found.append(values[side][np.argmax(counts[side])])
     return sorted(set(found))
+
+
+def _hinted(samples: Array, absent: NDArray[np.bool_], value: Any, values: list[Any], low: float, span: float) -> bool:
+    """Tell whether some samples of a value stick out of their neighbours, by a look at few of them."""
+    count = 0.0
+    for plane, unknown in channels_of(samples, absent):
+        places = np.argwhere((plane == value) & ~unknown)
+        if len(places):
+            few = places[:: max(1, len(places) // OfImpulses.few)]
+            scaled = (np.where(unknown, low, plane).astype(np.float64) - low) / span
+            median, spread = surroundings(scaled, unknown | np.isin(plane, values), few)
+            least = np.maximum(OfImpulses.out * spread, OfImpulses.least_step)
+            count += len(places) * float(np.mean(np.abs(median - _unit(value, low, span)) > least))  # not for NaN
+    return 2 * count >= OfImpulses.least_count
 
 
 def _density(views: list[_View], value: float) -> float:
@@ -212,13 +227,12 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
 
 def _outliers_of(samples: Array, absent: NDArray[np.bool_]) -> HotPixels | None:
     """Return the outliers of an image; of a large one after a look at bands of its rows."""
-    rows = max(OfHot.most // samples[0].size, 3 * OfHot.band)
-    if len(samples) > rows:
-        tops = [k * (len(samples) - OfHot.band) // (rows // OfHot.band - 1) for k in range(rows // OfHot.band)]
-        index = (np.array(tops)[:, None] + np.arange(OfHot.band)).ravel()
-        seams = np.arange(len(index)) % OfHot.band  # bands do not go on where they meet
-        there = absent[index] | ((seams == 0) | (seams == OfHot.band - 1))[:, None]
-        if _outliers_of(samples[index], there) is None:
+    count = max(OfHot.most // (OfHot.band * samples[0].size), 3)
+    if len(samples) > count * OfHot.band:
+        tops = np.arange(count) * (len(samples) - OfHot.band) // (count - 1)
+        index = (tops[:, None] + np.arange(OfHot.band)).ravel()
+        looked = (Outliers.of(plane[index], absent[index], OfHot.band) for plane in np.moveaxis(samples, -1, 0))
+        if not any(one.believed for one in looked):
             return None
     each = [Outliers.of(samples[..., c], absent) for c in range(samples.shape[-1])]
     if not any(one.believed for one in each):

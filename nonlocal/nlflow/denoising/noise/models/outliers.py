@@ -192,27 +192,37 @@ def _reach(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def surroundings(
-    plane: NDArray[np.float64], excluded: NDArray[np.bool_]
+    plane: NDArray[np.float64], excluded: NDArray[np.bool_], places: NDArray[np.intp] | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the median and the robust standard deviation of each sample's neighbours; NaN where they are too few."""
+    """Return the median and the robust standard deviation of each sample's neighbours; NaN where they are too few.
+
+    Of all samples, or of those at places (n, axes) alone.
+    """
     reach = _reach(plane.shape)
     margins = [(r, r) for r in reach]
     padded = np.pad(np.where(excluded, np.nan, plane), margins, constant_values=np.nan)
     window = tuple(2 * r + 1 for r in reach)
+    if places is not None:
+        return _of_windows(sliding_window_view(padded, window)[tuple(places.T)], 1)
     median, spread = np.empty_like(plane), np.empty_like(plane)
     rows = max(1, OfImpulses.piece // math.prod(plane.shape[1:]))
     for top in range(0, plane.shape[0], rows):
         part = sliding_window_view(padded[top : top + rows + 2 * reach[0]], window)
-        part = np.delete(part.reshape(*part.shape[: plane.ndim], -1), math.prod(window) // 2, axis=-1)
-        ordered = np.sort(part, axis=-1)  # NaN comes last
-        count = np.isfinite(ordered).sum(axis=-1)
-        low, mid, high = (_ranked(ordered, count, share) for share in (0.25, 0.5, 0.75))
-        few = count < OfImpulses.least_neighbours * part.shape[-1]
-        median[top : top + rows] = np.where(few, np.nan, mid)
-        # Few neighbours may be alike by chance.
-        sure = (high - low) / 1.349 * (1 + OfImpulses.unsure / np.maximum(count, 1))
-        spread[top : top + rows] = np.where(few, np.nan, np.maximum(sure, OfImpulses.least_spread))
+        median[top : top + rows], spread[top : top + rows] = _of_windows(part, plane.ndim)
     return median, spread
+
+
+def _of_windows(part: NDArray[np.float64], axes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return median and robust standard deviation of windows, of which the first axes count, without their middle."""
+    flat = part.reshape(*part.shape[:axes], -1)
+    flat = np.delete(flat, flat.shape[-1] // 2, axis=-1)
+    ordered = np.sort(flat, axis=-1)  # NaN comes last
+    count = np.isfinite(ordered).sum(axis=-1)
+    low, mid, high = (_ranked(ordered, count, share) for share in (0.25, 0.5, 0.75))
+    few = count < OfImpulses.least_neighbours * flat.shape[-1]
+    # Few neighbours may be alike by chance.
+    sure = (high - low) / 1.349 * (1 + OfImpulses.unsure / np.maximum(count, 1))
+    return np.where(few, np.nan, mid), np.where(few, np.nan, np.maximum(sure, OfImpulses.least_spread))
 
 
 def _ranked(ordered: NDArray[np.float64], count: NDArray[np.intp], share: float) -> NDArray[np.float64]:

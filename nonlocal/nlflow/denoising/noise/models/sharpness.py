@@ -35,13 +35,15 @@ class Outliers:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, plane: Array, absent: NDArray[np.bool_]) -> Self:
-        """Look at samples of any unit; O(N)."""
+    def of(cls, plane: Array, absent: NDArray[np.bool_], band: int | None = None) -> Self:
+        """Look at samples of any unit, of which every `band` rows need not go on in the next; O(N)."""
         z = _filled(plane, absent)
         columns = z.shape[1]
         padded = np.pad(z, 2, mode="reflect" if min(z.shape) > 2 else "edge")
         off = [z - (padded[2:-2, 1:-3] + padded[2:-2, 3:-1]) / 2, z - (padded[1:-3, 2:-2] + padded[3:-1, 2:-2]) / 2]
         off[0][:, [0, -1]] = off[1][[0, -1]] = 0  # a slope would have a kink where it is mirrored
+        if band is not None:
+            off[1][::band] = off[1][band - 1 :: band] = 0
         bend = np.where(np.abs(off[0]) > np.abs(off[1]), *off).ravel()
         few = np.arange(0, bend.size, max(1, bend.size // OfSharpness.sampled) | 1)
         few = few[~absent.ravel()[few]]
