@@ -228,6 +228,7 @@ class OfSharpness(
     sampled = figure(3000, "samples whose noise is looked at", COST)
     least_sampled = figure(200, "of them that tell a quantile", BY_HAND)
     quartiles = figure(1.349, "between the quartiles of a Gaussian law, in standard deviations", OF_LAW)
+    tail = figure((0.2, 0.05), "shares of the samples that are bent most, from which their tail is told")
     chance = figure(0.1, "samples of the picture that noise takes so far")
     sharp = figure((0.8, 1.15), "of its height is a sample above both neighbours; a line behind optics 0.54 at most")
     roughly = figure((0.7, 1.4), "the same by four samples around, for a first choice", COST)
@@ -236,7 +237,7 @@ class OfSharpness(
     least_steps = figure(20, "steps that tell how sharp a picture is")
     least = figure(5, "outliers in a soft picture to believe in any")
     least_alone = figure(8, "the same in a sharp one")
-    beyond = figure(1.5, "times as far as noise reaches are most of them: a tail ends there")
+    beyond = figure(2.0, "times as far as noise reaches are most of them: a tail ends there")
     tiles = figure(4, "along each axis, over which outliers are strewn")
     strewn = figure(0.7, "of the tiles that chance hits, and of the outliers that are alone, at least")
 

@@ -124,13 +124,14 @@ def _noise(padded: Values, few: Places, columns: int, bend: Values) -> tuple[flo
     sizes = np.abs(bend[few])
     if len(sizes) < OfSharpness.least_sampled:
         return 0.0, 0.0
-    least = float(np.sort(sizes)[: int(0.99 * len(sizes))].mean())
+    least = float(np.sort(sizes)[: int((1 - OfSharpness.tail[1]) * len(sizes))].mean())
     if least == 0:
         return 0.0, 0.0
     low, _, high = _around(padded, few, columns)
-    tenth, hundredth = np.quantile(sizes / np.maximum((high - low) / OfSharpness.quartiles, least), [0.9, 0.99])
-    decades = math.log10(bend.size / OfSharpness.chance) - 2
-    return least, float(hundredth + (hundredth - tenth) * decades)
+    shares = np.array(OfSharpness.tail)
+    first, last = np.quantile(sizes / np.maximum((high - low) / OfSharpness.quartiles, least), 1 - shares)
+    decades = math.log10(bend.size * shares[1] / OfSharpness.chance) / math.log10(shares[0] / shares[1])
+    return least, float(last + (last - first) * decades)
 
 
 def _like(bend: Values, above: Values, share: tuple[float, float]) -> NDArray[np.bool_]:
