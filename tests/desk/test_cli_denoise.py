@@ -579,6 +579,8 @@ def test_a_report_says_what_it_rests_on_and_what_the_preset_works_with() -> None
     assert doubtful["because"] == "structure is everywhere"
     assert "--strength" in doubtful["if wrong"]
     assert "--flat" in doubtful["if wrong"]
+    recording = report_of(confidence="medium", reasons=("few samples",)) | {"kind": "signal"}
+    assert "--flat" not in dict(summary(recording))["if wrong"]
     assert "because" not in dict(summary(report_of(confidence="high", reasons=("flat parts show it",))))
     cut = report_of(sigma_effective=3.9, model={"spectrum": [1.0]}, residual=1.0)
     assert dict(summary(cut))["sigma"].startswith("3.9 (estimated)")

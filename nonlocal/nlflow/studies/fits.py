@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtrit
@@ -99,6 +99,17 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Line:
 def no_fit(name: str, what: str, reason: str, expected: float | None = None, relation: str = "=") -> Fit:
     """Return a fit that could not be made, with the reason."""
     return Fit(name, what, math.nan, math.nan, math.nan, expected, relation=relation, reason=reason)
+
+
+def at_least(fit: Fit, bound: float) -> Fit:
+    """Return a fit that should not be below a bound, with the verdict; none where its interval holds the bound.
+
+    A number of three points that is far above the bound by chance proves nothing.
+    """
+    if fit.slope >= bound > fit.low:
+        why = f"the interval reaches below {bound:.4g}"
+        return replace(fit, passed=None, reason=f"{fit.reason}; {why}" if fit.reason else why)
+    return replace(fit, passed=fit.slope >= bound)
 
 
 def range_fit(name: str, what: str, values: Sequence[float], worst: float, *, expected: float, tolerance: float) -> Fit:

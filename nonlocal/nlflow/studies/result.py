@@ -142,6 +142,8 @@ def render_fits(fits: list[Fit]) -> str:
     lines: list[Row] = []
     for fit, name in zip(fits, words, strict=True):
         expected = "" if fit.expected is None else f"{'>= ' if fit.relation == '>=' else ''}{fit.expected:.4g}"
+        if fit.expected is not None and fit.relation == "=" and fit.tolerance:
+            expected += f" ± {fit.tolerance:.2g}"
         verdict = "" if fit.passed is None else "as expected" if fit.passed else "DIFFERS"
         lines.append(
             {

@@ -14,7 +14,7 @@ from nlflow.affinities import affinity
 from nlflow.kernels import Gaussian, Kernel, RadialKernel
 from nlflow.studies.continuum import continuum_average
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, judged
-from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit
+from nlflow.studies.fits import FEWEST, Fit, at_least, no_fit, power_fit
 from nlflow.studies.options import check_continuum, check_sizes
 from nlflow.studies.settings import Floats, grid, sampled, smooth, values_at
 
@@ -131,7 +131,7 @@ def _algebraic(name: str, law: str, rows: list[Row]) -> Fit:
     fit = power_fit(name, "order in 1/N", *columns(rows, "spacing", "error", "used"), expected=expected, tolerance=0.15)
     if relation == "=" or math.isnan(fit.slope):
         return replace(fit, relation=relation)
-    return replace(fit, relation=relation, passed=fit.slope >= (expected or 0.0) - 0.15)
+    return at_least(replace(fit, relation=relation), (expected or 0.0) - 0.15)
 
 
 def _steepness(name: str, rows: list[Row]) -> Fit:
@@ -140,7 +140,7 @@ def _steepness(name: str, rows: list[Row]) -> Fit:
     fine = [row for row in rows if row["used"]][-FEWEST:]
     if len(fine) == FEWEST:
         fit = power_fit(name, what, *columns(fine, "spacing", "error", "used"))
-        return replace(fit, expected=_STEEP, relation=">=", passed=fit.slope >= _STEEP)
+        return at_least(replace(fit, expected=_STEEP, relation=">="), _STEEP)
     flat = [row["nodes"] for row in rows if row["note"] == "rounding level"]
     if not flat:
         return no_fit(name, what, f"only {len(fine)} size(s) can be used", _STEEP, ">=")

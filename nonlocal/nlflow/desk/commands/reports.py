@@ -37,7 +37,7 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     rows = [("result", nothing)] if nothing else []
     alpha = "; its alpha channel is kept as it is" if report.get("alpha") else ""
     rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}{alpha}")]
-    rows += [("noise", bare(_noise(report))), *_doubts(details)]
+    rows += [("noise", bare(_noise(report))), *_doubts(details, report["kind"])]
     if has_sigma(details.get("model")):
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
@@ -54,11 +54,13 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     return rows + ([("figure", report["figure"])] if report["figure"] else [])
 
 
-def _doubts(details: dict[str, Any]) -> list[tuple[str, str]]:
+def _doubts(details: dict[str, Any], kind: str) -> list[tuple[str, str]]:
     """Return what a verdict that is not sure rests on, and what to do."""
     if details.get("confidence", "") in ("", "high") or not details.get("reasons"):
         return []
-    hint = "texture may be taken for noise: --strength 0.5 keeps more of it, --flat ROWS,COLUMNS measures a flat part"
+    hint = "structure may be taken for noise: --strength 0.5 keeps more of it, --sigma says how strong the noise is"
+    if kind == "image":
+        hint = "texture may be taken for noise: --strength 0.5 keeps more of it, --flat ROWS,COLUMNS measures a flat part"
     return [("because", in_shell(reason)) for reason in details["reasons"]] + [("if wrong", hint)]
 
 
