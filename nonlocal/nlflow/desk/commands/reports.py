@@ -60,7 +60,7 @@ def _doubts(details: dict[str, Any], kind: str) -> list[tuple[str, str]]:
         return []
     hint = "structure may be taken for noise: --strength 0.5 keeps more of it, --sigma says how strong the noise is"
     if kind == "image":
-        hint = "texture may be taken for noise: --strength 0.5 keeps more of it, --flat ROWS,COLUMNS measures a flat part"
+        hint = "texture may be taken for noise: --strength 0.5 keeps more, --flat ROWS,COLUMNS measures a flat part"
     return [("because", in_shell(reason)) for reason in details["reasons"]] + [("if wrong", hint)]
 
 
