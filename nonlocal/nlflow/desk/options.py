@@ -300,8 +300,9 @@ def options_of(quality: str, strength: float | None, settings: Given) -> Any:
     from nlflow.errors import InputError
 
     words: dict[str, Any] = {name: value for name, value in settings.values.items() if name not in _OF_COUNTS}
+    words |= {} if strength is None else {"strength": strength}
     try:
-        options = Options(**words, **({} if strength is None else {"strength": strength}))
+        options = Options(**words)
         options.check(quality)
     except InputError as error:
         name, _, why = str(error).partition(": ")
