@@ -166,6 +166,14 @@ def test_spikes_are_missing_and_lines_stay(width, unit):
     assert np.array_equal(single.missing, found)
 
 
+def test_spikes_side_by_side_are_found():
+    clean = np.arange(2000) / 50
+    noisy = clean + white()
+    places = [300, 304, 900, 905, 1400]
+    noisy[places] += [90, 60, 200, 45, 120]
+    assert np.flatnonzero(Spikes(0.01).reduce(noisy[:, None]).missing).tolist() == places
+
+
 def signals_with_narrow_parts():
     t, rng = np.arange(2000), np.random.default_rng(5)
     places = np.where(rng.random(2000) < 0.01, rng.exponential(50, 2000), 0)

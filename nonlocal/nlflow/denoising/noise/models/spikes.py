@@ -205,19 +205,31 @@ def spikes_in(values: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.bo
 
 def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]:
     """Return runs that are spikes by themselves, none of which touches another."""
+    from scipy.ndimage import label, median_filter
     from scipy.stats import chi2
     from scipy.stats import f as law_of_f
 
     size, most = len(values), OfSpikes.longest
     limit = math.log(OfSpikes.false / size)
     starts = np.unique(np.clip(np.add.outer(places, np.arange(-most, 3)).ravel(), 0, size - 1))
-    padded = np.pad(values, OfSpikes.beside + most, mode="reflect", reflect_type="odd")
+    margin = OfSpikes.beside + most
+    padded, middle = np.pad(values, margin, mode="reflect", reflect_type="odd"), np.pad(values, margin, mode="edge")
+    middle = median_filter(middle, 2 * most + 1)
+    islands = label(np.abs(padded - middle) > OfSpikes.rough * np.pad(level, margin, mode="edge"))[0]
+    islands[np.bincount(islands.ravel())[islands] > most] = 0
     freedom = 2 * OfSpikes.beside - 3
     found: list[_Run] = []
     proofs: dict[tuple[int, int], tuple[float, bool]] = {}
     for length in range(1, most + 1):
         shapes, start = _shapes(length), starts[starts + length <= size]
-        own = sliding_window_view(padded, length + 2 * OfSpikes.beside)[start + most]
+        own, others, calm = (
+            sliding_window_view(one, length + 2 * OfSpikes.beside)[start + most] for one in (padded, islands, middle)
+        )
+        # Another spike of the same sign nearby, with calm samples between the two, says nothing of this one.
+        near = others[:, OfSpikes.beside - 1 : 1 - OfSpikes.beside]
+        sign = np.sign(own - calm)
+        others = np.where(sign == sign[:, OfSpikes.beside, None], others, 0)
+        own = np.where((others > 0) & ~(others[:, :, None] == near[:, None]).any(axis=2), calm, own)
         unit = level[np.minimum(start + length // 2, size - 1)]
         own = (own - own[:, :1]) / unit[:, None]
         beside = own[:, ~shapes.inside]
