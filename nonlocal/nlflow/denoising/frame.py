@@ -285,13 +285,15 @@ def observe(
     few = None if is_by_pixels(quality, axes) else reduction.few
     frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept,
                   missing=reduction.missing, given=looked.told, few=few)  # fmt: skip
-    if rest is not None and not rest.is_white and signal.ndim < 4 and not is_by_pixels(quality, axes):
+    mapped = rest is not None and not rest.is_white and (signal.ndim == 4 or rest.is_mapped)
+    if rest is not None and not rest.is_white and not mapped and not is_by_pixels(quality, axes):
         frame, f = _coloured(frame, signal, rest)
     else:
         if rest is not None and not rest.is_white:
             powers = rest.powers(signal.shape[-1], signal.ndim - 1)  # correlated noise of volumes is refused
             # Of a mixture; a flow of pixels counts it as white noise.
-            sigma = rest.along(signal) if signal.ndim == 4 else math.sqrt(float(powers.mean()))
+            sigma = rest.along(signal) if mapped else math.sqrt(float(powers.mean()))
+            sigma = sigma if axes.channel is None or not mapped else np.moveaxis(sigma, -1, axes.channel)
         elif rest is not None:
             sigma = rest.sigma
         elif sigma is not None and options.strength != 1:
@@ -368,7 +370,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
 
 def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
     """Return the frame of samples whose noise is not white, in units of its root mean square, and the samples so."""
-    from nlflow.denoising.noise.models.gaussian import OPPONENT, smoothed
+    from nlflow.denoising.noise.models.gaussian import OPPONENT
     from nlflow.denoising.noise.spectra import levels_for
 
     missing, channels, dimension = frame.missing, signal.shape[-1], signal.ndim - 1
@@ -385,7 +387,7 @@ def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame,
         f[missing] = 0
     axes = np.asarray(OPPONENT) if noise.opponent else channels_for(channels, Spread.of(f).moments)
     spectrum = (counted if noise.opponent else np.tensordot(axes**2, counted, axes=1)) / unit**2
-    strength = np.maximum(np.square(noise.relative(smoothed(signal)))[..., None], LEAST_VARIANCE)
+    strength = np.maximum(np.square(noise.at(signal))[..., None], LEAST_VARIANCE)
     levels = LEVELS if noise.compressed else levels_for(spectrum, LEVELS)
     frame = replace(frame, offset=offset, coloured=Coloured(axes, spectrum, strength, levels))
     return frame, f if missing is None else filled(f, missing)
@@ -483,14 +485,17 @@ def _given(
         return numbers, None, numbers == 0 if shape_of("sigma", sigma) else None
     levels = check_floats("sigma", sigma)
     _check_levels(levels)
-    if levels.shape == spatial:
+    if len(spatial) == 3 and levels.shape == spatial[:1]:  # of each slice or frame
+        levels = levels[:, None, None]
+    if levels.ndim == len(spatial) and levels.shape in (spatial, (spatial[0], 1, 1)):
         levels = np.broadcast_to(levels[..., None], signal.shape)
     elif channel_axis is not None and levels.ndim == signal.ndim:
         levels = np.moveaxis(levels, channel_axis, -1)
     if levels.shape != signal.shape:
         each = f", ({channels},) for one number a channel" if channel_axis is not None else ""
+        one = f", ({spatial[0]},) for one number a slice or frame" if len(spatial) == 3 else ""
         raise InputError(
-            f"sigma: got an array of shape {np.shape(sigma)}, expected a number, {spatial} for a map{each}"
+            f"sigma: got an array of shape {np.shape(sigma)}, expected a number, {spatial} for a map{each}{one}"
         )
     present = levels.reshape(-1, channels) if missing is None else levels[~missing]
     if present.min() == present.max():

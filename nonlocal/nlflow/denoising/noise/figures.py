@@ -167,6 +167,7 @@ class OfSpeckle(Figures, source=ON_PHOTOGRAPHS):
     amplitudes = figure(1.5, "looks of amplitudes, at most: more are not told from counts", ON_SPECKLE)
     rounded = figure(0.2, "of the least intensity that is not 0: what 0 counts as", BY_HAND)
     bins = figure(6, "of intensity")
+    counted = figure(10.0, "times the least intensity that is not 0: darker windows may hold counts", BY_HAND)
     dim = figure(0.02, "of the mean: darker windows are left out, where samples are whole numbers")
     range = figure(1.7, "of intensities, at least, where evenness tells")
     slope = figure(0.25, "of log noise over log intensity: 0 for speckle, -1/2 for counts, -1 for white noise")
@@ -479,6 +480,29 @@ class OfFlat(Figures, source=ON_FLAT_PARTS):
     nothing = figure(1e-9, "of the range: less is rounding", OF_ROUNDING)
     at_end = figure(0.25, "of its samples: so many are at an end where noise was clipped or rounded")
     most = figure(200_000, "samples at which, every `step`, tiles begin", COST)
+
+
+class OfPlaces(Figures, source="measured: python -m benchmarks.finding_places"):
+    """White noise that differs from place to place."""
+
+    parts = figure(9, "along each axis of a picture, in each of which noise is measured", BY_HAND)
+    windows = figure(90, "along each axis of a picture", COST)
+    side = figure(8, "samples of a window", BY_HAND)
+    middle = figure((4, 5), "frequencies at which noise is measured; lower ones say where it is flat", BY_HAND)
+    high = figure((6, 7), "and the highest ones", BY_HAND)
+    constant = figure(
+        0.5, "of the samples of a window that are like their neighbours to the last bit, at most", BY_HAND
+    )
+    flat = figure(0.3, "of the windows of a part: those count as flat", BY_HAND)
+    least = figure(12, "flat windows of a part", BY_HAND)
+    repeats = figure(4.0, "coefficients of overlapping windows that tell as much as an independent one", BY_HAND)
+    least_parts = figure(12, "parts with noise", BY_HAND)
+    degrees = figure((2, 4), "of the surface, in turn", BY_HAND)
+    by_light = figure(4, "coefficients of a strength by intensity", BY_HAND)
+    white = figure(0.9, "noise at the highest frequencies over that at the next lower ones, at least")
+    met = figure(4.0, "mean square of the distance to the surface, in errors, at most")
+    better = figure(5.0, "times this distance is that to one strength, and to one by intensity, at least")
+    differ = figure(1.25, "times the least noise is the most, at least: less costs less than 0.1 dB")
 
 
 class OfRules(Figures, source=BY_HAND):

@@ -76,11 +76,11 @@ def _compressed(windows: Floats, scale: float) -> LogSpeckle | None:
 def _linear(windows: Floats) -> Speckle | None:
     """Return speckle where the logarithms of windows have its law, or are as noisy at all intensities."""
     # What became 0 by rounding is somewhere below half a step.
-    level = windows.mean(axis=(1, 2))
-    positive = windows[level > OfSpeckle.dim * level.mean()]
+    level, least = windows.mean(axis=(1, 2)), float(windows[windows > 0].min())
+    positive = windows[level > max(OfSpeckle.dim * float(level.mean()), OfSpeckle.counted * least)]
     if len(positive) < OfSpeckle.least_windows:
         return None
-    logs = np.log(np.maximum(positive, OfSpeckle.rounded * positive[positive > 0].min()))
+    logs = np.log(np.maximum(positive, OfSpeckle.rounded * least))
     flat = _Flat.of(logs)
     law = [(flat.distance(looks), looks, bool(root - 1))
            for root in (1, 2) if (looks := _looks_of(root * flat.sigma)) is not None]  # fmt: skip

@@ -23,6 +23,7 @@ from nlflow.denoising.noise.finding.finders import (
 )
 from nlflow.denoising.noise.finding.flat import FlatParts, checked_part, flat_parts, noise_of_part
 from nlflow.denoising.noise.finding.mosaics import find_mosaic
+from nlflow.denoising.noise.finding.places import find_places
 from nlflow.denoising.noise.finding.recordings import examine_recording
 from nlflow.denoising.noise.finding.sigma import (
     at_ends,
@@ -47,6 +48,7 @@ _WHOLE: Final[dict[Any, str]] = {
     find_whole_counts: "samples are whole counts: their variance is in proportion to their mean, as of single events",
     find_counts: "the variance grows with the mean along a line, and the noise is skewed as amplified counts are",
     find_speckle: "flat parts have the law of speckle, or as much of it at all intensities",
+    find_places: "flat parts say that white noise differs from place to place, and not as the intensity does",
     find_rician: "a background without signal has the law of magnitudes of complex noise",
 }
 _MOSAIC: Final = (
@@ -140,8 +142,8 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     rest = Reduction(samples, missing=missing)
     finders: tuple[Any, ...] = (find_impulses, find_speckle, find_rician, find_hot_pixels)
     if not volume:
-        finders = (find_whole_counts, find_impulses, find_speckle, find_hot_pixels, find_stripes, find_counts)
-    for find in finders:
+        finders = (find_whole_counts, *finders, find_stripes, find_counts)
+    for find in (*finders, find_places):
         seen = _slabs(rest.samples, rest.missing) if volume and find in _LOCAL else (rest.samples, rest.missing)
         found: Noise | None = find(*seen)
         if found is not None:

@@ -51,6 +51,12 @@ class GaussianNoise(Noise):
         measured, lose more of it than others, so a denoiser counts a power p, relative to the strongest, as
         p^(1 - compressed).
 
+    places : array of shape (a,), (a, b) or (a, b, c), optional
+        Standard deviation from place to place, relative to `sigma`: at the middles of so many equal parts along each
+        axis, linear between them, constant beyond. 1 part along an axis along which nothing changes; as many as samples
+        for slices or frames with a noise of their own. Areas that are constant to the last bit have no noise then, such
+        as surroundings that were set to 0.
+
     Raises
     ------
     InputError
@@ -73,6 +79,7 @@ class GaussianNoise(Noise):
     strengths: Any = None
     opponent: bool = False
     compressed: float = 0.0
+    places: Any = None
 
     def __post_init__(self) -> None:
         sigma = check_floats("sigma", self.sigma, ndim=(0, 1))
@@ -103,6 +110,10 @@ class GaussianNoise(Noise):
                 raise InputError("strengths: got negative numbers or zeros alone, expected numbers >= 0, some > 0")
             object.__setattr__(self, "intensities", places)
             object.__setattr__(self, "strengths", values)
+        if self.places is not None:
+            object.__setattr__(self, "places", check_floats("places", self.places, ndim=(1, 2, 3)))
+            if not self.places.min() > 0:
+                raise InputError(f"places: got {self.places.min():g}, expected numbers > 0, relative to sigma")
 
     @classmethod
     def from_kernel(cls, kernel: Any, sigma: Any = 1.0) -> Self:
@@ -131,7 +142,12 @@ class GaussianNoise(Noise):
     @property
     def is_white(self) -> bool:
         """Whether the noise has one strength and no correlation."""
-        return self.spectrum is None and self.intensities is None
+        return self.spectrum is None and self.intensities is None and self.places is None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the noise is white, of a strength that a map tells: it differs from place to place."""
+        return self.places is not None and self.spectrum is None and not self.opponent
 
     @property
     def white_sigma(self) -> Any:
@@ -190,7 +206,7 @@ class GaussianNoise(Noise):
 
     def nearest_white(self, channels: int, dimension: int) -> GaussianNoise:
         """Return the noise itself where it is white, otherwise that of `white`."""
-        return self if self.is_white else GaussianNoise(self.white(channels, dimension))
+        return self if self.is_white else GaussianNoise(self.white(channels, dimension), places=self.places)
 
     def relative(self, intensity: Array) -> Array:
         """Return the relative standard deviation at samples of an intensity."""
@@ -198,15 +214,34 @@ class GaussianNoise(Noise):
             return np.ones_like(intensity, np.float64)
         return np.asarray(np.interp(intensity, self.intensities, self.strengths))
 
+    def at(self, samples: Array) -> Array:
+        """Return the relative standard deviation (...) at noisy samples (..., C), by smoothed intensity and place."""
+        relative = self.relative(smoothed(samples))
+        return relative if self.places is None else relative * self._placed(samples.shape[:-1]) * ~constant(samples)
+
     def along(self, samples: Array) -> Array:
-        """Return the standard deviation at each of the noisy samples (..., C), by their smoothed intensity."""
-        return np.asarray(self.relative(smoothed(samples))[..., None] * np.broadcast_to(self.sigma, samples.shape[-1]))
+        """Return the standard deviation at each of the noisy samples (..., C)."""
+        return np.asarray(self.at(samples)[..., None] * np.broadcast_to(self.sigma, samples.shape[-1]))
+
+    def _placed(self, shape: tuple[int, ...]) -> Array:
+        """Return `places` for samples of a shape (...)."""
+        if self.places.ndim != len(shape):
+            raise InputError(f"noise: got places along {self.places.ndim} axes, and samples along {len(shape)}, "
+                             "expected as many; measure the noise of this picture")  # fmt: skip
+        values = self.places
+        for axis, (parts, n) in enumerate(zip(values.shape, shape, strict=True)):
+            where = np.clip((np.arange(n) + 0.5) * parts / n - 0.5, 0, parts - 1)
+            below = np.minimum(where.astype(int), max(parts - 2, 0))
+            share = np.expand_dims(where - below, tuple(a for a in range(len(shape)) if a != axis))
+            above = np.minimum(below + 1, parts - 1)
+            values = values.take(below, axis) * (1 - share) + values.take(above, axis) * share
+        return np.asarray(values)
 
     def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None, *, counted: bool = False) -> float:
         """Return the root mean square of the noise over samples (..., C), or of what a denoiser counts."""
         channels, dimension = samples.shape[-1], samples.ndim - 1
         powers = (self.counted if counted else self.powers)(channels, dimension)
-        relative = self.relative(smoothed(samples))
+        relative = self.at(samples)
         return math.sqrt(float(powers.mean())) * root_mean_square(relative if missing is None else relative[~missing])
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
@@ -225,6 +260,8 @@ class GaussianNoise(Noise):
         if self.opponent:
             noise = np.tensordot(OPPONENT.T, noise, axes=1)
         added = np.moveaxis(noise, 0, -1).reshape(samples.shape)
+        if self.places is not None:
+            added *= self._placed(samples.shape[:-1])[..., None]
         return np.asarray(restore(samples + added * self.relative(samples.mean(axis=-1, keepdims=True))))
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
@@ -247,7 +284,9 @@ class GaussianNoise(Noise):
         powers = [one.powers(channels, dimension) for one in (self, other)]
         colours = self.opponent or other.opponent
         for one, power in zip((self, other), powers, strict=True):
-            if one.opponent != colours and not (one.spectrum is None and np.ptp(power[:, 0, 0]) == 0):
+            if one.places is not None or (
+                one.opponent != colours and not (one.spectrum is None and np.ptp(power[:, 0, 0]) == 0)
+            ):
                 raise InputError(_NO_SUM)
         total = powers[0] + powers[1]
         sigma = np.sqrt(total.mean(axis=(1, 2)))
@@ -292,6 +331,9 @@ class GaussianNoise(Noise):
         level = root_mean_square(np.atleast_1d(self.sigma))
         words = "noise of a camera" if self.opponent else "white noise" if self.spectrum is None else "correlated noise"
         reach = ""
+        if self.places is not None:
+            least, most = level * self.places.min(), level * self.places.max()
+            words += f", from place to place {least:.3g} to {most:.3g}"
         if self.spectrum is not None:
             far = f"{self.range():.0f} {'sample' if self.spectrum.shape[1] == 1 else 'pixel'}s"
             reach = f"neighbouring {far.split()[1]} share their noise, over about {far}, "
@@ -314,6 +356,8 @@ class GaussianNoise(Noise):
             fields.append(f"spectrum of {' x '.join(map(str, self.spectrum.shape))}")
         if self.intensities is not None:
             fields.append(f"{len(self.intensities)} intensities")
+        if self.places is not None:
+            fields.append(f"places {' x '.join(map(str, self.places.shape))}")
         fields += ["opponent"] if self.opponent else []
         fields += [f"compressed {self.compressed:g}"] if self.compressed else []
         return f"GaussianNoise({', '.join(fields)})"
@@ -326,6 +370,19 @@ def smoothed(samples: Array) -> Array:
     intensity = samples.mean(axis=-1, dtype=np.float64)
     widths = [OfSpectra.smoothing if n > 1 else 0 for n in intensity.shape]
     return np.asarray(gaussian_filter(intensity, widths, mode="reflect"))
+
+
+def constant(samples: Array) -> NDArray[np.bool_]:
+    """Return where samples (..., C) are in an area of 3 along each axis that is constant to the last bit."""
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    size = [3 if n > 1 else 1 for n in samples.shape[:-1]]
+    same = np.ones(samples.shape[:-1], bool)
+    for plane in np.moveaxis(samples, -1, 0):
+        if not (np.diff(plane, axis=-1) == 0).any():
+            return np.zeros_like(same)
+        same &= maximum_filter(plane, size) == minimum_filter(plane, size)
+    return np.asarray(maximum_filter(same, size))
 
 
 def checked_spectrum(spectrum: Any) -> spectra.Spectrum:

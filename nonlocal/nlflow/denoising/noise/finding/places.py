@@ -1,0 +1,152 @@
+"""White noise that differs from place to place in a picture, or from slice to slice of a volume or clip."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.figures import OfPlaces
+from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.gaussian import GaussianNoise, constant
+from nlflow.domains.samples import range_of
+
+Floats = NDArray[np.float64]
+
+
+def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> GaussianNoise | None:
+    """Find white noise whose strength differs over a picture, or between slices, beyond what the intensity says.
+
+    In each part of the picture the flattest windows say how strong noise is, and whether it is white. A smooth surface
+    (a polynomial of the place) has to meet all parts within their errors, far better than one strength does, and
+    better than a strength that follows the intensity. In pictures without such noise parts are as noisy, or differ as
+    their texture does, which follows no surface, and is not white. Slices need no surface, but each must be white.
+
+    Parameters
+    ----------
+    samples : array of shape (H, W, C) or (D, H, W, C)
+    missing : bool array of shape (...), optional
+
+    Returns
+    -------
+    GaussianNoise or None
+
+    Notes
+    -----
+    Some thousands of windows are looked at: milliseconds, whatever the size of a picture.
+    """
+    if samples.ndim < 3 or min(samples.shape[-3:-1]) < OfPlaces.parts * OfPlaces.side:
+        return None
+    span = range_of(samples if missing is None else samples[~missing])
+    if not 0 < span < math.inf:
+        return None
+    luminance = samples.mean(axis=-1, dtype=np.float64) / span
+    if samples.ndim == 4:
+        hidden = [None] * len(samples) if missing is None else list(missing)
+        places = _of_slices([_parts(one, gone, 1) for one, gone in zip(luminance, hidden, strict=True)])
+    else:
+        places = _of_surface(_parts(luminance, missing, OfPlaces.parts))
+    if places is None:
+        return None
+    even = samples / np.maximum(GaussianNoise(1.0, places=places).at(samples), np.finfo(np.float32).tiny)[..., None]
+    areas = constant(samples) if missing is None else constant(samples) | missing
+    levels = channel_levels(estimate_sigmas(even, areas))
+    root = math.sqrt(float(np.square(places).mean()))
+    return GaussianNoise(root * (levels if np.ptp(levels) else float(levels[0])), places=places / root)
+
+
+class _Parts(NamedTuple):
+    """What the flattest windows of each part of a picture show, of those that have noise; each of shape (n,)."""
+
+    logs: Floats  # of the strength
+    errors: Floats
+    white: Floats  # noise at the highest frequencies over that at the next lower ones
+    light: Floats
+    rows: Floats  # from -1 to 1
+    columns: Floats
+
+
+def _parts(plane: Floats, missing: NDArray[np.bool_] | None, count: int) -> _Parts:
+    """Look at `count` x `count` parts of a picture (H, W)."""
+    from scipy.fft import dct
+
+    side = OfPlaces.side
+    starts = [np.unique(np.linspace(0, n - side, min(OfPlaces.windows, n // 2)).astype(int)) for n in plane.shape]
+    at = np.ix_(*starts)
+    windows = sliding_window_view(plane, (side, side))[at].reshape(-1, side, side)
+    # Areas of one value have no noise, as surroundings that somebody took away.
+    used = (windows[..., 1:] == windows[..., :-1]).mean(axis=(1, 2)) < OfPlaces.constant
+    if missing is not None:
+        used &= ~sliding_window_view(missing, (side, side))[at].any(axis=(-1, -2)).ravel()
+    basis = dct(np.eye(side), norm="ortho", axis=0)
+    coefficients = windows.reshape(len(windows), -1) @ np.kron(basis, basis).T
+    power, order = np.square(coefficients), np.maximum(*np.ogrid[:side, :side]).ravel()
+    middle, high = ((order >= first) & (order <= last) for first, last in (OfPlaces.middle, OfPlaces.high))
+    structure = power @ ((order > 0) & (order < OfPlaces.middle[0])).astype(float)
+    rows, columns = ((start + side // 2) * count // n for start, n in zip(starts, plane.shape, strict=True))
+    own = (rows[:, None] * count + columns).ravel()
+    found = []
+    for part in range(count**2):
+        inside = np.flatnonzero((own == part) & used)
+        flat = inside[np.argsort(structure[inside])[: int(OfPlaces.flat * len(inside))]]
+        if len(flat) < OfPlaces.least:
+            continue
+        seen = power[flat].mean(axis=0)
+        level = float(seen[middle | high].mean())
+        if level > 0:
+            error = math.sqrt(OfPlaces.repeats / (2 * len(flat) * np.count_nonzero(middle | high)))
+            white = math.sqrt(float(seen[high].mean() / max(seen[middle].mean(), np.finfo(np.float64).tiny)))
+            place = [2 * (one + 0.5) / count - 1 for one in divmod(part, count)]
+            found.append((math.log(level) / 2, error, white, float(coefficients[flat, 0].mean()), *place))
+    return _Parts(*np.array(found, np.float64).reshape(-1, len(_Parts._fields)).T)
+
+
+def _polynomials(rows: Floats, columns: Floats, degree: int) -> Floats:
+    powers = [(i, j) for i in range(degree + 1) for j in range(degree + 1 - i)]
+    return np.stack([rows**i * columns**j for i, j in powers], axis=-1)
+
+
+def _fit(parts: _Parts, basis: Floats) -> tuple[Floats, float]:
+    """Return coefficients of the logarithms of strengths, and how far they miss them, in errors, as a mean square."""
+    weights = 1 / parts.errors
+    found = np.linalg.lstsq(basis * weights[:, None], parts.logs * weights)[0]
+    missed = np.square((basis @ found - parts.logs) * weights).sum() / max(len(weights) - basis.shape[1], 1)
+    return found, float(missed)
+
+
+def _of_surface(parts: _Parts) -> Floats | None:
+    """Return the strengths on a grid where a surface meets those of the parts, and nothing else does."""
+    count = len(parts.logs)
+    if count < OfPlaces.least_parts or np.median(parts.white) < OfPlaces.white:
+        return None
+    light = (parts.light - parts.light.mean()) / (np.ptp(parts.light) or 1.0)
+    others = [_fit(parts, light[:, None] ** np.arange(powers))[1] for powers in (1, OfPlaces.by_light)]
+    for degree in OfPlaces.degrees:
+        basis = _polynomials(parts.rows, parts.columns, degree)
+        found, missed = _fit(parts, basis)
+        if 2 * basis.shape[1] > count:
+            return None
+        if missed < OfPlaces.met and missed * OfPlaces.better < min(others):
+            grid = (np.arange(OfPlaces.parts) + 0.5) / OfPlaces.parts * 2 - 1
+            # Beyond the parts that were seen a surface is a guess.
+            met = basis @ found
+            values = np.exp(np.clip(_polynomials(grid[:, None], grid, degree) @ found, met.min(), met.max()))
+            return np.asarray(values) if values.max() > OfPlaces.differ * values.min() else None
+    return None
+
+
+def _of_slices(slices: list[_Parts]) -> Floats | None:
+    """Return the strengths of slices (D, 1, 1) where they differ, and their noise is white."""
+    known = [k for k, one in enumerate(slices) if len(one.logs)]
+    if len(known) < 2:
+        return None
+    parts = _Parts(*(np.concatenate(values) for values in zip(*(slices[k] for k in known), strict=True)))
+    if parts.white.min() < OfPlaces.white or np.ptp(parts.logs) < math.log(OfPlaces.differ):
+        return None
+    if _fit(parts, np.ones((len(known), 1)))[1] < OfPlaces.met * OfPlaces.better:
+        return None
+    return np.exp(np.interp(np.arange(len(slices)), known, parts.logs))[:, None, None]
