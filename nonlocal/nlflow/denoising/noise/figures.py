@@ -16,7 +16,7 @@ T = TypeVar("T")
 BY_HAND = "chosen by hand"
 COST = "a bound of time or memory, chosen by hand"
 ON_PHOTOGRAPHS = "chosen on BSD68 and Kodak photographs, Set12 not looked at"
-ON_SPECKLE = "measured: python -m benchmarks.finding_speckle"
+BY_LAWS = "measured: python -m benchmarks.finding"
 ON_STACKS = "chosen on a brain template and two clips"
 ON_FLAT_PARTS = "measured on simulated noise and 50 photographs of PolyU: docs/decisions/flat-parts.md"
 BY_SWEEP = "measured: counts of 0.05 to 3 a sample in cells, a photograph and coins"
@@ -139,7 +139,9 @@ class OfMagnitudes(Figures, source=BY_HAND):
     alike = figure(0.08, "relative: so far a local mean of pure noise is from the mean")
     few = figure(0.005, "of the samples: fewer are no background")
     same_ratio = figure(0.06, "relative: so far the ratio of mean and spread of a background is from that of the law")
-    law = figure(0.03, "so far the distribution of a background may be from Rayleigh's")
+    law = figure(0.3, "distance of a background to Rayleigh's law over that to a Gaussian one, at most", BY_LAWS)
+    darkest = figure(0.01, "of the windows, that are looked at first")
+    first = figure(0.15, "relative: so far their ratio of mean and spread is from that of the law, at most")
     local = figure({1: 129, 2: 17, 3: 9}, "samples along an axis over which means are taken")
 
 
@@ -161,10 +163,10 @@ class OfSpeckle(Figures, source=ON_PHOTOGRAPHS):
     at_end = figure(0.02, "of the samples of a window, that may be at an end of the range")
     lowest = figure(2.0, "periods in a window, of which fewer are structure", BY_HAND)
     quantiles = figure(256, "at which laws are compared", BY_HAND)
-    law = figure(0.3, "distance to the law over that to a Gaussian one, at most", ON_SPECKLE)
-    skewed = figure(-0.45, "skewness of logarithms, at most: that of 5 looks", ON_SPECKLE)
-    alike = figure(1.15, "times the noise of the quieter half of the windows is that of the other, at most", ON_SPECKLE)
-    amplitudes = figure(1.5, "looks of amplitudes, at most: more are not told from counts", ON_SPECKLE)
+    law = figure(0.3, "distance to the law over that to a Gaussian one, at most", BY_LAWS)
+    skewed = figure(-0.45, "skewness of logarithms, at most: that of 5 looks", BY_LAWS)
+    alike = figure(1.15, "times the noise of the quieter half of the windows is that of the other, at most", BY_LAWS)
+    amplitudes = figure(1.5, "looks of amplitudes, at most: more are not told from counts", BY_LAWS)
     rounded = figure(0.2, "of the least intensity that is not 0: what 0 counts as", BY_HAND)
     bins = figure(6, "of intensity")
     counted = figure(10.0, "times the least intensity that is not 0: darker windows may hold counts", BY_HAND)
@@ -482,7 +484,7 @@ class OfFlat(Figures, source=ON_FLAT_PARTS):
     most = figure(200_000, "samples at which, every `step`, tiles begin", COST)
 
 
-class OfPlaces(Figures, source="measured: python -m benchmarks.finding_places"):
+class OfPlaces(Figures, source=BY_LAWS):
     """White noise that differs from place to place."""
 
     parts = figure(9, "along each axis of a picture, in each of which noise is measured", BY_HAND)

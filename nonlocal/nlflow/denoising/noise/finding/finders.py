@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.noise.figures import OfHot, OfImpulses, OfMagnitudes, OfStripes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
+from nlflow.denoising.noise.finding.speckle import windows_of
 from nlflow.denoising.noise.models.base import Array
 from nlflow.denoising.noise.models.magnitudes import Rician, mean_magnitude, stabilizer
 from nlflow.denoising.noise.models.outliers import (
@@ -368,6 +369,10 @@ def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> floa
 
 def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
     """Return the strength of Rician noise where magnitudes (..., C) >= 0 have a background of Rayleigh's law."""
+    from scipy.special import ndtr
+
+    if not _dark_as_noise(samples, absent):
+        return None
     absent = absent | _cut_out(samples, absent)
     values = np.where(absent[..., None], samples.dtype.type(0), samples)
     first = float(np.mean(estimate_sigmas(values, absent)))
@@ -378,11 +383,26 @@ def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
         return None
     sigma, inside = found
     background = np.sort(values[inside].ravel().astype(np.float64) / sigma)
-    law = -np.expm1(-np.square(background) / 2)
+    mean, spread = _of_nothing(1.0)
+    laws = -np.expm1(-np.square(background) / 2), ndtr((background - mean) / spread)
     # Both sides of a step: values that are whole numbers of something come in high steps.
     steps = [np.searchsorted(background, background, side) / len(background) for side in ("left", "right")]
-    apart = float(np.maximum(np.abs(law - steps[0]), np.abs(law - steps[1])).max())
-    return sigma if apart < OfMagnitudes.law + 2 / math.sqrt(len(background)) else None
+    apart, from_gaussian = (max(float(np.abs(law - step).max()) for step in steps) for law in laws)
+    return sigma if apart < OfMagnitudes.law * from_gaussian else None
+
+
+def _dark_as_noise(samples: Array, absent: NDArray[np.bool_]) -> bool:
+    """Tell whether mean and spread of the darkest windows are in the ratio of Rayleigh's law: a first look."""
+    windows = windows_of(samples, absent, (-math.inf, 0.0))
+    if not len(windows):
+        return True
+    level = windows.mean(axis=(1, 2))
+    darkest = windows[np.argsort(level)[: max(int(OfMagnitudes.darkest * len(level)), 1)]]
+    mean, spread = _of_nothing(1.0)
+    return (
+        abs(float(np.median(darkest.std(axis=(1, 2)) / darkest.mean(axis=(1, 2)))) * mean / spread - 1)
+        < OfMagnitudes.first
+    )
 
 
 def _of_nothing(coils: float) -> tuple[float, float]:

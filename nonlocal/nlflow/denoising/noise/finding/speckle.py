@@ -50,7 +50,7 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     if present.size == 0 or not 0 < range_of(present) < math.inf:
         return None
     low, high = float(present.min()), float(present.max())
-    windows = _windows(samples, absent, (low, high))
+    windows = windows_of(samples, absent, (low, high))
     if len(windows) < OfSpeckle.least_windows:
         return None
     scale = max(abs(low), abs(high))
@@ -84,21 +84,28 @@ def _linear(windows: Floats) -> Speckle | None:
     flat = _Flat.of(logs)
     law = [(flat.distance(looks), looks, bool(root - 1))
            for root in (1, 2) if (looks := _looks_of(root * flat.sigma)) is not None]  # fmt: skip
-    if law and flat.even:
+    bins = _bins(logs)
+    # Noise that is weaker somewhere, beside the intensity, is none: that of magnitudes, whose background has the law.
+    everywhere = flat.even and OfSpeckle.even * min(one.fine for one in bins) > flat.fine
+    if law and everywhere:
         distance, looks, amplitude = min(law)
         if distance < OfSpeckle.law and (not amplitude or looks < OfSpeckle.amplitudes):
             # At high frequencies there is less structure.
             fine = _looks_of((1 + amplitude) * flat.fine) if flat.white else looks
             return Speckle(fine or looks, amplitude)
-    sigma = _as_noisy_everywhere(logs)
+    sigma = _as_noisy_everywhere(bins)
     looks = None if sigma is None else _looks_of(sigma)
     return None if looks is None or looks > OfSpeckle.most_looks else Speckle(looks)
 
 
-def _as_noisy_everywhere(logs: Floats) -> float | None:
-    """Return the standard deviation of white noise that is the same at all levels of windows, which differ enough."""
+def _bins(logs: Floats) -> list[_Flat]:
+    """Return the flat ones among windows of alike levels, from dark to light."""
     order = np.argsort(logs.mean(axis=(1, 2)))
-    flats = [_Flat.of(logs[part]) for part in np.array_split(order, OfSpeckle.bins)]
+    return [_Flat.of(logs[part]) for part in np.array_split(order, OfSpeckle.bins)]
+
+
+def _as_noisy_everywhere(flats: list[_Flat]) -> float | None:
+    """Return the standard deviation of white noise that is the same at all levels, which differ enough."""
     levels, noise = ([value(flat) for flat in flats] for value in (lambda f: float(f.level.mean()), lambda f: f.fine))
     if levels[-1] - levels[0] < math.log(OfSpeckle.range) or not 0 < max(noise) < OfSpeckle.even * min(noise):
         return None
@@ -185,7 +192,7 @@ def _planes(size: tuple[int, int]) -> Floats:
     return np.asarray(parts / np.linalg.norm(parts, axis=(1, 2), keepdims=True))
 
 
-def _windows(samples: Array, absent: NDArray[np.bool_], ends: tuple[float, float], *, double: bool = False) -> Floats:
+def windows_of(samples: Array, absent: NDArray[np.bool_], ends: tuple[float, float], *, double: bool = False) -> Floats:
     """Return windows (n, a, b) of all channels and slices, none of which is missing, and hardly any at an end.
 
     Of twice the side where that is asked for.
@@ -221,7 +228,7 @@ def _with_spectrum(noise: Any, samples: Array, absent: NDArray[np.bool_]) -> Any
     even = noise.reduce(samples, absent).samples
     if absent.ndim > 2 or min(absent.shape) < 2:
         return noise
-    windows = _windows(even, absent, (-math.inf, math.inf), double=True)
+    windows = windows_of(even, absent, (-math.inf, math.inf), double=True)
     flat = _Flat.of(windows) if len(windows) >= OfSpeckle.least_windows else None
     if flat is None or flat.white:
         return noise
@@ -233,7 +240,7 @@ def _with_spectrum(noise: Any, samples: Array, absent: NDArray[np.bool_]) -> Any
     found = replace(noise, spectrum=power if power.shape[0] > 1 else power[0])
     # Windows that are flat by chance hold less of it, as such noise where nothing else is shows.
     drawn = LogSpeckle(1.0, found.looks, found.spectrum).sample(np.zeros(absent.shape), rng=0)[..., None]
-    seen = _Flat.of(_windows(drawn, np.zeros_like(absent), (-math.inf, math.inf))).sigma
+    seen = _Flat.of(windows_of(drawn, np.zeros_like(absent), (-math.inf, math.inf))).sigma
     factor = math.sqrt(_polygamma(1, found.looks)) / seen
     if isinstance(found, LogSpeckle):
         return found.scaled(factor)

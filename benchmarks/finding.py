@@ -1,10 +1,10 @@
-"""How well speckle is told by its law: pictures with it, of all kinds, and pictures with other noise, or none.
+"""How well noise is told by its law or its place: pictures with it, of all kinds, with other noise, and with none.
 
-    python -m benchmarks.finding_speckle FOLDER [FOLDER ...]
+    python -m benchmarks.finding FOLDER [FOLDER ...]
 
-Folders hold pictures without noise (photographs); simulated scenes are looked at beside them. For each kind of noise
-the share in which speckle of the right kind is found is printed, and the quantiles of its distance to the law, over
-that of a Gaussian one: `OfSpeckle.law` lies between those of speckle and of all else.
+Folders hold pictures without noise (photographs); simulated scenes are looked at beside them. The finders of speckle,
+of magnitudes and of noise that differs from place to place look at each; where something else is told than what was
+drawn, a line says so, and at last the share in which each kind was told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from scipy.ndimage import gaussian_filter
 
 from benchmarks.blind import instruments
 from benchmarks.denoising.methods import Array
-from nlflow.denoising.noise import find_speckle
+from nlflow.denoising.noise import find_rician, find_speckle
+from nlflow.denoising.noise.finding.places import find_places
 
 SCENES = ("text", "cells", "sky", "phantom", "relief")
 
@@ -57,6 +58,12 @@ def noises(clean: Array, rng: np.random.Generator) -> Iterator[tuple[str, str, A
         yield "speckle", f"1 look, {name}, 8 bits", np.clip(np.rint(60 * mean * amplitude**2), 0, 255)
         shown = 255 * (20 * np.log10(mean * amplitude + 1e-9) + 50) / 60
         yield "log-speckle", f"decibels, {name}, 8 bits", np.clip(np.rint(shown), 0, 255)
+    rows, columns = (np.linspace(-1, 1, n) for n in clean.shape)
+    round_ = 8 + 25 * np.exp(-2 * (rows[:, None] ** 2 + columns**2))
+    for name, level in (("round", round_), ("ramp", (20 + 15 * rows)[:, None])):
+        yield "gaussian", f"white, {name}", clean + level * rng.normal(size=clean.shape)
+    if (clean == 0).mean() > 0.1:
+        yield "rician", "magnitudes", np.hypot(clean + 12 * field[0], 12 * field[1])
 
 
 def main() -> None:
@@ -65,10 +72,11 @@ def main() -> None:
     told: dict[tuple[str, str], list[str]] = defaultdict(list)
     for number, (name, clean) in enumerate(pictures(parser.parse_args().folders)):
         for kind, noise, samples in noises(clean, np.random.default_rng(number)):
-            found = find_speckle(samples[..., None])
+            finders = (find_speckle, find_rician, find_places)
+            found = next((one for find in finders if (one := find(samples[..., None])) is not None), None)
             told[kind, noise].append("" if found is None else found.kind)
-            if not kind and found is not None:
-                print(f"false: {name}, {noise}: {found.describe()}")
+            if found is not None and found.kind != kind:
+                print(f"{name}, {noise}: {found.describe()}")
     for (kind, noise), found in told.items():
         print(f"{noise:32} {kind or 'none':12} {np.mean([one == kind for one in found]):.1%} of {len(found)}")
 
