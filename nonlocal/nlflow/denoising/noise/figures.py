@@ -389,6 +389,9 @@ class OfWindows(
     sides = figure({1: (16, 8, 4, 2), 2: (8, 4, 2)}, "of the windows; smaller ones where too few of the first fit")
     high = figure({1: 9 / 15, 2: 11 / 14}, "of the highest frequency: noise is measured from here on, structure below")
     first = figure({1: 0.5, 2: 0.01}, "of the windows: those with the least structure, from which the search starts")
+    repeated = figure(
+        0.25, "of samples like the next one, at most, in what has noise: 0.28 of integers with noise of 1", OF_LAW
+    )
     filled = figure({1: 9, 2: 5}, "a neighbourhood so wide that is constant was filled in, and has no noise")
     most_windows = figure(2**18, "windows that are looked at", COST)
     apart = figure(1.25, "ratio of the strengths of channels from which on they have one each")

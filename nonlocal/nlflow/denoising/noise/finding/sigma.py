@@ -249,23 +249,28 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     # float64, from 0 to 1: the estimate does not depend on the units then.
     low = float(present.min())
     scaled = np.where(absent, 0.0, (np.where(absent, low, plane).astype(np.float64) - low) / span)
-    absent = absent | _filled(scaled, absent, dimension)
+    filled = absent | _filled(scaled, dimension)
+    sides = [side for side in OfWindows.sides[dimension] if side <= min(plane.shape[-dimension:])]
+
+    def windows_of(side: int, hidden: NDArray[np.bool_]) -> Windows:
+        return _transform(scaled, hidden, (side if dimension == 2 else 1, side), _steps(scaled.shape, dimension))
+
+    counts = int(np.count_nonzero(filled & ~absent)), int(np.count_nonzero(~absent))
+    if _few(*counts) or _noisy(windows_of(sides[0], filled), _repeated(scaled, filled), counts[1] - counts[0]):
+        absent = filled
     limits = limits_of(*at_ends(scaled[~absent]))
-    for side in (side for side in OfWindows.sides[dimension] if side <= min(plane.shape[-dimension:])):
-        shape = (side if dimension == 2 else 1, side)
-        windows = _transform(scaled, absent, shape, _steps(scaled.shape, dimension))
+    for side in sides:
+        windows = windows_of(side, absent)
         if len(windows.structure) >= windows.first / 2:
             break  # otherwise smaller windows, down to the smallest
     return from_windows(windows, limits, OfWindows.first[dimension]) * span
 
 
-def _filled(scaled: NDArray[np.float64], absent: NDArray[np.bool_], dimension: int) -> NDArray[np.bool_]:
-    """Return where areas are constant to the last bit; nowhere when most is like that, as it is without noise."""
-    none = np.zeros_like(absent)
+def _filled(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
+    """Return where areas are constant to the last bit."""
     if not (np.diff(scaled, axis=-1) == 0).any():
-        return none
-    filled = _constant(scaled, dimension) & ~absent
-    return filled if _few(int(np.count_nonzero(filled)), int(np.count_nonzero(~absent))) else none
+        return np.zeros(scaled.shape, bool)
+    return _constant(scaled, dimension)
 
 
 def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
@@ -278,6 +283,16 @@ def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
 def _few(filled: int, present: int) -> bool:
     """Tell whether so few samples are filled in that the others have noise."""
     return 2 * filled < present
+
+
+def _repeated(scaled: NDArray[np.float64], filled: NDArray[np.bool_]) -> int:
+    """Return how many samples outside of what is filled in are like the next one."""
+    return int(np.count_nonzero((scaled[:, 1:] == scaled[:, :-1]) & ~filled[:, :-1]))
+
+
+def _noisy(windows: Windows, repeated: int, others: int) -> bool:
+    """Tell whether what is not filled in has noise where most is: many windows, of many values, unlike a drawing."""
+    return len(windows.structure) >= windows.first and repeated < OfWindows.repeated * others
 
 
 def _steps(size: tuple[int, ...], dimension: int) -> tuple[int, int]:
@@ -335,6 +350,8 @@ class PartWindows:
     ends : pair of (int, int, int)
         How many samples there are, how many are the lowest and the highest of the whole: of all, and of those that
         were not filled in.
+    repeated : int
+        How many samples that were not filled in are like the next one of the whole.
     """
 
     first: tuple[int, int]
@@ -343,6 +360,7 @@ class PartWindows:
     touched: NDArray[np.bool_]
     high: NDArray[np.float32]
     ends: tuple[tuple[int, int, int], tuple[int, int, int]]
+    repeated: int
 
 
 def window_sides(whole: tuple[int, ...]) -> tuple[int, ...]:
@@ -397,6 +415,8 @@ def windows_of_part(
     mine = tuple(slice(b, b + n) for b, n in zip(around, own, strict=True))
     filled = _constant(scaled, dimension)
     ends = (at_ends(scaled[mine].ravel()), at_ends(scaled[mine][~filled[mine]]))
+    wider = mine[0], slice(mine[1].start, mine[1].stop + 1)  # with the next sample, where there is one
+    repeated = _repeated(scaled[wider], filled[wider])
     shape, rows = (side if dimension == 2 else 1, side), _as_rows(whole, whole, 1)
     steps = _steps(rows, dimension)
     cut, first = [], []
@@ -408,13 +428,13 @@ def windows_of_part(
     if 0 in counts:
         nothing = np.empty(counts)
         return PartWindows(
-            (first[0], first[1]), nothing, nothing, nothing > 0, np.empty((*counts, 0), np.float32), ends
+            (first[0], first[1]), nothing, nothing, nothing > 0, np.empty((*counts, 0), np.float32), ends, repeated
         )
     lattice = tuple(slice(start, stop) for start, stop, _ in cut)
     windows = _transform(scaled[lattice], np.zeros_like(filled[lattice]), shape, steps)
     return PartWindows(
         (first[0], first[1]), windows.structure.reshape(counts), windows.mean.reshape(counts),
-        _touched(filled[lattice], shape, steps), windows.high.reshape(*counts, -1), ends,
+        _touched(filled[lattice], shape, steps), windows.high.reshape(*counts, -1), ends, repeated,
     )  # fmt: skip
 
 
@@ -445,14 +465,16 @@ def sigma_of_parts(
     every, unfilled = (
         [sum(numbers) for numbers in zip(*(part.ends[k] for part in parts), strict=True)] for k in (0, 1)
     )
+
+    def windows_of(used: Any) -> Windows:
+        values = (structure.ravel()[used], high.reshape(touched.size, -1)[used], mean.ravel()[used])
+        return Windows(*values, OfWindows.repeats * math.prod(shape))
+
+    windows = windows_of(~touched.ravel())
     few = _few(every[0] - unfilled[0], every[0])
-    used = ~touched.ravel() if few else np.ones(touched.size, bool)
-    windows = Windows(
-        structure.ravel()[used],
-        high.reshape(touched.size, -1)[used],
-        mean.ravel()[used],
-        OfWindows.repeats * math.prod(shape),
-    )
+    if not few and side == window_sides(whole)[0]:
+        few = _noisy(windows, sum(part.repeated for part in parts), unfilled[0])
+    windows = windows if few else windows_of(slice(None))
     if side != window_sides(whole)[-1] and len(windows.structure) < windows.first / 2:
         return None
     return from_windows(windows, limits_of(*(unfilled if few else every)), OfWindows.first[dimension]) * (
