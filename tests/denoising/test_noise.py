@@ -166,6 +166,12 @@ def test_a_constant_has_no_noise(value):
     assert estimate_sigma(np.full((40, 40), value)) == 0
 
 
+def test_where_most_was_set_to_zero_the_rest_tells_the_noise():
+    image = np.zeros((128, 128))
+    image[32:96, 32:96] = 1 + 0.1 * np.random.default_rng(0).standard_normal((64, 64))
+    assert estimate_sigma(image) == pytest.approx(0.1, rel=0.1)
+
+
 def test_what_is_drawn_has_no_noise():
     drawn = np.zeros((128, 128))
     drawn[30:60, 20:90] = 0.5

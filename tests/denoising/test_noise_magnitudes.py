@@ -4,12 +4,23 @@ import math
 
 import numpy as np
 import pytest
+from scipy import ndimage as ndi
 from scipy.integrate import quad
 from scipy.special import eval_genlaguerre, i0e, i1e
 from scipy.stats import ncx2, rice
 
-from nlflow import InputError, denoise
-from nlflow.denoising.noise import Impulses, Mixture, NoncentralChi, Poisson, Rician, find_rician, load_noise
+from nlflow import InputError, denoise, estimate_noise
+from nlflow.denoising.noise import (
+    GaussianNoise,
+    Impulses,
+    Mixture,
+    NoncentralChi,
+    Poisson,
+    Rician,
+    find_rician,
+    load_noise,
+)
+from nlflow.denoising.noise.finding.places import find_places
 from nlflow.denoising.noise.finding.verdict import examine
 from nlflow.denoising.noise.models import magnitudes
 from nlflow.errors import FileFormatError
@@ -262,3 +273,47 @@ def test_they_say_what_they_are():
 def test_what_is_no_magnitude_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+# ---- noise that differs from place to place
+
+
+def levels(side=200):
+    rows, columns = (np.linspace(-1, 1, side) for _ in range(2))
+    return 10 + 20 * np.exp(-2 * (rows[:, None] ** 2 + columns**2))
+
+
+def test_a_map_of_the_noise_is_found_beside_an_intensity_that_does_not_tell_it():
+    rng, level = np.random.default_rng(0), levels()
+    clean = 100 + 60 * np.sin(np.arange(200) / 25) * np.ones((200, 1))
+    found = find_places((clean + level * rng.normal(size=clean.shape))[..., None])
+    np.testing.assert_allclose(found.along(clean[..., None])[..., 0], level, rtol=0.2)
+    assert "from place to place" in found.describe()
+    for other in (clean, clean + 15 * rng.normal(size=clean.shape), rng.poisson(clean).astype(float),
+                  clean + level * ndi.gaussian_filter(rng.normal(size=clean.shape), 1)):  # fmt: skip
+        assert find_places(other[..., None]) is None
+
+
+def test_a_stripped_background_stays_as_it_is_under_a_map():
+    rng, level = np.random.default_rng(1), levels()
+    inside = np.hypot(*np.mgrid[-1:1:200j, -1:1:200j]) < 0.8
+    clean = np.where(inside, 150.0, 0.0)
+    noisy = np.where(inside, clean + level * rng.normal(size=clean.shape), 0.0)
+    verdict = estimate_noise(noisy)
+    assert verdict.confidence == "high"
+    assert verdict.model.is_mapped
+    result = denoise(noisy, quality="fast")
+    assert np.abs(result[~ndi.binary_dilation(inside, iterations=3)]).max() == 0
+    assert (result - clean)[inside].std() < 0.6 * (noisy - clean)[inside].std()
+
+
+def test_maps_fit_the_axes_and_are_sampled():
+    noise = GaussianNoise(2.0, places=[[1.0, 3.0]])
+    z = noise.sample(np.zeros((200, 200)), rng=0)
+    assert z[:, :50].std() == pytest.approx(2, rel=0.05)
+    assert z[:, 150:].std() == pytest.approx(6, rel=0.05)
+    assert noise.nearest_white(1, 2) == noise
+    with pytest.raises(InputError, match=r"^noise: got places along 2 axes, and samples along 1"):
+        noise.sample(np.zeros(50))
+    with pytest.raises(InputError, match=r"^places: got 0"):
+        GaussianNoise(2.0, places=[[0.0, 1.0]])

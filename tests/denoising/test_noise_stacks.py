@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from nlflow import InputError, estimate_noise, estimate_sigma
+from nlflow import InputError, denoise, estimate_noise, estimate_sigma
 from nlflow.denoising import Options
 from nlflow.denoising.frame import Frame, observe
 from nlflow.denoising.layout import Axes
@@ -353,3 +353,18 @@ def test_counts_that_were_found_can_be_scaled_as_noise_by_intensity():
     assert Mixture([HotPixels(0.01), Rician(1.0)]).scaled(2.0).parts[1] == Rician(2.0)
     with pytest.raises(InputError, match="strength: got 2 with counts"):
         Mixture([HotPixels(0.01), counts]).scaled(2.0)
+
+
+@pytest.mark.parametrize("axes", ["ZYX", "TYX"])
+def test_slices_and_frames_have_a_noise_of_their_own(axes):
+    level = np.linspace(5, 20, 8)
+    clean = tissue(80)[:8]
+    noisy = clean + level[:, None, None] * np.random.default_rng(0).standard_normal(clean.shape)
+    model = estimate_noise(noisy, axes=axes).model
+    np.testing.assert_allclose(model.along(noisy[..., None])[:, 0, 0, 0], level, rtol=0.1)
+    assert estimate_noise(clean + 10 * np.random.default_rng(0).standard_normal(clean.shape), axes=axes).is_white
+    one = denoise(noisy, sigma=level, axes=axes, quality="fast")
+    each = denoise(noisy, sigma=level[:, None, None] * np.ones(clean.shape), axes=axes, quality="fast")
+    np.testing.assert_array_equal(one, each)
+    with pytest.raises(InputError, match=r"\(8,\) for one number a slice or frame"):
+        denoise(noisy, sigma=level[:5], axes=axes)
