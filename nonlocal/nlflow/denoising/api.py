@@ -58,8 +58,8 @@ def denoise(
     ----------
     image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
-        booleans and floats; NaN and infinity are refused unless `mask` says that they are missing. A torch tensor (of
-        floats) gives a tensor on its device, with derivatives if it asks for a gradient; see the notes. A Series or
+        booleans and floats. NaN and masked samples are missing, and so is a value that stands for "no data"; see the
+        notes. Infinity is refused unless `mask` says that it is missing. A torch tensor (of floats) gives a tensor on its device, with derivatives if it asks for a gradient; see the notes. A Series or
         DataFrame of pandas, each column of numbers a signal of its own, and a DataArray or Dataset of xarray come back
         as they were: with their names, types (integers are rounded), units and missing numbers.
     sigma : float or array_like, optional
@@ -92,8 +92,8 @@ def denoise(
         Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
         thinner along axes whose samples lie farther apart. Equal by default.
     mask : array_like of bool, or 'nan', optional
-        True where samples are **missing**: the fidelity is 0 there, so that they are filled in from patches that are
-        alike. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing where any
+        True where samples are **missing** and are to be filled in: the fidelity is 0 there, so that patches that are
+        alike tell them. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing where any
         channel is). ``'nan'``: what is not finite is missing.
     keep : array_like of bool, optional
         True where the result is the input, exactly, unless it is missing. These samples still help to denoise the
@@ -121,7 +121,7 @@ def denoise(
     Raises
     ------
     InputError
-        Naming the argument: NaN or infinity, empty, complex, wrong number of dimensions, negative numbers, maps and
+        Naming the argument: infinity, nothing but missing samples, wrapped phases, labels, empty, complex, wrong number of dimensions, negative numbers, maps and
         masks of another shape, a mask that hides everything, negative counts, and integers of 32 or 64 bits without
         `preserve_range` whose values fit 16 bits: scikit-image divides them by 2^31 or 2^63.
     MemoryLimitError
@@ -142,6 +142,14 @@ def denoise(
     from well conditioned are filtered in double precision all the same. The result scales and shifts with the input,
     and has the same bits for any number of threads. On another processor it is the same to a bound
     (docs/processors.md).
+
+    What nobody has asked to fill in stays as it is, to the last bit: NaN; the samples that a masked array hides, which
+    gives a masked array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of the range, in
+    areas, that no other sample comes near, or the only value that repeats. The last is a guess, of which a warning
+    tells; a `mask` says all that is missing in its place. The other channels of such a pixel stay, too. An alpha
+    channel stays, and what it hides counts as missing. All of this is told in ``info.given``. A mosaic of colours (the
+    raw picture of a camera) is denoised as it is, with the noise between samples of one colour. Wrapped phases and
+    label images are refused, unless `sigma` or `noise` is given.
 
     A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
     an estimated noise are constants, and what a step does to the samples is differentiated (first derivatives;

@@ -71,16 +71,17 @@ def as_given(image: Any, axes: Axes, mask: Any = None) -> Given:
         return Given(*as_signal(array if masked else image, axes.channel, TELL_MISSING))  # which refuses it
     bad = ~np.isfinite(array) if array.dtype.kind == "f" else np.zeros((), bool)
     asked = _asked(mask, bad, axes)
-    lost, told = np.zeros(array.shape, bool), []
+    nowhere: Mask = np.zeros((), bool)  # nothing of the size of the array where nothing is found
+    lost, told = nowhere, []
     if masked and (hidden := np.ma.getmaskarray(image)).any():
-        lost |= hidden
+        lost = hidden
         told.append(f"{_count(hidden)} masked, and stay as they are")
     if bad.any():
         nan = np.isnan(array) & ~lost
         _refuse_infinite(bad & ~np.isnan(array) & ~lost, asked, axes)
         nan &= ~_everywhere(asked, axes)
         if nan.any():
-            lost |= nan
+            lost = lost | nan
             told.append(f"{_count(nan)} NaN, which counts as missing, and stay as they are")
     empty = _empty_channels(lost, axes)
     found = _in_pixels(lost & ~empty, axes)
@@ -89,13 +90,13 @@ def as_given(image: Any, axes: Axes, mask: Any = None) -> Given:
         at = None if not found.any() else found
         nodata, why = find_nodata(array, axes.channel, at)
         if nodata is not None:
-            found |= nodata
+            found = found | nodata
             told.append(f"{_count(nodata)} {why}, which counts as missing, and stay as they are")
             guessed = f"image: {told[-1]}; if it is data, say with mask which samples are missing, if any"
         opacity, clear = _opacity(array, axes)
         if opacity is not None:
             told.append(f"channel {opacity} is an alpha channel, and stays as it is")
-            found |= clear
+            found = found | clear
     missing = found if asked is None else found | asked
     if missing.all():
         raise InputError(_nothing_left(mask, asked, found, axes))
@@ -144,14 +145,14 @@ def _asked(mask: Any, bad: Mask, axes: Axes) -> Mask | None:
 
 def _everywhere(where: Mask | None, axes: Axes) -> Mask:
     """Return a mask of pixels as one that broadcasts to the shape of the array."""
-    if where is None:
+    if where is None or where.ndim == 0:
         return np.zeros((), bool)
     return where if axes.channel is None else np.expand_dims(where, axes.channel)
 
 
 def _in_pixels(lost: Mask, axes: Axes) -> Mask:
     """Return which pixels a mask of samples touches."""
-    return lost if axes.channel is None else np.asarray(lost.any(axis=axes.channel))
+    return lost if axes.channel is None or lost.ndim == 0 else np.asarray(lost.any(axis=axes.channel))
 
 
 def _empty_channels(lost: Mask, axes: Axes) -> Mask:
@@ -194,7 +195,7 @@ def _with_mask(restore: Callable[[Array], Any], image: Any, hidden: Mask) -> Cal
     """Return a way back that makes a masked array of what was one."""
     if not isinstance(image, np.ma.MaskedArray):
         return restore
-    return lambda u: np.ma.array(restore(u), mask=hidden.copy(), fill_value=image.fill_value)
+    return lambda u: np.ma.array(restore(u), mask=hidden if hidden.ndim else False, fill_value=image.fill_value)
 
 
 def _count(where: Mask) -> str:
@@ -217,23 +218,35 @@ def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -
     present = pixels if absent is None else pixels[~absent]
     if array.dtype.kind == "b" or present.size < 2 * _LEAST:
         return None, ""
-    some = present.reshape(-1)[:: max(present.size // _SOME, 1)]
+    some = _some(array if absent is None else present)
     repeated = _repeated(some)
     for value in dict.fromkeys((present.min(), present.max(), *repeated)):
+        rest, sentinel = some[some != value], float(value) in _SENTINELS
+        # What some samples come near need not be looked for in all.
+        if value not in repeated and not _gap(rest, float(value), _next(rest, value), sentinel):
+            continue
         at = pixels == value
         at = at if channel is None else at.all(axis=-1)
         at = at if absent is None else at & ~absent
-        count, sentinel = int(np.count_nonzero(at)), float(value) in _SENTINELS
         others = pixels[~at] if absent is None else pixels[~(at | absent)]
-        if count < (1 if sentinel else _LEAST) or others.size < 2 * _LEAST:
+        if np.count_nonzero(at) < (1 if sentinel else _LEAST) or others.size < 2 * _LEAST:
             continue
-        next_to, rest = _next(others, value), some[some != value]
-        if _is_apart(rest, float(value), next_to, sentinel, at):
+        next_to = _next(others, value)
+        gap = _gap(rest, float(value), next_to, sentinel)
+        if gap and (sentinel or _in_areas(at, strictly=gap == "wide")):
             return at, f"{value:g}, apart from all others (the next is {next_to:g})"
         inside = float(others.min()) < value < float(others.max())  # no end, at which samples may be saturated
         if value in repeated and (inside or value == 0) and _in_areas(at, strictly=True):
             return at, f"{value:g}, the only value that repeats"
     return None, ""
+
+
+def _some(values: Array) -> Array:
+    """Return some of many values, evenly far apart, of all channels."""
+    step = max(values.size // _SOME, 1)
+    while math.gcd(step, 6) > 1:  # two, three and four channels lie side by side
+        step += 1
+    return values.reshape(-1)[::step]
 
 
 def _repeated(some: Array) -> list[Any]:
@@ -254,23 +267,23 @@ def _next(others: Array, value: Any) -> float:
     return float(min(near, key=lambda one: abs(float(one) - float(value)))) if near else math.nan
 
 
-def _is_apart(rest: Array, value: float, next_to: float, sentinel: bool, at: Mask) -> bool:
-    """Tell whether a value is an end of the range that no other sample comes near."""
+def _gap(rest: Array, value: float, next_to: float, sentinel: bool) -> str:
+    """Tell whether a value is an end of the range that no other sample comes near: "far", by a "wide" gap, or not."""
     if rest.size < 2 * _LEAST:
-        return False
+        return ""
     scale = np.unique(rest.astype(np.float64))
     low, high = (float(np.quantile(rest, share)) for share in (_BULK, 1 - _BULK))
     gap, spread = abs(next_to - value), high - low
     if len(scale) <= _LEAST or scale[0] <= value <= scale[-1]:
-        return False
+        return ""
     # Samples at the upper end may be saturated.
     if gap > (spread if value < low or sentinel else _EMPTY * spread):
-        return sentinel or _in_areas(at)
+        return "far"
     inner = scale[(scale >= low) & (scale <= high)]
-    if rest.dtype == np.uint8:  # of pictures, in which black is a colour
-        return False
-    wide = value < low and gap > _EMPTY * np.diff(inner).max(initial=0.0) and 2 * _EMPTY * gap > spread
-    return wide and _in_areas(at, strictly=True)
+    steps = np.diff(inner).max(initial=0.0)
+    # In pictures of 8 bits black is a colour.
+    wide = value < low and rest.dtype != np.uint8 and gap > _EMPTY * steps and 2 * _EMPTY * gap > spread
+    return "wide" if wide else ""
 
 
 def _in_areas(at: Mask, *, strictly: bool = False) -> bool:
@@ -369,14 +382,15 @@ def _opacity(array: Array, axes: Axes) -> tuple[int | None, Mask]:
     The last of two or four, with the largest value of its type, and nearly everywhere that or 0, as no other is. What
     is hidden is missing if it has one colour, as programs leave it there.
     """
-    nowhere = np.zeros(axes.spatial, bool)
+    nowhere: Mask = np.zeros((), bool)
     if axes.channel is None or axes.channels not in (2, 4) or len(axes.letters) != 2 or array.dtype.kind not in "uf":
         return None, nowhere
     planes = np.moveaxis(array, axes.channel, 0)
     full = 1.0 if array.dtype.kind == "f" else float(np.iinfo(array.dtype).max)
-    at_ends = [float(((one == 0) | (one == full)).mean()) for one in planes]
+    step = max(math.isqrt(planes[0].size // _SOME), 1)
+    at_ends = [float(((one == 0) | (one == full)).mean()) for one in planes[:, ::step, ::step]]
     last = planes[-1]
-    if last.max() != full or last.min() == full or at_ends[-1] < 0.8 or max(at_ends[:-1]) >= 0.8:
+    if at_ends[-1] < 0.8 or last.max() != full or last.min() == full or max(at_ends[:-1]) >= 0.8:
         return None, nowhere
     clear = last == 0
     colours = planes[:-1, clear]

@@ -72,8 +72,10 @@ def denoised_tensor(
     model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
     items = placed.items(image.detach())
     found: Noisy | str
-    if mask is not None or bool(image.isnan().any()):
-        found = "missing samples (a mask, or NaN)"
+    if mask is not None:
+        found = "a mask of missing samples"
+    elif bool(image.isnan().any()):
+        found = "NaN, which counts as missing samples"
     else:
         found = Noisy.of(items, left, model)
     tracked = image.requires_grad and torch.is_grad_enabled()

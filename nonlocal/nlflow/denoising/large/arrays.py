@@ -39,6 +39,7 @@ Array = NDArray[Any]
 _BLOCKS = "an array in blocks"
 # Blocks whose residuals are asked for at a time: enough for many workers, few beside all.
 _BATCH = 64
+_NONE_MISSING = "use nlflow.denoise, which knows missing samples"
 _PLANES = 9  # of a volume, from which its noise is estimated
 
 
@@ -412,7 +413,7 @@ def statistics_of(
 ) -> Statistics:
     """Return the statistics of a block."""
     try:
-        signal, _ = as_signal(block, channel_axis)
+        signal, _ = as_signal(block, channel_axis, _NONE_MISSING)
         signal = signal if model is None else model.reduce(signal).samples
     except InputError as error:
         raise InputError(f"{error} (in the block that begins at {corner})") from error

@@ -613,21 +613,21 @@ class OfVerdict(Figures, source=BY_HAND):
     majority = figure(0.5, "of the flat tiles must agree where noise looks like texture")
 
 
-class OfMosaics:
-    """Of mosaics of colours.
+class OfMosaics(Figures, source=ON_PHOTOGRAPHS):
+    """Mosaics of colours: how they are found, and where their noise is measured.
 
     In 8 x 8 samples a ratio of 5 has a probability of 0.3 % in white noise. In photographs (Set12, BSD68, Kodak24; with
     noise of 0, 5 and 25 too) 1.6 % of the blocks at most have it, in mosaics of Kodak24 28 % at least, mostly half.
     """
 
-    block = 4  # samples of each place along a side of a block
-    ratio = 5.0
-    share = 0.15  # of the blocks: ten times that of photographs, half that of mosaics
-    least = 16  # samples of each place along a side of the picture
-    side = 6  # of the blocks in which noise is measured
-    high = 1.3  # times the side: sums of two frequencies from there on hold hardly any structure
-    quiet = 0.02  # of the blocks of an intensity are looked at
-    bins = 12
-    below = 0.1  # of the points may lie below the line
-    most = 2**20  # samples that are looked at
-    growing = 1.5  # ratio of variances from which on a line counts
+    block = figure(4, "samples of each place along a side of a block")
+    ratio = figure(5.0, "of the variance between places to that within, from which on places differ")
+    share = figure(0.15, "of the blocks in which they do: ten times that of photographs, half that of mosaics")
+    least = figure(16, "samples of each place along a side of the picture")
+    side = figure(6, "of the blocks in which noise is measured")
+    high = figure(1.3, "times the side: sums of two frequencies from there on hold hardly any structure")
+    quiet = figure(0.02, "of the blocks of an intensity are looked at")
+    bins = figure(12, "intensities")
+    below = figure(0.1, "of the points may lie below the line")
+    most = figure(2**20, "samples that are looked at", COST)
+    growing = figure(1.5, "ratio of variances from which on a line counts")
