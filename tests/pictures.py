@@ -18,11 +18,11 @@ from nlflow.denoising.patches.filters import groups_of, removed
 from nlflow.denoising.runs import Watch, run
 
 Floats = NDArray[Any]
-QUALITIES = ("fast", "balanced", "best")
+QUALITIES = ("pixels", "balanced", "best")
 ON_GROUPS = QUALITIES[1:]
 # For what one preset on groups shows as well as the other: `best` runs the same code, only longer.
 _BEST = pytest.param("best", marks=pytest.mark.slow)
-SLOWLY, GROUPS_SLOWLY = ("fast", "balanced", _BEST), ("balanced", _BEST)
+SLOWLY, GROUPS_SLOWLY = ("pixels", "balanced", _BEST), ("balanced", _BEST)
 
 SMALL_IMAGE, SMALL_SIGNAL = Grouping(patch=4, neighbours=10, radius=4, stride=3), Grouping(6, 8, 12, 3)
 # Its strips overlap by little, so that small images have several.

@@ -41,7 +41,7 @@ def test_shares_rise_to_one_and_leave_the_bits(noisy: np.ndarray[Any, Any], qual
 
 def test_shares_of_fast_are_those_of_weights_and_steps(noisy: np.ndarray[Any, Any]) -> None:
     shares: list[float] = []
-    denoise(noisy, 10, quality="fast", steps=4, progress=shares.append)
+    denoise(noisy, 10, quality="pixels", steps=4, progress=shares.append)
     assert shares == [0.5, 0.625, 0.75, 0.875, 1.0, 1.0]
 
 
@@ -49,9 +49,9 @@ def test_shares_of_fast_are_those_of_weights_and_steps(noisy: np.ndarray[Any, An
 @pytest.mark.parametrize(
     "words",
     [
-        {"quality": "fast", "stopping": "sure"},
+        {"quality": "pixels", "stopping": "sure"},
         {"quality": "balanced", "stopping": "sure"},
-        {"quality": "fast", "sigma": np.linspace(5, 30, 48 * 48).reshape(48, 48)},
+        {"quality": "pixels", "sigma": np.linspace(5, 30, 48 * 48).reshape(48, 48)},
         {"quality": "balanced", "mask": np.arange(48 * 48).reshape(48, 48) % 97 == 0},
         {"sigma": 0.0},
     ],
@@ -125,9 +125,9 @@ def test_weights_are_built_once_for_fidelity_and_time(
     built = count_builds(monkeypatch)
     trail = Trail()
     for words in ({}, {"fidelity": 0.3}, {"fidelity": 0.0}, {"steps": 3}, {"fidelity": 0.5, "steps": 2}):
-        told = denoise(noisy, 10, quality="fast", **words, progress=trail)
+        told = denoise(noisy, 10, quality="pixels", **words, progress=trail)
         assert len(built) == 1
-        assert np.array_equal(told, denoise(noisy, 10, quality="fast", **words))
+        assert np.array_equal(told, denoise(noisy, 10, quality="pixels", **words))
         built[1:] = []  # that call has no trail
     assert trail.reused == 4
 
@@ -137,37 +137,37 @@ def test_weights_are_built_once_for_fidelity_and_time(
 )
 def test_weights_of_another_kernel_are_others(noisy: np.ndarray[Any, Any], words: dict[str, Any]) -> None:
     trail = Trail()
-    denoise(noisy, 10, quality="fast", progress=trail)
+    denoise(noisy, 10, quality="pixels", progress=trail)
     words = {"sigma": 10, **words}
-    followed = denoise(noisy, quality="fast", **words, progress=trail)
-    assert np.array_equal(followed, denoise(noisy, quality="fast", **words))
+    followed = denoise(noisy, quality="pixels", **words, progress=trail)
+    assert np.array_equal(followed, denoise(noisy, quality="pixels", **words))
     assert trail.reused == 0
 
 
 def test_noise_is_estimated_once(noisy: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     estimated: list[int] = []
-    denoise(noisy, quality="fast")  # loads the verdict, whose own estimates do not count
+    denoise(noisy, noise="white", quality="pixels")  # loads the verdict, whose own estimates do not count
     estimate = estimation.estimate_sigmas
     monkeypatch.setattr(estimation, "estimate_sigmas", lambda *words: (estimated.append(1), estimate(*words))[1])
     trail, found = Trail(), []
     images = (noisy, noisy, noisy + np.random.default_rng(1).normal(0, 9, noisy.shape))
     for image in images:
-        told, info = denoise(image, quality="fast", return_info=True, progress=trail)
+        told, info = denoise(image, noise="white", quality="pixels", return_info=True, progress=trail)
         found.append((told, info, len(estimated)))
     assert [count for *_, count in found] == [1, 1, 2]
     for image, (told, info, _) in zip(images, found, strict=True):
-        expected, plain = denoise(image, quality="fast", return_info=True)
+        expected, plain = denoise(image, noise="white", quality="pixels", return_info=True)
         assert np.array_equal(told, expected)
         assert (info.sigma, info.sigma_estimated) == (plain.sigma, True)
 
 
 def test_weights_of_another_image_are_others(noisy: np.ndarray[Any, Any]) -> None:
     trail = Trail()
-    denoise(noisy, 10, quality="fast", progress=trail)
+    denoise(noisy, 10, quality="pixels", progress=trail)
     other = noisy.copy()
     other[20, 20] += 1
     other[20, 21] -= 1
-    assert np.array_equal(denoise(other, 10, quality="fast", progress=trail), denoise(other, 10, quality="fast"))
+    assert np.array_equal(denoise(other, 10, quality="pixels", progress=trail), denoise(other, 10, quality="pixels"))
     assert trail.reused == 0
 
 
@@ -175,11 +175,11 @@ def test_two_sets_of_weights_are_kept(noisy: np.ndarray[Any, Any], monkeypatch: 
     built = count_builds(monkeypatch)
     trail = Trail()
     for width in (8.0, 9.0, 8.0, 10.0, 8.0, 9.0):
-        denoise(noisy, 10, quality="fast", width=width, progress=trail)
+        denoise(noisy, 10, quality="pixels", width=width, progress=trail)
     assert len(built) == 4  # 8, 9, 10, and 9 again
     assert trail.reused == 2
     monkeypatch.setattr("nlflow.denoising.runs._MOST_BYTES", 1000)
-    denoise(noisy, 10, quality="fast", width=9.0, progress=trail)
+    denoise(noisy, 10, quality="pixels", width=9.0, progress=trail)
     assert not trail._kept
 
 
@@ -187,7 +187,7 @@ def test_warnings_come_with_kept_weights_too(noisy: np.ndarray[Any, Any]) -> Non
     trail = Trail()
     for _ in range(2):
         with pytest.warns(NlflowWarning, match="shrunk"):
-            denoise(noisy[:12], 10, quality="fast", search_radius=40, progress=trail)
+            denoise(noisy[:12], 10, quality="pixels", search_radius=40, progress=trail)
     assert trail.reused == 1
 
 
@@ -196,7 +196,7 @@ def test_warnings_come_with_kept_weights_too(noisy: np.ndarray[Any, Any]) -> Non
 
 def test_course_of_fast(noisy: np.ndarray[Any, Any]) -> None:
     trail = Trail()
-    result = denoise(noisy, 10, quality="fast", steps=5, fidelity=0.4, progress=trail)
+    result = denoise(noisy, 10, quality="pixels", steps=5, fidelity=0.4, progress=trail)
     course = trail.course
     assert course["t"].tolist() == [0, 1, 2, 3, 4, 5]
     assert np.all(np.diff(course["E"]) <= 1e-12)  # the functional that the steps descend
@@ -205,7 +205,7 @@ def test_course_of_fast(noisy: np.ndarray[Any, Any]) -> None:
     # In units of the input: about the spread of what comes out, which the degrees weigh.
     assert course["distance"][-1] == pytest.approx(result.std(), rel=0.2)
     scaled = Trail()
-    denoise(7 * noisy, 70, quality="fast", steps=5, fidelity=0.4, progress=scaled)
+    denoise(7 * noisy, 70, quality="pixels", steps=5, fidelity=0.4, progress=scaled)
     assert scaled.course["distance"] == pytest.approx(7 * course["distance"], rel=1e-4)
     assert scaled.course["E"] == pytest.approx(course["E"], rel=1e-4)
 
@@ -216,10 +216,10 @@ def test_a_course_costs_one_average_beyond_the_steps(
     counts = []
     averaged = LinearFlow._averaged  # `average` makes another flow where it is replaced
     monkeypatch.setattr(LinearFlow, "_averaged", lambda flow, u: (counts.append(1), averaged(flow, u))[1])
-    plain = denoise(noisy, 10, quality="fast", steps=6, fidelity=0.4)
+    plain = denoise(noisy, 10, quality="pixels", steps=6, fidelity=0.4)
     assert len(counts) == 6
     counts.clear()
-    assert np.array_equal(denoise(noisy, 10, quality="fast", steps=6, fidelity=0.4, progress=Trail()), plain)
+    assert np.array_equal(denoise(noisy, 10, quality="pixels", steps=6, fidelity=0.4, progress=Trail()), plain)
     assert len(counts) == 7
 
 
@@ -236,7 +236,7 @@ def test_course_of_groups(noisy: np.ndarray[Any, Any], quality: str) -> None:
 
 def test_course_is_that_of_the_last_call(noisy: np.ndarray[Any, Any]) -> None:
     trail = Trail()
-    denoise(noisy, 10, quality="fast", progress=trail)
+    denoise(noisy, 10, quality="pixels", progress=trail)
     assert trail.course
-    denoise(np.zeros((8, 8)), 10, quality="fast", progress=trail)
+    denoise(np.zeros((8, 8)), 10, quality="pixels", progress=trail)
     assert trail.course == {}

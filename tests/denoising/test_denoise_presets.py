@@ -14,6 +14,7 @@ from nlflow.denoising.frame import Spread
 from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.filters import removed
+from nlflow.errors import InputError
 from nlflow.functionals.fidelity import MatrixFidelity
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, group_step, grouped, signal_in
@@ -34,10 +35,10 @@ def test_holes_without_noise_are_filled_and_the_rest_kept_exactly() -> None:
 
 
 def test_the_discrepancy_takes_the_nearest_estimate() -> None:
-    result, info = denoise(NOISY, SIGMA, quality="fast", stopping="discrepancy", return_info=True)
+    result, info = denoise(NOISY, SIGMA, quality="pixels", stopping="discrepancy", return_info=True)
     residual = np.sqrt(np.mean((result - NOISY) ** 2)) / SIGMA
     others = [
-        np.sqrt(np.mean((denoise(NOISY, SIGMA, quality="fast", steps=n) - NOISY) ** 2)) / SIGMA for n in range(1, 11)
+        np.sqrt(np.mean((denoise(NOISY, SIGMA, quality="pixels", steps=n) - NOISY) ** 2)) / SIGMA for n in range(1, 11)
     ]
     assert residual == pytest.approx(min(others, key=lambda r: abs(r - 1)), rel=1e-6)
     assert info.steps == 1 + int(np.argmin(np.abs(np.array(others) - 1)))
@@ -131,7 +132,7 @@ def test_what_goes_of_noisy_tokens_is_near_the_rule(shrink: float) -> None:
 
 
 def test_presets_are_what_they_say() -> None:
-    assert set(options.QUALITIES) == {"fast", *PRESETS}
+    assert set(options.QUALITIES) == {"pixels", *PRESETS}
     for preset in PRESETS.values():
         for level in (0.01, 0.4, 0.5, 1.0, 10.0):
             for dimension in (1, 2):
@@ -176,3 +177,20 @@ def test_a_pure_tone_far_above_the_noise_stays_whole(quality: str, monkeypatch: 
         assert np.abs(result - denoise(f, sigma, quality=quality)).max() < 1e-3 * sigma
         assert np.abs(result - clean).max() < 1.5 * sigma
         assert np.sqrt(np.mean((result - clean) ** 2)) < 0.35 * sigma
+
+
+def test_the_preset_in_a_hurry_takes_one_step_of_the_flow_of_groups() -> None:
+    result, info = denoise(NOISY, SIGMA, quality="fast", return_info=True)
+    pixels = denoise(NOISY, SIGMA, quality="pixels")
+    slow = denoise(NOISY, SIGMA, quality="balanced")
+    errors = [float(np.mean((u - CLEAN) ** 2)) for u in (slow, result, NOISY)]
+    assert (info.steps, info.functional) == (1, groupwise.FUNCTIONAL)
+    assert errors[0] < errors[1] < 0.25 * errors[2]
+    assert not np.array_equal(result, pixels)
+
+
+def test_parameters_of_pixels_are_told_where_they_went() -> None:
+    with pytest.raises(InputError, match="only quality='pixels' has it, as 'fast' was called before"):
+        denoise(NOISY, SIGMA, quality="fast", steps=2)
+    with pytest.raises(InputError, match="quality: got 'pixels' for a volume"):
+        denoise(np.zeros((9, 9, 9)), 1.0, quality="pixels")

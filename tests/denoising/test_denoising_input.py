@@ -71,13 +71,13 @@ def test_unusable_input_is_refused(value: Any, message: str):
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"quality": "better"}, "quality: got 'better', expected one of 'fast', 'balanced', 'best'"),
+        ({"quality": "better"}, "quality: got 'better', expected one of 'fast', 'balanced', 'best', 'pixels'"),
         ({"quality": None}, "quality: got None"),
         ({"channel_axis": 2}, "channel_axis: got 2, expected an axis of an array of 2 dimensions"),
         ({"channel_axis": -3}, "channel_axis: got -3"),
         ({"channel_axis": 0.5}, r"channel_axis: got 0\.5"),
-        ({"width": 0.1}, "width: only quality='fast' has it, got quality='balanced'; leave it out, or choose fast"),
-        ({"patch_size": 5, "quality": "best"}, "patch_size: only quality='fast' has it, got quality='best'"),
+        ({"width": 0.1}, "width: only quality='pixels' has it, got quality='balanced'; leave it out, or choose pixels"),
+        ({"patch_size": 5, "quality": "best"}, "patch_size: only quality='pixels' has it, got quality='best'"),
         ({"search_radius": 5}, "search_radius: only"),
         ({"fidelity": 0.0}, "fidelity: only"),
         ({"steps": 2}, "steps: only"),
@@ -240,7 +240,7 @@ def test_floats_keep_their_precision_and_units(image: Floats, dtype: Any, expect
 @pytest.mark.parametrize(
     ("quality", "dtype"),
     [
-        *(("fast", t) for t in INTEGERS),
+        *(("pixels", t) for t in INTEGERS),
         *(("balanced", np.uint8), ("balanced", np.int64), ("best", np.int16)),
     ],
 )
@@ -285,15 +285,15 @@ def test_a_sigma_for_values_from_0_to_1_is_doubted_for_integers(sigma: Any):
     """Other functions of scikit-image convert integers first, and take sigma on the scale from 0 to 1."""
     grey = np.arange(24 * 24 * 2, dtype=np.uint8).reshape(24, 24, 2)[..., : np.size(sigma)]
     with pytest.warns(NlflowWarning, match=r"sigma: got 0\.1 for integers.*0\.1 of the range of uint8 is 25\.5"):
-        denoise(grey, sigma, channel_axis=-1, quality="fast")
+        denoise(grey, sigma, channel_axis=-1, quality="pixels")
     for value, level in ((grey, 0.3), (grey, 0), (grey / 255, 0.1), (grey > 99, 0.1)):  # none of these is doubted
-        denoise(value, level, channel_axis=-1, quality="fast")
+        denoise(value, level, channel_axis=-1, quality="pixels")
 
 
 @pytest.mark.parametrize(
     ("quality", "dtype"),
     [
-        *(("fast", t) for t in INTEGERS if t is not np.uint32),
+        *(("pixels", t) for t in INTEGERS if t is not np.uint32),
         *(("balanced", np.uint8), ("balanced", np.int64), ("best", np.int16)),
     ],
 )
@@ -385,7 +385,7 @@ def test_types_channels_and_their_place(quality: str, dtype: Any, channels: int,
     options: dict[str, Any] = {
         "quality": quality,
         "preserve_range": True,
-        "search_radius": 6 if quality == "fast" else None,
+        "search_radius": 6 if quality == "pixels" else None,
     }
     expected = denoise(value, 8.0, channel_axis=-1, **options)
     assert expected.shape == value.shape
@@ -444,7 +444,7 @@ def test_exactly_periodic_images(quality: str, kind: str):
     assert rms(denoise(clean, 0.1, quality=quality), clean) < 0.1
     assert rms(denoise(noisy(clean), 0.1, quality=quality), clean) < 0.07
     signal = clean[5]
-    assert np.isfinite(denoise(signal, 0.1, quality=quality, search_radius=9 if quality == "fast" else None)).all()
+    assert np.isfinite(denoise(signal, 0.1, quality=quality, search_radius=9 if quality == "pixels" else None)).all()
     whole = (255 * (clean > 0.4)).astype(np.uint8)
     assert rms(denoise(whole, 25.0, quality=quality, preserve_range=True), whole) < 3
     with pytest.warns(NlflowWarning, match="two values alone"):

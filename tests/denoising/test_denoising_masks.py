@@ -91,7 +91,7 @@ def test_nor_do_they_with_maps_channels_and_signals(image: Floats, quality: str)
 
 def test_the_map_under_a_mask_does_not_matter(image: Floats):
     missing, level = hole(image.shape), 1 + 0.5 * np.cos(np.arange(32) / 9) + 0 * image
-    for quality in ("fast", "balanced"):
+    for quality in ("pixels", "balanced"):
         expected = denoise(image, level, mask=missing, quality=quality)
         result = denoise(image, np.where(missing, 1e9, level), mask=missing, quality=quality)
         np.testing.assert_array_equal(result, expected)
@@ -99,7 +99,7 @@ def test_the_map_under_a_mask_does_not_matter(image: Floats):
 
 def test_the_noise_is_estimated_from_what_is_there(image: Floats):
     missing = np.random.default_rng(6).random(image.shape) < 0.02
-    info = denoise(image + 100, mask=missing, quality="fast", return_info=True)[1]
+    info = denoise(image + 100, mask=missing, quality="pixels", return_info=True)[1]
     assert info.sigma_estimated
     assert info.sigma == pytest.approx(1, rel=0.35)
 

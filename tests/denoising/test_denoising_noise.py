@@ -134,7 +134,7 @@ def test_channels_may_have_noise_of_their_own(quality: str, channels: int):
     mean = float(np.sqrt(np.mean(sigma**2)))
     untold = denoise(value, mean, **options)
     # One fidelity for all channels, as the flow of pixels has it, gains little from it.
-    share = 1.1 if quality == "fast" else 0.9
+    share = 1.1 if quality == "pixels" else 0.9
     assert rms(told / sigma, clean / sigma) < share * rms(untold / sigma, clean / sigma)
     assert info.sigma == pytest.approx(mean)
     assert info.noise == "white noise"
@@ -152,7 +152,7 @@ def test_a_channel_without_noise_is_kept(quality: str):
     result = denoise(value, sigma, quality=quality, channel_axis=0)
     np.testing.assert_array_equal(result[1], clean[1])
     # To the flow of pixels no two patches are alike then, and it leaves everything as it is.
-    assert rms(result[::2], clean[::2]) < (0.21 if quality == "fast" else 0.15)
+    assert rms(result[::2], clean[::2]) < (0.21 if quality == "pixels" else 0.15)
 
 
 @pytest.mark.numerical
@@ -209,7 +209,7 @@ def test_counts_come_back_with_their_mean_and_closer_than_when_taken_for_gaussia
     spread = np.sqrt(expected)
     taken = denoise(counts, float(np.sqrt(np.mean(expected))), quality=quality, preserve_range=True)
     assert rms(result / spread, expected / spread) < rms(taken / spread, expected / spread)
-    assert rms(result / spread, expected / spread) < (0.55 if quality == "fast" else 0.5)
+    assert rms(result / spread, expected / spread) < (0.55 if quality == "pixels" else 0.5)
     assert info.noise.startswith("counts: 1 a count")
     assert info.model["kind"] == "poisson"
     assert info.sigma == pytest.approx(1)
@@ -378,7 +378,10 @@ def test_rules_with_nothing_to_do(quality: str, rule: str):
         ({"stopping": "never"}, "stopping: got 'never', expected one of 'discrepancy', 'sure'"),
         ({"seed": -1}, "seed: got -1"),
         ({"seed": 0.5}, r"seed: got 0\.5"),
-        ({"quality": "fast", "steps": 3, "stopping": "sure"}, "steps: got 3 together with stopping='sure'; leave one"),
+        (
+            {"quality": "pixels", "steps": 3, "stopping": "sure"},
+            "steps: got 3 together with stopping='sure'; leave one",
+        ),
     ],
 )
 def test_unusable_rules_are_refused(options: dict[str, Any], message: str):
@@ -398,11 +401,11 @@ def test_a_channel_whose_noise_no_sample_shows_is_kept(quality: str) -> None:
 
 def test_a_sigma_beside_an_open_model_is_its_strength() -> None:
     magnitudes = Rician(5.0).sample(np.full((40, 40), 60.0), rng=0)
-    expected = denoise(magnitudes, noise=Rician(5.0), quality="fast")
-    assert np.array_equal(denoise(magnitudes, 5.0, noise=Rician(), quality="fast"), expected)
-    assert np.array_equal(denoise(magnitudes, 5.0, noise="rician", quality="fast"), expected)
+    expected = denoise(magnitudes, noise=Rician(5.0), quality="pixels")
+    assert np.array_equal(denoise(magnitudes, 5.0, noise=Rician(), quality="pixels"), expected)
+    assert np.array_equal(denoise(magnitudes, 5.0, noise="rician", quality="pixels"), expected)
     with pytest.raises(InputError, match="sigma"):
-        denoise(magnitudes, 5.0, noise=Rician(4.0), quality="fast")
+        denoise(magnitudes, 5.0, noise=Rician(4.0), quality="pixels")
 
 
 def test_a_strength_counts_for_what_is_left_to_the_flow() -> None:
@@ -416,6 +419,6 @@ def test_pixels_take_what_a_mixture_leaves_for_white_noise_of_its_strength(mask:
     noisy = noise.sample(np.full((40, 40), 100.0), rng=0)
     if mask is not None:
         noisy[3, 5:9] = np.nan
-    result, info = denoise(noisy, noise=noise, quality="fast", mask=mask, return_info=True)
+    result, info = denoise(noisy, noise=noise, quality="pixels", mask=mask, return_info=True)
     assert info.sigma == pytest.approx(12)
     assert np.std(result) < 0.8 * 12

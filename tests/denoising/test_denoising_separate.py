@@ -20,7 +20,7 @@ def test_separate_channels_are_alone() -> None:
     mask = np.zeros(CLEAN.shape, bool)
     mask[100:120, 1] = True
     keep = TIME < 1
-    words: dict[str, Any] = {"quality": "fast", "return_info": True, "steps": 2}
+    words: dict[str, Any] = {"quality": "pixels", "return_info": True, "steps": 2}
     shares: list[float] = []
     together, info = denoise(
         NOISY.T, NOISE, channel_axis=0, separate=True, mask=mask.T, keep=keep, progress=shares.append, **words
@@ -37,14 +37,14 @@ def test_separate_channels_are_alone() -> None:
 def test_separate_channels_with_a_trail() -> None:
     trail = Trail()
     assert trail.tell is None
-    first = denoise(NOISY, channel_axis=1, separate=True, quality="fast", progress=trail)
-    np.testing.assert_array_equal(first, denoise(NOISY, channel_axis=1, separate=True, quality="fast"))
+    first = denoise(NOISY, channel_axis=1, separate=True, quality="pixels", progress=trail)
+    np.testing.assert_array_equal(first, denoise(NOISY, channel_axis=1, separate=True, quality="pixels"))
     assert (trail.course, trail.tell) == ({}, None)
 
 
 def test_a_map_for_separate_channels() -> None:
     level = np.linspace(1, 2, 600)
-    words: dict[str, Any] = {"quality": "fast", "steps": 1}
+    words: dict[str, Any] = {"quality": "pixels", "steps": 1}
     for given in (level, np.column_stack([level] * 3), level.tolist()):
         found = denoise(NOISY, given, channel_axis=1, separate=True, **words)
         np.testing.assert_array_equal(found[:, 1], denoise(NOISY[:, 1], level, **words))

@@ -283,7 +283,11 @@ def test_layouts_and_types(kind: str) -> None:
         image = IMAGE.astype(np.float16)
     else:
         image = noisy(np.add.outer(np.linspace(0, 40, 9), CLEAN[:20, :22]), 8.0).astype(np.float32)
-        words = {"axes": "ZYX", "spacing": (2.0, 1.0, 1.0), "quality": "fast" if kind == "fast volume" else "balanced"}
+        words = {
+            "axes": "ZYX",
+            "spacing": (2.0, 1.0, 1.0),
+            "quality": "pixels" if kind == "fast volume" else "balanced",
+        }
     words = {"sigma": 8.0, **words}
     expected, made = denoise(image, **words), denoise(torch.from_numpy(image), **words)
     assert str(made.dtype) == f"torch.{expected.dtype}"
@@ -365,7 +369,7 @@ def test_arrays_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     two = denoise(shown, 8.0, channel_axis=-1, separate=True, device="cpu-tensors")
     assert np.abs(two[..., 0] - denoise(IMAGE[:20], 8.0)).max() < 0.02
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a GPU, where there is one, sums in another order
-    for quality in ("fast", "balanced"):
+    for quality in ("pixels", "balanced"):
         np.testing.assert_array_equal(denoise(IMAGE, 8.0, quality=quality, device="auto"),
                                       denoise(IMAGE, 8.0, quality=quality))  # fmt: skip
 
@@ -452,8 +456,8 @@ REFUSED = [
     (T, {"mask": torch.zeros(12, 12, dtype=torch.bool, device="meta")}, "mask: it is on meta, expected cpu"),
     (T, {"keep": np.zeros((12, 12), bool)}, "keep: got an array beside a tensor"),
     (T, {"keep": T}, "keep: got values of type torch.float32, expected booleans"),
-    (T, {"quality": "fast"}, "quality: got 'fast' for a tensor, a flow of pixels on the CPU alone"),
-    (T, {"width": 3.0}, "width: only quality='fast' has it"),
+    (T, {"quality": "pixels"}, "quality: got 'pixels' for a tensor, a flow of pixels on the CPU alone"),
+    (T, {"width": 3.0}, "width: only quality='pixels' has it"),
     (torch.zeros(9, 9, 9), {"axes": "TYX"}, "axes: got a clip for a tensor, whose search follows no motion"),
     (T, {"separate": True}, "separate: got True for a tensor, expected False; name its channels as a batch"),
     (T, {"device": "cuda"}, "device: got 'cuda' for a tensor, which stays on cpu; leave it out"),
@@ -475,8 +479,8 @@ def test_arrays_beside_tensors_and_devices_that_are_not_there() -> None:
     for name in ("sigma", "mask", "keep"):
         with pytest.raises(nl.InputError, match=f"{name}: got a tensor beside an image that is none"):
             denoise(IMAGE, **{"sigma": 1.0, name: torch.ones(IMAGE.shape)})
-    with pytest.raises(nl.InputError, match="device: got 'cpu-tensors' with quality='fast'"):
-        denoise(IMAGE, 8.0, quality="fast", device="cpu-tensors")
+    with pytest.raises(nl.InputError, match="device: got 'cpu-tensors' with quality='pixels'"):
+        denoise(IMAGE, 8.0, quality="pixels", device="cpu-tensors")
     with pytest.raises(nl.InputError, match="device: got 'cpu-tensors' for a clip"):
         denoise(np.stack([IMAGE[:12, :12]] * 3), 8.0, axes="TYX", device="cpu-tensors")
     with pytest.raises(nl.InputError, match="device: got 'gpu', expected one of"):
@@ -542,10 +546,10 @@ def test_the_command_takes_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         refused = runner.invoke(app, ["denoise", "in.npy", "other.npy", "--device", "cuda"])
         assert refused.exit_code == 2
         assert "--device" in refused.output
-    words = ["--quality", "fast", "--device", "cpu-tensors", "--kind", "image"]
+    words = ["--quality", "pixels", "--device", "cpu-tensors", "--kind", "image"]
     fast = runner.invoke(app, ["denoise", "in.npy", "other.npy", *words])
     assert fast.exit_code == 1
-    assert "device: got 'cpu-tensors' with quality='fast'" in fast.output
+    assert "device: got 'cpu-tensors' with quality='pixels'" in fast.output
     store = runner.invoke(app, ["denoise", "in.npy", "out.zarr", "--device", "cpu-tensors"])
     assert store.exit_code != 0
     assert "--device" in store.output

@@ -168,7 +168,7 @@ def test_memory_grows_with_what_there_is():
 @pytest.mark.parametrize(
     ("quality", "channels"),
     [
-        *(("fast", None), ("fast", 3), ("balanced", None)),
+        *(("pixels", None), ("pixels", 3), ("balanced", None)),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("balanced", 3), ("best", None), ("best", 3))),
     ],
 )

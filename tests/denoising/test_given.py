@@ -17,7 +17,7 @@ from nlflow.denoising.large import denoise_array
 from tests.commands import fails, run
 from tests.pictures import Floats, noisy, waves
 
-FAST = ("--quality", "fast", "--json")
+FAST = ("--quality", "pixels", "--json")
 CLEAN = 40 + 60 * waves(64, 72)
 NOISY = noisy(CLEAN, 5.0)
 HOLE = np.zeros(CLEAN.shape, bool)
@@ -32,10 +32,10 @@ def quiet(*arguments: Any, **words: Any) -> Any:
 
 def test_nan_is_missing_without_being_asked_and_stays() -> None:
     holes = np.where(HOLE, np.nan, NOISY)
-    result, info = denoise(holes, 5.0, quality="fast", return_info=True)
+    result, info = denoise(holes, 5.0, quality="pixels", return_info=True)
     np.testing.assert_array_equal(np.isnan(result), HOLE)
     # The others are what they are when the hole is filled in, as a mask asks for.
-    filled = denoise(holes, 5.0, quality="fast", mask="nan")
+    filled = denoise(holes, 5.0, quality="pixels", mask="nan")
     np.testing.assert_array_equal(result[~HOLE], filled[~HOLE])
     assert np.isfinite(filled).all()
     assert info.given == ("280 samples (6.08%) are NaN, which counts as missing, and stay as they are",)
@@ -47,7 +47,7 @@ def test_a_mask_fills_in_what_it_names_alone() -> None:
     value, mask = NOISY.copy(), np.zeros(HOLE.shape, bool)
     value[3, 4] = value[40, 41] = np.nan
     mask[3, 4] = True
-    result = denoise(value, 5.0, quality="fast", mask=mask)
+    result = denoise(value, 5.0, quality="pixels", mask=mask)
     np.testing.assert_array_equal(np.argwhere(np.isnan(result)), [[40, 41]])
 
 
@@ -56,23 +56,23 @@ def test_masked_arrays_stay_masked(kind: type) -> None:
     values = np.rint(NOISY).astype(kind)
     values[HOLE] = 7
     given = np.ma.array(values, mask=HOLE)
-    result = denoise(given, 5.0, quality="fast", preserve_range=True)
+    result = denoise(given, 5.0, quality="pixels", preserve_range=True)
     assert isinstance(result, np.ma.MaskedArray)
     np.testing.assert_array_equal(result.mask, HOLE)
     np.testing.assert_array_equal(result.data[HOLE], 7)
-    plain = denoise(values, 5.0, quality="fast", preserve_range=True, mask=HOLE)
+    plain = denoise(values, 5.0, quality="pixels", preserve_range=True, mask=HOLE)
     np.testing.assert_array_equal(result.data[~HOLE], plain[~HOLE])
-    assert not np.ma.getmaskarray(denoise(given, 5.0, quality="fast", mask=HOLE)).any()  # filled in, as asked
+    assert not np.ma.getmaskarray(denoise(given, 5.0, quality="pixels", mask=HOLE)).any()  # filled in, as asked
 
 
 def test_channels_of_a_pixel_stay_where_one_is_missing_and_empty_channels_count_for_nothing() -> None:
     value = np.stack([NOISY, NOISY[::-1], np.full(CLEAN.shape, np.nan), NOISY[:, ::-1]])
     value[0, 5, 6] = np.nan
-    result = denoise(value, 5.0, quality="fast", channel_axis=0)
+    result = denoise(value, 5.0, quality="pixels", channel_axis=0)
     assert np.isnan(result[2]).all()
     np.testing.assert_array_equal(result[:, 5, 6], value[:, 5, 6])
     assert np.count_nonzero(np.isnan(result[[0, 1, 3]])) == 1
-    each = denoise(value, 5.0, quality="fast", channel_axis=0, separate=True)
+    each = denoise(value, 5.0, quality="pixels", channel_axis=0, separate=True)
     np.testing.assert_array_equal(np.isnan(each), np.isnan(value))
 
 
@@ -106,13 +106,13 @@ def elevation(kind: Any = np.float32) -> Floats:
 def test_no_data_is_found_told_and_stays_to_the_bit(value: Any, nodata: float) -> None:
     given = np.where(HOLE, value.dtype.type(nodata), value)
     with pytest.warns(NlflowWarning, match="280 samples .* which counts as missing"):
-        result, info = denoise(given, 5.0, quality="fast", preserve_range=True, return_info=True)
+        result, info = denoise(given, 5.0, quality="pixels", preserve_range=True, return_info=True)
     np.testing.assert_array_equal(result[HOLE], given[HOLE])
     assert len(info.given) == 1
     # As with a mask, which says that this is all that is missing.
-    filled = denoise(given, 5.0, quality="fast", preserve_range=True, mask=HOLE)
+    filled = denoise(given, 5.0, quality="pixels", preserve_range=True, mask=HOLE)
     np.testing.assert_array_equal(result[~HOLE], filled[~HOLE])
-    none = quiet(given, 5.0, quality="fast", preserve_range=True, mask=np.zeros(HOLE.shape, bool))
+    none = quiet(given, 5.0, quality="pixels", preserve_range=True, mask=np.zeros(HOLE.shape, bool))
     assert not np.array_equal(none[~HOLE], result[~HOLE])
 
 
@@ -155,12 +155,12 @@ def test_an_alpha_channel_stays_and_what_it_hides_counts_as_missing() -> None:
     alpha[:, :20], alpha[:, 20] = 0, 90
     colours[:, :20] = 255
     picture = np.dstack([colours, alpha])
-    result, info = denoise(picture, 5.0, quality="fast", channel_axis=-1, preserve_range=True, return_info=True)
+    result, info = denoise(picture, 5.0, quality="pixels", channel_axis=-1, preserve_range=True, return_info=True)
     np.testing.assert_array_equal(result[..., 3], alpha)
     np.testing.assert_array_equal(result[:, :20], picture[:, :20])
     assert info.given == ("channel 3 is an alpha channel, and stays as it is",)
     mask = np.broadcast_to(np.arange(72) < 20, CLEAN.shape)
-    plain = denoise(colours, 5.0, quality="fast", channel_axis=-1, preserve_range=True, mask=mask)
+    plain = denoise(colours, 5.0, quality="pixels", channel_axis=-1, preserve_range=True, mask=mask)
     np.testing.assert_array_equal(result[:, 20:, :3], plain[:, 20:])
 
 
@@ -217,7 +217,7 @@ def test_blocks_refuse_nan_by_name() -> None:
     dask = pytest.importorskip("dask.array")
     value = np.where(HOLE, np.nan, NOISY)
     with pytest.raises(InputError, match="NaN"):
-        denoise_array(dask.from_array(value, chunks=32), 5.0, quality="fast")
+        denoise_array(dask.from_array(value, chunks=32), 5.0, quality="pixels")
 
 
 def test_tensors_take_nan_as_arrays_do() -> None:

@@ -86,7 +86,7 @@ def test_a_preset_made_of_objects_has_the_bits_of_denoise(quality: str, kind: st
     np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("quality", ["fast", *GROUPS_SLOWLY])
+@pytest.mark.parametrize("quality", ["pixels", *GROUPS_SLOWLY])
 @pytest.mark.parametrize("kind", ["grey", "colour", "signal", "counts", "bytes", "map", "keep"])
 @pytest.mark.sampled(3)
 def test_a_problem_is_that_of_denoise(quality: str, kind: str) -> None:
@@ -105,7 +105,7 @@ def test_a_problem_is_that_of_denoise(quality: str, kind: str) -> None:
         options["sigma"] = np.linspace(2, 6, 33) + 0 * image
     elif kind == "keep":
         options["keep"] = image > 60
-    if kind == "map" and quality == "fast":
+    if kind == "map" and quality == "pixels":
         with pytest.raises(nl.InputError, match="sigma: got a map"):
             problem(image, **options)
         return

@@ -43,7 +43,7 @@ def test_letters_are_no_noise(sigma: float) -> None:
 def test_less_than_was_measured_is_taken_out_with_a_warning() -> None:
     noisy = page() + 3 * white((192, 192))
     with pytest.warns(NlflowWarning, match="no flat part shows that much"):
-        result, info = denoise(noisy, quality="fast", return_info=True)
+        result, info = denoise(noisy, quality="pixels", return_info=True)
     assert info.confidence == "low"
     assert np.std(result - page()) < 1.2 * 3
 
@@ -114,13 +114,13 @@ def test_levels_are_one_where_channels_are_alike() -> None:
 def test_each_channel_has_its_own_noise(shape: tuple[int, ...], noise: str) -> None:
     clean = 100 + 30 * np.sin(np.add.reduce(np.indices(shape)) / 15.0)
     noisy = np.stack([clean + 1 * white(shape, 1), clean + 20 * white(shape, 2)], -1)
-    result = denoise(noisy, noise=noise, channel_axis=-1, quality="fast")
+    result = denoise(noisy, noise=noise, channel_axis=-1, quality="pixels")
     assert np.std(result[..., 0] - clean) < 1
     assert np.std(result[..., 1] - clean) < 15
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quality", ["fast", "balanced"])
+@pytest.mark.parametrize("quality", ["pixels", "balanced"])
 def test_an_opaque_alpha_channel_is_passed_through(quality: str) -> None:
     noisy = 100 + 20 * white((64, 64, 3)) + 50 * (np.arange(64) > 30)[:, None]
     alpha = np.concatenate([noisy, np.full((64, 64, 1), 255.0)], axis=-1)

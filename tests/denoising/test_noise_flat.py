@@ -49,7 +49,7 @@ def test_a_montage_has_the_noise_of_its_noisy_parts(sigma: float) -> None:
     assert not found.whole
     assert found.model.sigma == pytest.approx(sigma, rel=0.1)
     assert "flat parts" in found.reasons[-1]
-    _, info = denoise(montage, quality="fast", steps=1, return_info=True)
+    _, info = denoise(montage, quality="pixels", steps=1, return_info=True)
     assert info.sigma == pytest.approx(found.model.sigma)  # and not that of the quietest windows
 
 
@@ -228,7 +228,7 @@ def test_a_small_part_of_a_photograph_is_doubted_and_its_advice_works() -> None:
     assert found.confidence == "low"
     assert "flat=np.s_[:, :]" in found.reasons[0]
     with pytest.warns(UserWarning, match=r"; if you see noise, measure it in a flat part, .*flat="):
-        denoise(part, quality="fast", steps=1)
+        denoise(part, quality="pixels", steps=1)
     whole = estimate_noise(part, flat=np.s_[:, :])
     assert whole.model.sigma == pytest.approx(part.std(), rel=0.15)
     assert whole.model.sigma == estimate_noise(part, flat=np.s_[0:64, 0:64]).model.sigma
@@ -246,7 +246,7 @@ def test_sigma_is_that_of_the_noise_whatever_the_quality() -> None:
     rng = np.random.default_rng(0)
     model = GaussianNoise.from_kernel(np.ones((3, 3)), 5.0)
     z = model.sample(np.full((64, 64), 100.0), rng=rng)
-    infos = [denoise(z, noise=model, quality=q, return_info=True)[1] for q in ("fast", "balanced")]
+    infos = [denoise(z, noise=model, quality=q, return_info=True)[1] for q in ("pixels", "balanced")]
     assert [info.sigma for info in infos] == pytest.approx([5.0, 5.0])
     # White noise of the mean power at low frequencies: 3 times as strong at the lowest, that of a mean of 9 samples.
     assert 5 < infos[0].sigma_effective < 15

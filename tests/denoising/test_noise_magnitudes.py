@@ -157,11 +157,11 @@ def test_a_flat_picture_is_unbiased_after_the_whole_pipeline():
     """White noise of that strength leaves the bias of the magnitudes in; at 1 sigma it is half of sigma."""
     for level, bias in ((1.0, 0.15), (2.0, 0.08), (4.0, 0.04), (10.0, 0.04)):
         z = flat(level, side=64).astype(np.float32)
-        u = denoise(z, noise=Rician(1.0), quality="fast")
+        u = denoise(z, noise=Rician(1.0), quality="pixels")
         assert u.dtype == np.float32
         assert u.mean() == pytest.approx(level, abs=bias)
-    assert denoise(flat(0.0, side=64), noise=Rician(1.0), quality="fast").mean() < 0.4
-    assert denoise(flat(0.0, side=64), 1.0, quality="fast").mean() > 1.2
+    assert denoise(flat(0.0, side=64), noise=Rician(1.0), quality="pixels").mean() < 0.4
+    assert denoise(flat(0.0, side=64), 1.0, quality="pixels").mean() > 1.2
 
 
 def test_one_coil_is_rician_and_units_do_not_matter():
@@ -206,11 +206,11 @@ def test_the_strength_is_found_with_a_background_and_without(sigma, coils):
 
 def test_the_strength_of_pictures_is_found():
     z = Rician(12.0).sample(ball(64)[:, :, 32], rng=0)
-    result, info = denoise(z, noise="rician", quality="fast", return_info=True)
+    result, info = denoise(z, noise="rician", quality="pixels", return_info=True)
     assert info.sigma == pytest.approx(12, rel=0.06)
     assert "Rician" in info.noise
-    np.testing.assert_allclose(result, denoise(z, info.sigma, noise="rician", quality="fast"), rtol=1e-6)
-    np.testing.assert_allclose(result, denoise(z, noise=Rician(info.sigma), quality="fast"), rtol=1e-6)
+    np.testing.assert_allclose(result, denoise(z, info.sigma, noise="rician", quality="pixels"), rtol=1e-6)
+    np.testing.assert_allclose(result, denoise(z, noise=Rician(info.sigma), quality="pixels"), rtol=1e-6)
 
 
 @pytest.mark.slow

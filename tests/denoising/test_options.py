@@ -28,21 +28,21 @@ def test_denoise_has_few_arguments_beside_its_options() -> None:
     "words", [{"strength": 0.7}, {"width": 9.0, "steps": 2}, {"max_memory": 1e7, "patch_size": 3}, {"stopping": "sure"}]
 )
 def test_an_object_says_what_names_say(words: dict[str, Any]) -> None:
-    by_name = denoise(NOISY, 10.0, quality="fast", **words)
-    assert not np.array_equal(by_name, denoise(NOISY, 10.0, quality="fast")) or "max_memory" in words
-    np.testing.assert_array_equal(denoise(NOISY, 10.0, quality="fast", options=Options(**words)), by_name)
+    by_name = denoise(NOISY, 10.0, quality="pixels", **words)
+    assert not np.array_equal(by_name, denoise(NOISY, 10.0, quality="pixels")) or "max_memory" in words
+    np.testing.assert_array_equal(denoise(NOISY, 10.0, quality="pixels", options=Options(**words)), by_name)
 
 
 def test_names_count_where_both_say_something() -> None:
-    both = denoise(NOISY, 10.0, quality="fast", options=Options(strength=2.0, patch_size=3), strength=0.7)
-    np.testing.assert_array_equal(both, denoise(NOISY, 10.0, quality="fast", strength=0.7, patch_size=3))
+    both = denoise(NOISY, 10.0, quality="pixels", options=Options(strength=2.0, patch_size=3), strength=0.7)
+    np.testing.assert_array_equal(both, denoise(NOISY, 10.0, quality="pixels", strength=0.7, patch_size=3))
 
 
 def test_an_object_serves_channels_one_by_one() -> None:
     image = np.stack([NOISY, 2 * NOISY], -1)
     options = Options(separate=True, strength=0.7)
-    found = denoise(image, (10.0, 20.0), quality="fast", channel_axis=-1, options=options)
-    np.testing.assert_array_equal(found[..., 1], denoise(image[..., 1], 20.0, quality="fast", strength=0.7))
+    found = denoise(image, (10.0, 20.0), quality="pixels", channel_axis=-1, options=options)
+    np.testing.assert_array_equal(found[..., 1], denoise(image[..., 1], 20.0, quality="pixels", strength=0.7))
 
 
 @pytest.mark.parametrize(

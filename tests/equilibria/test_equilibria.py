@@ -381,8 +381,8 @@ def test_arguments() -> None:
     for zero in (0.0, np.zeros(12)):
         with pytest.raises(nl.InputError, match="fidelity: got 0 at every node"):
             equilibrium(AttentionFlow(affinity, f, zero))
-    with pytest.raises(nl.InputError, match="method: got 'fast', expected one of 'auto', 'direct', 'iterative'"):
-        equilibrium(flow, method="fast")
+    with pytest.raises(nl.InputError, match="method: got 'pixels', expected one of 'auto', 'direct', 'iterative'"):
+        equilibrium(flow, method="pixels")
     for rtol in (0.0, -1e-3, math.nan):
         with pytest.raises(nl.InputError, match="rtol: got"):
             equilibrium(flow, rtol=rtol)

@@ -29,7 +29,7 @@ def error(u):
 # with the help of the clean signal.
 
 result = denoise(noisy)
-chosen, info = denoise(noisy, sigma, quality="fast", stopping="sure", return_info=True)
+chosen, info = denoise(noisy, sigma, quality="pixels", stopping="sure", return_info=True)
 best = min((gaussian_filter1d(noisy, width) for width in np.linspace(0.3, 6, 40)), key=error)
 print(f"noise: estimated {estimate_sigma(noisy):.2f}, true {sigma:.2f}")
 for name, u in (("noisy", noisy), ("best Gaussian average", best), ("nlflow", result), ("stopped by Stein", chosen)):

@@ -45,10 +45,10 @@ with tempfile.TemporaryDirectory() as folder:
     source, target = Path(folder) / "noisy.zarr", Path(folder) / "clean.zarr"
     stored = zarr.create_array(source, shape=noisy.shape, chunks=(128, 128), dtype=noisy.dtype)
     stored[:] = noisy
-    lazy, info = denoise_array(da.from_zarr(source), sigma, quality="fast", return_info=True)
+    lazy, info = denoise_array(da.from_zarr(source), sigma, quality="pixels", return_info=True)
     lazy.to_zarr(target)
     blocks = zarr.open_array(target, mode="r")[:]
-once, plain = denoise(noisy, sigma, quality="fast", return_info=True)
+once, plain = denoise(noisy, sigma, quality="pixels", return_info=True)
 print(f"{info.tiles} blocks of {info.memory_bytes / 2**20:.1f} MiB in place of {plain.memory_bytes / 2**20:.1f} MiB")
 assert np.array_equal(blocks, once)
 
@@ -63,7 +63,7 @@ for edge in (127.5, 255.5):
 left.add_patch(Rectangle((114.5, 114.5), 154, 154, fill=False, edgecolor="white", linewidth=1.5, linestyle="--"))
 left.set(title="Blocks, and one with its halo", xlabel="pixel", ylabel="pixel")
 sizes = [memory / 2**20 for memory in (told.memory_bytes, cut.memory_bytes, plain.memory_bytes, info.memory_bytes)]
-names = ["balanced,\nwhole", "balanced,\nstrips", "fast,\nwhole", "fast,\nblocks"]
+names = ["balanced,\nwhole", "balanced,\nstrips", "pixels,\nwhole", "pixels,\nblocks"]
 bars = right.bar(names, sizes, color=["#0b5394", "#9db8d6"] * 2, edgecolor="black", hatch=["", "//"] * 2)
 right.bar_label(bars, fmt="%.1f")
 right.set(yscale="log", ylim=(1, 300), ylabel="working memory (MiB)", xlabel="how it was denoised")

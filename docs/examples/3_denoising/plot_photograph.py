@@ -3,8 +3,8 @@ A photograph
 ============
 
 Three presets of :func:`nlflow.denoise` are compared with the nonlocal means of scikit-image, on a photograph with
-noise of known strength. ``fast`` is a flow of pixels. ``balanced`` and ``best`` are flows of groups of alike patches,
-with a fidelity matrix for each group.
+noise of known strength. ``fast`` is one step of the flow that ``balanced`` and ``best`` run: that of groups of alike
+patches, with a fidelity matrix for each group.
 """
 
 import time

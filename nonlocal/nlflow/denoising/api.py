@@ -47,12 +47,12 @@ def denoise(
 ) -> Any:
     r"""Denoise an image, a volume, a clip or a signal, with channels or without, with a nonlocal flow of its patches.
 
-    ``fast`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
-    pixel. ``balanced`` and ``best`` are flows of groups of alike patches with a fidelity matrix for each group,
-    Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal Bayes)
+    ``pixels`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
+    pixel. ``fast``, ``balanced`` and ``best`` are flows of groups of alike patches with a fidelity matrix for each
+    group, Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal Bayes)
     filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.groupwise` states kernel,
-    functional, integrator and stopping of each. Everything is chosen from sigma. In volumes and clips all qualities are
-    flows of groups of blocks.
+    functional, integrator and stopping of each. Everything is chosen from sigma. Volumes and clips have
+    groups of blocks.
 
     Parameters
     ----------
@@ -68,13 +68,14 @@ def denoise(
         noise and left as they are. Estimated as by `estimate_sigma` when not given: one number for all channels, the
         mean of their estimates, where these are within a quarter of each other, as those of colours are; otherwise
         one a channel.
-    quality : {'fast', 'balanced', 'best'}
-        How much time quality is worth.
+    quality : {'fast', 'balanced', 'best', 'pixels'}
+        How much time quality is worth: one step of the flow of groups, six, or nine on more groups. 'pixels' is the
+        flow of pixels, with parameters of its own, for images and signals.
     noise : {'auto', 'white', 'poisson', 'rician', 'impulses', 'hot'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
         where it is not sure; what has two values alone stays. 'white' estimates the strength alone; a model of
         `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
-        covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
+        covariance matrices, on coarser images first where it is strong at low frequencies; ``pixels`` takes the white
         noise that comes nearest. Counts get noise of strength 1 by a transform that stabilizes their variance, and
         come back through its exact unbiased inverse (`Poisson`); so do magnitudes of complex samples, for which
         'rician' takes `sigma` as the noise of the complex samples, or finds it (`Rician`). 'impulses' and 'hot' find
@@ -125,20 +126,20 @@ def denoise(
         masks of another shape, a mask that hides everything, negative counts, and integers of 32 or 64 bits without
         `preserve_range` whose values fit 16 bits: scikit-image divides them by 2^31 or 2^63.
     MemoryLimitError
-        When not even the smallest strip, or for ``fast`` the padded image, fits `max_memory`.
+        When not even the smallest strip, or for ``pixels`` the padded image, fits `max_memory`.
 
     Warns
     -----
     NlflowWarning
-        ``fast``: when the search window is larger than the image and is shrunk. For integers, when `sigma` is less than
-        their rounding adds, as a number for values from 0 to 1 is.
+        ``pixels``: when the search window is larger than the image and is shrunk. For integers, when `sigma` is less
+        than their rounding adds, as a number for values from 0 to 1 is.
 
     Notes
     -----
-    ``fast`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
+    ``pixels`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
     precision, up to 250 MB: beyond that weights are computed anew at each average. Groups cost O(G ((2 r + 1)^n D + m
     D^2 + D^3)) a step for G groups of m patches of D samples and some 100 bytes a node and channel. Single precision is
-    used up to a range of 10^4 sigma (``fast``) and of 90 sigma (groups), for float64 input too; groups that are far
+    used up to a range of 10^4 sigma (``pixels``) and of 90 sigma (groups), for float64 input too; groups that are far
     from well conditioned are filtered in double precision all the same. The result scales and shifts with the input,
     and has the same bits for any number of threads. On another processor it is the same to a bound
     (docs/processors.md).
@@ -155,7 +156,7 @@ def denoise(
     an estimated noise are constants, and what a step does to the samples is differentiated (first derivatives;
     `nlflow.denoising.derivatives` has products with the Jacobian). It is refused where there are none: for an item that
     is returned unchanged, for `mask`, `stopping` and models of noise. Masks and models are met on the host, and the
-    flow alone runs on the device. Tensors agree with arrays to rounding. ``fast``, clips and `separate` are refused.
+    flow alone runs on the device. Tensors agree with arrays to rounding. ``pixels``, clips and `separate` are refused.
 
     References
     ----------
@@ -266,7 +267,7 @@ def problem(
     ------
     InputError
         As `denoise`; and where it solves no flow, or several: for an input without noise, for samples that the noise
-        leaves missing, and for ``fast`` with a map of the noise.
+        leaves missing, and for ``pixels`` with a map of the noise.
 
     Examples
     --------

@@ -340,7 +340,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
     """Return the frame of samples with white noise of a strength, and the samples in its units."""
     missing, axes = frame.missing, frame.axes
     if sigma is None:
-        levels, variance = _estimated(signal, missing, frame.options.strength, trail), None
+        levels, variance = _estimated(frame, signal, trail), None
         exact = levels == 0 if levels.any() else None
     else:
         levels, variance, exact = _given(sigma, signal, missing, axes.channel)
@@ -395,7 +395,7 @@ def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame,
 
 def is_by_pixels(quality: str, axes: Axes) -> bool:
     """Tell whether a quality is a flow of pixels, not of groups."""
-    return quality == "fast" and len(axes.letters) < 3
+    return quality == "pixels"
 
 
 def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Array, Any, str]:
@@ -467,11 +467,14 @@ def _check_levels(levels: Array) -> None:
         raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, {HINT}")
 
 
-def _estimated(signal: Array, missing: Mask | None, strength: float, trail: Trail | None) -> Array:
-    """Return the noise of each channel of samples, times a strength."""
+def _estimated(frame: Frame, signal: Array, trail: Trail | None) -> Array:
+    """Return the noise of each channel of samples, times the strength that is asked for."""
     from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
 
-    levels = (estimate_sigmas if trail is None else trail.estimate)(signal, missing)
+    strength = frame.options.strength
+    if frame.found is not None and frame.model is None:  # what looked for other noise has measured the white one
+        return np.full(signal.shape[-1], np.asarray(frame.found.model.white_sigma) * strength, np.float64)
+    levels = (estimate_sigmas if trail is None else trail.estimate)(signal, frame.missing)
     return channel_levels(levels * strength if strength != 1 else levels)
 
 

@@ -2,10 +2,10 @@
 
 For each quality a kernel, a functional, an integrator and a rule to stop:
 
-``fast``
+``pixels``
     The patch kernel (`nlflow.Patch`), frozen; E with one fidelity a pixel; semi-implicit steps of 1; stopped when the
     residual holds 0.4 sigma, which is mostly after one step.
-``balanced``, ``best``, and all qualities for volumes and clips
+``fast``, ``balanced``, ``best``
     Groups of alike patches, evolving; E on each group with the fidelity matrix C / s^2 of its covariance; relaxed
     semi-implicit steps of 1; stopped after a number of steps that leave less and less of the noise.
 
@@ -91,6 +91,9 @@ class GroupPreset:
     cosine: bool = False
     #: Whether the search follows motion along the first axis.
     moving: bool = False
+    #: Groups of all steps where the noise is correlated, in place of the others: matrices of the noise ask for several
+    #: products more, and coarser images see what small patches do not.
+    correlated: Grouping | None = None
 
     def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
         """Return the groupings of the first estimate and of the later steps."""
@@ -140,6 +143,16 @@ _SIGNAL_FIRST = Grouping(16, 60, 150, 2)
 _SIGNAL_LATER = Grouping(16, 40, 150, 2)
 
 PRESETS = {
+    # One step costs the filter of the first covariances: groups are few, and large enough for these.
+    "fast": GroupPreset(
+        steps=0,
+        first=((0.4, Grouping(6, 64, 10, 6)), (0.75, Grouping(6, 96, 10, 6)), (math.inf, Grouping(6, 128, 12, 6))),
+        later=((math.inf, Grouping(6, 64, 10, 6)),),  # of flows that fill in
+        first_signal=_SIGNAL_FIRST,
+        later_signal=_SIGNAL_LATER,
+        shrink=2.0,
+        correlated=Grouping(4, 40, 6, 4),
+    ),
     "balanced": GroupPreset(
         steps=5,
         first=((0.4, Grouping(5, 80, 18, 5)), (0.75, Grouping(6, 100, 18, 6)), (math.inf, Grouping(7, 140, 18, 6))),
@@ -345,6 +358,9 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
     from nlflow.denoising.noise.spectra import coarse_to_fine, correlation, levels_within
 
     preset = replace(preset, means=False)  # coarser images come first here
+    if preset.correlated is not None:
+        table = ((math.inf, preset.correlated),)
+        preset = replace(preset, first=table, later=table)
     count = levels_within(f.shape, noise.levels) + 1
     dimension = sum(n > 1 for n in f.shape[:-1])
     told: dict[str, Any] = {"tiles": 1, "memory_bytes": 0}
@@ -502,7 +518,7 @@ def _core(whole: Three, moving: bool, needed: Callable[[Three], int], allowed: f
             smallest = three(tuple(min(least, n) if k in cut else n for k, n in enumerate(whole)))
             bytes_ = needed(smallest)
             what = "strip of 64 samples of this image" if whole[0] == 1 else f"part of {' x '.join(map(str, smallest))}"
-            instead = " or take quality='fast'" if whole[0] == 1 else "or denoise smaller parts"
+            instead = " or take quality='pixels'" if whole[0] == 1 else "or denoise smaller parts"
             raise MemoryLimitError(
                 f"max_memory: a {what} needs {format_bytes(bytes_)} ({bytes_} bytes), the limit is "
                 f"{format_bytes(allowed)}; raise max_memory, {instead.strip()}"

@@ -69,7 +69,7 @@ class DenoiseInfo:
         Wall time in all, and its part for compiling loops or loading them from the cache.
     sigma_effective : float or None
         Standard deviation that the preset worked with where it is another one: that of the nearest white noise for
-        'fast', which knows no other, and more than `sigma` where compression took noise out of the quiet parts, in
+        'pixels', which knows no other, and more than `sigma` where compression took noise out of the quiet parts, in
         which it is measured. None where it is `sigma`.
     reasons : tuple of str
         What the verdict rests on, when the noise was found out.

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from nlflow.errors import InputError, KeywordError, check_choice, check_integer, check_number
 
-QUALITIES: Final = ("fast", "balanced", "best")
+QUALITIES: Final = ("fast", "balanced", "best", "pixels")
 STOPPING: Final = ("discrepancy", "sure")
-OF_FAST: Final[dict[str, Callable[[str, Any], Any]]] = {
+OF_PIXELS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
     "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
     "search_radius": lambda n, v: check_integer(n, v, minimum=1),
@@ -45,11 +45,11 @@ class Options:
         the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
         the estimate is returned as ``info.risk``).
     max_memory : float, optional
-        Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`). ``fast``
+        Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`). ``pixels``
         computes its weights anew at each step when they do not fit; the others cut the image into overlapping strips,
         with the same bits as a result.
     width : float, optional
-        ``fast`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
+        ``pixels`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
         spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch
         (channels count) and s the noise left in them by the smoothing.
     patch_size : int, optional
@@ -64,7 +64,8 @@ class Options:
         Of the random signs for ``stopping='sure'``; nothing else is random.
     device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
         Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``), of which 'auto' takes a
-        GPU where there is one. All else, ``fast`` and clips run on the CPU. Not for tensors, which stay where they are.
+        GPU where there is one. All else, ``pixels`` and clips run on the CPU. Not for tensors, which stay where they
+        are.
 
     Raises
     ------
@@ -91,7 +92,7 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name, check in {**_CHECKS, **OF_FAST}.items():
+        for name, check in {**_CHECKS, **OF_PIXELS}.items():
             value = getattr(self, name)
             if value is not None or name in ("strength", "seed"):
                 object.__setattr__(self, name, check(name, value))
@@ -111,23 +112,28 @@ class Options:
         return replace(options, **words)
 
     @property
-    def fast(self) -> dict[str, Any]:
+    def pixels(self) -> dict[str, Any]:
         """The options that the flow of pixels alone has."""
-        return {name: getattr(self, name) for name in OF_FAST}
+        return {name: getattr(self, name) for name in OF_PIXELS}
 
     def check(self, quality: str, dimension: int = 2) -> None:
         """Refuse a quality that there is not, and options that it does not have for so many axes without channels."""
         check_choice("quality", quality, QUALITIES)
-        for name, value in self.fast.items():
-            if value is not None and quality != "fast":
-                raise InputError(
-                    f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
-                )
+        for name, value in self.pixels.items():
             if value is not None and dimension == 3:
                 raise InputError(
                     f"{name}: got {value!r} for a volume or a clip, whose qualities are all flows of groups; leave it "
                     "out"
                 )
+            if value is not None and quality != "pixels":
+                before = ", as 'fast' was called before" if quality == "fast" else ""
+                raise InputError(
+                    f"{name}: only quality='pixels' has it{before}, got quality={quality!r}; leave it out, or choose "
+                    "pixels"
+                )
+        if quality == "pixels" and dimension == 3:
+            raise InputError("quality: got 'pixels' for a volume or a clip, expected 'fast', 'balanced' or 'best', "
+                             "which are flows of groups of blocks")  # fmt: skip
         if self.steps is not None and self.stopping is not None:
             raise InputError(f"steps: got {self.steps} together with stopping={self.stopping!r}; leave one of them out")
 

@@ -87,14 +87,14 @@ class Pixels:
     def whole_problem(self, f: Array, variance: Array | None) -> Problem:
         """Return the flow on samples as one problem."""
         if variance is not None:
-            raise InputError("sigma: got a map, for which 'fast' runs a flow for each level; use denoise()")
+            raise InputError("sigma: got a map, for which 'pixels' runs a flow for each level; use denoise()")
         return problem(f.astype(self.precision, copy=False), self)
 
     def run(self, f: Array, frame: Frame, watch: Watch) -> Run:
         """Run the flow on samples (..., C)."""
         if watch.device.tensors:
             raise InputError(
-                f"device: got {watch.device.name!r} with quality='fast', a flow of pixels on the CPU alone, "
+                f"device: got {watch.device.name!r} with quality='pixels', a flow on the CPU alone, "
                 "expected 'cpu'; or take 'balanced'"
             )
         given = f.astype(self.precision, copy=False)

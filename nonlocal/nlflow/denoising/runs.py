@@ -71,8 +71,8 @@ class Trail:
     course : dict of str to array
         Of the states that the last call has gone through, the input first: ``t``, the flow's time; ``distance``, to
         the constant that the J-flow tends to, root mean square in the units of the input (of stabilized counts for
-        noise of counts). For ``fast`` also ``J`` and ``E``, over the sum of the degrees, in units of the squared noise.
-        Empty where nothing was done, and for noise that varies.
+        noise of counts). For ``pixels`` also ``J`` and ``E``, over the sum of the degrees, in units of the squared
+        noise. Empty where nothing was done, and for noise that varies.
     reused : int
         How often weights were used again.
 
@@ -89,7 +89,7 @@ class Trail:
     >>> from nlflow.denoising import Trail
     >>> trail, noisy = Trail(), np.random.default_rng(0).normal(0, 1, (32, 32))
     >>> for fidelity in (0.1, 0.2):
-    ...     result = denoise(noisy, 1, quality="fast", fidelity=fidelity, steps=4, progress=trail)
+    ...     result = denoise(noisy, 1, quality="pixels", fidelity=fidelity, steps=4, progress=trail)
     >>> trail.reused, trail.course["t"].tolist(), bool(np.all(np.diff(trail.course["E"]) < 0))
     (1, [0.0, 1.0, 2.0, 3.0, 4.0], True)
     """

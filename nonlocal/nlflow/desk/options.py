@@ -14,7 +14,7 @@ import typer
 
 from nlflow.denoising.noise.names import WORDS, has_sigma, model_class
 
-Quality = Literal["fast", "balanced", "best"]
+Quality = Literal["fast", "balanced", "best", "pixels"]
 #: `nlflow.backends.devices.DEVICES`, as types need them.
 DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
 #: Stands for stdin as an input, and for stdout as an output.

@@ -393,9 +393,9 @@ class OfWindows(
         0.25, "of samples like the next one, at most, in what has noise: 0.28 of integers with noise of 1", OF_LAW
     )
     filled = figure({1: 9, 2: 5}, "a neighbourhood so wide that is constant was filled in, and has no noise")
-    most_windows = figure(2**18, "windows that are looked at", COST)
+    most_windows = figure(2**16, "windows that are looked at", COST)
     apart = figure(1.25, "ratio of the strengths of channels from which on they have one each")
-    block = figure(2**14, "windows that are transformed at a time", COST)
+    block = figure(2**12, "windows that are transformed at a time: they stay in the cache", COST)
     first_error = figure(0.09, "relative uncertainty of sigma that the first windows must reach", BY_HAND)
     last_error = figure(
         0.01, "relative uncertainty from which on more windows are not worth the structure in them", BY_HAND
@@ -405,7 +405,7 @@ class OfWindows(
     clipped_margin = figure(
         2.0, "in sigma: windows whose mean is nearer to the limit are left out", "derived: at most 3 % of sigma is lost"
     )
-    repeats = figure(0.65, "windows that count as one independent one, per sample of a window", BY_HAND)
+    repeats = figure(0.65, "windows one sample apart that count as one independent one, per sample of one", BY_HAND)
 
 
 class OfVolumes(Figures, source=ON_STACKS):

@@ -95,7 +95,8 @@ says so. --axes first-column=denoise or =keep decides otherwise. Rows out of the
 them first.
 
 \b
-Quality against time: --quality fast, balanced (default) or best. Finer settings are given by name, such as --set
+Quality against time: --quality fast, balanced (default) or best; pixels is the
+flow of pixels. Finer settings are given by name, such as --set
 max-memory=2GiB; the list below has them. --set stopping=sure ends the smoothing where the estimated risk is smallest,
 =discrepancy where the residual is as large as the noise.
 
@@ -160,7 +161,7 @@ Examples:
   nonlocal denoise film.mp4 out.mp4 --write quality=8
   nonlocal denoise frames cleaned --axes TYX
   nonlocal denoise eeg.npy out.npy --axes kind=signal
-  nonlocal denoise noisy.png out.png --quality fast --sigma 20 --set width=12 --set steps=5
+  nonlocal denoise noisy.png out.png --quality pixels --sigma 20 --set width=12 --set steps=5
   nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
   nonlocal denoise volume.zarr clean.zarr --axes ZYX --quality fast --set max-memory=4GiB
   nonlocal denoise sky.zarr clean.zarr --write workers=tcp://10.0.0.1:8786

@@ -150,7 +150,7 @@ def _announce(media: Media, quality: str, log: Log) -> None:
     size = " x ".join(map(str, reversed(media.spatial_shape) if media.kind == "image" else media.spatial_shape))
     faster = ""
     if quality == "balanced" and media.kind in _FASTER:
-        faster = f"; --quality fast is {_FASTER[media.kind]} times as quick, and takes the noise for white"
+        faster = f"; --quality fast is {_FASTER[media.kind]} times as quick"
     log.begin(f"{size} samples with --quality {quality} take minutes; lines tell how far it is{faster}")
 
 

@@ -78,9 +78,9 @@ def _taken_for(details: dict[str, Any]) -> list[tuple[str, str]]:
     sigma = details.get("sigma_effective")
     if sigma is None:
         return []
-    if details["quality"] == "fast":
+    if details["quality"] == "pixels":
         known = "correlated noise" if details["model"]["spectrum"] is not None else "noise that follows the brightness"
-        return [("taken for", f"white noise of sigma {sigma:.4g}: --quality fast knows no {known}")]
+        return [("taken for", f"white noise of sigma {sigma:.4g}: --quality pixels knows no {known}")]
     measured = details["sigma"]
     return [("of quiet parts", f"sigma {measured:.4g}, where it is measured; other parts have more of it")]
 

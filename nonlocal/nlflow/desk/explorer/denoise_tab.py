@@ -14,7 +14,7 @@ import numpy as np
 
 from nlflow.denoising import Trail
 from nlflow.denoising.noise.names import WORDS, has_sigma
-from nlflow.denoising.options import OF_FAST
+from nlflow.denoising.options import OF_PIXELS
 from nlflow.desk.explorer import denoising_view as view
 from nlflow.desk.explorer import sources
 from nlflow.desk.explorer.denoising_view import DenoiseResult, DenoiseSettings, NoiseFile
@@ -100,8 +100,9 @@ class SignalView:
 
 
 _QUALITIES = {
-    "fast": "fast: pixels, at once",
-    "balanced": "balanced: groups of patches",
+    "pixels": "pixels: one by one, with settings",
+    "fast": "fast: groups of patches, once",
+    "balanced": "balanced: more steps",
     "best": "best: more groups and steps",
 }
 _OF_STACKS = {
@@ -212,7 +213,7 @@ class DenoiseTab(Tab):
         if given["sigma"] is not None or given["strength"] == 1 or not self._has_strength():
             given["strength"] = None
         if not self._of_pixels():
-            given |= dict.fromkeys(OF_FAST)
+            given |= dict.fromkeys(OF_PIXELS)
         kind: str | NoiseFile = self.noise_kind.value
         if self._model is not None and kind == _OF_FILE:
             kind = self._model
@@ -223,7 +224,7 @@ class DenoiseTab(Tab):
         """Compute what the controls say."""
         if self._refused:
             return
-        for name in OF_FAST:
+        for name in OF_PIXELS:
             self.knobs[name].visible = self._of_pixels()
         self.knobs["sigma"].visible, self.knobs["strength"].visible = self._has_sigma(), self._has_strength()
         self.knobs["strength"].show(disabled=self.knobs["sigma"].value is not None)
@@ -257,7 +258,7 @@ class DenoiseTab(Tab):
 
     def _of_pixels(self) -> bool:
         """Whether the flow of pixels runs, which has settings of its own."""
-        return bool(self.quality.value == "fast") and not self._source.media.stacked
+        return bool(self.quality.value == "pixels") and not self._source.media.stacked
 
     def _has_sigma(self) -> bool:
         """Whether a standard deviation can be said of this kind of noise."""

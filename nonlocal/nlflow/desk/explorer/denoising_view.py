@@ -16,7 +16,7 @@ from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
 from nlflow.denoising.noise.names import has_sigma
-from nlflow.denoising.options import OF_FAST
+from nlflow.denoising.options import OF_PIXELS
 from nlflow.desk.companions import measures, nearness
 from nlflow.desk.explorer.sources import EXAMPLE, PREVIEW_PIXELS, Crop, Source, slices
 from nlflow.desk.explorer.texts import call, shell
@@ -48,9 +48,9 @@ class DenoiseSettings:
     # Standard deviation of white noise, in the units of the file; found out with its kind where not given.
     sigma: float | None = None
     strength: float | None = None  # how many times the noise that was found counts
-    quality: str = "fast"  # {'fast', 'balanced', 'best'}
+    quality: str = "fast"  # {'pixels', 'fast', 'balanced', 'best'}
     noise: str | NoiseFile = "auto"  # which noise it is: a word of `nlflow.denoising.noise.names.WORDS`, or a model
-    # Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
+    # Filter parameter of the kernel, in the units of the file; ``pixels`` only, as all that follow.
     width: float | None = None
     # patch_size, search_radius: nodes.
     patch_size: int | None = None
@@ -60,8 +60,8 @@ class DenoiseSettings:
     crop: Crop | None = None  # the part that is denoised; None for all
 
     def words(self, *, stacked: bool = False) -> dict[str, Any]:
-        """Return the arguments for `nlflow.denoise` that are set; those of pixels belong to ``fast`` without stacks."""
-        skipped = {"crop"} if self.quality == "fast" and not stacked else {"crop", *OF_FAST}
+        """Return the arguments for `nlflow.denoise` that are set; some belong to ``pixels`` without stacks."""
+        skipped = {"crop"} if self.quality == "pixels" and not stacked else {"crop", *OF_PIXELS}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
         return {
             name: value for name, value in given.items() if value is not None and (name, value) != ("noise", "auto")
@@ -167,7 +167,7 @@ def _differs(settings: DenoiseSettings, known: DenoiseSettings) -> bool:
 def _coarse_words(settings: DenoiseSettings, known: DenoiseResult, media: Media) -> dict[str, Any]:
     words = settings.words(stacked=media.stacked)
     window = min(words.get("search_radius", _NARROW), _NARROW)
-    words |= {"quality": "fast", "search_radius": window, "preserve_range": True, "return_info": True}
+    words |= {"quality": "pixels", "search_radius": window, "preserve_range": True, "return_info": True}
     if settings.sigma is None and not (isinstance(settings.noise, str) and not has_sigma(settings.noise)):
         words["noise"] = _model(known.info)
         words["strength"] = (settings.strength or 1) / (known.settings.strength or 1)  # the model holds the former
@@ -264,7 +264,7 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
     options = {"quality": settings.quality, **settings.words(stacked=media.stacked)}
     if isinstance(settings.noise, NoiseFile):
         options["noise"] = settings.noise.name
-    finer = {name: options.pop(name) for name in OF_FAST if name in options}
+    finer = {name: options.pop(name) for name in OF_PIXELS if name in options}
     known, written = extension(Path(source.name)), written_extension(Path(source.name))
     suffix = path.name[len(path.name) - len(known) :]  # .nii.gz is one
     new = suffix if written in ("", known) else written
