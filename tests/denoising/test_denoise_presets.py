@@ -12,6 +12,7 @@ from nlflow import PatchGroups, denoise
 from nlflow.denoising import groupwise, options
 from nlflow.denoising.frame import Spread
 from nlflow.denoising.groupwise import PRESETS
+from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.filters import removed
 from nlflow.errors import InputError
@@ -194,3 +195,13 @@ def test_parameters_of_pixels_are_told_where_they_went() -> None:
         denoise(NOISY, SIGMA, quality="fast", steps=2)
     with pytest.raises(InputError, match="quality: got 'pixels' for a volume"):
         denoise(np.zeros((9, 9, 9)), 1.0, quality="pixels")
+
+
+def test_the_best_preset_does_not_take_its_time_where_it_gains_nothing() -> None:
+    spectrum = np.ones((1, 8, 8))
+    spectrum[:, 3:6, 3:6] = 0.2
+    noise = GaussianNoise(SIGMA, spectrum, [0.0, 255.0], [0.8, 1.2], compressed=0.85)
+    result, info = denoise(NOISY, noise=noise, quality="best", return_info=True)
+    np.testing.assert_array_equal(result, denoise(NOISY, noise=noise, quality="balanced"))
+    assert "gains nothing" in info.stopped_by
+    assert "gains nothing" not in denoise(NOISY, noise=noise, quality="balanced", return_info=True)[1].stopped_by

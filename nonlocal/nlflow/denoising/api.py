@@ -49,10 +49,10 @@ def denoise(
 
     ``pixels`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
     pixel. ``fast``, ``balanced`` and ``best`` are flows of groups of alike patches with a fidelity matrix for each
-    group, Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal Bayes)
-    filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.groupwise` states kernel,
-    functional, integrator and stopping of each. Everything is chosen from sigma. Volumes and clips have
-    groups of blocks.
+    group, Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal
+    Bayes) filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.groupwise` states
+    kernel, functional, integrator and stopping of each. Everything is chosen from sigma. Volumes and clips have groups
+    of blocks.
 
     Parameters
     ----------

@@ -279,8 +279,12 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
             continue
         # From 0 to 1: what is found does not depend on the units then.
         channels = [(rows - float(present.min())) / span for rows in lines(samples, missing, Stripes(1, axis, False))]
-        marks = [_Marks.of(rows) for rows in channels]
-        if all(mark.striped for mark in marks):
+        marks: list[_Marks] = []
+        for rows in channels:
+            marks.append(_Marks.of(rows))
+            if not marks[-1].striped:
+                break
+        else:
             sigma = span * float(np.mean([mark.sigma for mark in marks]))
             found.append((sigma, axis, _alike([mark.steps for mark in marks])))
     return Stripes(*max(found)) if found else None
@@ -296,21 +300,23 @@ class _Marks:
     def of(cls, rows: NDArray[np.float64]) -> _Marks:
         """Look at one channel (rows, samples of a row) of range 1."""
         (steps,), _ = differences(rows, 1e-3, 1)
-        parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, OfStripes.parts, axis=1)]
-        middle = np.median(parts, axis=0)
-        apart = 1.4826 * np.median(np.abs(parts - middle), axis=0)
         sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75, 0.9))
         spread = float(sizes[1]) * 1.4826
         if spread <= 1e-9:
             return cls(steps, 0.0, False)
         bounded = np.where(np.abs(steps) < 4 * spread, steps, 0)  # larger ones are edges
         correlations = [float(np.mean(bounded[k:] * bounded[:-k]) / np.mean(bounded**2)) for k in (1, 2, 3)]
-        agree = np.median(np.abs(middle)) > OfStripes.agreed * np.median(apart)
         white = correlations[0] < OfStripes.opposite and max(map(abs, correlations[1:])) < OfStripes.unrelated
         gaussian = sizes[0] > OfStripes.least_ratio * sizes[2] and sizes[3] < OfStripes.most_ratio * sizes[1]
+        if not (white and gaussian):
+            return cls(steps, 0.0, False)
+        parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, OfStripes.parts, axis=1)]
+        middle = np.median(parts, axis=0)
+        apart = 1.4826 * np.median(np.abs(parts - middle), axis=0)
+        agree = np.median(np.abs(middle)) > OfStripes.agreed * np.median(apart)
         error = np.pi / 2 * float(np.median(apart)) ** 2 / OfStripes.parts  # of a median of the parts
         sigma = math.sqrt(max(spread**2 - error, 0.0) / 2)
-        return cls(steps, sigma, bool(agree and white and gaussian and sigma > 0))
+        return cls(steps, sigma, bool(agree and sigma > 0))
 
 
 def _alike(steps: list[NDArray[np.float64]]) -> bool:
