@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 import skimage.data
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import gaussian_filter
 from skimage.io import imread
 
 from benchmarks.blind import methods as by
+from benchmarks.blind.delicate import CLEAN, PACKAGED, packaged
 from benchmarks.blind.methods import Method, Sample
 from benchmarks.blind.simulated_camera import Camera
 from benchmarks.denoising.methods import Array
@@ -190,65 +190,19 @@ def white(data: Path, count: int | None) -> Iterator[Scene]:
 
 # ---- pictures without noise
 
-PACKAGED: Final = (
-    "astronaut", "brick", "camera", "chelsea", "clock", "coffee", "coins", "grass", "gravel", "moon", "rocket", "page",
-    "text", "checkerboard", "colorwheel", "horse", "logo", "shepp_logan_phantom",
-)  # fmt: skip
-
-
-def packaged(name: str) -> Picture:
-    """Return a picture of scikit-image as 8 bits, without the channel of its opacity."""
-    picture = np.asarray(getattr(skimage.data, name)())[..., :3] if name == "logo" else getattr(skimage.data, name)()
-    if picture.dtype == np.uint8:
-        return np.asarray(picture)
-    return np.rint(255.0 * picture).astype(np.uint8)  # of booleans and of 0...1
-
-
-def page_of_text(side: int = 256) -> Picture:
-    """Return lines of smooth black letters on white, of several sizes."""
-    image = Image.new("L", (side, side), 255)
-    draw, row = ImageDraw.Draw(image), 4
-    for size in (10, 12, 14, 18, 24, 36) * 2:
-        draw.text(
-            (6, row), "Nonlocal flows average what is alike 0123456789", fill=0, font=ImageFont.load_default(size)
-        )
-        row += int(1.4 * size)
-    return np.asarray(image)
-
-
-def line_drawing(side: int = 256) -> Picture:
-    """Return lines and curves with smooth edges: drawn at four times the size, and made smaller."""
-    large = Image.new("L", (4 * side, 4 * side), 240)
-    draw = ImageDraw.Draw(large)
-    for k in range(12):
-        draw.line((40, 60 + 80 * k, 4 * side - 40, 40 + 60 * k), fill=20, width=4 + 2 * k)
-        draw.ellipse((512 - 38 * k, 512 - 30 * k, 512 + 38 * k, 512 + 30 * k), outline=90, width=6)
-    return np.asarray(large.resize((side, side), Image.Resampling.BOX))
-
-
-def flat_colours(side: int = 256) -> Picture:
-    """Return a chart of flat colours with hard edges, as of a diagram."""
-    image = Image.new("RGB", (side, side), (255, 255, 255))
-    draw = ImageDraw.Draw(image)
-    for k, (row, column) in enumerate(product(range(4), range(4))):
-        place = (12 + 60 * column, 12 + 60 * row, 60 + 60 * column, 60 + 60 * row)
-        fill = (16 * k, 255 - 12 * k, (97 * k) % 256)
-        (draw.rectangle if k % 2 else draw.ellipse)(place, fill=fill)
-    return np.asarray(image)
-
-
-DRAWN: Final = {"text": page_of_text, "lines": line_drawing, "flat colours": flat_colours}
-
 
 def clean(data: Path, count: int | None) -> Iterator[Scene]:
     def sample(read: Callable[[], Picture]) -> Sample:
-        picture = read()
-        return Sample(picture, picture.astype(np.float64))
+        picture = np.asarray(read())
+        return Sample(picture, picture.astype(np.float64), peak=1.0 if picture.dtype == bool else 255.0)
 
     kinds: dict[str, list[tuple[str, Callable[[], Any]]]] = {
         "Kodak24": [(path.stem, partial(imread, path)) for path in files(data, "Kodak24", "*.png", count)],
+        "means of PolyU": [
+            (path.stem, partial(imread, path)) for path in files(data, "PolyU-even", "*_mean.JPG", count)
+        ],
         "scikit-image": [(name, partial(packaged, name)) for name in PACKAGED[:count]],
-        "drawn here": list(DRAWN.items())[:count],
+        **{kind: list(own.items())[:count] for kind, own in CLEAN.items()},
     }
     for setting, pictures in kinds.items():
         for name, read in pictures:

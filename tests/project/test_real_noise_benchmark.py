@@ -15,9 +15,10 @@ from skimage.io import imread
 from benchmarks import real_noise
 from benchmarks.blind import methods as by
 from benchmarks.blind import report
+from benchmarks.blind.delicate import CLEAN, PACKAGED, packaged
 from benchmarks.blind.methods import Method, Outcome, Sample, climbed
 from benchmarks.blind.runner import Figure, Kept, measure
-from benchmarks.blind.scenes import CAMERAS, DRAWN, PACKAGED, SECTIONS, SPECTRA, Scene, coloured_noise, packaged
+from benchmarks.blind.scenes import CAMERAS, SECTIONS, SPECTRA, Scene, coloured_noise
 from benchmarks.harness import KIND
 from nlflow.store.storage import load_record
 
@@ -145,7 +146,7 @@ def test_the_oracle_takes_the_sigma_that_the_truth_asks_for(data: Path) -> None:
 
 
 def test_packaged_and_drawn_pictures_are_of_8_bits() -> None:
-    for picture in [*map(packaged, PACKAGED), *(make() for make in DRAWN.values())]:
+    for picture in [*map(packaged, PACKAGED), *(make() for make in CLEAN["drawn"].values())]:
         assert picture.dtype == np.uint8
         assert picture.ndim == 2 or picture.shape[2] == 3
         assert np.ptp(picture) > 100

@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 from nlflow._array import is_tensor, root_mean_square, underflowing
 from nlflow.backends.devices import CPU, choose_device
 from nlflow.backends.numba import loading
-from nlflow.denoising.frame import is_by_pixels, observe
+from nlflow.denoising.frame import Frame, Part, is_by_pixels, observe
 from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.labelled import denoised_labelled, is_labelled
 from nlflow.denoising.layout import Axes, shape_of
+from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.options import OPTIONS, Options
-from nlflow.denoising.runs import Problem, Trail, Watch, telling
+from nlflow.denoising.residual import figures_of, milder
+from nlflow.denoising.runs import Problem, Trail, Watch, telling, within
 from nlflow.domains.samples import check_scale, finish, range_of
 from nlflow.errors import InputError, NlflowWarning, checked_call
 
 Array = NDArray[Any]
+_FIRST = 0.9  # share of the progress at which the residual is looked at; another flow is seldom asked for
 
 
 @partial(checked_call, more=OPTIONS)
@@ -219,13 +222,18 @@ def denoise(
             f"stopping: got {chosen.stopping!r} with noise that is not white; leave it out, or give noise='white'"
         )
     with telling(progress, quality) as tell:
-        told: dict[str, Any] = {}
-        if frame.idle:
-            u = part.with_known(part.unchanged(frame.missing), frame)
-        else:
-            estimate, risk, told = frame.solve(part, Watch(False, chosen.max_memory, tell, trail, place))
-            told = {**told, "risk": risk}
-            u = part.result(estimate, frame)
+        watch = Watch(False, chosen.max_memory, tell, trail, place)
+        first = 1.0 if frame.found is None else _FIRST
+        u, told, less = _solved(frame, part, replace(watch, tell=within(tell, 0.0, first)))
+        while less is not None:
+            if frame.found is not None and less.model is frame.found.model:
+                frame = replace(frame, found=less)
+                break
+            if less.model.white_sigma == 0.0:
+                frame, u, told = frame.without_noise(less), part.as_it_was(frame.absent, u), {}
+                break
+            frame, part = observe(image, sigma, noise, placed, quality, chosen, mask=mask, keep=keep, found=less)
+            u, told, less = _solved(frame, part, replace(watch, tell=within(tell, first, 1.0)))
         present = slice(None) if frame.missing is None else ~frame.missing
         samples, estimated = part.samples[present], u[present]
         words = {**frame.told(), "residual": root_mean_square((u - part.samples)[present]), **told}
@@ -237,6 +245,16 @@ def denoise(
         if tell is not None:
             tell(1.0)
     return (result, DenoiseInfo(seconds=seconds, compile_seconds=loaded, **words)) if return_info else result
+
+
+def _solved(frame: Frame, part: Part, watch: Watch) -> tuple[Array, dict[str, Any], NoiseEstimate | None]:
+    """Return the result (..., C), what is told of the flow, and a milder verdict where the residual asks for it."""
+    if frame.idle:
+        return part.with_known(part.unchanged(frame.missing), frame), {}, None
+    estimate, risk, told = frame.solve(part, watch)
+    figures = None if frame.found is None else figures_of(part.f, estimate, frame)
+    less = None if figures is None else milder(frame, figures)
+    return part.result(estimate, frame), {**told, "risk": risk}, less
 
 
 def problem(

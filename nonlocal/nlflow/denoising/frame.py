@@ -22,6 +22,7 @@ from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import Options
+from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
 from nlflow.domains.samples import as_signal, exact_means, range_of, varying
 from nlflow.errors import InputError, NlflowWarning, check_floats, check_number
@@ -79,6 +80,7 @@ class Coloured:
     spectrum: Array  # (C, h, w), its power along them
     strength: Array  # (..., 1), its variance relative to that of the spectrum
     levels: int  # coarser images on which low frequencies are met
+    shown: Array  # (C, h, w), as `spectrum` without what compression cut off: the noise that the samples show
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Frame:
     estimated: bool = False
     variance: Any = None  # (...), relative variance of the noise where it varies, of mean 1
     missing: Mask | None = None  # (...)
+    absent: Mask | None = None  # (...), of those that are missing what was so before the noise was looked at
     kept: Any = None  # (...)
     coloured: Coloured | None = None
     given: tuple[str, ...] = ()  # what was seen of the samples: what is missing, what stays
@@ -119,7 +122,10 @@ class Frame:
     def halo(self) -> tuple[int, ...]:
         """How far a sample of the result looks, along each axis."""
         count = len(self.shape)
-        return (0,) * count if self.flow is None else self.flow.halo[-count:]
+        if self.flow is None:
+            return (0,) * count
+        given_back = REACH if count == 2 and len(self.level) == 1 else 0
+        return tuple(n + given_back for n in self.flow.halo[-count:])
 
     def bytes_needed(self, shape: tuple[int, ...]) -> int:
         """Return the working memory for a part of a shape without its channels."""
@@ -162,6 +168,12 @@ class Frame:
             "confidence": found.confidence if found else "", "reasons": found.reasons if found else (),
             "given": self.given, **flow,
         }  # fmt: skip
+
+    def without_noise(self, found: NoiseEstimate) -> Frame:
+        """Return the frame of samples of which nothing is removed, as a verdict says."""
+        idle, level = "the residual was not the noise that was found", np.zeros_like(self.level)
+        return replace(self, found=found, model=found.model, idle=idle, level=level, sigma=0.0, sigma_effective=None,
+                       flow=None, coloured=None)  # fmt: skip
 
     def too_strong(self, span: float) -> str:
         """Return what to say of a strength with which the noise is larger than the range; empty otherwise."""
@@ -241,9 +253,14 @@ class Part:
         """Return the samples, those that are missing with the value of one that is not."""
         return self.known if missing is None else np.where(missing[..., None], self.known[~missing][0], self.known)
 
+    def as_it_was(self, absent: Mask | None, u: Array) -> Array:
+        """Return the samples, and what was filled in for those that are missing."""
+        return self.samples if absent is None else np.where(absent[..., None], u, self.samples)
+
     def result(self, u: Array, frame: Frame, inner: Any = ...) -> Array:
         """Return an estimate in units of the noise as samples (..., C), of a part of this one where it is told."""
-        gaussian = (u[inner] * frame.level + frame.offset).astype(self.f.dtype)
+        whole = u if frame.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
+        gaussian = (whole[inner] * frame.level + frame.offset).astype(self.f.dtype)
         return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame, inner)
 
     def with_known(self, u: Array, frame: Frame, inner: Any = ...) -> Array:
@@ -257,9 +274,9 @@ class Part:
 
 def observe(
     image: Any, sigma: Any, noise: Any, axes: Axes, quality: str, options: Options, *, mask: Any = None,
-    keep: Any = None, trail: Trail | None = None,
+    keep: Any = None, trail: Trail | None = None, found: NoiseEstimate | None = None,
 ) -> tuple[Frame, Part]:  # fmt: skip
-    """Return what an array decides as a whole, and the array as its only part."""
+    """Return what an array decides as a whole, and the array as its only part; `found` takes the place of a look."""
     axes.check_patch(options.patch_size)
     given, sigma = choose_noise(noise, sigma)
     kept = None if keep is None else axes.place("keep", keep)
@@ -273,7 +290,8 @@ def observe(
         sigma = _of_channels(sigma, live, axes)
         given = given if isinstance(given, str) else given.of_channels(live)
         samples, restore = _without_others(samples, missing, live, restore)
-    model, found = _model(given, samples, missing, options.strength, trail)
+    again = found is not None
+    model, found = _model(given, samples, missing, options.strength, trail, found)
     used = model
     if model is not None and is_by_pixels(quality, axes):
         used = model.nearest_white(samples.shape[-1], samples.ndim - 1)
@@ -284,7 +302,7 @@ def observe(
                          "leave one of them out")  # fmt: skip
     few = None if is_by_pixels(quality, axes) else reduction.few
     frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept,
-                  missing=reduction.missing, given=looked.told, few=few)  # fmt: skip
+                  missing=reduction.missing, absent=missing, given=looked.told, few=few)  # fmt: skip
     mapped = rest is not None and not rest.is_white and (signal.ndim == 4 or rest.is_mapped)
     if rest is not None and not rest.is_white and not mapped and not is_by_pixels(quality, axes):
         frame, f = _coloured(frame, signal, rest)
@@ -301,17 +319,17 @@ def observe(
         frame, f = _white(frame, signal, sigma, trail)
     if isinstance(given, str):
         check_units(np.asarray(image).dtype, asked, stacklevel=5)
-    if looked.guessed:
+    if looked.guessed and not again:
         warnings.warn(looked.guessed, NlflowWarning, stacklevel=5)
     return _with_sigma(frame, samples), Part(samples, reduction, f, restore)
 
 
 def _model(
-    given: Noise | str, samples: Array, missing: Mask | None, strength: float, trail: Trail | None
-) -> tuple[Noise | None, NoiseEstimate | None]:
+    given: Noise | str, samples: Array, missing: Mask | None, strength: float, trail: Trail | None,
+    found: NoiseEstimate | None,
+) -> tuple[Noise | None, NoiseEstimate | None]:  # fmt: skip
     """Return the noise that was given or is found out, times a strength; None for white noise to be estimated."""
-    found = None
-    if given == "auto":
+    if given == "auto" and found is None:
         from nlflow.denoising.noise.finding.verdict import examine
 
         found = (examine if trail is None else trail.examine)(samples, missing)
@@ -386,10 +404,13 @@ def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame,
     if missing is not None:
         f[missing] = 0
     axes = np.asarray(OPPONENT) if noise.opponent else channels_for(channels, Spread.of(f).moments)
-    spectrum = (counted if noise.opponent else np.tensordot(axes**2, counted, axes=1)) / unit**2
+    shown = noise.powers(channels, dimension)
+    spectrum, shown = (
+        (one if noise.opponent else np.tensordot(axes**2, one, axes=1)) / unit**2 for one in (counted, shown)
+    )
     strength = np.maximum(np.square(noise.at(signal))[..., None], LEAST_VARIANCE)
     levels = LEVELS if noise.compressed else levels_for(spectrum, LEVELS)
-    frame = replace(frame, offset=offset, coloured=Coloured(axes, spectrum, strength, levels))
+    frame = replace(frame, offset=offset, coloured=Coloured(axes, spectrum, strength, levels, shown))
     return frame, f if missing is None else filled(f, missing)
 
 

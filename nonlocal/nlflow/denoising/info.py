@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 _NOTHING: Final = 1 / 2000  # of the range: what was removed is then less than an eighth of a grey level
 _CLEAN: Final = 1e-6  # of the range: there is no noise at all
-_TORN: Final = 2.5  # ratio of what was removed near edges to that in flat parts, in excess of the noise's own
 _ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that is anywhere in an interval of length 1
 _TAIL: Final = 0.05  # of the samples, at each end, that do not count for the range
 _FEW: Final = 16  # different values, of which a drawing is made
 _SOME: Final = 100_000  # samples that are looked at for them
-_PARTS: Final = 5  # flat parts, and edges, are this share of the samples
 
 
 @dataclass(frozen=True)
@@ -176,8 +174,6 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate | None) 
     if found.confidence == "low":
         return [f"the noise was hard to find out: {found}; {found.reasons[0]}; look at the result, and give sigma or "
                 "noise where it is wrong"]  # fmt: skip
-    if found.confidence == "medium" and _torn(samples, u):
-        return [f"what was removed follows the edges of the picture: {found}; a strength below 1 keeps more of it"]
     return []
 
 
@@ -192,19 +188,3 @@ def _drawn(samples: NDArray[Any]) -> bool:
     """Tell whether samples take so few values that nobody would look for noise."""
     some = samples.ravel()[:: max(samples.size // _SOME, 1)]
     return len(np.unique(some)) <= _FEW
-
-
-def _torn(samples: NDArray[Any], u: NDArray[Any]) -> bool:
-    """Tell whether much more was removed near edges than in flat parts of the same intensity."""
-    if u.ndim != 3 or min(u.shape[:2]) < 32:
-        return False
-    lightness = u.mean(axis=-1, dtype=np.float64)
-    removed = np.square((samples - u).mean(axis=-1, dtype=np.float64))
-    steep = np.hypot(*np.gradient(lightness))
-    ratios = []
-    for part in np.array_split(np.argsort(lightness, axis=None, kind="stable"), _PARTS):
-        own = part[np.argsort(steep.ravel()[part], kind="stable")]
-        few = max(len(own) // _PARTS, 1)
-        flat, edges = removed.ravel()[own[:few]].mean(), removed.ravel()[own[-few:]].mean()
-        ratios.append(float(np.sqrt(edges / max(flat, 1e-30))))
-    return float(np.median(ratios)) > _TORN

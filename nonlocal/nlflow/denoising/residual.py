@@ -1,0 +1,355 @@
+"""What was removed, held against the noise that was found: input minus result is to be that noise and nothing else.
+
+In units of the noise, which are the same for images, volumes, clips and recordings, and for counts, speckle and
+magnitudes after their variance was stabilized. On a sample of places, so that the cost does not grow with the picture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
+
+if TYPE_CHECKING:
+    from nlflow.denoising.frame import Frame
+
+Array = NDArray[Any]
+_CROP: Final = {1: 4096, 2: 64, 3: 16}  # samples along each axis of a place that is looked at, by number of axes
+_PLACES: Final = {1: 8, 2: 4, 3: 2}  # along each axis
+_SIDE: Final = {1: 32, 2: 6, 3: 4}  # of the windows that are flat or steep; small enough to lie between lines of text
+_FLAT: Final = 0.25  # of the windows, the flattest, and as many of the steepest
+_GROUPS: Final = 3  # of intensities
+_FEW: Final = 8  # windows of a group, which are too few to judge by
+_CLIPPED: Final = 0.2  # of a window at an end of the range or missing; it does not count
+_NOTHING: Final = 1 / 2000  # of the range of most samples: so little harms nothing, less than an eighth of a grey level
+_PLAIN: Final = 0.3  # of the samples, which are at an end of the range
+_WEAK: Final = 0.85  # share of the noise from which on another strength is none
+_ERRORS: Final = 4.0  # standard errors that chance has in each figure: 3 in 100 000
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the residual shows, each figure less what chance can make of it.
+
+    Attributes
+    ----------
+    level : float
+        Logarithm of how far the residual in flat parts is below the noise, of the intensity where it is farthest.
+    flat, steep : float
+        Correlation of neighbours in flat and in steep parts, beyond that of the noise.
+    skewness : float
+        Of the residual in steep parts, beyond that in flat ones, absolute.
+    clumps : float
+        Correlation of neighbours in being missing, where the noise says which samples are.
+    share : float or None
+        Of the noise that the highest frequencies of the residual show in flat parts: the milder strength. None where no
+        part is flat.
+    """
+
+    level: float = 0.0
+    flat: float = 0.0
+    steep: float = 0.0
+    skewness: float = 0.0
+    clumps: float = 0.0
+    share: float | None = None
+
+
+#: How far each figure goes where the noise is right: learned by `python -m benchmarks.learn_residual`.
+LIMITS: Final = Figures(level=0.3, flat=0.03, steep=0.02, skewness=0.3, clumps=0.3)
+_TOLD: Final = "what was removed is not"
+WORDS: Final = {
+    "clumps": "the samples taken for impulses lie in clumps, as structure does",
+    "level": "flat parts show less noise than was taken out",
+    "flat": "neighbours in it are more alike than under this noise",
+    "steep": "lines and edges of the picture are in it",
+    "skewness": "it is skewed near lines and edges, as structure is",
+}
+
+
+def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
+    """Return what the residual f - u of samples (..., C) in units of the noise of a frame shows.
+
+    None where there are too few samples, or next to nothing was removed. O(1) in the size.
+    """
+    shape = f.shape[:-1]
+    axes = tuple(k for k, n in enumerate(shape) if n > 1)
+    spatial = len(axes)
+    side = _SIDE.get(spatial, 0)
+    by_pixels = (
+        frame.coloured is None and frame.model is not None and frame.model.is_coloured and frame.variance is None
+    )
+    if not side or min(shape[k] for k in axes) < 2 * side or by_pixels:  # a flow of pixels counts other noise as white
+        return None
+    if frame.few is not None:  # so few counts are noise in no units that are even
+        return None
+    correlation, variance = _expected(frame, spatial)
+    low, high = f.min(axis=tuple(range(len(shape)))), f.max(axis=tuple(range(len(shape))))
+    found: list[tuple[Array, ...]] = []
+    hidden: list[Array] = []
+    plain: list[float] = []
+    for place in _places(shape):
+        samples, estimate = f[place].astype(np.float64), u[place].astype(np.float64)
+        level = math.sqrt(variance) * np.broadcast_to(_strength(frame, place), samples.shape[:-1])
+        away = ended = ((samples <= low) | (samples >= high)).any(axis=-1)
+        if frame.missing is not None:
+            own = frame.missing[place]
+            hidden.append(own if frame.absent is None else own & ~frame.absent[place])
+            away = away | own
+        light = estimate.sum(axis=-1) / math.sqrt(estimate.shape[-1])
+        rest = np.where(away, 0.0, (samples - estimate).sum(axis=-1) / math.sqrt(samples.shape[-1]))
+        size = tuple(n for n in rest.shape if n > 1)
+        plain.append(float(ended.mean()))
+        found.append(
+            _windows_of(rest.reshape(size), light.reshape(size), away.reshape(size), side, level.reshape(size))
+        )
+    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+    judged = _judged(columns, correlation, hidden, side**spatial)
+    # Where much is at an end of the range, as paper is, and no other part is flat, nothing bears the noise out.
+    if (judged is None or judged.share is None) and float(np.mean(plain)) > _PLAIN:
+        return Figures(level=math.inf, clumps=_clumps(hidden), share=0.0)
+    return judged
+
+
+def _places(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
+    spatial = sum(n > 1 for n in shape)
+    lines = []
+    for n in shape:
+        side = min(_CROP[spatial], n)
+        starts = np.linspace(0, n - side, max(min(_PLACES[spatial], n // side), 1)).astype(int)
+        lines.append([slice(int(start), int(start) + side) for start in dict.fromkeys(starts.tolist())])
+    return list(itertools.product(*lines))
+
+
+def _expected(frame: Frame, spatial: int) -> tuple[Array, float]:
+    """Return the correlation of the noise of the luminance with its neighbours, along each axis, and its variance.
+
+    The last entry is the sum of its squares, by which windows hold fewer independent samples.
+    """
+    coloured = frame.coloured
+    if coloured is None:
+        return np.array([0.0] * spatial + [1.0]), 1.0
+    from nlflow.denoising.noise.spectra import correlation
+
+    weights = np.square(coloured.axes.sum(axis=1)) / len(coloured.axes)
+    power = np.tensordot(weights, coloured.shown, axes=1)
+    values = correlation(power[None])[0]
+    rows, columns = (n // 2 for n in values.shape)
+    next_to = [values[rows, columns + 1]] if spatial == 1 else [values[rows + 1, columns], values[rows, columns + 1]]
+    return np.array([*next_to, float(np.square(values).sum())]), float(power.mean())
+
+
+def _strength(frame: Frame, place: tuple[slice, ...]) -> Any:
+    """Return the relative standard deviation of the noise at a place."""
+    if frame.coloured is not None:
+        varies = frame.coloured.strength
+        return np.sqrt(np.broadcast_to(varies, (*frame.shape, 1))[place][..., 0])
+    return 1.0 if frame.variance is None else np.sqrt(frame.variance[place])
+
+
+def _windows_of(rest: Array, light: Array, away: NDArray[np.bool_], side: int, level: Any) -> tuple[Array, ...]:
+    """Return of each window its steepness, intensity, share away, and means of the residual's products."""
+    mixed, there = rest, (~away).astype(np.float64)
+    rest = rest / level
+    count = np.maximum(_cut(there, side).sum(axis=1), 1)
+    lights = _cut(light, side)
+    products = []
+    for axis in range(rest.ndim):
+        moved = np.roll(rest, -1, axis)
+        last = tuple(slice(-1, None) if k == axis else slice(None) for k in range(rest.ndim))
+        moved[last] = 0.0
+        products.append(_cut(rest * moved, side).sum(axis=1) / count)
+    for axis in range(rest.ndim):
+        mixed = np.diff(mixed, axis=axis, append=0.0) / math.sqrt(2)
+    inner = tuple(slice(0, -1) for _ in range(rest.ndim))
+    edge = np.zeros_like(rest)
+    edge[inner] = mixed[inner]
+    values = _cut(rest, side)
+    return (
+        lights.std(axis=1), lights.mean(axis=1), 1 - _cut(there, side).mean(axis=1),
+        np.square(values).sum(axis=1) / count, (values**3).sum(axis=1) / count,
+        np.square(_cut(edge, side)).sum(axis=1) / count, *products,
+    )  # fmt: skip
+
+
+def _cut(values: Array, side: int) -> Array:
+    """Return the windows of values as rows; what is left over at the ends is cut off."""
+    whole = values[tuple(slice(0, n - n % side) for n in values.shape)]
+    apart = whole.reshape([k for n in whole.shape for k in (n // side, side)])
+    order = [*range(0, apart.ndim, 2), *range(1, apart.ndim, 2)]
+    return np.asarray(apart.transpose(order).reshape(-1, side**values.ndim))
+
+
+def _judged(columns: list[Array], correlation: Array, hidden: list[Array], size: int) -> Figures | None:
+    seen = columns[2] <= _CLIPPED
+    if np.count_nonzero(seen) < 4 * _FEW:
+        return Figures(clumps=_clumps(hidden)) if hidden else None
+    steep, light, _, square, cube, mixed, *products = (one[seen] for one in columns)
+    low, high = np.quantile(light, [0.05, 0.95])
+    if math.sqrt(float(square.mean())) < _NOTHING * float(high - low):
+        return Figures(clumps=_clumps(hidden), share=1.0)
+    flat: list[Array] = []
+    level, share = 0.0, None
+    alone = size / correlation[-1]  # independent samples of a window
+    median = (1 - 2 / (9 * alone)) ** 3  # of their mean square (Wilson and Hilferty 1931)
+    for group in np.array_split(np.argsort(light, kind="stable"), _GROUPS):
+        own = group[np.argsort(steep[group], kind="stable")][: max(int(_FLAT * len(group)), 1)]
+        if len(own) < _FEW or float(np.median(steep[own])) > 0.5:  # no flat parts
+            continue
+        flat.append(own)
+        error = 1.25 / math.sqrt(2 * alone * len(own))  # of a median
+        below = -0.5 * math.log(max(float(np.median(square[own])) / median, 1e-12)) - _ERRORS * error
+        if below > level:
+            level = below
+            share = math.sqrt(float(np.median(mixed[own])) / median)
+    every = np.concatenate(flat) if flat else np.zeros(0, int)
+    edges = np.argsort(steep, kind="stable")[-max(int(_FLAT * len(steep)), 1) :]
+    of_flat = _related(square, products, every, correlation, size)
+    of_steep = _related(square, products, edges, correlation, size)
+    skewed = abs(_skewness(square, cube, edges)) - abs(_skewness(square, cube, every))
+    error = _ERRORS * math.sqrt(6 * correlation[-1] / (size * len(edges)))
+    if share is None and len(every):
+        share = min(math.sqrt(float(np.median(mixed[every])) / median), 1.0)
+    return Figures(level, of_flat, of_steep, skewed - error, _clumps(hidden), share)
+
+
+def _related(square: Array, products: list[Array], where: Array, correlation: Array, size: int) -> float:
+    """Return how much more neighbours are alike than under the noise, along the axis where that is most."""
+    total = float(square[where].sum()) if len(where) else 0.0
+    if total == 0:
+        return 0.0
+    most = max(float(one[where].sum()) / total - float(own) for one, own in zip(products, correlation, strict=False))
+    return most - _ERRORS * math.sqrt(correlation[-1] / (size * len(where)))
+
+
+def _skewness(square: Array, cube: Array, where: Array) -> float:
+    power = float(square[where].mean()) if len(where) else 0.0
+    return float(cube[where].mean()) / power**1.5 if power > 0 else 0.0
+
+
+def _clumps(hidden: list[Array]) -> float:
+    """Return the correlation of neighbours along the last axis in being missing."""
+    if not hidden:
+        return 0.0
+    one, other = (np.concatenate([part[..., k].ravel() for part in hidden]) for k in (slice(0, -1), slice(1, None)))
+    share = 0.5 * float(one.mean() + other.mean())
+    if not 0 < share < 1:
+        return 0.0
+    related = (float((one & other).mean()) - share**2) / (share * (1 - share))
+    return related - _ERRORS / math.sqrt(len(one))
+
+
+def seen_in(found: Figures | None) -> tuple[str, ...]:
+    """Return what of a residual no noise of the kind that was found has, in words."""
+    if found is None:
+        return ()
+    return tuple(text for name, text in WORDS.items() if getattr(found, name) > getattr(LIMITS, name))
+
+
+def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
+    """Return a verdict with less noise than that of a frame whose residual is not as it says; None where it is.
+
+    White noise as strong as the highest frequencies of the residual are in flat parts; half of what was taken out where
+    that is no less; nothing where that was tried before, or where samples were replaced that lie in clumps. Noise in
+    units of its own, such as speckle, has no milder one: it stays, and the verdict says what was seen.
+    """
+    seen = seen_in(found)
+    if not seen or frame.found is None:
+        return None
+    model = frame.model if frame.model is not None else frame.found.model
+    parts = model.parts if isinstance(model, Mixture) else (model,)
+    again = bool(frame.found.reasons) and frame.found.reasons[0].startswith(_TOLD)
+    share = 0.5 if found.share is None else found.share
+    if share > _WEAK and frame.coloured is None:
+        share = 0.5
+    level = frame.level * share / frame.options.strength
+    noise: Noise = GaussianNoise(float(level[0]) if np.ptp(level) == 0 else level)
+    undone = [one for one in parts if one.undone]
+    if again or found.clumps > LIMITS.clumps or not level.any():
+        noise = GaussianNoise(0.0)
+    elif any(not one.undone and not isinstance(one, GaussianNoise) for one in parts):
+        noise = frame.found.model
+    less = "nothing is taken out" if noise.white_sigma == 0.0 else f"{noise.describe()} alone is taken out"
+    if noise is frame.found.model:
+        less = "it was taken out all the same, as nothing milder is known"
+    elif noise.white_sigma != 0.0 and undone:
+        noise = Mixture([*undone, noise])
+    reason = f"{_TOLD} {model.describe()}: {'; '.join(seen)}; {less}"
+    return NoiseEstimate(noise, "low", (reason,), frame.found.measured, whole=False)
+
+
+# ---- what is given back
+
+_RADII: Final = (7, 10)  # of the discs about a peak, which hold two and more of its widths
+_RING: Final = 0.75  # of a radius, beyond which the surroundings are
+_PEAK: Final = 1.5  # noise by which a peak stands out
+_CALM: Final = 1.0  # noise by which the surroundings of an isolated peak differ at most from their median
+_SURE: Final = 5.0  # root of a peak's energy, in units of the noise, that chance does not reach
+_APART: Final = 5  # samples between peaks
+#: How far a sample looks for what is given back.
+REACH: Final = 2 * max(_RADII) + _APART + 1
+
+
+def with_peaks(f: Array, u: Array) -> Array:
+    """Return an estimate u (H, W, 1) of samples f in units of their noise with what isolated peaks have lost.
+
+    A group of n patches counts the energy E of one that is like no other as E / n, so that its filter keeps
+    E / (E + n) of it: of an isolated star a quarter goes where E is 3 n. Here the residual about each peak (or dip)
+    with calm surroundings is fitted by the peak's own shape and that shape made smoother, by least squares, and given
+    back: its sum is without bias then, and its noise that of two numbers. O(N).
+    """
+    if u.ndim != 3 or u.shape[-1] > 1 or min(u.shape[:2]) <= 2 * _RADII[0]:
+        return u
+    result = u
+    for sign in (1.0, -1.0):
+        plane = sign * u[..., 0]
+        found = _peaks_of(plane)
+        if len(found):
+            result = result + (sign * _lost(sign * f[..., 0], plane, found)).astype(u.dtype)[..., None]
+    return result
+
+
+def _peaks_of(plane: Array) -> Array:
+    """Return the rows and columns of local maxima that stand out from samples at the smaller radius."""
+    r = _RADII[0]
+    inner = plane[r:-r, r:-r]
+    sides = plane[: -2 * r, r:-r], plane[2 * r :, r:-r], plane[r:-r, : -2 * r], plane[r:-r, 2 * r :]
+    out = np.flatnonzero(inner > np.maximum.reduce(sides) + _PEAK)
+    places = np.stack(np.unravel_index(out, inner.shape), axis=1) + r
+    return np.array([(i, j) for i, j in places if plane[i, j] == plane[i - 2 : i + 3, j - 2 : j + 3].max()], int)
+
+
+def _lost(f: Array, plane: Array, found: Array) -> Array:
+    """Return what isolated peaks of a plane have lost of f."""
+    from scipy.ndimage import gaussian_filter
+
+    lost = np.zeros(plane.shape)
+    done = np.zeros((0, 2), int)
+    for radius in _RADII:
+        distance = np.hypot(*np.mgrid[-radius : radius + 1, -radius : radius + 1])
+        disc, inside = distance <= radius + 0.5, distance <= _RING * radius
+        ring, own = disc & ~inside, []
+        for i, j in found:
+            window = np.s_[i - radius : i + radius + 1, j - radius : j + radius + 1]
+            near = len(done) and bool((np.abs(done - (i, j)).max(axis=1) <= _APART).any())
+            if near or i < radius or j < radius or plane[window].shape != disc.shape:
+                continue
+            here = plane[window].astype(np.float64)
+            around = here[ring]
+            level = np.median(around)
+            shape = np.where(inside, here - level, 0.0)
+            if np.abs(around - level).max() > _CALM or np.sum(shape**2) < _SURE**2:
+                continue
+            smoother = gaussian_filter(shape, radius / _RADII[0]) * disc
+            basis = np.stack([shape[disc], smoother[disc]])
+            rest = (f[window].astype(np.float64) - here)[disc]
+            lost[window][disc] += np.linalg.solve(basis @ basis.T, basis @ rest) @ basis
+            own.append((i, j))
+        done = np.concatenate([done, np.array(own, int).reshape(-1, 2)])
+    return lost

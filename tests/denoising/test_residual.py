@@ -1,0 +1,113 @@
+"""What was removed is held against the noise that was found; isolated peaks keep their sum."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+from skimage import data
+
+from nlflow import NlflowWarning, denoise
+from nlflow.denoising.frame import observe
+from nlflow.denoising.layout import Axes
+from nlflow.denoising.noise import GaussianNoise
+from nlflow.denoising.noise.finding import verdict
+from nlflow.denoising.noise.models.base import NoiseEstimate
+from nlflow.denoising.options import Options
+from nlflow.denoising.residual import figures_of, seen_in, with_peaks
+from tests.denoising.test_noise_evidence import page, white
+from tests.pictures import Floats
+
+pytestmark = pytest.mark.numerical
+CAMERA = np.asarray(data.camera(), np.float64)[100:228, 180:308]
+
+
+def seen(noisy: Floats, estimate: Floats, noise: Any) -> tuple[str, ...]:
+    """Return what the residual of an estimate shows under a noise."""
+    frame, part = observe(noisy, None, noise, Axes.of(noisy.shape, None, None, None), "balanced", Options())
+    return seen_in(figures_of(part.f, ((estimate - frame.offset) / frame.level)[..., None], frame))
+
+
+@pytest.mark.parametrize(
+    ("shape", "sigma"), [((128, 128), 7.0), ((128, 128), 20.0), ((4096,), 7.0), ((32, 32, 32), 7.0)]
+)
+def test_the_noise_itself_is_not_doubted(shape: tuple[int, ...], sigma: float) -> None:
+    """One in 30 000 is, by four standard errors; twice the noise in all of its flat parts is."""
+    clean = CAMERA if shape == CAMERA.shape else gaussian_filter(200 * white(shape, 3), 9)
+    noisy = clean + sigma * white(shape)
+    assert seen(noisy, clean, GaussianNoise(sigma)) == ()
+    assert any("less noise" in text for text in seen(noisy, clean, GaussianNoise(2 * sigma)))
+
+
+def test_correlated_noise_is_not_doubted_and_white_noise_in_its_place_is() -> None:
+    noise = GaussianNoise.from_kernel(np.ones((2, 2)), 10.0)
+    noisy = noise.sample(CAMERA, rng=0)
+    assert seen(noisy, CAMERA, noise) == ()
+    assert any("neighbours" in text for text in seen(noisy, CAMERA, GaussianNoise(10.0)))
+
+
+def test_lines_in_the_residual_are_seen() -> None:
+    clean = page(128)
+    noisy = clean + 7 * white(clean.shape)
+    assert seen(noisy, clean, GaussianNoise(7.0)) == ()
+    said = seen(noisy, gaussian_filter(clean, 1.5), GaussianNoise(7.0))
+    assert "lines and edges of the picture are in it" in said
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch, noise: Any) -> None:
+    """Let the verdict be a noise, whatever the samples are."""
+    monkeypatch.setattr(verdict, "examine", lambda *_: NoiseEstimate(noise, "high", ("a rule",)))
+
+
+@pytest.mark.slow
+def test_the_milder_noise_that_flat_parts_show_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = page(128)
+    noisy = clean + 7 * white(clean.shape)
+    wrong(monkeypatch, GaussianNoise(24.0, intensities=[0, 255], strengths=[0.2, 1.8]))
+    with pytest.warns(NlflowWarning, match="flat parts show less noise than was taken out"):
+        result, info = denoise(noisy, return_info=True)
+    assert info.sigma == pytest.approx(7, rel=0.15)
+    assert np.std(result - clean) < 0.7 * 7
+
+
+def test_nothing_is_taken_out_of_clean_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = page(96)
+    wrong(monkeypatch, GaussianNoise(24.0, intensities=[0, 255], strengths=[0.2, 1.8]))
+    with pytest.warns(NlflowWarning, match=r"the result is the input.*nothing is taken out"):
+        result, info = denoise(clean, return_info=True)
+    np.testing.assert_array_equal(result, clean)
+    assert info.sigma == 0
+    assert info.confidence == "low"
+
+
+def test_noise_that_was_told_is_not_held_against_the_residual() -> None:
+    clean = page(64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, info = denoise(clean, 24.0, quality="fast", return_info=True)
+    assert info.sigma == 24
+    assert np.any(result != clean)
+
+
+def star(flux: float, width: float, place: tuple[float, float] = (20.3, 20.6), side: int = 41) -> Floats:
+    rows, columns = np.mgrid[:side, :side]
+    squares = (rows - place[0]) ** 2 + (columns - place[1]) ** 2
+    return np.asarray(flux / (2 * np.pi * width**2) * np.exp(-squares / (2 * width**2)))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_lone_peak_gets_back_what_the_residual_holds_of_it(sign: float) -> None:
+    """A filter that kept three quarters of it, and too little of its wings."""
+    clean = sign * star(60.0, 1.4)
+    kept = 0.75 * clean * (np.abs(clean) > 0.05 * np.abs(clean).max())
+    sums = [
+        with_peaks((clean + white(clean.shape, seed))[..., None], kept[..., None]).sum() / clean.sum()
+        for seed in range(60)
+    ]
+    assert np.mean(sums) == pytest.approx(1.0, abs=0.05)
+    assert kept.sum() / clean.sum() < 0.75
+    lively = kept + gaussian_filter(40 * white(clean.shape, 5), 2)  # a texture is not calm
+    assert np.array_equal(with_peaks(clean[..., None], lively[..., None])[..., 0], lively)
