@@ -67,10 +67,10 @@ def denoise(
         as they were: with their names, types (integers are rounded), units and missing numbers.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
-        number a channel, or a map of the spatial shape (or of the image's). Samples with a 0 in an array are free of
-        noise and left as they are. Estimated as by `estimate_sigma` when not given: one number for all channels, the
-        mean of their estimates, where these are within a quarter of each other, as those of colours are; otherwise
-        one a channel.
+        number a channel, one number a slice or frame (Z,), or a map of the spatial shape (or of the image's). Samples
+        with a 0 in an array are free of noise and left as they are. Estimated as by `estimate_sigma` when not given:
+        one number for all channels, the mean of their estimates, where these are within a quarter of each other, as
+        those of colours are; otherwise one a channel.
     quality : {'fast', 'balanced', 'best', 'pixels'}
         How much time quality is worth: one step of the flow of groups, six, or nine on more groups. 'pixels' is the
         flow of pixels, with parameters of its own, for images and signals.
