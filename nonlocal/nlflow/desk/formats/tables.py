@@ -258,7 +258,8 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
     samples, kept, notes = chosen(path, header, columns, firsts, first_column, numbers)
     if decimal == ",":
         notes.insert(0, f"{path}: commas count as decimal points, and OUT has them too")
-    around = [n for n in range(len(lines)) if n not in {*rows} and lines[n].strip() and not _is_comment(lines[n])]
+    of_samples = {*rows}
+    around = [n for n in range(len(lines)) if n not in of_samples and lines[n].strip() and not _is_comment(lines[n])]
     others = len(around) - (header is not None and not header[0].startswith(("#", "%")))
     if others > 0:
         notes.append(f"{path}: {others} line(s) of text around the numbers are kept as they are")
@@ -488,4 +489,6 @@ def encode_csv(stream: BinaryIO, values: Array, media: Media, writing: Writing) 
         stream.write("".join(f"{mark.join(row)}\n" for row in rows).encode())
         return
     absent = None if media.absent is None else media.absent.reshape(values.shape)
-    stream.write(sheet.of_kind(writing.name).text(values, absent))
+    if writing.path.suffix.lower() != media.path.suffix.lower():
+        sheet = sheet.of_kind(writing.name)
+    stream.write(sheet.text(values, absent))
