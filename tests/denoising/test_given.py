@@ -130,6 +130,7 @@ def not_nodata() -> dict[str, Any]:
         "noise": NOISY,
         "clipped": np.clip(rng.normal(0, 1, (80, 80)), 0, None),
         "cut off below its mean": np.clip(rng.normal(-1, 1, (80, 80)), 0, None),
+        "deep shadows": np.clip(noisy(CLEAN, 5.0) - 60, 0, None),
         "saturated": np.minimum(noisy(CLEAN, 5.0), 60),
         "counts": rng.poisson(0.05 + 3 * disc).astype(np.uint16),
         "impulses": np.where(rng.random((64, 72)) < 0.2, 255, np.rint(NOISY)).astype(np.uint8),

@@ -62,9 +62,10 @@ def denoise(
     image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
         booleans and floats. NaN and masked samples are missing, and so is a value that stands for "no data"; see the
-        notes. Infinity is refused unless `mask` says that it is missing. A torch tensor (of floats) gives a tensor on its device, with derivatives if it asks for a gradient; see the notes. A Series or
-        DataFrame of pandas, each column of numbers a signal of its own, and a DataArray or Dataset of xarray come back
-        as they were: with their names, types (integers are rounded), units and missing numbers.
+        notes. Infinity is refused unless `mask` says that it is missing. A torch tensor (of floats) gives a tensor on
+        its device, with derivatives if it asks for a gradient; see the notes. A Series or DataFrame of pandas, each
+        column of numbers a signal of its own, and a DataArray or Dataset of xarray come back as they were: with their
+        names, types (integers are rounded), units and missing numbers.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, one number a slice or frame (Z,), or a map of the spatial shape (or of the image's). Samples
@@ -97,8 +98,8 @@ def denoise(
         thinner along axes whose samples lie farther apart. Equal by default.
     mask : array_like of bool, or 'nan', optional
         True where samples are **missing** and are to be filled in: the fidelity is 0 there, so that patches that are
-        alike tell them. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing where any
-        channel is). ``'nan'``: what is not finite is missing.
+        alike tell them. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing
+        where any channel is). ``'nan'``: what is not finite is missing.
     keep : array_like of bool, optional
         True where the result is the input, exactly, unless it is missing. These samples still help to denoise the
         others.
@@ -125,9 +126,10 @@ def denoise(
     Raises
     ------
     InputError
-        Naming the argument: infinity, nothing but missing samples, wrapped phases, labels, empty, complex, wrong number of dimensions, negative numbers, maps and
-        masks of another shape, a mask that hides everything, negative counts, and integers of 32 or 64 bits without
-        `preserve_range` whose values fit 16 bits: scikit-image divides them by 2^31 or 2^63.
+        Naming the argument: infinity, nothing but missing samples, wrapped phases, labels, empty, complex, wrong number
+        of dimensions, negative numbers, maps and masks of another shape, a mask that hides everything, negative counts,
+        and integers of 32 or 64 bits without `preserve_range` whose values fit 16 bits: scikit-image divides them by
+        2^31 or 2^63.
     MemoryLimitError
         When not even the smallest strip, or for ``pixels`` the padded image, fits `max_memory`.
 

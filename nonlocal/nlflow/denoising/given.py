@@ -235,8 +235,10 @@ def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -
         gap = _gap(rest, float(value), next_to, sentinel)
         if gap and (sentinel or _in_areas(at, strictly=gap == "wide")):
             return at, f"{value:g}, apart from all others (the next is {next_to:g})"
-        inside = float(others.min()) < value < float(others.max())  # no end, at which samples may be saturated
-        if value in repeated and (inside or value == 0) and _in_areas(at, strictly=True):
+        # Samples at an end of the range may be clipped; those beside them come near it then.
+        inside = float(others.min()) < value < float(others.max())
+        sharp = inside or (value == 0 and _is_sharp(pixels, at, value))
+        if value in repeated and sharp and _in_areas(at, strictly=True):
             return at, f"{value:g}, the only value that repeats"
     return None, ""
 
@@ -284,6 +286,16 @@ def _gap(rest: Array, value: float, next_to: float, sentinel: bool) -> str:
     # In pictures of 8 bits black is a colour.
     wide = value < low and rest.dtype != np.uint8 and gap > _EMPTY * steps and 2 * _EMPTY * gap > spread
     return "wide" if wide else ""
+
+
+def _is_sharp(pixels: Array, at: Mask, value: Any) -> bool:
+    """Tell whether hardly a sample beside marked ones comes near their value; of noise that was clipped 5 % do."""
+    beside = np.zeros(at.shape, bool)
+    for axis in range(at.ndim):
+        for shift in (1, -1):
+            beside |= np.roll(at, shift, axis)
+    away = np.abs(pixels[beside & ~at].astype(np.float64) - float(value))
+    return bool(away.size) and float(np.mean(away < 0.05 * np.median(away))) < _BULK
 
 
 def _in_areas(at: Mask, *, strictly: bool = False) -> bool:

@@ -103,7 +103,8 @@ max-memory=2GiB; the list below has them. --set stopping=sure ends the smoothing
 \b
 Files that belong to IN, of its size (pictures as they are seen, arrays as they are stored):
   --mask FILE       where it is not 0, samples are missing and are filled in
-  --mask nan        samples that are NaN or infinite are filled in
+  --mask nan        samples that are NaN or infinite are filled in; without it NaN stays, and so does what
+                    a file says is no data (GDAL_NODATA), or nothing is seen of (alpha)
   --keep FILE       where it is not 0, the input is left as it is
   --reference FILE  the same without noise: reports PSNR, and SSIM (images) or SNR (signals)
 
