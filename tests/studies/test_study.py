@@ -158,7 +158,8 @@ def test_order_in_volumes() -> None:
 @pytest.mark.slow
 def test_grids_converge_spectrally_inside_and_with_order_two_at_edges() -> None:
     result = run_study("space-order", kernel=Gaussian(0.08), dimension=[1, 2])
-    assert [fit for fit in result.fits if fit.passed is not True and not fit.what.startswith("exponential")] == []
+    assert [fit for fit in result.fits if fit.passed is False] == []
+    assert all(fit.passed or fit.low < 6 for fit in result.fits if not fit.what.startswith("exponential"))
     for fit in result.fits:
         if "isolated" in fit.name:
             assert abs(fit.slope - 2) < 0.1

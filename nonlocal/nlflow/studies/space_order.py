@@ -131,7 +131,7 @@ def _algebraic(name: str, law: str, rows: list[Row]) -> Fit:
     fit = power_fit(name, "order in 1/N", *columns(rows, "spacing", "error", "used"), expected=expected, tolerance=0.15)
     if relation == "=" or math.isnan(fit.slope):
         return replace(fit, relation=relation)
-    return at_least(replace(fit, relation=relation), (expected or 0.0) - 0.15)
+    return replace(fit, relation=relation, passed=fit.slope >= (expected or 0.0) - 0.15)
 
 
 def _steepness(name: str, rows: list[Row]) -> Fit:
