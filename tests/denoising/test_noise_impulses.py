@@ -140,6 +140,13 @@ def test_flat_pictures_drawings_and_signals_have_none(image):
     assert found(image) is None
 
 
+def test_the_paper_of_a_page_of_small_letters_is_no_impulses():
+    page = np.full((150, 150), 235.0)
+    rng = np.random.default_rng(0)
+    page[::3, ::2] = rng.integers(30, 200, page[::3, ::2].shape)
+    assert found(page) is None
+
+
 def test_a_saturated_photograph_has_none():
     assert found(np.clip(2 * CLEAN["camera"] - 120, 0, 255)) is None
 

@@ -113,7 +113,7 @@ class _Levels:
 
     def amplified(self) -> Poisson | None:
         """Return counts whose variances are on a line, and third cumulants on one through the same place."""
-        if len(self.mean) < OfCounts.least_levels:
+        if len(self.mean) < OfCounts.least_levels or not (self.variance * self.third * self.third_error).all():
             return None
         points = (self.mean, self.variance, self.error, 0.0)
         gain, at_zero, covariance = line_through(*points)

@@ -62,7 +62,9 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     if not any(_hinted(samples, absent, value, values, low, span) for value in values):
         return None
     views = [_View.of(plane, unknown, values, low, span) for plane, unknown in channels_of(samples, absent)]
-    found = {value: density for value in values if (density := _density(views, _unit(value, low, span)))}
+    # What most samples have is the ground of a picture, such as paper.
+    rare = [value for value in values if 2 * np.count_nonzero(present == value) < present.size]
+    found = {value: density for value in rare if (density := _density(views, _unit(value, low, span)))}
     if not found:
         return None
     middle = float(np.median(present))
@@ -167,7 +169,8 @@ def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, 
     for view, hit in zip(views, hits, strict=True):
         around, alike = equal_neighbours(view.plane == value, view.unknown)
         present, equal = present + around[hit].sum(), equal + alike[hit].sum()
-    return bool(equal > OfImpulses.clustered * density * present + 3 * math.sqrt(density * present))
+    odds = OfImpulses.clustered * density
+    return bool(equal > odds / (1 - density + odds) * present + 3 * math.sqrt(density * present))
 
 
 def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count: int) -> float:
