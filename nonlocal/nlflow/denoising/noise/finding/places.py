@@ -115,7 +115,7 @@ def _fit(parts: _Parts, basis: Floats) -> tuple[Floats, float]:
     weights = 1 / parts.errors
     found = np.linalg.lstsq(basis * weights[:, None], parts.logs * weights)[0]
     missed = np.square((basis @ found - parts.logs) * weights).sum() / max(len(weights) - basis.shape[1], 1)
-    return found, float(missed)
+    return np.asarray(found, np.float64), float(missed)
 
 
 def _of_surface(parts: _Parts) -> Floats | None:
