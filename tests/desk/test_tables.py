@@ -22,7 +22,7 @@ CLEAN = np.stack([np.sin(TIME), 101_325 + 500 * np.sign(np.sin(TIME / 2)), 20 + 
 NOISE = np.array([0.2, 100.0, 2e-4])
 NOISY = CLEAN + np.random.default_rng(3).normal(size=CLEAN.shape) * NOISE
 NAMES = ("volt", "pascal", "kelvin")
-FAST = ("--quality", "fast")
+FAST = ("--quality", "pixels")
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_the_error_of_every_column_falls_as_if_it_were_alone() -> None:
     assert (errors(NOISY) > 0.9).all()
     assert (errors(values) < 0.5).all(), errors(values)
     for c in range(3):
-        np.testing.assert_array_equal(values[:, c], denoise(files.read("in.csv").data[:, c], quality="fast"))
+        np.testing.assert_array_equal(values[:, c], denoise(files.read("in.csv").data[:, c], quality="pixels"))
     assert "nonlocal: note: in.csv: column 'depth' is strictly increasing and is kept as it is" in result.stderr
     assert Path("out.csv").read_text().splitlines()[3].startswith("0.04,")
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("sigma")]
