@@ -205,3 +205,12 @@ def test_the_best_preset_does_not_take_its_time_where_it_gains_nothing() -> None
     np.testing.assert_array_equal(result, denoise(NOISY, noise=noise, quality="balanced"))
     assert "gains nothing" in info.stopped_by
     assert "gains nothing" not in denoise(NOISY, noise=noise, quality="balanced", return_info=True)[1].stopped_by
+
+
+def test_colours_tell_small_patches_apart() -> None:
+    clean = np.stack([CLEAN, 0.9 * CLEAN, 255 - CLEAN], axis=-1)
+    noisy = clean + np.random.default_rng(1).normal(0, 10, clean.shape)
+    result, info = denoise(noisy, 10.0, quality="fast", channel_axis=-1, return_info=True)
+    _, grey = denoise(noisy[..., 0], 10.0, quality="fast", return_info=True)
+    assert info.parameters["first_patch_size"] < grey.parameters["first_patch_size"]
+    assert np.mean((result - clean) ** 2) < 0.6 * np.mean((noisy - clean) ** 2)

@@ -58,6 +58,7 @@ _LEAST = 64  # samples of a strip without what it overlaps
 _LEAST_BLOCK = 16  # of a block of a volume, along each axis
 _ALL = "all steps of the preset were taken"
 _AS_BALANCED = f"{_ALL}, those of 'balanced': on the noise of compressed photographs 'best' gains nothing"
+_WEAK = 0.15  # noise over signal, a channel: small patches do as well up to here (Kodak, sigma 5 to 40)
 _WIDEST = 1.4  # times the side of a cube
 
 
@@ -92,9 +93,10 @@ class GroupPreset:
     cosine: bool = False
     #: Whether the search follows motion along the first axis.
     moving: bool = False
-    #: Groups of all steps where the noise is correlated, in place of the others: matrices of the noise ask for several
-    #: products more, and coarser images see what small patches do not.
-    correlated: Grouping | None = None
+    #: Groups of the first estimate for weak noise where images have channels, which tell small patches apart, and of
+    #: all steps where the noise is correlated: its matrices ask for several products more, and coarser images see what
+    #: small patches do not.
+    small: Grouping | None = None
 
     def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
         """Return the groupings of the first estimate and of the later steps."""
@@ -152,7 +154,7 @@ PRESETS = {
         first_signal=_SIGNAL_FIRST,
         later_signal=_SIGNAL_LATER,
         shrink=2.0,
-        correlated=Grouping(4, 40, 6, 4),
+        small=Grouping(4, 40, 6, 4),
     ),
     "balanced": GroupPreset(
         steps=5,
@@ -229,6 +231,8 @@ class Groups:
         """Choose the flow for samples in units of their noise, the weakest of which is so strong."""
         precision = np.dtype(np.float32 if spread.extent < SINGLE * weakest else np.float64)
         colours, ratio = channels_for(spread.channels, spread.moments), spread.ratio
+        if preset.small is not None and spread.channels > 1:
+            preset = replace(preset, first=((_WEAK, preset.small), *preset.first))
         return cls(preset, preset.groupings(ratio, dimension), colours, precision, ratio, dimension)
 
     @property
@@ -359,8 +363,8 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
     from nlflow.denoising.noise.spectra import coarse_to_fine, correlation, levels_within
 
     preset = replace(preset, means=False)  # coarser images come first here
-    if preset.correlated is not None:
-        table = ((math.inf, preset.correlated),)
+    if preset.small is not None:
+        table = ((math.inf, preset.small),)
         preset = replace(preset, first=table, later=table)
     held = frame.quality == "best" and getattr(frame.model, "compressed", 0) > 0
     if held:  # -0.03 dB on PolyU, for ten times the time
