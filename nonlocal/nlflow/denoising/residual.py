@@ -61,7 +61,7 @@ class Figures:
     share: float | None = None
 
 
-#: How far each figure goes where the noise is right: learned by `python -m benchmarks.learn_residual`.
+#: Above how far each figure goes where the noise is right; `python -m benchmarks.learn_residual` measures that.
 LIMITS: Final = Figures(level=0.3, flat=0.03, steep=0.02, skewness=0.3, clumps=0.3)
 _TOLD: Final = "what was removed is not"
 WORDS: Final = {
