@@ -212,6 +212,16 @@ def test_strong_mains_are_found_by_the_rate_or_where_usual_rates_have_them():
     assert find_hum(np.sin(2 * np.pi * 50 / 360 * T), rate=360) is None  # a test tone
 
 
+def test_mains_on_beats_that_are_even_are_found():
+    t = np.arange(3000) / 250
+    beat = t * 1.17 % 1
+    clean = 1.2 * np.exp(-(((beat - 0.3) / 0.012) ** 2)) + 0.25 * np.exp(-(((beat - 0.55) / 0.05) ** 2))
+    noisy = clean + 0.2 * np.cos(2 * np.pi * 60.02 * t) + 0.04 * np.random.default_rng(0).normal(size=3000)
+    assert decibels(clean, removed(noisy, find_hum(noisy))) > decibels(clean, noisy) + 8
+    tones = np.sin(2 * np.pi * 50 * t) + np.sin(2 * np.pi * 71 * t)  # a test signal
+    assert find_hum(tones + 0.04 * np.random.default_rng(0).normal(size=3000)) is None
+
+
 def test_harmonics_beyond_half_of_the_rate_are_found_where_they_are_folded_to():
     clean = heart()
     f = np.array([50, 150, 250]) / 360  # seen at 50, 150 and 110 Hz

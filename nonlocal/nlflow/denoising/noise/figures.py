@@ -281,6 +281,7 @@ class OfHum(Figures, source=BY_HAND):
     near = figure(4, "steps of the spectrum that a line fills")
     background = figure(65, "steps whose median a line is compared with")
     most_lines = figure(24, "lines that are looked at")
+    tones = figure(6, "lines that a signal of tones is made of: more of them are those of beats")
     clipped = figure(3.0, "standard deviations: outliers, such as heart beats, are cut off there")
     harmonic = figure(0.5, "steps of the spectrum by which a line may miss a multiple")
     most_harmonics = figure(20, "multiples of the mains")

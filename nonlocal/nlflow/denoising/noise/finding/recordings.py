@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,14 @@ def _hum_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | 
 
 def _begins_at_mains(lines: tuple[float, ...], size: int) -> bool:
     """Tell whether one of the lines is mains at a usual rate, and the others are multiples of it."""
+    return any(_is_mains(base, None) and all(_are_multiples(lines, base, size)) for base in lines)
+
+
+def _are_multiples(lines: Sequence[float], base: float, size: int) -> list[bool]:
+    """Tell which lines are multiples of a frequency, seen where they are folded to."""
     orders = np.arange(1, OfHum.most_harmonics + 1)
-    for base in (f for f in lines if _is_mains(f, None)):
-        folded = np.abs(orders * base - np.rint(orders * base))
-        if all(np.abs(folded - f).min() * size <= OfHum.harmonic for f in lines):
-            return True
-    return False
+    folded = np.abs(orders * base - np.rint(orders * base))
+    return [bool(np.abs(folded - f).min() * size <= OfHum.harmonic) for f in lines]
 
 
 def _spikes_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
@@ -254,7 +257,7 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
       on the recording after a first-order prediction and with outliers cut off. It has 4 cycles in a part at least.
     - It is there in most windows of two cycles, and not in beats alone.
     - All lines lie on multiples of one frequency, and there is no slower line: a signal of tones keeps them all. Lines
-      of mains may have other lines beside them, if these are not all of the signal.
+      of mains may have weaker ones beside them, if these are not all of the signal.
     - The rest is a signal: beyond white noise it has structure from an eighth of the lowest frequency on, of four
       times the energy of the hum at least (a hundredth, where the line is mains). A lone tone, a chord, a test signal
       of sines and a yearly cycle on a trend are kept.
@@ -281,10 +284,11 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     steady = [f for f in _candidates(values) if _is_steady(values, f)]
     series = _series(steady, len(values), rate)
     others: list[float] = []
-    if series is None:  # of a recording with other lines, such as those of even beats, those of mains
-        mains = [f for f in steady if _is_mains(f, rate)]
-        on = [f for f in steady if mains and _series([mains[0], f], len(values), rate)] if mains else []
-        series, others = _series(sorted({*mains[:1], *on}), len(values), rate), [f for f in steady if f not in on]
+    if series is None and steady and _is_mains(steady[0], rate):
+        # Beside other lines, such as those of even beats, mains count if they stand out most.
+        on = _are_multiples(steady, steady[0], len(values))
+        series = _series([f for f, is_one in zip(steady, on, strict=True) if is_one], len(values), rate)
+        others = [f for f, is_one in zip(steady, on, strict=True) if not is_one]
     lines = None if series is None else _refined(values, *series, present)
     if series is None or lines is None:
         return None
@@ -293,6 +297,10 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
         return None
     share = OfHum.share_mains if _is_mains(series[0], rate) else OfHum.share
     tones = Hum(tuple(others)).fitted(values, ~present) if others else None
+    if tones is not None and max(tones.amplitudes or ()) > max(hum.amplitudes or ()):
+        return None
+    if len(others) > OfHum.tones:
+        tones = None
     if not _lies_on_a_signal(values, hum, tones, present, share):
         return None
     return hum.scaled(scale)
