@@ -100,7 +100,8 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
         away = ended = ((samples <= low) | (samples >= high)).any(axis=-1)
         if frame.missing is not None:
             own = frame.missing[place]
-            hidden.append(own if frame.absent is None else own & ~frame.absent[place])
+            if spatial > 1:  # spikes of recordings are runs of up to three samples
+                hidden.append(own if frame.absent is None else own & ~frame.absent[place])
             away = away | own
         light = estimate.sum(axis=-1) / math.sqrt(estimate.shape[-1])
         rest = np.where(away, 0.0, (samples - estimate).sum(axis=-1) / math.sqrt(samples.shape[-1]))
