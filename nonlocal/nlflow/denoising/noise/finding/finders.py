@@ -56,15 +56,14 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     present = samples[~absent].ravel()
     if present.size == 0 or present.min() == present.max() or math.isinf(range_of(present)):
         return None
-    values = _candidates(present)
+    # What most samples have is the ground of a picture, such as paper, and a neighbour like any other.
+    values = [value for value in _candidates(present) if 2 * np.count_nonzero(present == value) < present.size]
     # float64, from 0 to 1: what is found does not depend on the units then.
     low, span = float(present.min()), range_of(present)
     if not any(_hinted(samples, absent, value, values, low, span) for value in values):
         return None
     views = [_View.of(plane, unknown, values, low, span) for plane, unknown in channels_of(samples, absent)]
-    # What most samples have is the ground of a picture, such as paper.
-    rare = [value for value in values if 2 * np.count_nonzero(present == value) < present.size]
-    found = {value: density for value in rare if (density := _density(views, _unit(value, low, span)))}
+    found = {value: density for value in values if (density := _density(views, _unit(value, low, span)))}
     if not found:
         return None
     middle = float(np.median(present))
