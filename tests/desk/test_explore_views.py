@@ -97,8 +97,10 @@ def test_python_of_the_example_has_the_bits_of_the_view(words: dict[str, Any]) -
 def test_view_is_a_call_of_denoise() -> None:
     source = sources.example()
     shares: list[float] = []
-    result = denoising_view.compute(DenoiseSettings(sigma=30.0, steps=2), source, progress=shares.append)
-    expected, info = denoise(source.media.data, 30.0, quality="fast", steps=2, preserve_range=True, return_info=True)
+    result = denoising_view.compute(
+        DenoiseSettings(quality="pixels", sigma=30.0, steps=2), source, progress=shares.append
+    )
+    expected, info = denoise(source.media.data, 30.0, quality="pixels", steps=2, preserve_range=True, return_info=True)
     assert np.array_equal(result.result, expected)
     assert result.info.residual == info.residual
     assert np.array_equal(result.residual, source.media.data - expected)
@@ -109,7 +111,7 @@ def test_view_is_a_call_of_denoise() -> None:
 def test_weights_are_kept_between_moves() -> None:
     source, trail = sources.example(), Trail()
     for fidelity in (0.1, 0.2, 0.3):
-        settings = DenoiseSettings(sigma=25.0, fidelity=fidelity)
+        settings = DenoiseSettings(quality="pixels", sigma=25.0, fidelity=fidelity)
         kept = denoising_view.compute(settings, source, trail=trail)
         assert np.array_equal(kept.result, denoising_view.compute(settings, source).result)
     assert trail.reused == 2
@@ -277,8 +279,8 @@ def ran_in_a_shell(command: str) -> None:
 
 def test_commands_of_a_file(tmp_path: Path) -> None:
     source = sources.open_source(small_image(tmp_path / "a.png"))
-    assert denoising_view.command_note(DenoiseSettings(patch_size=5), source) == ""
-    assert "--set patch-size=5" in denoising_view.as_command(DenoiseSettings(patch_size=5), source)
+    assert denoising_view.command_note(DenoiseSettings(patch_size=5, quality="pixels"), source) == ""
+    assert "--set patch-size=5" in denoising_view.as_command(DenoiseSettings(patch_size=5, quality="pixels"), source)
     assert "patch-size" not in denoising_view.as_command(DenoiseSettings(patch_size=5, quality="best"), source)
 
 
@@ -293,7 +295,11 @@ def test_commands_of_a_part_and_of_the_example(what: str, tmp_path: Path, monkey
         settings = DenoiseSettings(sigma=15.0, crop=((3, 30), (2, 33)))
         saved = f"{Path(name).stem}-3-30-2-33-denoised.npy"
     else:
-        source, settings, saved = sources.example(), DenoiseSettings(sigma=25.0, steps=1), "example-denoised.npy"
+        source, settings, saved = (
+            sources.example(),
+            DenoiseSettings(quality="pixels", sigma=25.0, steps=1),
+            "example-denoised.npy",
+        )
     assert saved in denoising_view.command_note(settings, source)
     ran_in_a_shell(denoising_view.as_command(settings, source))
     assert np.array_equal(np.load(saved), denoising_view.compute(settings, source).result)
