@@ -212,7 +212,7 @@ def test_a_long_signal_is_opened_near(tmp_path: Path) -> None:
     assert np.array_equal(drawn.rest["removed"][1], result.residual[100:140])
 
 
-OWN = {"patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
+OWN = {"quality": "pixels", "patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
 
 
 @pytest.mark.slow
