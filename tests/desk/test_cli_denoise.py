@@ -335,10 +335,10 @@ def test_a_log_gets_a_line_every_half_minute(clock: Clock, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("options", "faster"),
     [
-        ([], "; --quality fast is up to four times as quick"),
+        ([], "; --quality fast is about four times as quick"),
         (["--quality", "best"], ""),
         (["--quality", "fast"], ""),
-        (["--json"], "; --quality fast is up to four times as quick"),
+        (["--json"], "; --quality fast is about four times as quick"),
     ],
 )
 def test_a_log_says_at_once_what_takes_minutes(
