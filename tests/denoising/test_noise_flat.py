@@ -14,7 +14,6 @@ from skimage import data
 from benchmarks.blind.simulated_camera import Camera
 from nlflow import InputError, denoise, estimate_noise
 from nlflow.denoising.noise import GaussianNoise
-from nlflow.denoising.noise.finding.flat import flat_parts
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical
@@ -36,23 +35,6 @@ def shaded(shape: tuple[int, int] = (160, 180)) -> Floats:
 # ---- parts that are found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sigma", [8, 15])
-@pytest.mark.sampled(1)
-def test_a_montage_has_the_noise_of_its_noisy_parts(sigma: float) -> None:
-    # Flat graphics hold no noise; they are more than half of the picture, and its quietest windows.
-    ramp = np.add.outer(np.arange(256.0), np.arange(256.0)) / 4
-    photograph = data.camera()[:256, :256] + noise((256, 256), sigma)
-    montage = np.hstack([ramp, photograph, 255 - ramp, ramp])
-    found = estimate_noise(montage)
-    assert found.model.is_white
-    assert not found.whole
-    assert found.model.sigma == pytest.approx(sigma, rel=0.1)
-    assert "flat parts" in found.reasons[-1]
-    _, info = denoise(montage, quality="pixels", steps=1, return_info=True)
-    assert info.sigma == pytest.approx(found.model.sigma)  # and not that of the quietest windows
-
-
 @cache
 def meadow() -> tuple[Any, Floats]:
     """Return a shot of grass below a wall by a simulated camera, and the noise of the wall in another one."""
@@ -71,45 +53,7 @@ def test_a_photograph_has_the_noise_of_its_wall() -> None:
     first, wall = meadow()
     found = estimate_noise(first, channel_axis=-1)
     assert found.model.describe().startswith("noise of a camera")
-    assert "flat parts" in found.reasons[-1]
     assert np.sqrt(np.mean(np.square(found.model.sigma))) == pytest.approx(wall.std(), rel=1 / 3)
-
-
-def test_flat_tiles_are_those_of_noise() -> None:
-    half = noise((96, 96), 5.0)
-    half[:, 48:] += 40 * np.sin(np.arange(96) / 3)[:, None]  # a shade that noise cannot have
-    half[48:, :48] += np.where(np.arange(48) % 24 < 12, 0, 60)  # edges
-    parts = flat_parts(half, 0.1)
-    assert parts is not None
-    inside = ~parts.outside
-    assert inside[:48, :48].mean() > 0.9
-    assert not inside[:, 52:].any()
-    assert inside[52:, :48].mean() < 0.1
-    assert parts.at(0, (192, 191)).shape == (192, 191)
-    np.testing.assert_array_equal(parts.at(1, (96, 96)), parts.outside)
-    np.testing.assert_array_equal(parts.at(2, (48, 48)), parts.outside[::2, ::2])
-
-
-def test_nearly_all_tiles_of_white_noise_are_flat_and_alike() -> None:
-    parts = flat_parts(noise((256, 256), 3.0), 0.1)
-    assert parts is not None
-    assert parts.agreed > 0.99
-    assert parts.outside.mean() < 0.01
-
-
-def test_no_tile_is_flat_where_there_is_nothing_or_structure_alone() -> None:
-    assert flat_parts(np.zeros((64, 64)), 0.1) is None
-    assert flat_parts(noise((12, 64), 1.0), 0.1) is None  # smaller than a tile
-    bars = np.kron(noise((8, 8), 50.0), np.ones((8, 8)))
-    assert flat_parts(bars, 0.1) is None
-
-
-def test_missing_samples_are_in_no_flat_tile() -> None:
-    absent = np.zeros((64, 64), bool)
-    absent[:, 30:34] = True
-    parts = flat_parts(noise((64, 64), 3.0), 0.1, absent)
-    assert parts is not None
-    assert parts.outside[:, 30:34].all()
 
 
 # ---- a part that is named

@@ -314,6 +314,7 @@ class OfDrift(Figures, source=BY_HAND):
 class OfRecordings(Figures, source=BY_HAND):
     """The spectrum of the noise of a recording, and robust fits."""
 
+    disagree = figure(2.0, "ratio of two estimates of the same noise from which on they disagree")
     side = figure(32, "samples of a window")
     long = figure(4096, "samples of a recording from which on windows are twice as long")
     overlap = figure(8, "windows in which a sample lies")
@@ -437,47 +438,13 @@ class OfTransfer(Figures, source=BY_HAND):
     darkest = figure(0.01, "of the blocks")
 
 
-class OfBlocks(Figures, source=BY_HAND):
-    """The noise of blocks, by the power of their coefficients."""
-
-    side = figure(8, "samples along the side of a block")
-    share = figure(0.15, "of the blocks of an intensity, those of least energy, which are measured")
-    of_flat = figure(0.5, "the same in flat parts, where compression took most from the quietest", ON_FLAT_PARTS)
-    most = figure(12_000, "blocks of a picture", COST)
-    least = figure(60, "blocks that tell something")
-    intensities = figure(6, "classes of intensity")
-    each = figure(150, "blocks of an intensity, at least")
-    rounds = figure(3, "of measuring and choosing blocks")
-    kept = figure(0.9, "of the squares, the smaller ones, so that outliers do not count")
-    mean_of_kept = figure(
-        0.62302,
-        "of a chi-squared variable with one degree of freedom, of its lower 0.9",
-        "derived: an integral over the law",
-    )
-    fifth = figure(0.0642, "the quantile 0.2 of that variable", OF_LAW)
-    most_energy = figure(30.0, "of a coefficient, in units of its variance")
-    same = figure(1e-9, "relative difference of sums of energies: rounding", OF_ROUNDING)
-    independent = figure(0.75, "of the coefficients of correlated noise")
-
-
 class OfFlat(Figures, source=ON_FLAT_PARTS):
-    """Which parts of a picture are flat."""
+    """Whether a part that is named is flat."""
 
-    tile = figure(16, "samples along a side of a tile, in the picture of half the size")
-    step = figure(4, "samples from one tile to the next, and from one of its blocks to the next")
-    low = figure((1, 3), "cosine frequencies of a tile along its axes, the greater of both")
-    middle = figure((4, 10), "and middle ones")
-    of_blocks = figure((2, 5), "those of a block: the same share of the highest")
-    red = figure(
-        3.0, "power at low frequencies over that at middle ones, at most: 91 % of tiles of noise blurred by 1 px"
-    )
-    uneven = figure(
-        4.0, "power in the strongest block over that in the weakest, at most: 99.9 % of tiles of white noise"
-    )
-    quiet = figure(0.05, "of the flat tiles, below which their least noise is")
-    alike = figure(2.0, "noise of a tile over that, at most: it follows the light, and chance alone makes 1.4 of it")
-    least = figure(16, "tiles: as many as one overlaps with")
-    smallest = figure(32, "samples along the sides of a part that is named")
+    block = figure(8, "samples along the side of a block, in the picture of half the size")
+    step = figure(4, "samples from one block to the next")
+    of_blocks = figure((2, 5), "cosine frequencies of a block along its axes, the greater of both")
+    smallest = figure(32, "samples along the sides of the part")
     excess = figure(
         2.0, "mean power of its blocks over their median, at most: it is 1.1 for noise, 1.9 after compression"
     )
@@ -485,7 +452,6 @@ class OfFlat(Figures, source=ON_FLAT_PARTS):
     beyond = figure(2.0, "spread of its samples about a surface over the noise that was found, at most")
     nothing = figure(1e-9, "of the range: less is rounding", OF_ROUNDING)
     at_end = figure(0.25, "of its samples: so many are at an end where noise was clipped or rounded")
-    most = figure(200_000, "samples at which, every `step`, tiles begin", COST)
 
 
 class OfPlaces(Figures, source=BY_LAWS):
@@ -511,69 +477,6 @@ class OfPlaces(Figures, source=BY_LAWS):
     differ = figure(1.25, "times the least noise is the most, at least: less costs less than 0.1 dB")
 
 
-class OfRules(Figures, source=BY_HAND):
-    """Which noise the blocks of a picture show."""
-
-    levels = figure(3, "sizes at which blocks are looked at")
-    reach = figure(6.5 / 8, "share of the frequencies of a size that its coefficients tell well")
-    middle = figure(
-        (3, 4), "middle frequencies of the picture of half the size: texture is weak there, and JPEG keeps them"
-    )
-    of_blocks = figure((2, 3), "the like of the picture itself")
-    highest = figure((6, 7), "the highest frequencies of the picture")
-    cut = figure(0.15, "noise at the highest frequencies over that at the middle ones: below, compression cut it off")
-    rounded = figure(1.55, "steps of 8 bits: at most so much noise is at the highest frequencies where compression cut")
-    white = figure(0.92, "noise at the highest frequencies over that at the next lower ones: above, it is white")
-    stronger = figure(0.6, "the same over that at middle ones: below, there is structure")
-    visible = figure(0.015, "of the range: weaker noise that is not white cannot be told from fine texture")
-    drawn = figure(5.0, "`BlockNoise.bulk` from which on it is structure that JPEG left of a clean picture")
-    lost = figure(1.25, "by which compression lowers the noise of the quietest blocks, where it leaves colours none")
-    of_blotches = figure(1.12, "the same where colours tell how strong noise is")
-    noisy = figure({True: 0.6, False: 0.68}, "`BlockNoise.like_noise` of blocks that show noise, in colours and grey")
-    sure = figure(0.78, "`BlockNoise.like_noise` for noise that nothing was cut off")
-    nearby = figure(0.65, "the least `BlockNoise.like_noise` for the picture itself")
-    bulk = figure(2.4, "`BlockNoise.bulk` up to which noise rules the picture")
-    certain = figure(0.85, "`BlockNoise.like_noise` where texture that looks like noise must be told from it")
-    ruled = figure(1.75, "`BlockNoise.bulk` beside it")
-    coloured = figure(0.45, "`BlockNoise.like_noise` from which on colour differences show noise")
-    of_colours = figure(0.75, "noise of the luminance at middle frequencies over that of colours at low ones, at most")
-    green = figure(0.58, "`BlockNoise.like_noise` from which on green - magenta shows noise at middle frequencies")
-    coloured_coarse = figure(0.6, "`BlockNoise.like_noise` from which on the coarsest picture shows noise of colours")
-    texture = figure(0.19, "texture of green - magenta over that of the luminance")
-    of_green = figure(1.15, "noise of the luminance at middle frequencies over that of green - magenta")
-    at_most = figure(1.8, "noise of the luminance over what colours say, as gradient-corrected demosaicking leaves it")
-    coarse_colours = figure(0.7, "`BlockNoise.like_noise` from which on red - blue tells it at low frequencies")
-    of_red_blue = figure(1.1, "noise of the luminance over that of red - blue there, at most")
-    too_much = figure(2.5, "noise of the luminance over what colours say, from which on it is texture")
-    seen = figure(
-        4 / 255,
-        "of the range: with less the picture counts as clean",
-        "measured on clean photographs: docs/decisions/flat-parts.md",
-    )
-    chroma = figure(0.8, "least noise of colour differences over that of the luminance, at low frequencies")
-    chroma_most = figure(1.4, "the greatest such ratio")
-    chroma_reach = figure(0.3, "of the highest frequency: so far it reaches")
-    structure = figure(0.65, "`BlockNoise.like_noise` below which the blocks of a size show structure")
-    steepest = figure(2.25, "by which noise grows towards low frequencies then")
-    clear = figure(0.9, "`BlockNoise.like_noise` of blocks that show hardly anything but noise")
-    reference = figure(
-        {False: (0.2, 0.3), True: (0.12, 0.18)},
-        "shares of the highest frequency, from which noise below is bounded; True where that is measured well",
-    )
-    falling = figure(3.0, "ratio of the two, from which on noise itself falls, and not structure with it")
-    grown = figure(2.5, "noise at low frequencies over that at middle ones, from which on it is no camera's")
-    growth = figure(0.8, "the power of the frequency by which noise may grow below them")
-    sparse = figure(0.75, "`BlockNoise.like_noise` of the picture, below which compression left noise here and there")
-    compressed = figure(
-        ((0.68, 0.78, 0.95), (0.85, 0.33, 0.15)),
-        "`BlockNoise.like_noise`, and `GaussianNoise.compressed` there",
-        "measured on simulated cameras: docs/decisions/noise-models.md",
-    )
-    unsure = figure(0.67, "and the most where only colours tell how strong it is")
-    varying = figure(3.0, "ratio of variances from which on white noise counts as depending on the intensity")
-    on_line = figure(1.5, "ratio of variances to a line up to which they lie on it")
-
-
 class OfStacks(Figures, source=BY_HAND):
     """The verdict on volumes and clips."""
 
@@ -585,33 +488,13 @@ class OfStacks(Figures, source=BY_HAND):
     structure = figure(1.3, "times the strength at high frequencies is that of a coarser volume, without structure")
 
 
-class OfEvidence(
-    Figures, source="chosen on PolyU photographs, and on pages, screens and drawings with and without noise"
-):
-    """Whether a picture bears out what was found in it."""
-
-    disagree = figure(2.0, "ratio of two estimates of the same noise from which on they disagree")
-    quietest = figure(
-        (0.02, 0.2), "shares of the blocks, the quietest first, that are looked at; below, some are clipped"
-    )
-    least = figure(0.1, "of the blocks touch no sample that was clipped; of fewer, all are looked at")
-    flat = figure(0.05, "the share at which the picture is compared with noise")
-    skewed = figure(0.4, "skewness, at most: 0 for noise, 0.25 in a photograph of a camera, 1 to 4 for letters")
-    bell = figure((2.3, 8.0), "kurtosis: 2.8 for noise in small blocks, up to 6 after compression, less for two values")
-    most = figure(20_000, "blocks", COST)
-    nothing = figure(1e-9, "of the range, and of the greatest variance: less is rounding", OF_ROUNDING)
-
-
 class OfVerdict(Figures, source=BY_HAND):
     """What is looked at for a verdict."""
 
-    few = figure(0.02, "of the samples may be missing, so that most blocks touch none")
     least_range = figure(1e-100, "with smaller and larger ranges nothing but a strength is estimated", OF_FLOATS)
     slab = figure(8, "slices that are looked at together", COST)
     most = figure(2**21, "samples in them", COST)
-    least_side = figure(40, "samples along an axis, of the coarsest of them")
-    least_light = figure(0.1, "least range of the intensity over that of the samples")
-    majority = figure(0.5, "of the flat tiles must agree where noise looks like texture")
+    smallest = figure(16, "samples along the sides of a picture of which more than a strength is told")
 
 
 class OfMosaics(Figures, source=ON_PHOTOGRAPHS):

@@ -1,18 +1,16 @@
-"""Flat parts of a picture, and the noise of a part that is named."""
+"""The noise of a flat part of a picture that is named."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise.figures import OfBlocks, OfFlat, OfRules
-from nlflow.denoising.noise.finding.blocks import BlockNoise, Rules, in_units, noise_of_all, planes_of
+from nlflow.denoising.noise.figures import OfFlat
+from nlflow.denoising.noise.finding.evidence import is_flat, look_at_all, planes_of
+from nlflow.denoising.noise.finding.pictures import coloured
 from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.denoising.noise.spectra import down
@@ -21,60 +19,6 @@ from nlflow.errors import InputError, shortened
 
 Array = NDArray[Any]
 _ONE_LEVEL: Final = "how noise follows the intensity cannot be told from one level: it counts as the same everywhere"
-
-
-@dataclass(frozen=True)
-class FlatParts:
-    """Where a picture is flat.
-
-    Attributes
-    ----------
-    outside : bool array of shape (H, W)
-        Samples of the picture of half the size that lie in no flat tile.
-    agreed : float
-        Share of the flat tiles whose noise is alike; the others are stronger and may be texture.
-    """
-
-    outside: NDArray[np.bool_]
-    agreed: float
-
-    def at(self, level: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Return the samples outside in the picture that was halved `level` times."""
-        rows, columns = (
-            np.minimum((np.arange(n) << level) // 2, m - 1) for n, m in zip(shape, self.outside.shape, strict=True)
-        )
-        return np.asarray(self.outside[np.ix_(rows, columns)])
-
-
-def flat_parts(half: Array, floor: float, absent: NDArray[np.bool_] | None = None) -> FlatParts | None:
-    """Return the flat parts of a picture from its luminance in half the size; None where there are too few. O(N).
-
-    Tiles are flat where the power of low frequencies is at most `OfFlat.red` times that of middle ones, and that of the
-    strongest block at most `OfFlat.uneven` times that of the weakest. Those of nearly the least noise are alike.
-
-    Parameters
-    ----------
-    half : array of shape (H, W)
-    floor : float
-        Standard deviation that noise must have at least: what is weaker was rounded away and tells nothing.
-    absent : bool array of shape (H, W), optional
-        Samples that tell nothing: tiles that touch one are left out.
-    """
-    if min(half.shape) < OfFlat.tile:
-        return None
-    step = OfFlat.step * math.ceil(math.sqrt(half.size / OfFlat.most))
-    tiles = sliding_window_view(half, (OfFlat.tile, OfFlat.tile))[::step, ::step]
-    red, uneven, power = _figures(tiles.reshape(-1, OfFlat.tile, OfFlat.tile))
-    flat = (red < OfFlat.red) & (uneven < OfFlat.uneven) & (power > floor**2)
-    if absent is not None:
-        flat &= ~sliding_window_view(absent, (OfFlat.tile, OfFlat.tile))[::step, ::step].any(axis=(2, 3)).ravel()
-    if np.count_nonzero(flat) < OfFlat.least:
-        return None
-    alike = flat & (power <= OfFlat.alike**2 * np.quantile(power[flat], OfFlat.quiet))
-    outside = np.ones(half.shape, bool)
-    for row, column in step * np.argwhere(alike.reshape(tiles.shape[:2])):
-        outside[row : row + OfFlat.tile, column : column + OfFlat.tile] = False
-    return FlatParts(outside, float(np.count_nonzero(alike) / np.count_nonzero(flat)))
 
 
 def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
@@ -135,33 +79,27 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     sigma, correlation = _moments(rest)
     _check_flat(planes[..., :1], place)
     spread = float(planes[..., 0].std())
-    found: list[list[BlockNoise | None]] = []
-    while len(found) < OfRules.levels and min(planes.shape[:2]) >= OfBlocks.side:
-        blocks = [noise_of_all(planes[..., c], 1 / 255) for c in range(planes.shape[2])]
-        if blocks[0] is None:
-            break
-        found.append(blocks)
-        planes = down(planes)
-    white = GaussianNoise(sigma / span if len(sigma) > 1 else float(sigma[0]) / span)
-    verdict = Rules(white, found, colour, 1.0).estimate_flat()
-    model: Any = verdict.model
+    found = look_at_all(planes)
+    reason = "noise is as strong at high frequencies as at low ones"
+    model = GaussianNoise(sigma / span if len(sigma) > 1 else float(sigma[0]) / span)
+    if not is_flat(found, own.shape[:2]):
+        model, reason = coloured(found, np.ones_like(found.powers)), "it has the spectrum of noise that is not white"
     noise = float(np.sqrt(model.powers(own.shape[2], 2)[0 if colour else slice(None)].mean()))
     if spread > OfFlat.beyond * noise:
         raise InputError(f"{place}: got a level that varies by {spread * span:.3g} beside noise of {noise * span:.3g}, "
                          f"expected at most {OfFlat.beyond:g} times as much; it is not flat; take another "
                          "part")  # fmt: skip
-    reason = f"measured in rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
-    verdict = replace(verdict, reasons=(*verdict.reasons, reason, _ONE_LEVEL))
+    where = f"measured in rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
     measured = {"level": level, "sigma": sigma, "correlation": correlation}
-    return replace(in_units(verdict, span), measured=measured, whole=False)
+    return NoiseEstimate(model.scaled(span), "high", (reason, where, _ONE_LEVEL), measured, whole=False)
 
 
 def _check_flat(plane: Array, place: str) -> None:
     """Refuse a part whose luminance (H, W, 1) has its power at some places, or changes too smoothly for noise."""
     half = down(plane)[..., 0]
     power = _powers(
-        sliding_window_view(half, (OfBlocks.side, OfBlocks.side))[:: OfFlat.step, :: OfFlat.step].reshape(
-            -1, OfBlocks.side, OfBlocks.side
+        sliding_window_view(half, (OfFlat.block, OfFlat.block))[:: OfFlat.step, :: OfFlat.step].reshape(
+            -1, OfFlat.block, OfFlat.block
         )
     )
     excess = float(power.mean() / np.median(power))
@@ -191,27 +129,9 @@ def _moments(rest: Array) -> tuple[Array, Array]:
     return np.sqrt(variance), np.stack([below, beside], axis=1) / variance[:, None]
 
 
-def _figures(tiles: Array) -> tuple[Array, Array, Array]:
-    """Return for tiles (N, 16, 16) how red and how uneven they are, and their power at middle frequencies."""
-    squares = _squares(tiles)
-    slope = (
-        np.add.outer(np.arange(OfFlat.tile), np.arange(OfFlat.tile)) == 1
-    )  # of a plane: light that falls off is no structure
-    power = squares[:, _band(OfFlat.tile, OfFlat.middle)].mean(axis=1)
-    low = squares[:, _band(OfFlat.tile, OfFlat.low) & ~slope].mean(axis=1)
-    corners = range(0, OfFlat.tile - OfBlocks.side + 1, OfFlat.step)
-    blocks = np.stack([
-        _powers(tiles[:, row : row + OfBlocks.side, column : column + OfBlocks.side])
-        for row, column in product(corners, corners)
-    ])  # fmt: skip
-    tiny = np.finfo(np.float64).tiny
-    with np.errstate(over="ignore"):  # beside nothing all is infinitely red and uneven, and no tile of noise
-        return low / np.maximum(power, tiny), blocks.max(axis=0) / np.maximum(blocks.min(axis=0), tiny), power
-
-
 def _powers(blocks: Array) -> Array:
     """Return the power of blocks (N, 8, 8) at middle frequencies."""
-    return np.asarray(_squares(blocks)[:, _band(OfBlocks.side, OfFlat.of_blocks)].mean(axis=1))
+    return np.asarray(_squares(blocks)[:, _band(OfFlat.block, OfFlat.of_blocks)].mean(axis=1))
 
 
 def _squares(tiles: Array) -> Array:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
-from nlflow.denoising.noise.figures import OfDispersion, OfEvidence, OfHum, OfRecordings
+from nlflow.denoising.noise.figures import OfDispersion, OfHum, OfRecordings
 from nlflow.denoising.noise.finding.finders import find_impulses
 from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.finding.speckle import find_speckle
@@ -188,7 +188,7 @@ def _of_rest(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate
     sure = min(share for _, share in told)
     model = GaussianNoise(np.sqrt(grid.mean(axis=(1, 2))), grid)
     strength, level = model.strength(samples, missing), root_mean_square(sigmas)
-    if sure <= OfRecordings.certain and strength > OfEvidence.disagree * level:
+    if sure <= OfRecordings.certain and strength > OfRecordings.disagree * level:
         reason = (f"slow parts have the law of noise of {strength:.3g}, but may be the signal: white noise of "
                   f"{level:.3g}, as strong as the highest frequencies, is taken out")  # fmt: skip
         return NoiseEstimate(white, "low", (reason,))

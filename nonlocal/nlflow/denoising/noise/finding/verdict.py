@@ -1,4 +1,4 @@
-"""The verdict: which noise a picture, recording, volume or clip has, and whether the picture bears it out."""
+"""The verdict: which noise a picture, recording, volume or clip has, and how sure that is."""
 
 from __future__ import annotations
 
@@ -7,38 +7,35 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from nlflow._array import root_mean_square, underflowing
+from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
-from nlflow.denoising.noise.figures import OfBlocks, OfEvidence, OfRules, OfSpectra, OfStacks, OfVerdict
-from nlflow.denoising.noise.finding.blocks import BlockNoise, Rules, block_noise, in_units, looks_white, planes_of
+from nlflow.denoising.noise.figures import OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
+from nlflow.denoising.noise.finding.evidence import SIDE
 from nlflow.denoising.noise.finding.finders import (
     find_hot_pixels,
     find_impulses,
     find_rician,
     find_stripes,
 )
-from nlflow.denoising.noise.finding.flat import FlatParts, checked_part, flat_parts, noise_of_part
+from nlflow.denoising.noise.finding.flat import checked_part, noise_of_part
 from nlflow.denoising.noise.finding.mosaics import find_mosaic
+from nlflow.denoising.noise.finding.pictures import noise_of_picture
 from nlflow.denoising.noise.finding.places import find_places
 from nlflow.denoising.noise.finding.recordings import examine_recording
 from nlflow.denoising.noise.finding.sigma import (
-    at_ends,
     blocks_of,
     channel_levels,
     constant,
     estimate_sigmas,
     in_unit,
-    limits_of,
 )
 from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.finding.transfer import transfer_of
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
-from nlflow.denoising.noise.models.gaussian import GaussianNoise, smoothed
-from nlflow.denoising.noise.spectra import down
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, checked_call
 
@@ -59,10 +56,6 @@ _TOO_SMALL: Final = (
     "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
     "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part), "
     "best in the whole photograph"
-)
-_UNLIKE: Final = (
-    "the quietest parts are not distributed as Gaussian noise: what was found may be structure, or few counts (noise "
-    "'poisson')"
 )
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
@@ -133,8 +126,8 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         return of_two_values()
     if samples.ndim == 2:
         return examine_recording(samples, missing)
-    if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * OfBlocks.side:
-        return _of_small(samples, missing, GaussianNoise(_white(samples, missing)))
+    if samples.ndim == 3 and min(samples.shape[:-1]) < OfVerdict.smallest:
+        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low", (_TOO_SMALL,))
     mosaic = find_mosaic(samples, missing)
     if mosaic is not None:
         return NoiseEstimate(mosaic, "medium", (_MOSAIC,))
@@ -172,36 +165,12 @@ def _together(parts: list[Noise]) -> Noise:
 
 
 def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
-    white = GaussianNoise(_white(samples, missing))
-    if min(samples.shape[:-1]) < 2 * OfVerdict.least_side:
-        return _of_small(samples, missing, white)
-    if np.max(white.sigma) == 0 and missing is not None:
-        return NoiseEstimate(white, "medium", ("samples are missing, and the others show no noise",))
-    if missing is not None and np.count_nonzero(missing) > OfVerdict.few * missing.size:
-        return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
-    if np.ndim(white.sigma) and samples.shape[-1] != 3:  # colours have planes of their own
+    """Return the verdict on what finders left of samples (H, W, C)."""
+    white = _white(samples, missing)
+    if np.ndim(white) and samples.shape[-1] != 3:  # colours have planes of their own
         return _of_channels(samples, missing)
-    axes = planes_of(samples.shape[-1])
-    span = range_of(samples if missing is None else samples[~missing])
-    if span == 0:
-        return NoiseEstimate(white, "high", ("the picture is constant",))
-    # In parts of the range, so that no square leaves the range of floats.
-    scaled = samples.astype(np.float64) / span
-    planes, intensity = scaled @ axes.T, scaled.mean(axis=-1)
-    if missing is not None:  # coarser pictures look through holes
-        holes = missing[..., None]
-        planes, intensity = _filled(planes, holes), _filled(intensity[..., None], holes)[..., 0]
-    found = _at_sizes(planes, intensity, missing)
-    if len(found) < 2 or found[0][0] is None or found[1][0] is None:
-        return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
-    rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, _light(intensity))
-    verdict = _of_flat_parts(scaled, planes, intensity, missing, span) if rules.doubtful else None
-    return verdict or borne_out(in_units(rules.estimate(), span), white, samples, missing)
-
-
-def _light(intensity: Array) -> float:
-    """Return the range of intensities in parts of that of the samples; of colours that are equally light not 0."""
-    return max(range_of(intensity), OfVerdict.least_light)
+    found = noise_of_picture(samples, missing, white) if min(samples.shape[:-1]) >= SIDE else None
+    return NoiseEstimate(GaussianNoise(white), "low", (_TOO_SMALL,)) if found is None else found
 
 
 def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
@@ -219,91 +188,10 @@ def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEsti
     return NoiseEstimate(GaussianNoise(sigma, shape), sure, reasons, whole=shape is None and first.whole)
 
 
-def _of_small(samples: Array, missing: NDArray[np.bool_] | None, white: GaussianNoise) -> NoiseEstimate:
-    """Return the verdict on a picture that is too small for the rules: white noise, sure where its blocks show that."""
-    if looks_white(samples, missing):
-        return NoiseEstimate(white, "medium", ("the picture is too small to tell how its noise varies",))
-    return NoiseEstimate(white, "low", (_TOO_SMALL,))
-
-
-def _of_flat_parts(
-    scaled: Array, planes: Array, intensity: Array, missing: NDArray[np.bool_] | None, span: float
-) -> NoiseEstimate | None:
-    """Return the verdict on the flat parts of samples (H, W, C); None where they do not tell noise from structure.
-
-    In the units of the samples, which were divided by `span`.
-
-    What is white there is noise, unless it is as weak as the grain of clean photographs: no structure is as strong at
-    the highest frequencies. What compression cut off looks like smooth texture. So most of the flat parts must agree
-    on it, and grey pictures, of which no colours tell, keep the first verdict.
-    """
-    half = down(planes[..., :1])[..., 0]
-    absent = None if missing is None else _halved(missing)
-    parts = flat_parts(half, _light(intensity) / 255 / 4, absent)
-    if parts is None:
-        return None
-    found = _at_sizes(planes, intensity, missing, parts)
-    if len(found) < 2 or found[0][0] is None or found[1][0] is None:
-        return None
-    outside = parts.at(0, intensity.shape)
-    unseen = outside if missing is None else outside | missing
-    white = GaussianNoise(_white(scaled, unseen))
-    rules = Rules(white, found, scaled.shape[-1] == 3, _light(intensity))
-    white_there = rules.kind == "white" and rules.seen
-    cut_there = rules.colour and rules.kind in ("cut", "trusted") and parts.agreed > OfVerdict.majority
-    if not (white_there or cut_there):
-        return None
-    # The other parts may be without noise, and bear nothing out.
-    verdict = borne_out(in_units(rules.estimate(), span), white.scaled(span), span * scaled, unseen)
-    share = 1 - float(outside.mean())
-    reasons = (*verdict.reasons, f"measured in flat parts, {share:.0%} of the picture; elsewhere is structure")
-    return replace(verdict, reasons=reasons, whole=False)
-
-
-def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
-    """Return values (H, W, C) with a weighted mean of the neighbours where there are holes."""
-    from scipy.ndimage import gaussian_filter
-
-    weights = gaussian_filter((~holes).astype(np.float64), (1, 1, 0)) + 1e-6
-    smooth = gaussian_filter(np.where(holes, 0.0, values), (1, 1, 0)) / weights
-    return np.where(holes, smooth, values)
-
-
 def _white(samples: Array, missing: NDArray[np.bool_] | None) -> Any:
     """Return the strength of white noise: one number where channels are alike, otherwise one a channel."""
     levels = channel_levels(estimate_sigmas(samples, missing))
     return float(levels[0]) if (levels == levels[0]).all() else levels
-
-
-def _halved(missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which samples of a picture of half the size have a missing one in their place."""
-    rows, columns = missing.shape
-    even = np.pad(missing, ((0, rows % 2), (0, columns % 2)))
-    return np.asarray(even.reshape((rows + 1) // 2, 2, -1, 2).any(axis=(1, 3)))
-
-
-def _at_sizes(
-    planes: Array, intensity: Array, missing: NDArray[np.bool_] | None, parts: FlatParts | None = None
-) -> list[list[BlockNoise | None]]:
-    """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones; in flat parts alone."""
-    found: list[list[BlockNoise | None]] = []
-    floor = _light(intensity) / 255
-    for level in range(OfRules.levels):
-        if min(intensity.shape) < OfVerdict.least_side:
-            break
-        absent = missing
-        if parts is not None:
-            outside = parts.at(level, intensity.shape)
-            absent = outside if missing is None else outside | missing
-        share = OfBlocks.share if parts is None else OfBlocks.of_flat
-        own = [block_noise(planes[..., c], intensity, floor, absent, share) for c in range(planes.shape[-1])]
-        if own[0] is None and parts is not None:
-            break
-        found.append(own)
-        if level < OfRules.levels - 1:
-            missing = None if missing is None else np.zeros(tuple((n + 1) // 2 for n in missing.shape), bool)
-            planes, intensity = down(planes), down(intensity[..., None])[..., 0]
-    return found
 
 
 def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
@@ -316,116 +204,6 @@ def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
 def of_two_values() -> NoiseEstimate:
     """Return the verdict on what has two values: it stays."""
     return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,), whole=False)
-
-
-def borne_out(
-    found: NoiseEstimate, white: GaussianNoise, samples: Array, missing: NDArray[np.bool_] | None
-) -> NoiseEstimate:
-    """Return a verdict on samples (H, W, C), or a more careful one where the picture does not bear it out.
-
-    Where the noise that was found is more than twice the white noise of the highest frequencies, and the quietest parts
-    do not show it, the smaller of the two counts. O(N).
-    """
-    model = found.model
-    if not isinstance(model, GaussianNoise):
-        return found
-    strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
-    if strength <= OfEvidence.nothing * range_of(samples if missing is None else samples[~missing]):
-        return found
-    clipped = _clipped(samples, missing)
-    quiet, moments = _quiet_parts(_luminance(samples), missing, clipped)
-    gaussian = (
-        abs(moments[0]) < OfEvidence.skewed + _shot_skewness(model, quiet)
-        and OfEvidence.bell[0] < moments[1] < OfEvidence.bell[1]
-    )
-    if strength <= OfEvidence.disagree * level:
-        return found if gaussian else replace(found, confidence="low", reasons=(_UNLIKE, *found.reasons))
-    clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
-    noise = model.sample(clean, rng=0, channel_axis=-1) - clean
-    least = min(quiet, _quiet_of_phases(_luminance(samples), missing, clipped))
-    if gaussian and OfEvidence.disagree * least >= _quiet_parts(_luminance(noise), missing, clipped)[0]:
-        return found
-    return smaller(found, strength, white, level)
-
-
-def _shot_skewness(model: GaussianNoise, quiet: float) -> float:
-    """Return the skewness of counts in parts of a standard deviation: the gain over it; 0 where counts are too few.
-
-    Of some six counts and more, which are nearly Gaussian.
-    """
-    if model.intensities is None or not quiet > 0:
-        return 0.0
-    places = np.asarray(model.intensities[[0, -1]], np.float64)
-    variances = np.square(model.relative(places) * root_mean_square(np.atleast_1d(model.sigma)))
-    skewness = float((variances[1] - variances[0]) / (places[1] - places[0])) / quiet
-    return skewness if 0 < skewness < OfEvidence.skewed else 0.0
-
-
-def smaller(found: NoiseEstimate, strength: float, white: GaussianNoise, level: float) -> NoiseEstimate:
-    """Return white noise in place of a stronger one that nothing confirms."""
-    reason = (
-        f"neighbouring samples are related as under noise of {strength:.3g}, but no flat part shows that much: it may "
-        f"be structure, such as letters or a mosaic, and white noise of {level:.3g} alone is taken out"
-    )
-    return replace(found, model=white, confidence="low", reasons=(reason,), whole=True)
-
-
-def _luminance(samples: Array) -> Array:
-    return np.asarray((samples.astype(np.float64) @ planes_of(samples.shape[-1]).T)[..., 0])
-
-
-def _clipped(samples: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-    """Return where a channel of samples (H, W, C) is at an end of the range that was clipped to: noise is skewed."""
-    found = np.zeros(samples.shape[:-1], bool)
-    for plane in np.moveaxis(samples, -1, 0).astype(np.float64):
-        present = plane if missing is None else plane[~missing]
-        unit = (plane - present.min()) / (range_of(present) or 1.0)
-        low, high = limits_of(*at_ends(unit if missing is None else unit[~missing]))
-        found |= (unit <= low) | (unit >= high)
-    return found
-
-
-def _quiet_of_phases(plane: Array, missing: NDArray[np.bool_] | None, clipped: NDArray[np.bool_]) -> float:
-    """Return the least of what the quietest blocks hold in every second row and column: noise is as strong there.
-
-    A mosaic of colours is not: its steps are in every block of the whole, and hardly in those of one colour.
-    """
-    phases = [np.s_[i::2, j::2] for i in (0, 1) for j in (0, 1)]
-    return min(_quiet_parts(plane[p], None if missing is None else missing[p], clipped[p])[0] for p in phases)
-
-
-def _quiet_parts(
-    plane: Array, missing: NDArray[np.bool_] | None, clipped: NDArray[np.bool_]
-) -> tuple[float, tuple[float, float]]:
-    """Return the standard deviation within the quietest blocks of a plane (H, W), and their skewness and kurtosis."""
-    step = max(1, int(np.ceil(np.sqrt(plane.size / OfEvidence.most))))
-
-    def blocks(values: Array) -> Array:
-        return sliding_window_view(values, (OfBlocks.side, OfBlocks.side))[::step, ::step].reshape(
-            -1, OfBlocks.side * OfBlocks.side
-        )
-
-    own = blocks(plane)
-    whole: NDArray[np.bool_] = np.asarray(~blocks(clipped).any(axis=1))
-    if missing is not None:
-        there = ~blocks(missing).any(axis=1)
-        own, whole = own[there], whole[there]
-    if np.count_nonzero(whole) > OfEvidence.least * len(whole):
-        own = own[whole]
-    own = own - own.mean(axis=1, keepdims=True)
-    variance = np.square(own).mean(axis=1)
-    there = variance > OfEvidence.nothing * variance.max(initial=0.0)  # what was clipped, or filled in, has no noise
-    own, variance = own[there], variance[there]
-    if not len(own):
-        return 0.0, (0.0, 3.0)
-    order = np.argsort(variance, kind="stable")
-    first, last = (int(share * len(order)) for share in OfEvidence.quietest)
-    chosen = order[first : max(last, first + 1)]
-    relative = own[chosen] / np.sqrt(variance[chosen].mean())
-    return float(np.sqrt(np.quantile(variance, OfEvidence.flat))), (
-        float((relative**3).mean()),
-        float((relative**4).mean()),
-    )
 
 
 def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:

@@ -1,0 +1,373 @@
+"""What windows of a picture show of its noise: powers of cosine frequencies in their quietest blocks, and figures.
+
+A few hundred windows of 32 x 32 samples are looked at, however large the picture is: blocks of 8 in them tell high
+frequencies, of 16 middle ones, of 32 low ones. Blocks are chosen by some of their coefficients and measured by the
+others, so that choosing does not bias what is measured in white noise (after Colom et al., ICIP 2014, doi
+10.1109/ICIP.2014.7025865). How much of what is measured is noise is another question: `learned` answers it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.models.gaussian import OPPONENT
+from nlflow.domains.samples import range_of
+
+Array = NDArray[Any]
+SIDE: Final = 32  # of a window
+MOST: Final = 256  # windows
+SIZES: Final = (8, 16, 32)  # of the blocks
+#: Bands of frequencies, in units of the highest, that blocks of each size tell, the highest first.
+BANDS: Final = (
+    (8, 0.9, 1.5), (8, 0.7, 0.9), (8, 0.5, 0.7), (8, 0.35, 0.5), (16, 0.25, 0.35), (16, 0.16, 0.25), (32, 0.1, 0.16),
+    (32, 0.06, 0.1),
+)  # fmt: skip
+SHARES: Final = (0.04, 0.15, 0.5)  # of the blocks, the quietest
+MEASURED: Final = 1  # the share by which powers are told
+CLASSES: Final = 6  # of intensity, at most
+_EACH: Final = 60  # blocks of an intensity, at least
+_LEAST: Final = 12  # blocks that are measured, at least
+_MOST_ENERGY: Final = 30.0  # of a coefficient, in units of its variance: outliers do not rule a mean
+_FIRST: Final = 0.3  # of the blocks, those of least energy: they give the units in which coefficients are compared
+_TIED: Final = 1e-6  # derived: rounding of sums of energies in single precision
+_FINEST: Final = 1e-6  # of the range: finer steps are those of floats
+_WHOLE: Final = 0.01  # of a step, by which multiples of it are off
+_GREY: Final = 1e-3  # of the power of the luminance: with less in their colours channels hold one grey picture
+_EVEN: Final = 0.15  # a relative difference of powers that does not matter: 0.6 dB
+_ERRORS: Final = 4.0  # standard errors that tell a difference
+_ROUNDING: Final = 1e-12  # of the power of a picture: less is rounding
+_CLIPPED: Final = 9.0  # logarithms are within these bounds
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What windows of a picture show.
+
+    Attributes
+    ----------
+    features : array of shape (F,)
+        Figures without units; F depends on whether there are colours.
+    powers : array of shape (P, B)
+        Of the quietest blocks, in each plane and band: variances of orthonormal coefficients.
+    tables : list of arrays (P, n, n)
+        The same for each coefficient of blocks of each size.
+    intensities, strengths : array of shape (K,)
+        Mean intensity of each class, and the relative variance of its quietest blocks.
+    reference : float
+        Standard deviation of the highest frequencies in the quietest blocks, by which features are told.
+    grey : bool
+        Whether three channels hold one grey picture, so that features are those of the luminance.
+    """
+
+    features: Array
+    powers: Array
+    tables: list[Array]
+    intensities: Array
+    strengths: Array
+    reference: float = 1.0
+    grey: bool = False
+
+
+def planes_of(channels: int) -> Array:
+    """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
+    return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
+
+
+def places(shape: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the corners of the windows: all over the picture, at most `MOST`."""
+    rows, columns = (n - SIDE + 1 for n in shape)
+    down = min(max(round(math.sqrt(MOST * rows / columns)), 1), rows, MOST)
+    along = min(max(MOST // down, 1), columns)
+    corners = [
+        np.unique(np.linspace(0, n - 1, count).round().astype(int)) for n, count in ((rows, down), (columns, along))
+    ]
+    return [(int(top), int(left)) for top in corners[0] for left in corners[1]]
+
+
+def windows(samples: Array, corners: list[tuple[int, int]]) -> Array:
+    """Return windows (N, 32, 32, C) of samples (H, W, C)."""
+    return np.stack([samples[top : top + SIDE, left : left + SIDE] for top, left in corners])
+
+
+def blocks_of(planes: Array, size: int) -> Array:
+    """Return the blocks (M, n, n) that windows (N, 32, 32) consist of."""
+    count = SIDE // size
+    cut = planes.reshape(-1, count, size, count, size).swapaxes(2, 3)
+    return cut.reshape(-1, size, size)
+
+
+@lru_cache(maxsize=3)
+def basis(size: int) -> Array:
+    """Return the rows of the orthonormal cosine transform."""
+    from scipy.fft import dct
+
+    return np.asarray(dct(np.eye(size), norm="ortho", axis=0), np.float32)
+
+
+def squares_of(blocks: Array) -> Array:
+    """Return the squared cosine coefficients (M, n * n) of blocks."""
+    size = blocks.shape[-1]
+    return np.asarray(np.square(basis(size) @ blocks @ basis(size).T).reshape(len(blocks), size * size))
+
+
+@lru_cache(maxsize=3)
+def radius(size: int) -> Array:
+    """Return the frequency of each coefficient, 1 the highest along an axis."""
+    place = np.arange(size) / size
+    return np.hypot(place[:, None], place).ravel()
+
+
+@lru_cache(maxsize=16)
+def in_band(band: int) -> NDArray[np.bool_]:
+    """Return which coefficients of the blocks of a band lie in it."""
+    size, low, high = BANDS[band]
+    return np.asarray((radius(size) >= low) & (radius(size) < high))
+
+
+@lru_cache(maxsize=3)
+def _even(size: int) -> NDArray[np.bool_]:
+    return np.asarray(np.add.outer(np.arange(size), np.arange(size)).ravel() % 2 == 0)
+
+
+@lru_cache(maxsize=3)
+def _seen(size: int) -> NDArray[np.bool_]:
+    """Return which coefficients of blocks of a size are looked at: those of its bands and some above."""
+    low = min(low for n, low, _ in BANDS if n == size)
+    return np.asarray((radius(size) >= low) & (radius(size) < (1.5 if size == 8 else 0.6 if size == 16 else 0.3)))
+
+
+def look_at_all(rest: Array) -> Evidence:
+    """Return what windows of planes (H, W, P) show that hold nothing but noise; all of it is noise then."""
+    planes = windows(rest, places(rest.shape[:2])).astype(np.float32)
+    tables = [mean_table(planes, size) for size in SIZES]
+    nothing = np.zeros(0)
+    return Evidence(nothing, in_bands(tables), tables, nothing, nothing)
+
+
+def mean_table(planes: Array, size: int) -> Array:
+    """Return the mean squared coefficients (P, n, n) of all blocks of a size in windows (N, 32, 32, P)."""
+    each = [squares_of(blocks_of(plane, size)).mean(axis=0, dtype=np.float64) for plane in np.moveaxis(planes, -1, 0)]
+    return np.stack(each).reshape(-1, size, size)
+
+
+def in_bands(tables: list[Array]) -> Array:
+    """Return the mean powers (P, B) of tables (P, n, n) of each size."""
+    by_size = dict(zip(SIZES, (table.reshape(len(table), -1) for table in tables), strict=True))
+    return np.stack([by_size[size][:, in_band(b)].mean(axis=1) for b, (size, _, _) in enumerate(BANDS)], axis=1)
+
+
+def is_flat(found: Evidence, shape: tuple[int, int]) -> bool:
+    """Tell whether the powers of a part of a shape are alike at all frequencies, but for chance.
+
+    That of a band of n independent coefficients has a relative error of sqrt(2 / n).
+    """
+    counts = [max(shape[0] * shape[1] / size**2, 1.0) * in_band(b).sum() for b, (size, _, _) in enumerate(BANDS)]
+    errors = np.sqrt(2 / (np.array(counts) * len(found.powers)))
+    mean = found.powers.mean(axis=0)
+    apart = np.abs(np.log(mean / np.average(mean, weights=errors**-2)))
+    return bool((apart < np.maximum(_EVEN, _ERRORS * errors)).all())
+
+
+def look(samples: Array, missing: NDArray[np.bool_] | None = None) -> Evidence | None:
+    """Look at samples (H, W, C) of at least 32 along both axes; None where windows hold too little to tell."""
+    corners = places(samples.shape[:2])
+    if missing is not None:
+        corners = [(t, c) for t, c in corners if not missing[t : t + SIDE, c : c + SIDE].any()]
+    if not corners:
+        return None
+    seen = windows(samples, corners).astype(np.float64)
+    low, span = float(seen.min()), range_of(seen)
+    if span == 0:
+        return None
+    seen = (seen - low) / span
+    planes = (seen @ planes_of(samples.shape[-1]).T).astype(np.float32)
+    light = seen.mean(axis=-1).astype(np.float32)
+    step = _step(samples, span)
+    edges = _edges(samples, span)
+    found = _Looks(planes, light).evidence(step, edges)
+    if found is None:
+        return None
+    if len(found.powers) == 3 and planes[..., 1:].var() < _GREY * planes[..., 0].var():
+        grey = _Looks(planes[..., :1], light).evidence(step, edges)
+        assert grey is not None
+        found = replace(found, features=grey.features, grey=True)
+    return replace(
+        found, powers=found.powers * span**2, tables=[table * span**2 for table in found.tables],
+        intensities=low + found.intensities * span, reference=found.reference * span,
+    )  # fmt: skip
+
+
+def _step(samples: Array, span: float) -> float:
+    """Return the step in parts of the range of which all samples are multiples apart; 0 where there is none."""
+    part = samples[:: max(samples.shape[0] // 64, 1), :: max(samples.shape[1] // 64, 1)]
+    apart = np.diff(np.unique(part)) / span
+    if not len(apart) or apart.min() < _FINEST:
+        return 0.0
+    steps = apart / apart.min()
+    return float(apart.min()) if np.abs(steps - np.rint(steps)).max() < _WHOLE else 0.0
+
+
+def _edges(samples: Array, span: float) -> Array:
+    """Return by how much steps are larger at every eighth place, along rows and columns, as JPEG leaves them."""
+    plane = samples.mean(axis=-1)
+    found = []
+    for own in (plane[:: max(plane.shape[0] // 128, 1)], plane[:, :: max(plane.shape[1] // 128, 1)].T):
+        steps = np.abs(np.diff(own, n=1, axis=1) / span)
+        second = np.abs(2 * steps[:, 1:-1] - steps[:, :-2] - steps[:, 2:]).mean(axis=0)
+        by_phase = np.array([second[k::8].mean() for k in range(8)]) + 1e-6
+        found.append(float(np.log(by_phase.max() / np.median(by_phase))))
+    return np.array(found)
+
+
+class _Looks:
+    """The measuring of one picture: planes (N, 32, 32, P) and their intensity (N, 32, 32), in parts of the range."""
+
+    def __init__(self, planes: Array, light: Array):
+        self.count = planes.shape[-1]
+        self.planes, self.light = planes, light
+        self.variance = float(planes[..., 0].var(dtype=np.float64)) or 1.0
+
+    def evidence(self, step: float, edges: Array) -> Evidence | None:
+        powers = np.empty((self.count, len(BANDS), len(SHARES)))
+        tables: list[Array] = []
+        shape: list[float] = []
+        strengths: Array = np.ones(1)
+        intensities: Array = np.zeros(1)
+        for size in SIZES:
+            levels = blocks_of(self.light, size).mean(axis=(1, 2))
+            table = np.empty((self.count, size * size))
+            for p in range(self.count):
+                squares = squares_of(blocks_of(self.planes[..., p], size))
+                found = _quiet(squares, levels, size, _ROUNDING * self.variance)
+                if found is None:
+                    if p == 0:
+                        return None
+                    powers[p, [b for b, band in enumerate(BANDS) if band[0] == size]] = _ROUNDING * self.variance
+                    table[p] = _ROUNDING * self.variance
+                    shape += [0.0] * 6
+                    continue
+                own, each, means, figures = found
+                table[p] = own[MEASURED]
+                shape += figures
+                for b, (n, _, _) in enumerate(BANDS):
+                    if n == size:
+                        powers[p, b] = own[:, in_band(b)].mean(axis=1)
+                if p == 0 and size == 8:
+                    strengths, intensities = each / each.mean(), means
+            tables.append(table.reshape(self.count, size, size))
+        reference = powers[0, 1:3, MEASURED].mean()
+        logs = 0.5 * np.log(np.maximum(powers, 1e-14 * self.variance) / reference)
+        spread = 0.5 * np.log(np.array([strengths.max() / strengths.min(), strengths[-1] / strengths[0]]))
+        count = math.log(len(self.light))
+        level = math.sqrt(reference)
+        scale = [math.log(level), math.log(level / math.sqrt(self.variance)), math.log(step / level) if step else -6.0]
+        ends = [float(np.log10((self.light == v).mean() + 1e-6)) for v in (self.light.min(), self.light.max())]
+        moments = _moments(blocks_of(self.planes[..., 0], 8)[::2])
+        colours = _relations(self.planes) if self.count == 3 else np.zeros(0)
+        parts = [logs.ravel(), shape, spread, scale, ends, moments, edges, colours, [count, float(len(strengths))]]
+        features = np.clip(np.concatenate([np.asarray(part, np.float64) for part in parts]), -_CLIPPED, _CLIPPED)
+        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level)
+
+
+def _quiet(squares: Array, levels: Array, size: int, least: float) -> tuple[Array, Array, Array, list[float]] | None:
+    """Return the powers of coefficients in the quietest blocks by share, those of classes, their intensity, figures."""
+    seen = _seen(size)
+    energy = squares[:, 1:].sum(axis=1)
+    there = energy > least * size * size
+    present = float(there.mean())
+    if np.count_nonzero(there) < _LEAST:
+        return None
+    squares, levels = squares[there], levels[there]
+    order = np.argsort(levels, kind="stable")
+    squares, levels = squares[order], levels[order]
+    parts = np.array_split(np.arange(len(levels)), max(min(CLASSES, len(levels) // _EACH), 1))
+    squares = squares[:, seen]
+    even = _even(size)[seen]
+    halves = ((True, np.flatnonzero(even)), (False, np.flatnonzero(~even)))
+    high = radius(size)[seen] > 0.3
+    total = np.zeros((len(SHARES), squares.shape[1]))
+    each = np.empty(len(parts))
+    kurtosis = 0.0
+    energies = []
+    for k, part in enumerate(parts):
+        own = squares[part]
+        raw = own.sum(axis=1)
+        count = min(max(int(_FIRST * len(own)), _LEAST), len(own))
+        unit = own[raw <= np.partition(raw, count - 1)[count - 1]].mean(axis=0) + least
+        scaled = np.minimum(own / unit, _MOST_ENERGY)
+        sums = {parity: scaled[:, own_half].sum(axis=1) for parity, own_half in halves}
+        found = np.empty_like(total)
+        for s, share in enumerate(SHARES):
+            count = min(max(int(share * len(own)), _LEAST), len(own))
+            for parity, measured in halves:
+                other = sums[not parity]
+                # With all that are as large but for rounding: none is preferred for its place.
+                chosen = np.flatnonzero(other <= (1 + _TIED) * np.partition(other, count - 1)[count - 1])
+                values = scaled[np.ix_(chosen, measured)]
+                found[s, measured] = values.mean(axis=0) * unit[measured]
+                if s == MEASURED:
+                    kurtosis += float(np.square(values).mean() / (3 * values.mean() ** 2 + 1e-12)) / (2 * len(parts))
+        total += found / len(parts)
+        each[k] = np.exp(np.mean(np.log(found[MEASURED, high] + 1e-30)) if high.any() else 0.0)
+        both = sums[True] + sums[False]
+        energies.append(both / max(float(np.median(both)), 1e-12))
+    energy = np.concatenate(energies)
+    first, low, middle, top = np.quantile(energy, (0.02, 0.15, 0.5, 0.9))
+    figures = [
+        math.log((first + 1e-6) / (low + 1e-6)), math.log((middle + 1e-6) / (low + 1e-6)),
+        math.log((top + 1e-6) / (low + 1e-6)), math.log(kurtosis + 1e-6), math.log(present),
+        0.5 * math.log((total[MEASURED, _across(size)[seen]].mean() + least)
+                       / (total[MEASURED, _across(size, True)[seen]].mean() + least)),
+    ]  # fmt: skip
+    means = np.array([levels[part].mean() for part in parts])
+    full = np.zeros((len(SHARES), size * size))
+    full[:, seen] = total
+    return full, each, means, figures
+
+
+@lru_cache(maxsize=6)
+def _across(size: int, other: bool = False) -> NDArray[np.bool_]:
+    down, along = np.indices((size, size)).reshape(2, -1)
+    return np.asarray(along > 2 * down if other else down > 2 * along)
+
+
+def _moments(blocks: Array) -> list[float]:
+    """Return skewness and excess of kurtosis of the quietest blocks, about planes."""
+    rest = blocks - blocks.mean(axis=(1, 2), keepdims=True)
+    slope = (np.arange(8) - 3.5) / 42
+    rest = rest - ((rest * slope[:, None]).sum(axis=(1, 2)) / 8)[:, None, None] * (np.arange(8) - 3.5)[:, None]
+    rest = rest - ((rest * slope).sum(axis=(1, 2)) / 8)[:, None, None] * (np.arange(8) - 3.5)
+    variance = np.square(rest).mean(axis=(1, 2))
+    order = np.sort(variance[variance > 1e-14])
+    if len(order) < _LEAST:
+        return [0.0, 0.0]
+    chosen = (variance > order[int(0.02 * len(order))]) & (variance <= order[int(0.2 * len(order))])
+    if not chosen.any():
+        return [0.0, 0.0]
+    own = rest[chosen] / np.sqrt(variance[chosen].mean())
+    return [float((own**3).mean()), float(np.log((own**4).mean() / 3 + 1e-6))]
+
+
+def _relations(planes: Array) -> Array:
+    """Return how alike the channels of the quietest blocks are: correlations of red, green and blue, high and middle."""
+    colours = planes.reshape(-1, 3) @ np.asarray(OPPONENT, np.float32)
+    channels = colours.reshape(planes.shape)
+    own = np.stack([blocks_of(channels[..., c], 8)[::2] for c in range(3)])
+    coefficients = (basis(8) @ own @ basis(8).T).reshape(3, own.shape[1], 64)
+    energy = np.square(coefficients[..., radius(8) > 0.3]).sum(axis=(0, 2))
+    present = energy > 1e-12
+    if np.count_nonzero(present) < _LEAST:
+        return np.zeros(6)
+    quiet = energy <= np.quantile(energy[present], 0.15)
+    result = []
+    for low, high in ((0.6, 1.5), (0.25, 0.6)):
+        chosen = coefficients[:, quiet][..., (radius(8) >= low) & (radius(8) < high)].reshape(3, -1)
+        spread = np.sqrt(np.square(chosen).mean(axis=1)) + 1e-9
+        result += [float((chosen[i] * chosen[j]).mean() / (spread[i] * spread[j])) for i, j in ((0, 1), (1, 2), (0, 2))]
+    return np.array(result)

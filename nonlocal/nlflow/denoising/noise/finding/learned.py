@@ -1,0 +1,81 @@
+"""How much of what quiet blocks show is noise, as a small network learned it from pictures with known noise.
+
+The network reads the figures of `evidence`, none of which has a unit, and says for each plane and band of frequencies
+which share of the measured strength is noise, with what probability the picture is clean, or its noise white or
+correlated, how far noise follows the light, and within which limits its strength lies. `benchmarks.learn_noise` draws
+the pictures, fits it and writes its weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.finding.evidence import BANDS
+
+Array = NDArray[Any]
+KINDS: Final = ("clean", "white", "correlated")
+LIMITS: Final = (0.02, 0.5, 0.98)  # quantiles of the strength that are told
+_FARTHEST: Final = 5.0  # standard deviations of a figure: one that is farther was never seen, and counts as that far
+
+
+@dataclass(frozen=True)
+class Belief:
+    """What the network says.
+
+    Attributes
+    ----------
+    probabilities : dict of str to float
+        Of `KINDS`.
+    shares : array of shape (P, B)
+        Of the measured standard deviation, that is noise.
+    light : float
+        How far the noise follows the light as quiet blocks say: from 0, not at all, to 1.
+    limits : array of shape (3,)
+        Quantiles `LIMITS` of the strength of all noise, in units of the reference: the measured strength of high
+        frequencies.
+    """
+
+    probabilities: dict[str, float]
+    shares: Array
+    light: float
+    limits: Array
+
+
+@lru_cache(maxsize=2)
+def _weights(planes: int) -> dict[str, Array]:
+    path = files("nlflow.denoising.noise.finding") / "learned.npz"
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+        first = f"{planes}."
+        return {
+            name.removeprefix(first): held[name].astype(np.float64) for name in held.files if name.startswith(first)
+        }
+
+
+def believe(features: Array, planes: int) -> Belief:
+    """Return what the network says of the figures of a picture with so many planes, 1 or 3."""
+    held = _weights(planes)
+    values = np.clip((features - held["mean"]) / held["spread"], -_FARTHEST, _FARTHEST)
+    members = np.stack([_run(values, held, k) for k in range(int(held["members"]))])
+    out = members.mean(axis=0)
+    shares = np.exp(np.minimum(out[: planes * len(BANDS)].reshape(planes, len(BANDS)), 1.0))
+    rest = out[planes * len(BANDS) :]
+    odds = np.exp(rest[: len(KINDS)] - rest[: len(KINDS)].max())
+    limits = np.exp(np.sort(rest[len(KINDS) + 1 :]))
+    probabilities = dict(zip(KINDS, (odds / odds.sum()).tolist(), strict=True))
+    return Belief(probabilities, shares, float(1 / (1 + np.exp(-rest[len(KINDS)]))), limits)
+
+
+def _run(values: Array, held: dict[str, Array], member: int) -> Array:
+    layer = 0
+    while f"{member}.{layer}.weight" in held:
+        if layer:
+            values = np.maximum(values, 0)
+        values = held[f"{member}.{layer}.weight"] @ values + held[f"{member}.{layer}.bias"]
+        layer += 1
+    return values
