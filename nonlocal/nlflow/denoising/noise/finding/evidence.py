@@ -39,6 +39,7 @@ _TIED: Final = 1e-6  # derived: rounding of sums of energies in single precision
 _FINEST: Final = 1e-6  # of the range: finer steps are those of floats
 _WHOLE: Final = 0.01  # of a step, by which multiples of it are off
 _GREY: Final = 1e-3  # of the power of the luminance: with less in their colours channels hold one grey picture
+_HIGH: Final = 0.5  # of the highest frequency: from here on the flatness of the quietest blocks is judged
 _EVEN: Final = 0.15  # a relative difference of powers that does not matter: 0.6 dB
 _ERRORS: Final = 4.0  # standard errors that tell a difference
 _ROUNDING: Final = 1e-12  # of the power of a picture: less is rounding
@@ -63,6 +64,9 @@ class Evidence:
         Standard deviation of the highest frequencies in the quietest blocks, by which features are told.
     grey : bool
         Whether three channels hold one grey picture, so that features are those of the luminance.
+    spread : float
+        Of the power of the quietest blocks at high frequencies, over that of Gaussian noise: about 1 where there are
+        flat parts with noise, larger for structure.
     """
 
     features: Array
@@ -72,6 +76,7 @@ class Evidence:
     strengths: Array
     reference: float = 1.0
     grey: bool = False
+    spread: float = 1.0
 
 
 def planes_of(channels: int) -> Array:
@@ -197,6 +202,7 @@ def look(samples: Array, missing: NDArray[np.bool_] | None = None) -> Evidence |
         grey = _Looks(planes[..., :1], light).evidence(step, edges)
         assert grey is not None
         found = replace(found, features=grey.features, grey=True)
+    found = replace(found, spread=_spread(squares_of(blocks_of(planes[..., 0], 8))))
     return replace(
         found, powers=found.powers * span**2, tables=[table * span**2 for table in found.tables],
         intensities=low + found.intensities * span, reference=found.reference * span,
@@ -337,6 +343,21 @@ def _across(size: int, other: bool = False) -> NDArray[np.bool_]:
     return np.asarray(along > 2 * down if other else down > 2 * along)
 
 
+def _spread(squares: Array) -> float:
+    """Return the coefficient of variation of the power of the quietest blocks, over that of a chi-squared law.
+
+    Blocks are chosen by their low frequencies, and measured by their high ones.
+    """
+    high = radius(8) > _HIGH
+    low = squares[:, ~high & (radius(8) > 0)].sum(axis=1)
+    there = low > 1e-9 * float(low.mean())
+    if np.count_nonzero(there) < _LEAST:
+        return math.inf
+    order = np.argsort(low[there], kind="stable")
+    power = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].mean(axis=1, dtype=np.float64)
+    return float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / np.count_nonzero(high)))
+
+
 def _moments(blocks: Array) -> list[float]:
     """Return skewness and excess of kurtosis of the quietest blocks, about planes."""
     rest = blocks - blocks.mean(axis=(1, 2), keepdims=True)
@@ -355,7 +376,7 @@ def _moments(blocks: Array) -> list[float]:
 
 
 def _relations(planes: Array) -> Array:
-    """Return how alike the channels of the quietest blocks are: correlations of red, green and blue, high and middle."""
+    """Return how alike the channels of the quietest blocks are: correlations at high and middle ones."""
     colours = planes.reshape(-1, 3) @ np.asarray(OPPONENT, np.float32)
     channels = colours.reshape(planes.shape)
     own = np.stack([blocks_of(channels[..., c], 8)[::2] for c in range(3)])

@@ -20,6 +20,16 @@ _ADVICE: Final = (
     "structure is everywhere, so that the strength is uncertain; where the picture is flat, flat=np.s_[:, :] measures "
     "all of it (flat=np.s_[20:84, 300:400] a part), best in the whole photograph"
 )
+_ON_PAPER: Final = "structure is everywhere but in flat parts, which hold white noise"
+_NOT_BORNE_OUT: Final = (
+    "no flat part shows noise as Gaussian noise is distributed: what looks like noise may be structure, such as letters "
+    "or texture, and stays"
+)
+#: Measured on 170 drawings: of white noise 90 % are below the second, of clean pictures 90 % above it, none below the
+#: first.
+_LIKE_NOISE, _UNLIKE_NOISE = 1.25, 1.75
+_PERHAPS: Final = 0.1  # probability that a picture is clean, from which on unlikely noise is left in
+_CERTAIN: Final = 0.9
 _NARROW: Final = (math.log(1.16), math.log(1.4))  # limits of the strength that are so narrow are sure, and less sure
 _VARIES: Final = 1.15  # ratio of standard deviations at two intensities from which on noise follows the light
 #: Up to which frequency, in units of the highest, each size of blocks is asked, the largest first.
@@ -45,12 +55,15 @@ def noise_of_picture(samples: Array, missing: NDArray[np.bool_] | None, white: A
         "probabilities": odds, "interval": (unit * belief.limits[0], unit * belief.limits[2]), "strength": strength,
         "intensities": found.intensities, "strengths": np.sqrt(found.strengths), "light": belief.light,
     }  # fmt: skip
-    if kind == "clean":
-        sure = "high" if odds["clean"] > 0.9 else "medium"
-        reason = f"hardly any of what quiet parts show is noise (probability {odds['clean']:.0%})"
-        return NoiseEstimate(GaussianNoise(0.0), sure, (reason,), measured)
     wide = float(np.log(belief.limits[1:] / belief.limits[:-1]).max())
     sure = "high" if wide < _NARROW[0] else "medium" if wide < _NARROW[1] else "low"
+    if kind == "clean" and found.spread < _LIKE_NOISE:
+        return NoiseEstimate(GaussianNoise(white), "medium", (_ON_PAPER,), measured)
+    unlike = sure == "low" and found.spread > _UNLIKE_NOISE and (kind == "white" or odds["clean"] > _PERHAPS)
+    if kind == "clean" or unlike:
+        reason = _NOT_BORNE_OUT if unlike else "hardly any of what quiet parts show is noise"
+        sure = "high" if odds["clean"] > _CERTAIN and not unlike else "medium"
+        return NoiseEstimate(GaussianNoise(0.0), sure, (f"{reason} (probability {odds['clean']:.0%})",), measured)
     places, relative = _light(found, belief)
     advice = [] if sure != "low" else [_ADVICE]
     reasons = [
