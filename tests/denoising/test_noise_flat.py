@@ -171,7 +171,7 @@ def test_a_small_part_of_a_photograph_is_doubted_and_its_advice_works() -> None:
     found = estimate_noise(part)
     assert found.confidence == "low"
     assert any("flat=np.s_[:, :]" in one for one in found.reasons)
-    with pytest.warns(UserWarning, match=r"; if you see noise, measure it in a flat part, .*flat="):
+    with pytest.warns(UserWarning, match=r"hard to find out: .*flat="):
         denoise(part, quality="pixels", steps=1)
     whole = estimate_noise(part, flat=np.s_[:, :])
     assert whole.model.sigma == pytest.approx(part.std(), rel=0.15)

@@ -28,9 +28,9 @@ _NOT_BORNE_OUT: Final = (
 #: Measured on 170 drawings: of white noise 90 % are below the second, of clean pictures 90 % above it, none below the
 #: first.
 _LIKE_NOISE, _UNLIKE_NOISE = 1.25, 1.75
-_PERHAPS: Final = 0.05  # probability that a picture is clean, from which on unlikely noise is left in
+_PERHAPS: Final = (0.05, 0.25)  # probability that a picture is clean, grey or of colours, that leaves unlikely noise in
 _CERTAIN: Final = 0.9
-_NARROW: Final = (math.log(1.16), math.log(1.4))  # limits of the strength that are so narrow are sure, and less sure
+_NARROW: Final = (math.log(1.16), math.log(2.0))  # limits of the strength that are so narrow are sure, and fairly sure
 _VARIES: Final = 1.15  # ratio of standard deviations at two intensities from which on noise follows the light
 #: Up to which frequency, in units of the highest, each size of blocks is asked, the largest first.
 _REACH: Final = {32: 0.2, 16: 0.42, 8: 2.0}
@@ -59,7 +59,7 @@ def noise_of_picture(samples: Array, missing: NDArray[np.bool_] | None, white: A
     sure = "high" if wide < _NARROW[0] else "medium" if wide < _NARROW[1] else "low"
     if kind == "clean" and found.spread < _LIKE_NOISE:
         return NoiseEstimate(GaussianNoise(white), "medium", (_ON_PAPER,), measured)
-    doubtful = kind == "white" and odds["white"] < _CERTAIN or odds["clean"] > _PERHAPS
+    doubtful = (kind == "white" and odds["white"] < _CERTAIN) or odds["clean"] > _PERHAPS[len(found.powers) == 3]
     unlike = sure == "low" and found.spread > _UNLIKE_NOISE and doubtful
     if kind == "clean" or unlike:
         reason = _NOT_BORNE_OUT if unlike else "hardly any of what quiet parts show is noise"
@@ -68,15 +68,15 @@ def noise_of_picture(samples: Array, missing: NDArray[np.bool_] | None, white: A
     places, relative = _light(found, belief)
     advice = [] if sure != "low" else [_ADVICE]
     low, high = measured["interval"]
-    reasons = [f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
+    reasons = [*advice, f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
     if kind == "white":
         if relative is None:
-            return NoiseEstimate(GaussianNoise(white), sure, (*reasons, *advice), measured)
+            return NoiseEstimate(GaussianNoise(white), sure, tuple(reasons), measured)
         level = math.sqrt(float(np.mean(_variances(found, shares))))
         reasons.append("it follows the intensity")
         model = GaussianNoise(level, intensities=places, strengths=relative)
-        return NoiseEstimate(model, sure, (*reasons, *advice), measured, whole=False)
-    return NoiseEstimate(coloured(found, shares, places, relative), sure, (*reasons, *advice), measured)
+        return NoiseEstimate(model, sure, tuple(reasons), measured, whole=False)
+    return NoiseEstimate(coloured(found, shares, places, relative), sure, tuple(reasons), measured)
 
 
 def coloured(
