@@ -299,6 +299,7 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
     affinity = case("wide").affinity()
     image = np.zeros((16, 16))
     image[3, 4] = value
+    lost = image if math.isinf(value) else np.full((16, 16), value)  # some NaN are missing samples
     for call in (
         lambda: nl.affinity(nl.Gaussian(1.0), case("wide").domain, u),
         lambda: nl.from_matrix(np.diag(u), nl.Points(np.arange(5.0))),
@@ -319,9 +320,9 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
         lambda: nl.equilibrium(nl.AttentionFlow(affinity), u),
         lambda: nl.diversity(nl.AttentionFlow(affinity), u),
         lambda: nl.MarkovChain(affinity).law(u, 1),
-        lambda: nl.denoise(image, 0.1),
+        lambda: nl.denoise(lost, 0.1),
         lambda: nl.nonlocal_tv(image, 0.1),
-        lambda: nl.estimate_sigma(image),
+        lambda: nl.estimate_sigma(lost),
         lambda: attention.mean_cosine(image),
     ):
         with pytest.raises(nl.InputError):

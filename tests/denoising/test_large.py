@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "double": (GREY, (64, 50), 20.0, {}),
     "single": (GREY.astype(np.float32), (70, 137), 20.0, {}),
     "half": (GREY.astype(np.float16), (75, 60), 20.0, {}),
-    "bytes, sigma estimated": (BYTES, (60, 71), None, {}),
+    "bytes, sigma estimated": (BYTES, (60, 71), None, {"noise": "white"}),
     "wide integers": ((GREY * 1e6).astype(np.int64), (64, 50), 2e7, {}),
     "colour": (COLOUR.astype(np.float32), (75, 60, 2), 20.0, {"channel_axis": -1}),
     "one sigma a channel": (
@@ -304,7 +304,7 @@ def test_bad_arguments_are_named(image: Any, options: dict[str, Any], message: s
 
 def test_a_block_that_does_not_fit_is_refused_before_it_is_computed():
     with pytest.raises(
-        MemoryLimitError, match=r"largest block, of 150 x 137 samples with a halo of 16,.*smaller chunks"
+        MemoryLimitError, match=r"largest block, of 150 x 137 samples with a halo of 42,.*smaller chunks"
     ):
         denoise_array(da.from_array(GREY), 20.0, quality="pixels", max_memory=1e5, steps=1)
 

@@ -225,5 +225,5 @@ def test_it_is_loaded_by_name_alone() -> None:
 def test_warnings_of_single_images_come_through() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        stack().isel(x=slice(6), y=slice(6)).nlflow.denoise(0.2, dims=("y", "x"), **FAST)
+        stack().isel(x=slice(6), y=slice(6)).nlflow.denoise(0.2, dims=("y", "x"), quality="pixels")
     assert caught

@@ -21,7 +21,7 @@ from nlflow.backends.machine import folder_digest, git_state, source_digest
 from nlflow.backends.numba import loading
 from nlflow.denoising.info import doubts
 from nlflow.denoising.noise import GaussianNoise, NoiseEstimate
-from nlflow.denoising.noise.finding import blocks, verdict
+from nlflow.denoising.noise.finding import pictures
 from nlflow.denoising.noise.models import gaussian
 from nlflow.desk import terminal
 from nlflow.desk.commands.main import app
@@ -198,8 +198,7 @@ def test_advice_of_the_library_is_given_in_words_of_the_shell(capsys: pytest.Cap
     samples = np.random.default_rng(0).uniform(0, 255, (40, 40, 1))
     estimate = NoiseEstimate(GaussianNoise(0.02), "medium")
     for text, command in (
-        (blocks._EVERYWHERE, "; --flat 20:84,300:400 measures it"),
-        (verdict._TOO_SMALL, " (--flat 20:84,300:400 a part)"),
+        (pictures._ADVICE, " (--flat 20:84,300:400 a part)"),
         (doubts(samples, samples + 0.02, estimate)[0], "(nonlocal denoise IN OUT --flat 20:84,300:400)"),
         (
             doubts(samples, samples + 0.02, estimate)[0],

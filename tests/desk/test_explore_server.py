@@ -525,7 +525,7 @@ def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
     assert tab.settings(full=False).sigma == 0.5
     with pytest.raises(ValueError, match="worst not in list"):
         tab.quality._process_events({"value": "worst"})
-    assert tab.settings(full=False).quality == "fast"
+    assert tab.settings(full=False).quality == "pixels"
     tab.quality._process_events({"value": "best"})
     tab.knobs["steps"]._handle_msg({"value": 7, "automatic": False, "move": 3})
     assert tab.settings(full=False).steps is None  # best has none

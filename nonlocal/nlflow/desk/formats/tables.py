@@ -288,7 +288,7 @@ def _text(path: Path) -> tuple[str, str, bytes]:
     except UnicodeDecodeError:
         encoding = "latin-1"  # a degree or a micro sign of an older Windows: each byte comes back as it was
         text = content.decode(encoding)
-    if any(ord(one) < 32 and one not in "\t\n\r\f\v" for one in set(text)):
+    if any(ord(one) < 32 and one not in "\t\n\r\f\v\x1b" for one in set(text)):
         raise file_error(path, "bytes that are no text", "columns of numbers", "export it as plain CSV")
     return text, encoding, bom
 

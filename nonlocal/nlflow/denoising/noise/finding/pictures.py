@@ -31,7 +31,7 @@ _LIKE_NOISE, _UNLIKE_NOISE = 1.25, 1.75
 _PERHAPS: Final = (0.05, 0.25)  # probability that a picture is clean, grey or of colours, that leaves unlikely noise in
 _CERTAIN: Final = 0.9
 _NARROW: Final = (math.log(1.16), math.log(2.0))  # limits of the strength that are so narrow are sure, and fairly sure
-_VARIES: Final = 1.15  # ratio of standard deviations at two intensities from which on noise follows the light
+_VARIES: Final = 1.5  # ratio of standard deviations at two intensities from which on noise follows the light
 #: Up to which frequency, in units of the highest, each size of blocks is asked, the largest first.
 _REACH: Final = {32: 0.2, 16: 0.42, 8: 2.0}
 _FILLED: Final = 0.3  # `GaussianNoise.compressed` of colours: 0.2 to 0.4 are best on PolyU and simulated cameras

@@ -52,11 +52,7 @@ _MOSAIC: Final = (
     "neighbouring samples differ all over, as the colours of a mosaic do: noise is measured between samples of one "
     "colour"
 )
-_TOO_SMALL: Final = (
-    "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
-    "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part), "
-    "best in the whole photograph"
-)
+_TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
 
@@ -127,7 +123,7 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     if samples.ndim == 2:
         return examine_recording(samples, missing)
     if samples.ndim == 3 and min(samples.shape[:-1]) < OfVerdict.smallest:
-        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low", (_TOO_SMALL,))
+        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", (_TOO_SMALL,))
     mosaic = find_mosaic(samples, missing)
     if mosaic is not None:
         return NoiseEstimate(mosaic, "medium", (_MOSAIC,))
@@ -170,7 +166,7 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     if np.ndim(white) and samples.shape[-1] != 3:  # colours have planes of their own
         return _of_channels(samples, missing)
     found = noise_of_picture(samples, missing, white) if min(samples.shape[:-1]) >= SIDE else None
-    return NoiseEstimate(GaussianNoise(white), "low", (_TOO_SMALL,)) if found is None else found
+    return NoiseEstimate(GaussianNoise(white), "medium", (_TOO_SMALL,)) if found is None else found
 
 
 def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
