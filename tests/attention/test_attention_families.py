@@ -271,6 +271,7 @@ def plain_layer(layer: Any, x: Any, hidden: Any, v0: Any, strength: float, impli
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # which the stock encoder makes
+@pytest.mark.filterwarnings("ignore:nested_from_padded CUDA kernels")  # of double precision, on a GPU
 @pytest.mark.parametrize("implicit", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("device", devices())
