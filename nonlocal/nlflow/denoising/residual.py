@@ -115,7 +115,8 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
     # Where much is at an end of the range, as paper is, and no other part is flat, nothing bears the noise out.
     if (judged is None or judged.share is None) and float(np.mean(plain)) > _PLAIN:
         return Figures(level=math.inf, clumps=_clumps(hidden), share=0.0)
-    return judged
+    # What compression leaves of a camera's noise is here and there, and of no law that places could be held against.
+    return None if getattr(frame.model, "opponent", False) else judged
 
 
 def _places(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:

@@ -125,7 +125,9 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     if samples.ndim == 3 and min(samples.shape[:-1]) < OfVerdict.smallest:
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", (_TOO_SMALL,))
     mosaic = find_mosaic(samples, missing)
-    if mosaic is not None:
+    if (
+        mosaic is not None and find_stripes(samples, missing) is None
+    ):  # rows of offsets differ from their neighbours too
         return NoiseEstimate(mosaic, "medium", (_MOSAIC,))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
