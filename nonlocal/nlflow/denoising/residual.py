@@ -103,6 +103,8 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
             if spatial > 1:  # spikes of recordings are runs of up to three samples
                 hidden.append(own if frame.absent is None else own & ~frame.absent[place])
             away = away | own
+        if frame.exact is not None:  # what is free of noise, such as a background that was taken away
+            away = away | np.broadcast_to(frame.exact, f.shape)[place].any(axis=-1)
         light = estimate.sum(axis=-1) / math.sqrt(estimate.shape[-1])
         rest = np.where(away, 0.0, (samples - estimate).sum(axis=-1) / math.sqrt(samples.shape[-1]))
         size = tuple(n for n in rest.shape if n > 1)

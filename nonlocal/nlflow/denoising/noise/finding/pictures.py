@@ -30,7 +30,7 @@ _NOT_BORNE_OUT: Final = (
 #: second, 90 % of the clean ones above it, and none below the first.
 _LIKE_NOISE: Final = 1.25
 _UNLIKE_NOISE: Final = {"clean": 1.75, "white": 1.75, "correlated": 2.0}
-_PERHAPS: Final = (0.12, 0.25)  # probability that a picture is clean, grey or of colours, that leaves unlikely noise in
+_PERHAPS: Final = (0.07, 0.25)  # probability that a picture is clean, grey or of colours, that leaves unlikely noise in
 _MORE: Final = 1.15  # times the noise of the highest frequencies: more is in lower ones, and noise is not white
 _CERTAIN: Final = 0.9
 _NARROW: Final = (math.log(1.16), math.log(2.0))  # limits of the strength that are so narrow are sure, and fairly sure
