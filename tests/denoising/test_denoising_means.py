@@ -141,7 +141,7 @@ def test_a_preset_gives_means_the_groups_for_half_the_noise() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "least"), [("photograph", 0.03), ("weave", 1.0), ("sand", -0.2)])
 def test_best_is_not_below_balanced(kind: str, least: float) -> None:
-    """What repeats gains most. Fine texture that is alike nowhere is lost by many steps, and by peaks given back: the price is bounded."""
+    """What repeats gains most. Fine texture is lost by many steps, and by peaks given back: the price is bounded."""
     y, x = np.mgrid[:96, :96]
     if kind == "photograph":
         clean = camera()[60:156, 180:276].astype(np.float64)

@@ -471,7 +471,7 @@ def test_an_ended_run_goes_on(tmp_path: Path):
     assert len(done) == 4
     # One of the four is damaged since, as after a loss of power: it is computed again.
     (partial / "c" / done[0]).write_bytes(b"")
-    info, counts = denoise_store(source, target, 20.0, existing="resume", **options)
+    _, counts = denoise_store(source, target, 20.0, existing="resume", **options)
     assert (counts["blocks"], counts["kept"]) == (9, 3)
     np.testing.assert_array_equal(read(target), in_memory(BYTES, 20.0, quality="pixels", steps=1))
     assert not partial.exists()
