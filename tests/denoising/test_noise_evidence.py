@@ -39,6 +39,7 @@ def test_letters_are_no_noise(sigma: float) -> None:
     assert found.model.sigma == pytest.approx(sigma, rel=0.1)
 
 
+@pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")  # that they stay is told
 def test_letters_without_noise_stay() -> None:
     """Letters are as strong at high frequencies as noise, and no flat part shows any."""
     clean = np.rint(page())
