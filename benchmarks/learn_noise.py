@@ -221,15 +221,8 @@ def fit(out: Path, planes: int, members: int, steps: int) -> dict[str, np.ndarra
         net.eval()
         with torch.no_grad():
             test = torch.as_tensor(np.flatnonzero(held))
-            print(
-                planes,
-                member,
-                "learned",
-                float(loss(net(x[train]), train)),
-                "held out",
-                float(loss(net(x[test]), test)),
-                flush=True,
-            )
+            learnt, unseen = (float(loss(net(x[which]), which)) for which in (train, test))
+            print(f"{planes} plane(s), member {member}: {learnt:.3f} learned, {unseen:.3f} held out", flush=True)
         for k, layer in enumerate(layers):
             weights[f"{member}.{k}.weight"] = layer.weight.detach().numpy().astype(np.float16)
             weights[f"{member}.{k}.bias"] = layer.bias.detach().numpy().astype(np.float16)

@@ -143,7 +143,7 @@ def _even(size: int) -> NDArray[np.bool_]:
 
 
 @lru_cache(maxsize=3)
-def _seen(size: int) -> NDArray[np.bool_]:
+def looked_at(size: int) -> NDArray[np.bool_]:
     """Return which coefficients of blocks of a size are looked at: those of its bands and some above."""
     low = min(low for n, low, _ in BANDS if n == size)
     return np.asarray((radius(size) >= low) & (radius(size) < (1.5 if size == 8 else 0.6 if size == 16 else 0.3)))
@@ -204,7 +204,6 @@ def look(samples: Array, missing: NDArray[np.bool_] | None = None) -> Evidence |
         grey = _Looks(planes[..., :1], light).evidence(step, edges)
         assert grey is not None
         found = replace(found, features=grey.features, grey=True)
-    found = replace(found, spread=_spread(squares_of(blocks_of(planes[..., 0], 8))))
     return replace(
         found, powers=found.powers * span**2, tables=[table * span**2 for table in found.tables],
         intensities=low + found.intensities * span, reference=found.reference * span,
@@ -247,6 +246,7 @@ class _Looks:
         shape: list[float] = []
         strengths: Array = np.ones(1)
         intensities: Array = np.zeros(1)
+        flatness = 1.0
         for size in SIZES:
             levels = blocks_of(self.light, size).mean(axis=(1, 2))
             table = np.empty((self.count, size * size))
@@ -267,7 +267,7 @@ class _Looks:
                     if n == size:
                         powers[p, b] = own[:, in_band(b)].mean(axis=1)
                 if p == 0 and size == 8:
-                    strengths, intensities = each / each.mean(), means
+                    strengths, intensities, flatness = each / each.mean(), means, _spread(squares)
             tables.append(table.reshape(self.count, size, size))
         reference = powers[0, 1:3, MEASURED].mean()
         logs = 0.5 * np.log(np.maximum(powers, 1e-14 * self.variance) / reference)
@@ -280,12 +280,12 @@ class _Looks:
         colours = _relations(self.planes) if self.count == 3 else np.zeros(0)
         parts = [logs.ravel(), shape, spread, scale, ends, moments, edges, colours, [count, float(len(strengths))]]
         features = np.clip(np.concatenate([np.asarray(part, np.float64) for part in parts]), -_CLIPPED, _CLIPPED)
-        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level)
+        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level, spread=flatness)
 
 
 def _quiet(squares: Array, levels: Array, size: int, least: float) -> tuple[Array, Array, Array, list[float]] | None:
     """Return the powers of coefficients in the quietest blocks by share, those of classes, their intensity, figures."""
-    seen = _seen(size)
+    seen = looked_at(size)
     energy = squares[:, 1:].sum(axis=1)
     there = energy > least * size * size
     present = float(there.mean())

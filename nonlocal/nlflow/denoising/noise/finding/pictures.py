@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
 from nlflow.denoising.noise.figures import OfSpectra
-from nlflow.denoising.noise.finding.evidence import BANDS, SIZES, Evidence, _seen, look
+from nlflow.denoising.noise.finding.evidence import BANDS, SIZES, Evidence, look, looked_at
 from nlflow.denoising.noise.finding.learned import Belief, believe
 from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
@@ -129,7 +129,7 @@ def composed(found: Evidence, shares: Array, plane: int) -> Array:
     band = np.log(found.powers[plane])[::-1]
     result = np.full_like(far, np.nan)
     for size in reversed(SIZES):
-        seen = _seen(size).reshape(size, size)
+        seen = looked_at(size).reshape(size, size)
         place = np.arange(size) / size
         radius = np.hypot(place[:, None], place)
         smooth = np.interp(np.log(np.maximum(radius, 1e-3)), np.log(middles), band)

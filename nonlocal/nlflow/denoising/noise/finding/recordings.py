@@ -30,7 +30,7 @@ def examine_recording(samples: Array, missing: NDArray[np.bool_] | None = None) 
     """Return the verdict on finite samples (N, C) of a recording whose channels vary.
 
     Counts are looked for first, then impulses, speckle, hum of mains and spikes, and then the spectrum of the rest, of
-    each channel by itself. What only wanders slowly is the signal: nothing tells it from a drift.
+    each channel by itself. A slow drift stays: nothing tells it from the signal.
     """
     parts: list[Noise] = []
     reasons: list[str] = []
