@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import lazy_loader
 
 from nlflow import _moved
+from nlflow.backends import forks as forks  # a fork is seen from the first import on, before a loop is loaded
 
 # The list of names and where they live is the stub beside this file, which type checkers read as well.
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

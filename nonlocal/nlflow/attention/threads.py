@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nlflow.backends import forks
 from nlflow.errors import InputError
 
-_LOCK = RLock()
+_LOCK = forks.renewed(RLock())
 
 
 # ---- values that are changed for a while

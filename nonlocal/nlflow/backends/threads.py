@@ -12,18 +12,20 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any, TypeVar
+
+from nlflow.backends import forks
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-_LOOPS = RLock()
-_BLAS = Lock()
-_TORCH = Lock()
+_BLAS = forks.renewed(Lock())
+_TORCH = forks.renewed(Lock())
 _holders: list[int] = []  # the threads of torch that each caller of `one_torch_thread` has found
+forks.in_child(_holders.clear)
 _POOLS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
@@ -64,22 +66,15 @@ def _pool(layer: str, priority: tuple[str, ...]) -> str:
 
 @contextmanager
 def one_loop_thread() -> Iterator[None]:
-    """Run compiled loops in the calling thread alone, for callers that run many at a time in threads of their own.
-
-    Numba's own pool, the layer ``workqueue``, ends a process that starts loops from two threads: with it, callers wait
-    for each other.
-    """
+    """Run compiled loops in the calling thread alone, for callers that run many at a time in threads of their own."""
     import numba
 
     before = numba.get_num_threads()
-    with ExitStack() as stack:
-        if described()["numba_threading_layer"] == "workqueue":
-            stack.enter_context(_LOOPS)
-        numba.set_num_threads(1)
-        try:
-            yield
-        finally:
-            numba.set_num_threads(before)
+    numba.set_num_threads(1)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(before)
 
 
 @cache

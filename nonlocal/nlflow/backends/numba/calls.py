@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from nlflow.backends.numba.loading import njit
 
 APART = {"cache": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of a function that is called by its address alone: Python cannot call it, and need not unpack arguments."""

@@ -10,9 +10,9 @@ dual vectors q_ij = -q_ji are kept at both ends, so that a node needs its own ro
 """
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.loading import loader, njit
 
 # The flags allow reordering and fused multiply-add. Inputs are finite (checked above), and no loop forms an infinity.
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}

@@ -11,11 +11,11 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import APART, EACH, HELPER, Callee, caller, jobs
-from nlflow.backends.numba.loading import compiled, loader
+from nlflow.backends.numba.loading import compiled, loader, njit
 from nlflow.backends.numba.vectors import Vectors, index
 from nlflow.backends.numba.wiener import ROWS, callee, padded, wiener
 

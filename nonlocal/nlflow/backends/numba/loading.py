@@ -1,29 +1,93 @@
 """Compiling loops, or loading them from the cache, with the time that it takes kept."""
 
+import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 from nlflow.backends.interrupts import delivered
+from nlflow.errors import NlflowWarning, shortened
 
 seconds = 0.0
 """Time spent so far in this process on compiling loops or loading them from the cache."""
+
+uncached = False
+"""Whether a loop was met that no cache keeps."""
 
 tell: Callable[[], None] | None = None
 """Called once, when the first loop is compiled that the cache lacks: that takes long."""
 
 
+def njit(*signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Return Numba's decorator, for loops that work without a cache where no folder can be written.
+
+    So it is in a container without a home, for a service, or in an installation of another user.
+    """
+    import numba
+
+    cache = options.pop("cache", False)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        with _always():
+            dispatcher = numba.njit(*signature, **options)(function)
+        if cache:
+            try:
+                dispatcher.enable_caching()
+            except (RuntimeError, OSError) as error:
+                _without_cache(dispatcher, error)
+        return dispatcher
+
+    return decorate
+
+
+@contextmanager
+def _always() -> Iterator[None]:
+    """Compile under ``NUMBA_DISABLE_JIT`` too, which is meant for the caller's functions.
+
+    What is called by its address has no form in Python.
+    """
+    from numba.core import config
+
+    before, config.DISABLE_JIT = config.DISABLE_JIT, 0
+    try:
+        yield
+    finally:
+        config.DISABLE_JIT = before
+
+
+def _without_cache(dispatcher: Any, error: Exception) -> None:
+    from numba.core.caching import NullCache
+
+    global uncached
+    dispatcher._cache = NullCache()
+    if not uncached:
+        uncached = True
+        warnings.warn(
+            f"compiled loops cannot be kept ({shortened(error)}): every process compiles those that it needs, some "
+            "seconds each; let NUMBA_CACHE_DIR name a folder that can be written",
+            NlflowWarning,
+            stacklevel=2,
+        )
+
+
 def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
     """Return a loop, compiled for a signature now or loaded from the cache; the time is added to `seconds`.
 
-    Ctrl-C meanwhile ends it.
+    Ctrl-C meanwhile ends it. A cache that cannot be read or written is left alone.
     """
     global seconds
+    from nlflow.backends.numba.launch import linked
+
     start = time.perf_counter()
-    with delivered(), _told():
-        dispatcher.compile(signature)
+    with delivered(), _told(), _always(), linked():
+        try:
+            dispatcher.compile(signature)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            _without_cache(dispatcher, error)
+            dispatcher.compile(signature)
     seconds += time.perf_counter() - start
     function: Callable[..., None] = dispatcher
     return function

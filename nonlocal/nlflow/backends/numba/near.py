@@ -4,9 +4,9 @@ Squared distances are summed over the coordinates in their order, so those of (i
 """
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.loading import loader, njit
 
 _BLOCK = 64
 _FLAGS = {"contract", "nsz"}  # squares may overflow

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from nlflow.backends.numba import vectors
 from nlflow.backends.numba.calls import Callee, caller
-from nlflow.backends.numba.loading import compiled, loader
+from nlflow.backends.numba.loading import compiled, loader, njit
 from nlflow.backends.numba.near import boxes_near
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
@@ -254,7 +254,7 @@ def _adder(channels: int, at_once: int) -> Any:
 _add_one, _add_two, _add_four = _adder(1, 4), _adder(2, 2), _adder(4, 1)
 
 
-@njit
+@njit()
 def _add(table, count, values, start, apart, sums):
     """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group); the last channels `apart` (0 or 1) for itself.
 
@@ -275,7 +275,7 @@ def _add(table, count, values, start, apart, sums):
         c += 1
 
 
-@njit
+@njit()
 def _room(rows, columns, like):
     """Scratch that starts where a vector does: loads across two lines of the cache cost twice as much."""
     room = np.empty(rows * columns + 64 // like.itemsize, like.dtype)
@@ -283,7 +283,7 @@ def _room(rows, columns, like):
     return room[first : first + rows * columns].reshape(rows, columns)
 
 
-@njit
+@njit()
 def _refer(reference, top, first, total):
     """Move references to the largest logit where they do not serve; whether any was moved."""
     moved = False

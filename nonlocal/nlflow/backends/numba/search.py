@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import APART, EACH, HELPER, Callee, jobs
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.loading import loader, njit
 from nlflow.backends.numba.vectors import BYTES, Vectors, index
 
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}

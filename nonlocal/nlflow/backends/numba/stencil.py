@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import prange, types
 from numba.extending import intrinsic, overload
 
 from nlflow.backends.numba.calls import Callee, caller
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.loading import loader, njit
 
 FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 """Terms may be reordered and multiply-adds fused. Inputs are finite (checked above); no loop forms an infinity."""

@@ -12,10 +12,10 @@ Signals are rows of one cache line, in float32: 16 systems side by side. Rows th
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.loading import loader, njit
 from nlflow.backends.numba.vectors import Vectors, index
 
 COLUMNS = 16
@@ -140,7 +140,7 @@ def _move(typingctx, first, last, alpha, x, t, r, q, squares):
     return signature, codegen
 
 
-@njit
+@njit()
 def _moved(alpha, x, t, r, q, part, squares):
     """Move x and r, and write the sums of ``r^2`` to ``squares``, in float64."""
     squares[:] = 0
@@ -151,7 +151,7 @@ def _moved(alpha, x, t, r, q, part, squares):
             squares[c] += part[c]
 
 
-@njit
+@njit()
 def _swept(indptr, middle, indices, weights, free, p, t, q, part, products):
     """Write q from p and t, and the sums of ``p (t + q)`` to ``products``, in float64."""
     products[:] = 0

@@ -7,10 +7,10 @@ step of all after the other, since the entries that different walkers need come 
 """
 
 import numpy as np
-from numba import njit, prange, types
+from numba import prange, types
 from numba.extending import overload
 
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.loading import loader, njit
 
 BLOCK = 256
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

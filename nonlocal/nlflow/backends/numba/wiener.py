@@ -7,11 +7,12 @@ LAPACK takes longer than what it computes; here a few rows by a few vectors stay
 import math
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import APART, HELPER, Callee, stay_whole
+from nlflow.backends.numba.loading import njit
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
