@@ -131,8 +131,7 @@ class OfMagnitudes(Figures, source=BY_HAND):
     """The strength of magnitudes, by a background or by a fixed point."""
 
     most_coils = figure(256.0, "coils, at most")
-    smallest = figure(1e-150, "strength whose ratios to samples stay in the range of floats", OF_FLOATS)
-    largest = figure(1e150, "and the largest", OF_FLOATS)
+    range = figure((1e-150, 1e150), "of strengths whose ratios to samples stay in that of floats", OF_FLOATS)
     agreed = figure(1e-3, "relative: a strength that changes by less is found")
     rounds = figure(15, "of the search for a fixed point")
     above = figure(1.7, "times the mean of pure noise, for the spread of the samples: what is darker tells little")

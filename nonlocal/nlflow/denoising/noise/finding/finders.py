@@ -362,7 +362,7 @@ def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> floa
     absent = absent | _cut_out(samples, absent)
     values = np.where(absent[..., None], samples.dtype.type(0), samples)
     first = float(np.mean(estimate_sigmas(values, absent)))
-    if not OfMagnitudes.smallest < first < OfMagnitudes.largest:
+    if not OfMagnitudes.range[0] < first < OfMagnitudes.range[1]:
         return None
     near = _local_mean(values, absent)
     found = _background(values, absent, near, first, coils)
@@ -384,7 +384,7 @@ def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
     absent = absent | _cut_out(samples, absent)
     values = np.where(absent[..., None], samples.dtype.type(0), samples)
     first = float(np.mean(estimate_sigmas(values, absent)))
-    if not OfMagnitudes.smallest < first < OfMagnitudes.largest:
+    if not OfMagnitudes.range[0] < first < OfMagnitudes.range[1]:
         return None
     found = _background(values, absent, _local_mean(values, absent), first, 1.0)
     if found is None:
@@ -443,7 +443,7 @@ def _fixed_point(values: Array, absent: NDArray[np.bool_], first: float, coils: 
     def excess(log_sigma: float) -> float:
         # In units of the strength that is tried, in which the noise should have strength 1.
         return math.log(
-            max(float(np.mean(estimate_sigmas(law(values / math.exp(log_sigma)), absent))), OfMagnitudes.smallest)
+            max(float(np.mean(estimate_sigmas(law(values / math.exp(log_sigma)), absent))), OfMagnitudes.range[0])
         )
 
     before, here = math.log(first), math.log(1.05 * first)

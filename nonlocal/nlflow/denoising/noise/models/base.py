@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import OfFiles
 from nlflow.denoising.noise.names import kinds, model_class
-from nlflow.errors import FileFormatError, InputError, check_array, shortened
+from nlflow.domains.samples import as_signal
+from nlflow.errors import FileFormatError, InputError, check_array, check_number, shortened
 from nlflow.store.atomic import write_content
 from nlflow.store.encoding import decode, encode
 
@@ -82,9 +84,10 @@ class Reduction:
 class Noise(ABC):
     """A model of noise: a frozen dataclass whose fields are numbers and arrays.
 
-    A subclass says how a picture is sampled with it, how it is told to people, how a denoiser meets it (`reduce`), and
-    what the same noise is with another strength. All else has an answer here that is right for most models. A model of
-    the package is entered in `nlflow.denoising.noise.names`.
+    A subclass says how a picture is sampled with it (`sample`, or `_noisy` alone), how it is told to people, how a
+    denoiser meets it (`reduce`), and which field says how strong it is. All else has an answer here that is right for
+    most models. Bounds of a number are the metadata of its field, as `nlflow.errors.check_number` takes them. A model
+    of the package is entered in `nlflow.denoising.noise.names`.
     """
 
     kind: ClassVar[str]
@@ -95,6 +98,19 @@ class Noise(ABC):
     """Whether `reduce` leaves nothing of it to a flow: it is subtracted, or where it is samples are missing."""
     in_blocks: ClassVar[bool] = False
     """Whether arrays in blocks know it: `reduce` looks at each sample alone, and leaves white noise of strength 1."""
+    amount: ClassVar[str] = "sigma"
+    """The field that `scaled` multiplies."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers whose bounds are known, and what is True or False."""
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if isinstance(one.default, bool):
+                if not isinstance(value, bool | np.bool_):
+                    raise InputError(f"{one.name}: got {value!r}, expected True or False")
+                object.__setattr__(self, one.name, bool(value))
+            elif one.metadata and not (value is None and one.default is None):
+                object.__setattr__(self, one.name, check_number(one.name, value, **one.metadata))
 
     def __init_subclass__(cls, **words: Any) -> None:
         """Give a model the comparison of models, which knows arrays; that of dataclasses does not."""
@@ -113,7 +129,7 @@ class Noise(ABC):
         """Return a number that is the same for models that are equal."""
         return hash((type(self), repr(self.as_dict())))
 
-    @abstractmethod
+    @underflowing
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with noise of this kind, in the units of the clean one; float64, not clipped or rounded.
 
@@ -123,7 +139,23 @@ class Noise(ABC):
             Signal, image, or volume or clip of three axes, with a channel axis where there is one.
         rng : seed or numpy.random.Generator, optional
         channel_axis : int, optional
+
+        Raises
+        ------
+        InputError
+            For samples that the noise does not know, and where the model does not say how strong it is.
         """
+        samples, restore = as_signal(clean, channel_axis)
+        self._check(samples)
+        return np.asarray(restore(self._noisy(samples.astype(np.float64), np.random.default_rng(rng))))
+
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Return samples (..., C) in double precision with noise, as `sample` asks for them."""
+        raise NotImplementedError
+
+    def _check(self, samples: Array) -> None:
+        """Refuse samples (..., C) of which there is no such noise."""
+        return  # most noise is everywhere
 
     @abstractmethod
     def describe(self) -> str:
@@ -186,9 +218,27 @@ class Noise(ABC):
         """Return the same noise with what reaches farther than patches, as stripes do, as a part of its own."""
         return self
 
-    @abstractmethod
     def scaled(self, factor: float) -> Self:
-        """Return the same noise with a standard deviation that is `factor` times as large."""
+        """Return the same noise with a standard deviation that is `factor` times as large.
+
+        Noise that is subtracted, and found in the samples with its strength, is the same.
+
+        Raises
+        ------
+        InputError
+            For a factor that is not >= 0, and where the strength is not known, or follows from the samples.
+        """
+        factor, value = check_number("factor", factor, minimum=0), getattr(self, self.amount)
+        if value is None and self.undone:
+            return self
+        more = tuple(factor * one for one in value) if isinstance(value, tuple) else factor * self._known(self.amount)
+        return replace(self, **{self.amount: more})  # type: ignore[type-var]  # all models are dataclasses
+
+    def _known(self, name: str) -> Any:
+        """Return the value of a field that may be left open."""
+        if getattr(self, name) is None:
+            raise InputError(f"{name}: got None, expected a number; `completed` finds it from samples")
+        return getattr(self, name)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the kind and the fields as plain numbers, lists and texts, ready for JSON."""
@@ -208,6 +258,96 @@ class Noise(ABC):
             If the file cannot be written.
         """
         write_content(path, f"{encode(self.as_dict(), indent=None)}\n".encode())
+
+
+@dataclass(frozen=True)
+class Strewn(Noise):
+    """Samples that were replaced: nothing is known of them but where they are, and the others stay as they are."""
+
+    undone: ClassVar[bool] = True
+
+    density: float | None = field(
+        default=None, metadata={"minimum": 0, "below": 1, "hint": "the part of samples that is hit"}
+    )
+
+    def _hits(self, plane: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return where one channel (...) is hit."""
+        raise NotImplementedError
+
+    def _found(self, samples: Array, missing: NDArray[np.bool_] | None) -> Strewn:
+        """Return what samples (..., C) show of it."""
+        raise NotImplementedError
+
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+        """Return the same kind of noise as the samples show it, where its density is open."""
+        if self.density is not None:
+            return self
+        found = self._found(samples, missing)
+        return replace(self, **{one.name: getattr(found, one.name) for one in fields(found)})
+
+    def hits(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+        """Return which samples (..., C) are hit."""
+        absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+        if self.density == 0:
+            return np.zeros(samples.shape, bool)
+        return np.stack([self._hits(samples[..., c], absent) for c in range(samples.shape[-1])], axis=-1)
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Say where samples are hit: they are missing, the others stay as they are.
+
+        A pixel is missing where any channel is hit, and where it was before. O(N).
+
+        Raises
+        ------
+        InputError
+            For samples of which there is no such noise, and where no sample is left.
+        """
+        if self.density is None:
+            return self.completed(samples, missing).reduce(samples, missing)
+        self._check(samples)
+        found = np.asarray(self.hits(samples, missing).any(axis=-1))
+        if missing is not None:
+            found |= missing
+        if found.all():
+            raise InputError(f"image: every sample is hit or missing by the model ({self.describe()})")
+        return Reduction(samples, missing=found if found.any() else missing)
+
+    def scaled(self, factor: float) -> Self:
+        """Refuse: a part of the samples cannot be replaced more strongly.
+
+        Raises
+        ------
+        InputError
+            For any factor but 1.
+        """
+        if check_number("factor", factor, minimum=0, strict=True) != 1:
+            kind = self.kind.replace("-", " ")
+            raise InputError(f"factor: got {factor:g} for {kind}, which have no strength; give another density")
+        return self
+
+
+class Subtracted(Noise):
+    """What lies on the samples, so slow or so even that it is found and subtracted."""
+
+    undone: ClassVar[bool] = True
+
+    def _lies_on(self, samples: Array, missing: NDArray[np.bool_] | None) -> Array:
+        """Return what lies on samples (..., C) in double precision."""
+        raise NotImplementedError
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Subtract what is found; missing samples stay as they are.
+
+        Raises
+        ------
+        InputError
+            For samples of which there is no such noise, and for too few of them to tell.
+        """
+        self._check(samples)
+        found = self._lies_on(samples.astype(np.float64), missing)
+        if missing is not None:
+            found = np.where(missing[..., None], 0.0, found)
+        return Reduction((samples - found).astype(samples.dtype), missing=missing)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,30 +1,109 @@
-"""Counts: noise that follows the intensity and is made even by a transform."""
+"""Noise that follows the intensity and is made even by a transform; counts."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import OfCounts
-from nlflow.denoising.noise.models.base import Noise, Reduction, floats_of
+from nlflow.denoising.noise.models.base import Array, Noise, Reduction, floats_of
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
-from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, check_number, checked_call
+from nlflow.errors import InputError, checked_call
 
 if TYPE_CHECKING:
     from scipy.interpolate import PchipInterpolator
 
 
+class Evened(Noise):
+    """Noise that a function of each sample makes even: white, and of one strength. An exact inverse goes back.
+
+    A subclass says what the function is (`_even`), which values without noise its mean stands for (`_uneven`), what a
+    sample without signal is (`dark`), and how strong even noise is.
+    """
+
+    dark: float
+
+    @property
+    @abstractmethod
+    def even_sigma(self) -> float:
+        """Standard deviation of the noise that was made even."""
+
+    @abstractmethod
+    def _even(self, values: Array) -> Floats:
+        """Return the function of noisy samples."""
+
+    @abstractmethod
+    def _uneven(self, stable: Floats) -> Floats:
+        """Return the samples without noise for which the function has this mean."""
+
+    def stabilize(self, image: Any) -> Array:
+        """Return samples with white noise of one standard deviation.
+
+        Parameters
+        ----------
+        image : array_like
+            Any shape, in the units of the input.
+
+        Returns
+        -------
+        array
+            Same shape; float32 for float32, float64 for integers. Of counts the generalized Anscombe transform, without
+            units and of noise 1; of magnitudes nearly the same far above the noise, and noise of `sigma`.
+
+        Raises
+        ------
+        InputError
+            For NaN and infinities, for values that the noise does not leave (magnitudes below 0, and counts below
+            `offset` where `sigma` is 0), and where the strength is not known.
+        """
+        values = floats_of("image", image)
+        return np.asarray(self._even(values), dtype=values.dtype)
+
+    def unstabilize(self, stable: Any) -> Array:
+        """Return the samples without noise for expected values of the transform: the exact unbiased inverse.
+
+        Parameters
+        ----------
+        stable : array_like
+            Any shape: an estimate of the mean of `stabilize`, as a denoiser gives it.
+
+        Returns
+        -------
+        array
+            Same shape, in the units of the input: no signal for all that is below the mean of pure noise; float32 for
+            float32.
+
+        Raises
+        ------
+        InputError
+            For NaN and infinities, and where the strength is not known.
+        """
+        values = floats_of("stable", stable)
+        return np.asarray(self._uneven(values.astype(np.float64)), dtype=values.dtype)
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Return the stabilized samples, whose noise is white; see `Noise.reduce`. What is open is found first."""
+        known = self.completed(samples, missing)
+        # What is missing may hold anything.
+        values = samples if missing is None else np.where(missing[..., None], samples.dtype.type(known.dark), samples)
+
+        def back(u: Array) -> Array:
+            return np.asarray(known.unstabilize(u)).astype(samples.dtype)
+
+        return Reduction(known.stabilize(values), back, missing, GaussianNoise(known.even_sigma))
+
+
 @checked_call
 @underflowing
 @dataclass(frozen=True)
-class Poisson(Noise):
+class Poisson(Evened):
     """Counts ``z = gain Poisson(x) + N(offset, sigma²)``: pure Poisson noise, or with a camera's read noise.
 
     Parameters
@@ -74,41 +153,38 @@ class Poisson(Noise):
     scalable: ClassVar[bool] = False
     in_blocks: ClassVar[bool] = True
 
-    gain: float = 1.0
-    sigma: float = 0.0
-    offset: float = 0.0
+    gain: float = field(
+        default=1.0, metadata={"minimum": 0, "strict": True, "hint": "units of the input for each count"}
+    )
+    sigma: float = field(default=0.0, metadata={"minimum": 0, "hint": "the read noise in the units of the input"})
+    offset: float = field(default=0.0, metadata={"hint": "the value of the input for no count"})
 
-    def __post_init__(self) -> None:
-        gain = check_number("gain", self.gain, minimum=0, strict=True, hint="units of the input for each count")
-        sigma = check_number("sigma", self.sigma, minimum=0, hint="the read noise in the units of the input")
-        offset = check_number("offset", self.offset, hint="the value of the input for no count")
-        for name, value in (("gain", gain), ("sigma", sigma), ("offset", offset)):
-            object.__setattr__(self, name, value)
-
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> NDArray[Any]:
-        """Return counts of these means; see `Noise.sample`. Values below `offset` count as no light."""
-        values, restore = as_signal(clean, channel_axis)
-        generator = np.random.default_rng(rng)
-        counts = generator.poisson(np.maximum(values.astype(np.float64) - self.offset, 0) / self.gain)
-        read = generator.normal(self.offset, self.sigma, counts.shape) if self.sigma else self.offset
-        return np.asarray(restore(self.gain * counts + read))
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Return counts of these means; values below `offset` count as no light."""
+        counts = rng.poisson(np.maximum(samples - self.offset, 0) / self.gain)
+        read = rng.normal(self.offset, self.sigma, counts.shape) if self.sigma else self.offset
+        return np.asarray(self.gain * counts + read)
 
     def describe(self) -> str:
         """Return what this noise is, in a few words."""
         read = f", read noise {self.sigma:.3g}" if self.sigma else ""
         return f"counts: {self.gain:.3g} a count{read}" + (f", {self.offset:.3g} in the dark" if self.offset else "")
 
-    def reduce(self, samples: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Return the stabilized counts, whose noise is white and of strength 1; see `Noise.reduce`."""
-        # What is missing may hold anything, negative counts too.
-        counts = samples if missing is None else np.where(missing[..., None], samples.dtype.type(self.offset), samples)
+    @property
+    def dark(self) -> float:  # type: ignore[override]  # a number of the model
+        """The value of no count."""
+        return self.offset
 
-        def back(u: NDArray[Any]) -> NDArray[Any]:
-            return np.asarray(self.unstabilize(u)).astype(samples.dtype)
+    @property
+    def even_sigma(self) -> float:
+        """Counts have noise of strength 1."""
+        return 1.0
 
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Return the stabilized counts, whose noise is white and of strength 1, and whether they are few."""
         present = samples if missing is None else samples[~missing]
         few = samples.ndim == 3 and float(present.mean(dtype=np.float64)) < self.offset + OfCounts.few * self.gain
-        return Reduction(self.stabilize(counts), back, missing, GaussianNoise(1.0), self if few else None)
+        return replace(super().reduce(samples, missing), few=self if few else None)
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
         """Refuse a sigma beside counts: they have the noise that they have."""
@@ -130,25 +206,8 @@ class Poisson(Noise):
         """Refuse: counts have the noise that they have."""
         raise InputError(f"strength: got {factor:g} with counts, whose noise follows from them; leave it at 1")
 
-    def stabilize(self, image: Any) -> NDArray[Any]:
-        """Return the generalized Anscombe transform of noisy counts: white noise of standard deviation 1.
-
-        Parameters
-        ----------
-        image : array_like
-            Any shape, in the units of the input.
-
-        Returns
-        -------
-        array
-            Same shape, without units, >= 0; float32 for float32, float64 for integers.
-
-        Raises
-        ------
-        InputError
-            For NaN and infinities, and, when sigma is 0, for values below `offset`: they are no counts.
-        """
-        values = floats_of("image", image)
+    def _even(self, values: Array) -> Floats:
+        """Return the generalized Anscombe transform."""
         counts = values.astype(np.float64) - self.offset
         if self.sigma == 0:
             # An offset that is not a number of the input's precision is no reason to refuse the value nearest to it.
@@ -160,38 +219,22 @@ class Poisson(Noise):
                     f"{float(values.min()):g}, expected counts that are not negative; a camera's read noise makes them "
                     "negative: give its strength, Poisson(gain=..., sigma=...), and its dark level as offset"
                 )
-        argument = self._scaled(counts, "image") + (0.375 + self._spread**2)
-        return np.asarray(2 * np.sqrt(np.maximum(argument, 0)), dtype=values.dtype)
+        with np.errstate(over="ignore"):
+            counts = counts / self.gain
+        if not np.isfinite(counts).all():
+            raise InputError(f"image: got values of more than 1e308 counts for gain={self.gain:g}; give a larger gain")
+        return np.asarray(2 * np.sqrt(np.maximum(counts + (0.375 + self._spread**2), 0)))
 
-    def unstabilize(self, stable: Any) -> NDArray[Any]:
-        """Return the expected values of the input for expected values of the transform: the exact unbiased inverse.
-
-        Parameters
-        ----------
-        stable : array_like
-            Any shape: an estimate of the mean of `stabilize`, as a denoiser gives it.
-
-        Returns
-        -------
-        array
-            Same shape, gain x + offset in the units of the input, >= offset; float32 for float32.
-
-        Raises
-        ------
-        InputError
-            For NaN and infinities.
-        """
-        values = floats_of("stable", stable)
+    def _uneven(self, stable: Floats) -> Floats:
         # No count at all has a transform that is not negative; what is below it means no count.
-        d = np.maximum(values.astype(np.float64), 0)
-        shift = 0.375 + self._spread**2
+        d = np.maximum(stable, 0)
         counts = _from_series(d, self._spread)
-        if shift < OfCounts.table_end:  # otherwise the series is right from no count on
+        if 0.375 + self._spread**2 < OfCounts.table_end:  # otherwise the series is right from no count on
             table = _table(self._spread)
             inside = d < table.x[-1]
             y = table(np.maximum(d[inside], table.x[0]))
             counts[inside] = y**2 / 4 - (0.125 + self._spread**2)
-        return np.asarray(self.gain * np.maximum(counts, 0) + self.offset, dtype=values.dtype)
+        return np.asarray(self.gain * np.maximum(counts, 0) + self.offset)
 
     def expected(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected values of the transform where the input has these means: `unstabilize` undoes it."""
@@ -210,13 +253,6 @@ class Poisson(Noise):
     def _spread(self) -> float:
         """Standard deviation of the Gaussian part in counts."""
         return self.sigma / self.gain
-
-    def _scaled(self, counts: NDArray[np.float64], name: str) -> NDArray[np.float64]:
-        with np.errstate(over="ignore"):
-            scaled = counts / self.gain
-        if not np.isfinite(scaled).all():
-            raise InputError(f"{name}: got values of more than 1e308 counts for gain={self.gain:g}; give a larger gain")
-        return scaled
 
 
 def expected_transform(x: NDArray[np.float64], spread: float) -> NDArray[np.float64]:

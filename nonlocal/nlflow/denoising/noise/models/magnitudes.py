@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import OfLaw, OfMagnitudes
-from nlflow.denoising.noise.models.base import Array, Noise, Reduction, floats_of, refuse_negative
-from nlflow.denoising.noise.models.gaussian import GaussianNoise
-from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, check_number
+from nlflow.denoising.noise.models.base import Array, floats_of, refuse_negative
+from nlflow.denoising.noise.models.intensities import Evened
+from nlflow.errors import InputError
 
 if TYPE_CHECKING:
     from scipy.interpolate import CubicHermiteSpline
 
 _MAGNITUDES: Final = "magnitudes >= 0, as the root of a sum of squares is; for real or complex parts take white noise"
-
-Floats = NDArray[np.float64]
 
 
 def log_density(z: Floats, a: Floats, coils: float) -> Floats:
@@ -247,106 +243,51 @@ def _integral(weights: Floats) -> Any:
 
 @underflowing
 @dataclass(frozen=True)
-class Magnitudes(Noise):
+class Magnitudes(Evened):
     """What the noise of magnitudes does, of one coil or several: its strength, its law, the way to white noise."""
 
-    sigma: float | None = None
+    sigma: float | None = field(
+        default=None,
+        metadata={
+            "minimum": 0, "strict": True,
+            "hint": "the standard deviation of the real and of the imaginary part, in the units of the input",
+        },
+    )  # fmt: skip
+
+    coils = 1.0  # complex samples whose squares a magnitude sums up
+    dark = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least, most = OfMagnitudes.range
+        if self.sigma is not None and not least < self.sigma < most:
+            raise InputError(f"sigma: got {self.sigma:g}, expected {least:g} to {most:g}; take another unit")
 
     @property
-    @abstractmethod
-    def _coils(self) -> float:
-        """How many complex samples the square of a magnitude sums up."""
+    def even_sigma(self) -> float:
+        """The strength of the complex samples."""
+        return float(self._known("sigma"))
 
-    def _check(self) -> None:
-        if self.sigma is None:
-            return
-        hint = "the standard deviation of the real and of the imaginary part, in the units of the input"
-        sigma = check_number("sigma", self.sigma, minimum=0, strict=True, hint=hint)
-        if not OfMagnitudes.smallest < sigma < OfMagnitudes.largest:
-            raise InputError(
-                f"sigma: got {sigma:g}, expected {OfMagnitudes.smallest:g} to {OfMagnitudes.largest:g}; take another "
-                "unit"
-            )
-        object.__setattr__(self, "sigma", sigma)
-
-    @property
-    def _known(self) -> float:
-        if self.sigma is None:
-            raise InputError("sigma: got None, expected a number > 0; `completed` finds it from samples")
-        return self.sigma
-
-    @property
-    def _law(self) -> Stabilizer:
-        return stabilizer(self._coils)
-
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return magnitudes of these means without noise; see `Noise.sample`. Negative ones are refused."""
-        samples, restore = as_signal(clean, channel_axis)
-        sigma = self._known
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Return magnitudes of these means without noise; negative ones are refused."""
+        sigma = self.even_sigma
         refuse_negative(samples, _MAGNITUDES)
-        generator = np.random.default_rng(rng)
-        along = samples / sigma + generator.standard_normal(samples.shape)
-        across = generator.chisquare(2 * self._coils - 1, samples.shape)
-        return np.asarray(restore(sigma * np.sqrt(along**2 + across)))
+        along = samples / sigma + rng.standard_normal(samples.shape)
+        across = rng.chisquare(2 * self.coils - 1, samples.shape)
+        return np.asarray(sigma * np.sqrt(along**2 + across))
 
-    def stabilize(self, image: Any) -> Array:
-        """Return magnitudes as samples with white noise of standard deviation `sigma`, nearly the same far above it.
-
-        Parameters
-        ----------
-        image : array_like
-            Any shape, in the units of the input, >= 0.
-
-        Returns
-        -------
-        array
-            Same shape and units; float32 for float32, float64 for integers.
-
-        Raises
-        ------
-        InputError
-            For NaN, infinities and negative values, and where `sigma` is None.
-        """
-        values = floats_of("image", image)
+    def _even(self, values: Array) -> Floats:
         refuse_negative(values, _MAGNITUDES)
-        sigma = self._known
-        return np.asarray(sigma * self._law(values.astype(np.float64) / sigma), dtype=values.dtype)
+        return self.even_sigma * stabilizer(self.coils)(values.astype(np.float64) / self.even_sigma)
 
-    def unstabilize(self, stable: Any) -> Array:
-        """Return the magnitudes without noise for expected values of the transform: the exact unbiased inverse.
+    def _uneven(self, stable: Floats) -> Floats:
+        return self.even_sigma * stabilizer(self.coils).inverse(stable / self.even_sigma)
 
-        Parameters
-        ----------
-        stable : array_like
-            Any shape: an estimate of the mean of `stabilize`, as a denoiser gives it.
-
-        Returns
-        -------
-        array
-            Same shape and units, >= 0: 0 for all that is below the mean of pure noise; float32 for float32.
-
-        Raises
-        ------
-        InputError
-            For NaN and infinities, and where `sigma` is None.
-        """
-        values = floats_of("stable", stable)
-        sigma = self._known
-        return np.asarray(sigma * self._law.inverse(values.astype(np.float64) / sigma), dtype=values.dtype)
-
-    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Return the stabilized magnitudes, whose noise is white and of strength `sigma`; see `Noise.reduce`.
-
-        Where `sigma` is None it is found first; see `completed`.
-        """
-        known = self.completed(samples, missing)
-        # What is missing may hold anything.
-        values = samples if missing is None else np.where(missing[..., None], samples.dtype.type(0), samples)
-
-        def back(u: Array) -> Array:
-            return np.asarray(known.unstabilize(u)).astype(samples.dtype)
-
-        return Reduction(known.stabilize(values), back, missing, GaussianNoise(known._known))
+    def describe(self) -> str:
+        """Return what this noise is, in a few words for people."""
+        of = f"noise of magnitudes of {self.coils:.3g} coil{'s' if self.coils != 1 else ''}"
+        sigma = f": sigma {self.sigma:.3g}" if self.sigma is not None else ", sigma to be found"
+        return ("Rician noise" if self.kind == Rician.kind else of) + sigma
 
     def with_sigma(self, sigma: Any) -> tuple[Self, Any]:
         """Return the same noise with the strength `sigma` of the complex samples, where it had none."""
@@ -374,22 +315,17 @@ class Magnitudes(Noise):
 
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         refuse_negative(samples[~absent], _MAGNITUDES)
-        found = strength_of(samples, absent, self._coils)
+        found = strength_of(samples, absent, self.coils)
         if found is None:
             raise InputError("noise: got samples in which no noise is seen, so that its strength cannot be found; give "
                              f"it, {type(self).__name__}(sigma=...)")  # fmt: skip
         return replace(self, sigma=found)
 
-    def scaled(self, factor: float) -> Self:
-        """Return the same noise with `factor` times the strength of the complex samples."""
-        factor = check_number("factor", factor, minimum=0, strict=True)
-        return replace(self, sigma=self._known * factor)
-
     def mean(self, magnitude: Any) -> Array:
         """Return the mean of samples whose magnitude without noise is this: more than it, most of all near 0."""
-        values, sigma = floats_of("magnitude", magnitude), self._known
+        values, sigma = floats_of("magnitude", magnitude), self.even_sigma
         refuse_negative(values, _MAGNITUDES)
-        return np.asarray(sigma * mean_magnitude(values.astype(np.float64) / sigma, self._coils), dtype=values.dtype)
+        return np.asarray(sigma * mean_magnitude(values.astype(np.float64) / sigma, self.coils), dtype=values.dtype)
 
 
 @underflowing
@@ -437,17 +373,6 @@ class Rician(Magnitudes):
 
     kind: ClassVar[str] = "rician"
 
-    def __post_init__(self) -> None:
-        self._check()
-
-    @property
-    def _coils(self) -> float:
-        return 1.0
-
-    def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
-        return "Rician noise" + (f": sigma {self.sigma:.3g}" if self.sigma is not None else ", sigma to be found")
-
 
 @underflowing
 @dataclass(frozen=True)
@@ -487,21 +412,11 @@ class NoncentralChi(Magnitudes):
 
     kind: ClassVar[str] = "noncentral-chi"
 
-    coils: float = 1.0
+    coils: float = field(
+        default=1.0, metadata={"minimum": 1, "hint": "how many coils were combined by the root of the sum of squares"}
+    )
 
     def __post_init__(self) -> None:
-        self._check()
-        hint = "how many coils were combined by the root of the sum of squares"
-        coils = check_number("coils", self.coils, minimum=1, hint=hint)
-        if coils > OfMagnitudes.most_coils:
-            raise InputError(f"coils: got {coils:g}, expected at most {OfMagnitudes.most_coils:g}")
-        object.__setattr__(self, "coils", coils)
-
-    @property
-    def _coils(self) -> float:
-        return self.coils
-
-    def describe(self) -> str:
-        """Return what this noise is, in a few words for people."""
-        sigma = f": sigma {self.sigma:.3g}" if self.sigma is not None else ", sigma to be found"
-        return f"noise of magnitudes of {self.coils:.3g} coil{'s' if self.coils != 1 else ''}{sigma}"
+        super().__post_init__()
+        if self.coils > OfMagnitudes.most_coils:
+            raise InputError(f"coils: got {self.coils:g}, expected at most {OfMagnitudes.most_coils:g}")

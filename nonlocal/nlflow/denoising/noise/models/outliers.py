@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import OfHot, OfImpulses
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
-from nlflow.denoising.noise.models.base import Array, Noise, Reduction
+from nlflow.denoising.noise.models.base import Array, Strewn
 from nlflow.denoising.noise.models.sharpness import Outliers
-from nlflow.domains.samples import as_signal, range_of
-from nlflow.errors import InputError, check_number
+from nlflow.domains.samples import range_of
+from nlflow.errors import InputError
 
 
 @underflowing
 @dataclass(frozen=True)
-class Impulses(Noise):
+class Impulses(Strewn):
     """A part of the samples is replaced, each by itself: by `low` or `high`, or by any value between them.
 
     Parameters
@@ -59,35 +59,25 @@ class Impulses(Noise):
     """
 
     kind: ClassVar[str] = "impulses"
-    undone: ClassVar[bool] = True
 
-    density: float | None = None
-    low: float = math.nan
-    high: float = math.nan
+    low: float = field(default=math.nan, metadata={"minimum": -math.inf})
+    high: float = field(default=math.nan, metadata={"minimum": -math.inf})
     random: bool = False
 
     def __post_init__(self) -> None:
         if self.density is None:
             return
-        density = check_number("density", self.density, minimum=0, below=1, hint="the part of samples replaced")
-        low, high = check_number("low", self.low), check_number("high", self.high)
-        if low > high:
-            raise InputError(f"low: got {low:g}, expected at most high={high:g}; swap the two")
-        if not isinstance(self.random, bool | np.bool_):
-            raise InputError(f"random: got {self.random!r}, expected True or False")
-        for name, value in (("density", density), ("low", low), ("high", high), ("random", bool(self.random))):
-            object.__setattr__(self, name, value)
+        super().__post_init__()
+        if self.low > self.high:
+            raise InputError(f"low: got {self.low:g}, expected at most high={self.high:g}; swap the two")
 
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with impulses; each sample, and each channel of a pixel, is replaced by itself."""
-        density, (samples, restore) = _known(self.density), as_signal(clean, channel_axis)
-        generator = np.random.default_rng(rng)
-        replaced = generator.random(samples.shape) < density
-        part = generator.random(samples.shape)
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Replace each sample, and each channel of a pixel, by itself."""
+        replaced = rng.random(samples.shape) < self._known("density")
+        part = rng.random(samples.shape)
         share = part if self.random else part >= 0.5
         # Convex, so that the range of low and high does not overflow, and 0 and 1 give them exactly.
-        values = self.low * (1 - share) + self.high * share
-        return np.asarray(restore(np.where(replaced, values, samples.astype(np.float64))))
+        return np.where(replaced, self.low * (1 - share) + self.high * share, samples)
 
     def describe(self) -> str:
         """Return what this noise is, in a few words for people."""
@@ -98,80 +88,24 @@ class Impulses(Noise):
             values = f"{self.low:g} to {self.high:g}"
         return f"impulses: {100 * self.density:.3g} % of the samples replaced by {values}"
 
-    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
-        """Return the impulses that the samples show: of two values, or what sticks out of its neighbours by far."""
-        if self.density is not None:
-            return self
+    def _found(self, samples: Array, missing: NDArray[np.bool_] | None) -> Impulses:
+        """Return impulses of two values, or what sticks out of its neighbours by far."""
         from nlflow.denoising.noise.finding.finders import find_impulses
 
         found = find_impulses(samples, missing)
-        if found is None:
-            absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-            hits = [_sticking_out(plane, unknown).ravel() for plane, unknown in channels_of(samples, absent)]
-            values = np.stack([samples[..., c].ravel() for c in range(len(hits))])[np.stack(hits)]
-            ends = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-            found = Impulses(float(np.mean(hits)), *ends, random=True)
-        return replace(self, **{one.name: getattr(found, one.name) for one in fields(self)})
+        if found is not None:
+            return found
+        hits = Impulses(0.5, 0.0, 0.0, random=True).hits(samples, missing)
+        values = samples[hits] if hits.any() else np.zeros(1)
+        return Impulses(float(hits.mean()), float(values.min()), float(values.max()), random=True)
 
-    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Say where impulses are: these samples are missing, the others stay as they are.
-
-        A pixel is missing where any channel has an impulse, and where it was before. O(N).
-
-        Raises
-        ------
-        InputError
-            Where no sample is left.
-        """
-        if self.density is None:
-            return self.completed(samples, missing).reduce(samples, missing)
-        absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-        found = absent.copy()
-        for channel, unknown in channels_of(samples, absent):
-            hit = self._among(channel, unknown) & ~unknown
-            found |= hit.reshape(found.shape)
-        return _without(samples, found, missing, f"an impulse or missing by the model ({self.describe()})")
-
-    def scaled(self, factor: float) -> Self:
-        """Refuse: impulses have no standard deviation, and a part of the samples cannot be replaced more strongly.
-
-        Raises
-        ------
-        InputError
-            For any factor but 1.
-        """
-        _refuse_scaling(factor, "impulses")
-        return self
-
-    def _among(self, plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        density = _known(self.density)
-        if density == 0:
-            return np.zeros(plane.shape, bool)
+    def _hits(self, plane: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        values, unknown = next(channels_of(plane[..., None], absent))
         if self.random:
-            return _sticking_out(plane, unknown)
-        low, high = plane.dtype.type(self.low), plane.dtype.type(self.high)
-        sides = [plane == value for value in ({low} if low == high else {low, high})]
-        hits = [side & ~_in_area(side, unknown, density / len(sides)) for side in sides]
-        return np.asarray(np.logical_or.reduce(hits))
-
-
-def _known(density: float | None) -> float:
-    if density is None:
-        raise InputError("density: got None, expected a number; `completed` finds it from samples")
-    return density
-
-
-def _without(
-    samples: Array, found: NDArray[np.bool_], missing: NDArray[np.bool_] | None, what: str
-) -> Reduction:  # fmt: skip
-    if found.all():
-        raise InputError(f"image: every sample is {what}")
-    return Reduction(samples, missing=found if found.any() else missing)
-
-
-def _refuse_scaling(factor: float, what: str) -> None:
-    if check_number("factor", factor, minimum=0, strict=True) != 1:
-        raise InputError(f"factor: got {factor:g} for {what}, which have no strength; give another density")
+            return _sticking_out(values, unknown).reshape(plane.shape)
+        sides = [values == plane.dtype.type(value) for value in {self.low, self.high}]
+        hits = [side & ~_in_area(side, unknown, self._known("density") / len(sides)) for side in sides]
+        return np.asarray(np.logical_or.reduce(hits) & ~unknown).reshape(plane.shape)
 
 
 def channels_of(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
@@ -285,7 +219,7 @@ def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
 
 @underflowing
 @dataclass(frozen=True)
-class HotPixels(Noise):
+class HotPixels(Strewn):
     """Single samples far brighter than what is around them, or in images darker: broken pixels, cosmic rays.
 
     Parameters
@@ -328,30 +262,15 @@ class HotPixels(Noise):
     """
 
     kind: ClassVar[str] = "hot-pixels"
-    undone: ClassVar[bool] = True
 
-    density: float | None = None
-    level: float = 0.0
+    level: float = field(default=0.0, metadata={"minimum": 0, "hint": "the mean of what hot pixels add"})
     fixed: bool = True
 
-    def __post_init__(self) -> None:
-        if self.density is None:
-            return
-        density = check_number("density", self.density, minimum=0, below=1, hint="the part of pixels that is hot")
-        level = check_number("level", self.level, minimum=0, hint="the mean of what hot pixels add")
-        if not isinstance(self.fixed, bool | np.bool_):
-            raise InputError(f"fixed: got {self.fixed!r}, expected True or False")
-        for name, value in (("density", density), ("level", level), ("fixed", bool(self.fixed))):
-            object.__setattr__(self, name, value)
-
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with hot pixels, each in one channel; they add an exponential variable of mean `level`."""
-        samples, restore = as_signal(clean, channel_axis)
-        self._check_frames(samples)
-        generator = np.random.default_rng(rng)
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Make pixels hot, each in one channel: they add an exponential variable of mean `level`."""
         shape = (1, *samples.shape[1:]) if self.fixed else samples.shape
-        added = np.where(generator.random(shape) < _known(self.density), generator.exponential(self.level, shape), 0.0)
-        return np.asarray(restore(samples.astype(np.float64) + added))
+        hot = rng.random(shape) < self._known("density")
+        return np.asarray(samples + np.where(hot, rng.exponential(self.level, shape), 0.0))
 
     def describe(self) -> str:
         """Return what this noise is, in a few words for people."""
@@ -360,52 +279,19 @@ class HotPixels(Noise):
         where = "pixels, the same in all frames" if self.fixed else "samples"
         return f"hot pixels: {100 * self.density:.3g} % of the {where}"
 
-    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
-        """Return the hot pixels that the samples show: those of all frames, where there are such, or single ones."""
-        if self.density is not None:
-            return self
+    def _found(self, samples: Array, missing: NDArray[np.bool_] | None) -> HotPixels:
+        """Return hot pixels of all frames, where there are such, or single ones."""
         from nlflow.denoising.noise.finding.finders import find_hot_pixels
 
         found = find_hot_pixels(samples, missing)
-        if found is None:
-            absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-            hot = [hot_pixels(samples[..., c], absent, False) for c in range(samples.shape[-1])]
-            found = HotPixels(float(np.any(hot, axis=0).mean()), fixed=False)
-        return replace(self, **{one.name: getattr(found, one.name) for one in fields(self)})
+        if found is not None:
+            return found
+        return HotPixels(float(HotPixels(0.5, fixed=False).hits(samples, missing).any(axis=-1).mean()), fixed=False)
 
-    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Say where hot pixels are: these samples are missing, the others stay as they are.
+    def _hits(self, plane: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return hot_pixels(plane, absent, self.fixed)
 
-        A pixel is missing where any channel is hot, and where it was before. O(N).
-
-        Raises
-        ------
-        InputError
-            With `fixed` for what has no frames, and where no sample is left.
-        """
-        if self.density is None:
-            return self.completed(samples, missing).reduce(samples, missing)
-        self._check_frames(samples)
-        absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-        if self.density == 0:
-            return Reduction(samples, missing=missing)
-        found = absent.copy()
-        for c in range(samples.shape[-1]):
-            found |= hot_pixels(samples[..., c], absent, self.fixed)
-        return _without(samples, found, missing, f"hot or missing by the model ({self.describe()})")
-
-    def scaled(self, factor: float) -> Self:
-        """Refuse: hot pixels have no standard deviation.
-
-        Raises
-        ------
-        InputError
-            For any factor but 1.
-        """
-        _refuse_scaling(factor, "hot pixels")
-        return self
-
-    def _check_frames(self, samples: Array) -> None:
+    def _check(self, samples: Array) -> None:
         if self.fixed and (samples.ndim != 4 or len(samples) < OfHot.least_frames):
             raise InputError(
                 f"image: got shape {samples.shape[:-1]} with hot pixels that are the same in all frames, expected a "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,33 +11,19 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import OfDrift, OfHum, OfRecordings
-from nlflow.denoising.noise.models.base import Noise, Reduction
+from nlflow.denoising.noise.models.base import Subtracted
 from nlflow.errors import InputError, check_array, check_floats, check_number
 
 Array = NDArray[Any]
 
 
-def check_recording(name: str, samples: Array, kind: str) -> Floats:
-    """Return samples (N, C) in double precision, or raise `InputError` for images."""
+def check_recording(samples: Array, kind: str) -> None:
+    """Refuse anything but samples (N, C)."""
     if np.ndim(samples) != 2:
         raise InputError(
-            f"{name}: got samples of shape {np.shape(samples)[:-1]}, expected a 1-D signal: {kind} is a noise of "
-            "recordings; choose another noise for images"
+            f"samples: got shape {np.shape(samples)[:-1]}, expected a 1-D signal: {kind} is a noise of recordings; "
+            "choose another noise for images"
         )
-    return np.asarray(samples, np.float64)
-
-
-def recording_of(
-    name: str, value: Any, channel_axis: int | None, kind: str
-) -> tuple[Floats, Callable[[Floats], Floats]]:
-    """Return a recording as samples (N, C) in double precision, and what gives them the shape they had."""
-    array = check_floats(name, value)
-    if channel_axis is None:
-        return check_recording(name, array[..., None], kind), lambda samples: samples[..., 0]
-    if not -array.ndim <= channel_axis < array.ndim:
-        raise InputError(f"channel_axis: got {channel_axis}, expected an axis of an array of {array.ndim} dimensions")
-    moved = np.moveaxis(array, channel_axis, -1)
-    return check_recording(name, moved, kind), lambda samples: np.moveaxis(samples, -1, channel_axis)
 
 
 def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
@@ -108,7 +93,7 @@ def prediction_filter(values: Floats, present: NDArray[np.bool_], order: int) ->
 
 @underflowing
 @dataclass(frozen=True)
-class Hum(Noise):
+class Hum(Subtracted):
     """Sinusoids of constant frequency: ``Σ_k a_k cos(2π f_k t + φ_k)``, t the number of the sample.
 
     Parameters
@@ -159,7 +144,7 @@ class Hum(Noise):
     phases: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "hum"
-    undone: ClassVar[bool] = True
+    amount: ClassVar[str] = "amplitudes"
 
     def __post_init__(self) -> None:
         frequencies = _numbers("frequencies", self.frequencies, strict=True, below=0.5)
@@ -181,16 +166,12 @@ class Hum(Noise):
         basis = waves(self.frequencies, size)
         return np.asarray(basis @ _coefficients(self.amplitudes, self.phases))
 
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return the recording with the hum on each channel; with phases from `rng` where they are not known."""
-        signal, restore = recording_of("clean", clean, channel_axis, self.kind)
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Add the hum to each channel, with phases at random where they are not known."""
         if self.amplitudes is None:
             raise InputError("amplitudes: got none, so that there is no hum to add; give them")
-        known = self
-        if self.phases is None:
-            phases = np.random.default_rng(rng).uniform(-math.pi, math.pi, len(self.frequencies))
-            known = Hum(self.frequencies, self.amplitudes, tuple(phases.tolist()))
-        return restore(signal + known.wave(len(signal))[:, None])
+        phases = self.phases or tuple(rng.uniform(-math.pi, math.pi, len(self.frequencies)).tolist())
+        return np.asarray(samples + replace(self, phases=phases).wave(len(samples))[:, None])
 
     def describe(self) -> str:
         """Return the frequencies, and how strong the hum is where that is known."""
@@ -198,26 +179,13 @@ class Hum(Noise):
         strength = "" if self.amplitudes is None else f", amplitude {math.hypot(*self.amplitudes):.4g}"
         return f"hum at {shown} cycles a sample{strength}"
 
-    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Subtract the hum; what it was is found for each channel where amplitudes or phases are not known.
+    def _check(self, samples: Array) -> None:
+        check_recording(samples, self.kind)
 
-        Raises
-        ------
-        InputError
-            For images, and for fewer samples than the fit has unknowns.
-        """
-        signal = check_recording("samples", samples, self.kind)
+    def _lies_on(self, samples: Array, missing: NDArray[np.bool_] | None) -> Array:
         if self.phases is not None:
-            hum = np.broadcast_to(self.wave(len(signal))[:, None], signal.shape)
-        else:
-            hum = np.stack([self.fitted(channel, missing).wave(len(signal)) for channel in signal.T], axis=1)
-        return Reduction((signal - hum).astype(samples.dtype), missing=missing)
-
-    def scaled(self, factor: float) -> Hum:
-        """Return hum of other amplitudes; the same where they are not known."""
-        factor = check_number("factor", factor, minimum=0)
-        amplitudes = None if self.amplitudes is None else tuple(factor * a for a in self.amplitudes)
-        return Hum(self.frequencies, amplitudes, self.phases)
+            return self.wave(len(samples))[:, None]
+        return np.stack([self.fitted(channel, missing).wave(len(samples)) for channel in samples.T], axis=1)
 
     def fitted(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Hum:
         """Return the hum of these frequencies that a recording of shape (N,) has, with amplitudes and phases."""
@@ -297,7 +265,7 @@ def _least_squares(basis: Floats, values: Floats, weights: Floats) -> Floats:
 
 @underflowing
 @dataclass(frozen=True)
-class Drift(Noise):
+class Drift(Subtracted):
     """A baseline of mean 0 that wanders more slowly than `scale` samples.
 
     Parameters
@@ -341,29 +309,20 @@ class Drift(Noise):
     True
     """
 
-    scale: float
-    sigma: float | None = None
+    scale: float = field(metadata={"minimum": OfDrift.least_scale, "hint": "samples; nothing of interest is slower"})
+    sigma: float | None = field(default=None, metadata={"minimum": 0})
 
     kind: ClassVar[str] = "drift"
-    undone: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        hint = "samples; nothing of interest is slower"
-        object.__setattr__(self, "scale", check_number("scale", self.scale, minimum=OfDrift.least_scale, hint=hint))
-        if self.sigma is not None:
-            object.__setattr__(self, "sigma", check_number("sigma", self.sigma, minimum=0))
-
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return the recording on a Gaussian process of covariance ``sigma² exp(-2 τ² / scale²)``, another a channel.
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Add a Gaussian process of covariance ``sigma² exp(-2 τ² / scale²)``, another to each channel.
 
         Of its variance 0.2 % lies in periods below `scale`.
         """
-        signal, restore = recording_of("clean", clean, channel_axis, self.kind)
         if self.sigma is None:
             raise InputError("sigma: got none, so that it is not known how strong the drift is; give it")
-        draws = np.random.default_rng(rng)
-        drift = [self._process(len(signal), draws) for _ in range(signal.shape[1])]
-        return restore(signal + self.sigma * np.stack(drift, axis=1))
+        drift = [self._process(len(samples), rng) for _ in range(samples.shape[1])]
+        return np.asarray(samples + self.sigma * np.stack(drift, axis=1))
 
     def _process(self, size: int, rng: np.random.Generator) -> Floats:
         """Return a stationary process of variance 1, cut from a periodic one so long that its ends do not touch."""
@@ -385,23 +344,13 @@ class Drift(Noise):
         strength = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
         return f"drift slower than {self.scale:.4g} samples{strength}"
 
-    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Subtract the baseline less its mean.
+    def _check(self, samples: Array) -> None:
+        check_recording(samples, self.kind)
 
-        Raises
-        ------
-        InputError
-            For images.
-        """
-        signal = check_recording("samples", samples, self.kind)
-        present = np.ones(len(signal), bool) if missing is None else ~missing
-        drift = np.stack([self.baseline(channel, present) for channel in signal.T], axis=1)
-        return Reduction((signal - drift).astype(samples.dtype), missing=missing)
-
-    def scaled(self, factor: float) -> Drift:
-        """Return drift of another strength; the same where it is not known."""
-        factor = check_number("factor", factor, minimum=0)
-        return Drift(self.scale, None if self.sigma is None else factor * self.sigma)
+    def _lies_on(self, samples: Array, missing: NDArray[np.bool_] | None) -> Array:
+        """Return the baseline less its mean."""
+        present = np.ones(len(samples), bool) if missing is None else ~missing
+        return np.stack([self.baseline(channel, present) for channel in samples.T], axis=1)
 
     def baseline(self, samples: Floats, present: NDArray[np.bool_]) -> Floats:
         """Return the drift of one recording (N,), of mean 0 over the samples that are present."""

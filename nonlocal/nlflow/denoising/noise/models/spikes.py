@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,22 +14,21 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import OfHot, OfSpikes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
-from nlflow.denoising.noise.models.base import Array, Noise, Reduction
-from nlflow.denoising.noise.models.recordings import check_recording, interpolated, recording_of, spread_of
-from nlflow.errors import InputError, check_number
+from nlflow.denoising.noise.models.base import Array, Reduction, Strewn
+from nlflow.denoising.noise.models.recordings import check_recording, interpolated, spread_of
 
 _CUBIC: Final = np.array([1, -4, 6, -4, 1]) / math.sqrt(70)  # of norm 1: leaves white noise its strength
 
 
 @underflowing
 @dataclass(frozen=True)
-class Spikes(Noise):
+class Spikes(Strewn):
     """Runs of one to three samples of a recording are replaced by something far off: cosmic rays, sparks, pops.
 
     Parameters
     ----------
-    density : float
-        Spikes a sample, 0 <= density < 1.
+    density : float, optional
+        Spikes a sample, 0 <= density < 1. None where they are to be found (`completed`).
     level : float
         Mean height of spikes, in the units of the input, >= 0; only `sample` uses it.
 
@@ -73,60 +72,47 @@ class Spikes(Noise):
     """
 
     kind: ClassVar[str] = "spikes"
-    undone: ClassVar[bool] = True
 
-    density: float
-    level: float = 0.0
+    level: float = field(default=0.0, metadata={"minimum": 0, "hint": "the mean height"})
 
-    def __post_init__(self) -> None:
-        density = check_number("density", self.density, minimum=0, below=1, hint="spikes a sample")
-        object.__setattr__(self, "density", density)
-        object.__setattr__(self, "level", check_number("level", self.level, minimum=0, hint="the mean height"))
-
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return the recording with spikes of one or two samples, of exponential heights; others in each channel."""
-        signal, restore = recording_of("clean", clean, channel_axis, self.kind)
-        generator = np.random.default_rng(rng)
-        begins = generator.random(signal.shape) < self.density
-        heights = np.where(begins, generator.exponential(self.level, signal.shape), 0.0)
-        goes_on = generator.random(signal.shape) < 0.5
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Add spikes of one or two samples, of exponential heights; others in each channel."""
+        begins = rng.random(samples.shape) < self._known("density")
+        heights = np.where(begins, rng.exponential(self.level, samples.shape), 0.0)
+        goes_on = rng.random(samples.shape) < 0.5
         heights[1:] = np.where(begins[1:], heights[1:], np.where(goes_on, heights, 0.0)[:-1])
-        return restore(signal + heights)
+        return np.asarray(samples + heights)
 
     def describe(self) -> str:
         """Return what this noise is, in a few words."""
+        if self.density is None:
+            return "spikes, to be found"
         return f"spikes: {100 * self.density:.3g} % of the samples stick out and are as narrow as no line is"
 
+    def _check(self, samples: Array) -> None:
+        check_recording(samples, self.kind)
+
+    def _found(self, samples: Array, missing: NDArray[np.bool_] | None) -> Spikes:
+        return Spikes(float(Spikes(0.5).hits(samples, missing).mean()))
+
+    def _hits(self, plane: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return spikes_in(np.asarray(plane, np.float64), ~absent)[0]
+
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Say where spikes are: these samples are missing; see the notes.
+        """Say where spikes are, or interpolate where there are several channels; see the notes.
 
         Raises
         ------
         InputError
             For images.
         """
-        signal = check_recording("samples", samples, self.kind)
-        present = np.ones(len(signal), bool) if missing is None else ~missing
-        if self.density == 0 or not present.any():
-            return Reduction(samples, missing=missing)
-        found = np.stack([spikes_in(channel, present)[0] for channel in signal.T], axis=1)
-        if samples.shape[1] == 1:
-            hit = found[:, 0]
-            return Reduction(samples, missing=~present | hit if hit.any() else missing)
-        columns = [interpolated(c, present & ~f) if f.any() else c for c, f in zip(signal.T, found.T, strict=True)]
-        return Reduction(np.where(found, np.stack(columns, axis=1), samples).astype(samples.dtype), missing=missing)
-
-    def scaled(self, factor: float) -> Self:
-        """Refuse: spikes have no standard deviation.
-
-        Raises
-        ------
-        InputError
-            For any factor but 1.
-        """
-        if check_number("factor", factor, minimum=0, strict=True) != 1:
-            raise InputError(f"factor: got {factor:g} for spikes, which have no strength; give another density")
-        return self
+        if np.ndim(samples) != 2 or samples.shape[1] == 1:
+            return super().reduce(samples, missing)
+        present = np.ones(len(samples), bool) if missing is None else ~missing
+        signal, found = np.asarray(samples, np.float64).T, self.hits(samples, missing).T
+        columns = [interpolated(c, present & ~f) if f.any() else c for c, f in zip(signal, found, strict=True)]
+        filled = np.where(found.T, np.stack(columns, axis=1), samples)
+        return Reduction(filled.astype(samples.dtype), missing=missing)
 
 
 class _Run(NamedTuple):

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise.figures import OfStripes
-from nlflow.denoising.noise.models.base import Array, Mixture, Noise, Reduction
+from nlflow.denoising.noise.models.base import Array, Mixture, Noise, Subtracted
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
-from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, check_integer, check_number
+from nlflow.errors import InputError, check_integer
 
 
 @underflowing
 @dataclass(frozen=True)
-class Stripes(Noise):
+class Stripes(Subtracted):
     """Each row or column of an image has a random offset: the line noise of sensors and scanners.
 
     Parameters
@@ -61,75 +60,43 @@ class Stripes(Noise):
     """
 
     kind: ClassVar[str] = "stripes"
-    undone: ClassVar[bool] = True
 
-    sigma: float
+    sigma: float = field(metadata={"minimum": 0, "hint": "of the offsets, in the units of the input"})
     axis: int = 0
     shared: bool = True
 
     def __post_init__(self) -> None:
-        sigma = check_number("sigma", self.sigma, minimum=0, hint="of the offsets, in the units of the input")
+        super().__post_init__()
         axis = check_integer("axis", self.axis)
         if axis not in (0, 1):
             raise InputError(f"axis: got {axis}, expected 0 for an offset of each row, or 1 for one of each column")
-        if not isinstance(self.shared, bool | np.bool_):
-            raise InputError(f"shared: got {self.shared!r}, expected True or False")
-        for name, value in (("sigma", sigma), ("axis", axis), ("shared", bool(self.shared))):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "axis", axis)
 
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with stripes."""
-        samples, restore = as_signal(clean, channel_axis)
-        check_image(samples)
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
         shape = [1, 1, 1 if self.shared else samples.shape[-1]]
         shape[self.axis] = samples.shape[self.axis]
-        offsets = np.random.default_rng(rng).normal(0, self.sigma, shape)
-        return np.asarray(restore(samples.astype(np.float64) + offsets))
+        return np.asarray(samples + rng.normal(0, self.sigma, shape))
 
     def describe(self) -> str:
         """Return what this noise is, in a few words for people."""
         line = "row" if self.axis == 0 else "column"
         return f"stripes: each {line} has an offset, of standard deviation {self.sigma:.3g}"
 
-    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Find the offsets and subtract them; missing samples stay as they are.
-
-        Returns
-        -------
-        Reduction
-            `rest` is None: the model does not say which noise there is besides the stripes.
-
-        Raises
-        ------
-        InputError
-            For signals, which have no rows.
-
-        Notes
-        -----
-        Cost O(N): a few passes over the samples, and a banded system of one unknown a row.
-        """
-        check_image(samples)
+    def _lies_on(self, samples: Array, missing: NDArray[np.bool_] | None) -> Array:
+        """Return the offsets. O(N): a few passes over the samples, and a banded system of one unknown a row."""
         if self.sigma == 0 or samples.shape[self.axis] == 1:
-            return Reduction(samples, missing=missing)
+            return np.zeros((1, 1, 1))
         offsets = [solve(*differences(rows, self.sigma), self.sigma) for rows in lines(samples, missing, self)]
         found = np.stack(offsets, axis=-1)[:, None]
-        better = samples - (found if self.axis == 0 else found.transpose(1, 0, 2))
-        if missing is not None:
-            better = np.where(missing[..., None], samples, better)
-        return Reduction(better.astype(samples.dtype), missing=missing)
+        return found if self.axis == 0 else found.transpose(1, 0, 2)
 
-    def scaled(self, factor: float) -> Self:
-        """Return stripes whose offsets are `factor` times as large."""
-        return replace(self, sigma=self.sigma * check_number("factor", factor, minimum=0))
-
-
-def check_image(samples: Array) -> None:
-    """Refuse signals, and volumes, of which nobody says how stripes go through them."""
-    if samples.ndim == 4:
-        raise InputError(f"image: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are the "
-                         "rows or columns of one; take them out slice by slice, Stripes(...).reduce")  # fmt: skip
-    if samples.ndim != 3:
-        raise InputError(f"image: got a signal of shape {samples.shape[:-1]}, expected an image: stripes need rows")
+    def _check(self, samples: Array) -> None:
+        """Refuse signals, and volumes, of which nobody says how stripes go through them."""
+        if samples.ndim == 4:
+            raise InputError(f"image: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are the "
+                             "rows or columns of one; take them out slice by slice, Stripes(...).reduce")  # fmt: skip
+        if samples.ndim != 3:
+            raise InputError(f"image: got a signal of shape {samples.shape[:-1]}, expected an image: stripes need rows")
 
 
 def lines(samples: Array, missing: NDArray[np.bool_] | None, noise: Stripes) -> list[NDArray[np.float64]]:
