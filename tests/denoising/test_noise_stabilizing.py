@@ -250,6 +250,16 @@ def test_a_background_without_light_tells_nothing_of_counts():
     assert find_whole_counts(np.random.default_rng(0).poisson(light).astype("u1")[..., None]).gain == 1
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_counts_are_found_in_a_flat_sky_and_beside_darkness(seed):
+    rng = np.random.default_rng(seed)
+    stars = gaussian_filter((rng.random((384, 384)) < 0.001).astype(float), 1.5)
+    dim = np.where(LIGHT > 1.5, 0.5, 0.0)
+    dim[:60, :60] = 0.004  # next to no count in a level
+    for light in (100 + 5000 * stars, 10 + 8000 * stars, dim):
+        assert find_whole_counts(rng.poisson(light).astype("f4")[..., None]) == Poisson()
+
+
 def test_amplified_counts_are_found_with_read_noise_and_offset():
     rng = np.random.default_rng(0)
     electrons = rng.poisson(np.kron(4 * LIGHT, np.ones((2, 2))))

@@ -21,8 +21,8 @@ def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) 
     """Find counts of photons or events that came as whole numbers: multiples of a step above an offset.
 
     The variance of quiet blocks is the step times their mean, and so is the third cumulant in steps, at any level and
-    from 0.05 counts on. Where there are so many counts that they are not skewed, they may as well be Gaussian noise
-    that follows the intensity, and are left to that.
+    from 0.05 counts on. Where there are so many counts that they are hardly skewed, and as many all over, they may as
+    well be Gaussian noise, and are left to that.
 
     Parameters
     ----------
@@ -67,53 +67,61 @@ class _Levels:
     error: Values
     third: Values
     third_error: Values
+    white: NDArray[np.bool_]  # middle frequencies have the power of the highest
 
     @classmethod
     def of(cls, samples: Array, missing: NDArray[np.bool_] | None) -> Self | None:
-        """Measure quiet blocks; None where they are too few, or their noise is none or not white."""
+        """Measure quiet blocks; None where they are too few."""
         blocks = np.concatenate([_blocks(part) for part in _parts(samples, missing)], axis=1)
         level, apart, *moments = blocks[:, np.isfinite(blocks).all(axis=0)]
         count = min(OfCounts.levels, len(level) // OfCounts.in_level)
         if count == 0:
             return None
         order = np.argsort(level, kind="stable")
-        found, relative = [], []
+        found = []
         for part in np.array_split(order, count):
             size = max(int(OfCounts.quiet * len(part)), OfCounts.in_level // 3)
             chosen = part[np.argsort(apart[part], kind="stable")[:size]]
             mean, fine, coarse, third = (moment[chosen] for moment in moments)
             errors = (np.std(one) / math.sqrt(len(chosen)) for one in (fine, third))
-            found.append((mean.mean(), fine.mean(), third.mean(), *errors))
-            relative.append(coarse.mean() / fine.mean() if fine.any() else math.inf)
-        white = OfCounts.white[0] < float(np.median(relative)) < OfCounts.white[1]
-        mean, variance, third, error, third_error = np.array(found).T
+            found.append((mean.mean(), fine.mean(), third.mean(), *errors, coarse.mean()))
+        mean, variance, third, error, third_error, coarse = np.array(found).T
+        white = (OfCounts.white[0] * variance <= coarse) & (coarse <= OfCounts.white[1] * variance)
         least = variance / math.sqrt(OfCounts.in_level * 4)  # few blocks may be alike by chance
-        return cls(mean, variance, np.maximum(error, least), third, third_error) if white else None
+        return cls(mean, variance, np.maximum(error, least), third, third_error, white)
 
     def whole(self, step: float, low: float) -> Poisson | None:
         """Return whole counts, whose only unknown is where they begin; None where moments are others."""
         on_zero = low > 0 and abs(low / step - round(low / step)) < OfCounts.whole
         for offset in (0.0, low) if on_zero else (low,):
-            lit = (self.mean > offset) | (self.variance > 0)  # where there is no light, there is nothing to tell
-            mean, variance, error, third, third_error = (one[lit] for one in astuple(self))
+            # Where there is no light, there is nothing to tell. The least value is a guess of what no count has: if it
+            # is not 0, most levels have to be white; otherwise those with structure do not count.
+            told = self.white & ((self.mean > offset) | (self.variance > 0))
+            mean, variance, error, third, third_error, _ = (one[told] for one in astuple(self))
             expected = step * (mean - offset)
-            if not lit.any() or min(expected.min(), variance.min()) <= 0:
+            if (offset and self.white.mean() < 0.5) or not told.any() or min(expected.min(), variance.min()) <= 0:
                 continue
             # Errors of variances that are low by chance are too small.
             spread = error / np.minimum(variance, expected)
-            ratio = float(np.average(variance / expected, weights=spread**-2))
+            weights = np.where(spread < OfCounts.uneven, spread**-2, 0.0)
+            if not weights.any():
+                continue
+            ratio = float(np.average(variance / expected, weights=weights))
             off = float(np.median(np.abs(variance / expected - 1) / spread))
             telling = np.square(step * expected / third_error)
             skewness = float(np.average(third / (step * expected), weights=telling))
-            allowed = OfCounts.alike + 3 / math.sqrt(float(np.sum(spread**-2)))
-            alike = abs(ratio - 1) < allowed and off < OfCounts.off and float(spread.max()) < OfCounts.uneven
-            if alike and telling.sum() > OfCounts.sure**2 and abs(skewness - 1) < OfCounts.uneven:
+            grown = 0.0 if offset else float(np.sum(weights * np.square(1 - expected.mean() / expected)))
+            sure = float(telling.sum()) + grown > OfCounts.sure**2
+            allowed = OfCounts.alike + 3 / math.sqrt(float(weights.sum()))
+            alike = abs(ratio - 1) < allowed and off < OfCounts.off
+            if alike and sure and abs(skewness - 1) < max(OfCounts.uneven, 3 / math.sqrt(float(telling.sum()))):
                 return Poisson(step, 0.0, offset)
         return None
 
     def amplified(self) -> Poisson | None:
         """Return counts whose variances are on a line, and third cumulants on one through the same place."""
-        if len(self.mean) < OfCounts.least_levels or not (self.variance * self.third * self.third_error).all():
+        enough = self.white.mean() >= 0.5 and len(self.mean) >= OfCounts.least_levels
+        if not enough or not (self.variance * self.third * self.third_error).all():
             return None
         points = (self.mean, self.variance, self.error, 0.0)
         gain, at_zero, covariance = line_through(*points)
