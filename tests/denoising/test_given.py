@@ -14,6 +14,7 @@ from PIL import Image
 from nlflow import InputError, NlflowWarning, denoise, estimate_noise, estimate_sigma
 from nlflow.denoising.given import find_nodata, refuse_unordered
 from nlflow.denoising.large import denoise_array
+from nlflow.denoising.large.stream import denoise_frames, surveyed
 from tests.commands import fails, run
 from tests.pictures import Floats, noisy, waves
 
@@ -165,6 +166,16 @@ def test_an_alpha_channel_stays_and_what_it_hides_counts_as_missing() -> None:
     np.testing.assert_array_equal(result[:, 20:, :3], plain[:, 20:])
 
 
+# ---- what is too little
+
+
+def test_fewer_samples_than_a_patch_are_refused_unless_their_noise_is_told() -> None:
+    for value in (NOISY[:4, :4], NOISY.ravel()[:9]):
+        with pytest.raises(InputError, match=f"got {value.size} samples, fewer than the .* of a patch"):
+            denoise(value)
+        assert denoise(value, 5.0).shape == value.shape
+
+
 # ---- what has no order
 
 
@@ -177,14 +188,22 @@ def unordered() -> dict[str, Any]:
         "phases": phases,
         "phases from 0": phases % (2 * np.pi),
         "labels": np.argmin([np.hypot(rows - y, columns - x) for y, x in seeds], axis=0),
+        "wrapped below 0": np.rint(8 * rng.normal(size=rows.shape) + np.sin(columns)).astype(int).astype(np.uint16),
+        "wrapped above": np.rint(3e4 + 5e3 * np.sin(columns) + 300 * rng.normal(size=rows.shape))
+        .astype(int)
+        .astype(np.uint16)
+        .view(np.int16),
     }
+
+
+_SAID = {"phases": "phases that jump", "labels": "image of 12 labels", "wrapped": "from one end of its range"}
 
 
 @pytest.mark.parametrize("name", unordered())
 def test_what_has_no_order_is_refused_by_name_unless_told_otherwise(name: str) -> None:
     value = unordered()[name]
     for find in (estimate_noise, lambda image: denoise(image, preserve_range=True)):
-        with pytest.raises(InputError, match="phases that jump" if "phases" in name else "image of 12 labels"):
+        with pytest.raises(InputError, match=_SAID[name.partition(" ")[0]]):
             find(value)
     assert denoise(value, 0.5, quality="fast", preserve_range=True).shape == value.shape
 
@@ -199,6 +218,13 @@ def ordered() -> dict[str, Any]:
         "uniform noise": rng.uniform(-np.pi, np.pi, (96, 96)),
         "two values": np.where(columns > 5, np.pi, -np.pi),
         "a drawing": drawing,
+        "a clipped square wave": np.clip(
+            32768 * np.sign(np.sin(columns)) + 300 * rng.normal(size=rows.shape), -32768, 32767
+        ).astype(np.int16),
+        "noisy letters": np.clip(
+            np.where(np.sin(columns) > 0.5, 3e3, 6e4) + 1e3 * rng.normal(size=rows.shape), 0, 65535
+        ).astype(np.uint16),
+        "all values": rng.integers(0, 65536, rows.shape).astype(np.uint16),
         "few counts": rng.poisson(0.1, (96, 96)),
         "counts": rng.poisson(4, (96, 96)),
         "steps of grey": np.rint(4 + 3 * np.sin(columns) * np.sin(rows)).astype(int),
@@ -211,14 +237,56 @@ def test_what_has_an_order_is_not_refused(name: str) -> None:
     refuse_unordered(value[..., None].astype(np.float64), value.dtype)
 
 
-# ---- where there are no holes
+# ---- the same by every road
 
 
-def test_blocks_refuse_nan_by_name() -> None:
+@pytest.mark.parametrize("nodata", [np.nan, -9999.0])
+@pytest.mark.parametrize("road", ["blocks", "tensor", "film"])
+def test_what_says_nothing_stays_by_every_road(road: str, nodata: float) -> None:
+    """As in memory, but for the seams of what is filled in: to a part of the noise of 5."""
+    value = np.where(HOLE, nodata, NOISY)
+    words: dict[str, Any] = {"sigma": 5.0, "quality": "fast", "return_info": True}
+    if road == "film":
+        value = np.broadcast_to(value, (3, *value.shape)).copy()
+        words["axes"] = "TYX"
+    expected, told = quiet(value, **words)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NlflowWarning)
+        if road == "blocks":
+            dask = pytest.importorskip("dask.array")
+            lazy, info = denoise_array(dask.from_array(value, chunks=32), **words)
+            result = lazy.compute()
+        elif road == "film":
+            frame = surveyed(value, 5.0, quality="fast")
+            result = np.stack([one for _, one in denoise_frames(((k, 1, one) for k, one in enumerate(value)), frame)])
+            info = frame
+        else:
+            torch = pytest.importorskip("torch")
+            result, info = denoise(torch.from_numpy(value), **words)
+    result, hidden = np.asarray(result), np.broadcast_to(HOLE, value.shape)
+    np.testing.assert_array_equal(result[hidden], value[hidden])
+    assert np.sqrt(np.mean((result - expected)[~hidden] ** 2)) < 0.5
+    assert [text.partition(")")[2] for text in info.given] == [text.partition(")")[2] for text in told.given] or (
+        road == "film" and np.isnan(nodata)
+    )
+
+
+def test_phases_and_a_residual_that_is_no_noise_are_seen_in_blocks() -> None:
     dask = pytest.importorskip("dask.array")
-    value = np.where(HOLE, np.nan, NOISY)
-    with pytest.raises(InputError, match="NaN"):
-        denoise_array(dask.from_array(value, chunks=32), 5.0, quality="pixels")
+    with pytest.raises(InputError, match="phases that jump"):
+        denoise_array(dask.from_array(unordered()["phases"], chunks=96), quality="fast")
+    with pytest.raises(InputError, match="no sample that is a number"):
+        denoise_array(dask.from_array(np.full((40, 40), np.nan)), 1.0)
+
+
+def test_recordings_with_a_mask_of_their_samples_keep_their_leads() -> None:
+    """A mask of samples has no axis of channels."""
+    torch = pytest.importorskip("torch")
+    value, mask = np.stack([NOISY.ravel(), NOISY[::-1].ravel()], -1), np.zeros(NOISY.size, bool)
+    mask[40:60] = True
+    words = {"channel_axis": 1, "quality": "fast"}
+    found = denoise(torch.from_numpy(value), 5.0, mask=torch.from_numpy(mask), **words)
+    np.testing.assert_allclose(found.numpy(), denoise(value, 5.0, mask=mask, **words), atol=1e-3)
 
 
 def test_tensors_take_nan_as_arrays_do() -> None:

@@ -92,7 +92,7 @@ def test_arrays_of_xarray_by_the_names_of_their_dimensions() -> None:
         (pandas.DataFrame({"a": ["x"]}), "DataFrame of columns without numbers .'a'."),
         (pandas.Series(["x"]), "Series of .*, expected numbers"),
         (xarray.Dataset({"k": ("q", ["a"])}), "Dataset of 'k' without numbers"),
-        (pandas.Series([np.nan] * 9), "hides every sample"),
+        (pandas.Series([np.nan] * 9), "no sample that is a number"),
     ],
 )
 def test_what_holds_no_numbers_is_refused_by_name(given: Any, words: str) -> None:

@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster
 from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
 from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.large import denoise_array
-from nlflow.denoising.large.arrays import Blocks, estimated, statistics
+from nlflow.denoising.large.arrays import Blocks, estimated, surveyed
 from nlflow.denoising.noise import GaussianNoise, Speckle, estimate_sigma
 from nlflow.desk import large as storing
 from nlflow.desk.large import denoise_store, open_image
@@ -178,7 +178,7 @@ def test_a_constant_channel_counts_as_none(quality: str) -> None:
         result = denoise_array(blocks, sigma, quality=quality, channel_axis=-1).compute()
         np.testing.assert_array_equal(result, denoise(image, sigma, quality=quality, channel_axis=-1))
         np.testing.assert_array_equal(result[..., :3], denoise(image[..., :3], 20.0, quality=quality, channel_axis=-1))
-    estimated = denoise_array(blocks, quality=quality, channel_axis=-1, return_info=True)[1]
+    estimated = denoise_array(blocks, noise="white", quality=quality, channel_axis=-1, return_info=True)[1]
     assert estimated.sigma == pytest.approx(20, rel=0.1)
 
 
@@ -219,9 +219,8 @@ def test_the_estimate_of_the_noise_is_that_of_the_whole(kind: str, shape: tuple[
     if kind == "filled in":
         image[tuple(slice(0, n // 3 + 1) for n in shape)] = 5
     blocks = Blocks(da.from_array(image, chunks=tuple(-(-n // 3) for n in shape)), None)
-    assert estimated(blocks, statistics(blocks, None)) == pytest.approx(
-        estimate_sigma(image), rel=2e-3 if kind == "filled in" else 1e-12
-    )
+    found, known, _ = surveyed(blocks, None)
+    assert estimated(blocks, found, known) == pytest.approx(estimate_sigma(image), rel=1e-12)
 
 
 # ---- what makes the bits the same

@@ -114,7 +114,7 @@ def test_samples_that_are_missing_do_not_count(folder: Path) -> None:
     report = json.loads(run("noise", "holes.npy", "--mask", "nan", "--json").stdout)
     found = estimate_noise(np.where(hidden, 0, values), mask=hidden)
     assert report["missing"] == 36
-    np.testing.assert_array_equal(report["measured"]["spectrum"], found.measured["spectrum"])
+    assert report["measured"]["interval"] == list(found.measured["interval"])
     assert json.loads(run("noise", "holes.npy", "--json").stdout)["model"] == report["model"]  # NaN is missing unasked
     assert dict(rows(run("noise", "colours.npy", "--mask", "nan").stdout))["missing"] == "108 sample(s)"
 
@@ -180,7 +180,7 @@ def test_a_model_of_one_picture_denoises_another(folder: Path) -> None:
     assert report["denoise"]["noise"] == model.describe()
     assert report["denoise"]["model"] == json.loads(json.dumps(model.as_dict()))
     table = dict(rows(run("denoise", "in.png", "again.png", "--noise", "model.json").stdout))
-    assert table["noise"] == model.describe()
+    assert table["noise"] == model.describe().removesuffix(", sigma 9")
     assert table["sigma"].startswith("9 (of the model): ")
     np.testing.assert_array_equal(np.asarray(Image.open("out.png")), np.asarray(Image.open("again.png")))
     report = json.loads(

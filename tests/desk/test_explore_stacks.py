@@ -142,6 +142,8 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     source = sources.open_source(stored(tmp_path / "a.tif", "ZYX", (40, 20, 24)))
     tab = tab_of(source)
+    tab.undo()
+    assert tab.quality.value == "fast"  # a stack has no flow of pixels
     assert tab.slice.visible
     assert (tab.slice.shown["low"], tab.slice.shown["high"], tab.slice.shown["value"]) == (1, 40, 21)
     assert not any(tab.knobs[name].visible for name in ("fidelity", "steps", "width", "patch_size"))
@@ -156,9 +158,10 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(seen(tab, "result"), levels(tab._result.result[at - low]))
 
     shows(20)
+    before = len(calls)
     tab.slice._take({"value": 4, "automatic": False, "move": 1})
     shows(3)
-    assert len(calls) == 1  # the result is there already
+    assert len(calls) == before  # the result is there already
     monkeypatch.setattr(sources, "_SAMPLES", 40 * 20 * 24 - 1)
     tab.slice._take({"value": 40, "automatic": False, "move": 2})
     tab.start()
@@ -182,7 +185,7 @@ def test_a_coarse_answer_is_of_the_picture_that_is_shown(axes: str, tmp_path: Pa
     along = through(source.media, channels=True)
     flat = np.take(source.media.data, 2, along)
     channels = plane_channels(source.media)
-    words: dict[str, Any] = {"quality": "fast", "search_radius": 3, "preserve_range": True, "channel_axis": channels}
+    words: dict[str, Any] = {"quality": "pixels", "search_radius": 3, "preserve_range": True, "channel_axis": channels}
     expected = denoise(flat, noise=GaussianNoise(known.info.sigma / 2), strength=3.0, **words)
     np.testing.assert_allclose(np.take(coarse.result, 0, along), expected, rtol=1e-5)
     drawn = Drawn(coarse, source, Stills(), Look(at=2))

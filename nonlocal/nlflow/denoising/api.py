@@ -254,7 +254,9 @@ def _solved(frame: Frame, part: Part, watch: Watch) -> tuple[Array, dict[str, An
     if frame.idle:
         return part.with_known(part.unchanged(frame.missing), frame), {}, None
     estimate, risk, told = frame.solve(part, watch)
-    figures = None if frame.found is None else figures_of(part.f, estimate, frame)
+    # What was asked for is not held against anything: neither a noise nor another strength of it.
+    told_so = frame.found is None or frame.options.strength != 1
+    figures = None if told_so else figures_of(part.f, estimate, frame)
     less = None if figures is None else milder(frame, figures)
     return part.result(estimate, frame), {**told, "risk": risk}, less
 

@@ -105,7 +105,11 @@ def _is_lost(samples: Any, mask: Any) -> bool:
     lost = np.ma.getmaskarray(samples)
     if samples.dtype.kind == "f":
         lost = lost | (np.isnan(samples) if mask is None else ~np.isfinite(samples) if isinstance(mask, str) else False)
-    return bool(np.all(lost if mask is None or isinstance(mask, str) else lost | np.asarray(mask)))
+    if mask is None or isinstance(mask, str):
+        return bool(lost.all())
+    given = np.asarray(mask)
+    # Of pixels; which axis is that of the channels is known to those who are asked later.
+    return bool(lost.all() or given.all() or (given.shape == lost.shape and (lost | given).all()))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, on_host, root_mean_square
-from nlflow.denoising.given import as_given, refuse_unordered
+from nlflow.denoising.given import Known, as_given, refuse_unordered
 from nlflow.denoising.info import check_units
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
@@ -24,7 +24,7 @@ from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
-from nlflow.domains.samples import as_signal, exact_means, range_of, varying
+from nlflow.domains.samples import exact_means, range_of, varying
 from nlflow.errors import InputError, NlflowWarning, check_floats, check_number
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class Frame:
     kept: Any = None  # (...)
     coloured: Coloured | None = None
     given: tuple[str, ...] = ()  # what was seen of the samples: what is missing, what stays
+    known: Known | None = None  # of a whole in parts, what says nothing
     few: Poisson | None = None  # counts that are so few that larger cells come first
     sigma: float = 0.0  # of the noise in the picture, whatever the flow makes of it
     sigma_effective: float | None = None  # that which the flow takes it for, where it is another one
@@ -185,12 +186,19 @@ class Frame:
 
     def part(self, block: Any) -> Part:
         """Return a part of an image as samples in units of the noise."""
-        samples, restore = as_signal(block, self.axes.channel)
+        looked = as_given(block, replace(self.axes, shape=block.shape), known=self.known or Known())
+        samples, restore, missing = looked.samples, looked.restore, looked.missing
         if self.live is not None:
-            samples, restore = _without_others(samples, None, self.live, restore)
-        reduction = Reduction(samples) if self.model is None else self.model.reduce(samples)
+            samples, restore = _without_others(samples, missing, self.live, restore)
+        if missing is not None and missing.all():  # all of it stays
+            return Part(samples, Reduction(samples), np.zeros_like(samples), restore, missing)
+        model = self.model
+        reduction = Reduction(samples, missing=missing) if model is None else model.reduce(samples, missing)
         f = samples if self.idle else in_units(reduction.samples, self.offset, self.level)
-        return Part(samples, reduction, f, restore)
+        if missing is not None and not self.idle:
+            f[missing] = 0
+            f = filled(f, missing)
+        return Part(samples, reduction, f, restore, missing)
 
     def run(self, f: Array, watch: Watch) -> Run:
         """Run the flow on samples of the whole in units of the noise."""
@@ -240,6 +248,7 @@ class Part:
     reduction: Reduction  # to units in which the noise is Gaussian, and back
     f: Array  # (..., C), in units of the noise, about 0; what is missing is filled in
     restore: Callable[[Array], Any]  # from (..., C) to the shape of the input
+    missing: Mask | None = None  # (...)
 
     @property
     def known(self) -> Array:
@@ -257,18 +266,18 @@ class Part:
         """Return the samples, and what was filled in for those that are missing."""
         return self.samples if absent is None else np.where(absent[..., None], u, self.samples)
 
-    def result(self, u: Array, frame: Frame, inner: Any = ...) -> Array:
-        """Return an estimate in units of the noise as samples (..., C), of a part of this one where it is told."""
-        whole = u if frame.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
-        gaussian = (whole[inner] * frame.level + frame.offset).astype(self.f.dtype)
-        return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame, inner)
+    def result(self, u: Array, frame: Frame) -> Array:
+        """Return an estimate in units of the noise as samples (..., C)."""
+        whole = u if self.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
+        gaussian = (whole * frame.level + frame.offset).astype(self.f.dtype)
+        return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame)
 
-    def with_known(self, u: Array, frame: Frame, inner: Any = ...) -> Array:
+    def with_known(self, u: Array, frame: Frame) -> Array:
         """Return an estimate with the samples that are kept, or known to be free of noise."""
         kept, missing = None if frame.kept is None else frame.kept[..., None], frame.missing
         for where, values in ((frame.exact, self.known), (kept, self.samples)):
             if where is not None:
-                u = np.where(where if missing is None else where & ~missing[..., None], values[inner], u)
+                u = np.where(where if missing is None else where & ~missing[..., None], values, u)
         return u
 
 
@@ -317,11 +326,23 @@ def observe(
         elif sigma is not None and options.strength != 1:
             sigma = np.asarray(sigma) * options.strength
         frame, f = _white(frame, signal, sigma, trail)
+    if isinstance(given, str) and given == "auto" and asked is None and not frame.idle and frame.flow is not None:
+        _check_count(frame, f)
     if isinstance(given, str):
         check_units(np.asarray(image).dtype, asked, stacklevel=5)
     if looked.guessed and not again:
         warnings.warn(looked.guessed, NlflowWarning, stacklevel=5)
-    return _with_sigma(frame, samples), Part(samples, reduction, f, restore)
+    return _with_sigma(frame, samples), Part(samples, reduction, f, restore, frame.missing)
+
+
+def _check_count(frame: Frame, f: Array) -> None:
+    """Refuse samples that are fewer than a patch has, of whose noise nothing is known."""
+    count = math.prod(f.shape[:-1]) if frame.missing is None else int(np.count_nonzero(~frame.missing))
+    flow: Any = frame.flow
+    patch = 1 if is_by_pixels(frame.quality, frame.axes) else math.prod(flow.patch)
+    if count < patch:
+        raise InputError(f"image: got {count} samples, fewer than the {patch} of a patch, expected more to find out "
+                         "their noise; give sigma, or leave them as they are")  # fmt: skip
 
 
 def _model(

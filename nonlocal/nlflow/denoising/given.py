@@ -8,7 +8,7 @@ given fills in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ TELL_MISSING: Final = "tell with mask which samples are missing"  # ends message
 _SENTINELS: Final = (-9999.0, -99999.0, -32768.0, -3.4028234663852886e38, 3.4028234663852886e38, 1e20,
                      9.969209968386869e36)  # fmt: skip
 _LEAST: Final = 9  # samples of one value that make a hole: a square of 3 x 3
-_SOME: Final = 2**16  # samples that tell the values of all
+SOME: Final = 2**16  # samples that tell the values of all
 _BULK: Final = 0.01  # of the samples at each end, which do not count for a range: a star, a hot pixel
 _EMPTY: Final = 8  # a gap is no step of the scale if it is so many times the widest one between other samples
 _CONTINUOUS: Final = 0.05  # of samples that repeat: more are rounded, and a value that repeats means nothing
@@ -54,11 +54,20 @@ class Given:
         return np.asarray(np.arange(self.samples.shape[-1]) != (-1 if self.opacity is None else self.opacity))
 
 
-def as_given(image: Any, axes: Axes, mask: Any = None) -> Given:
+@dataclass(frozen=True)
+class Known:
+    """What is missing of a whole, as its parts have to know it, beside NaN."""
+
+    nodata: Any = None  # the value that stands for "no data", where there is one
+    empty: Mask | None = None  # (C,), the channels without any sample
+    told: tuple[str, ...] = ()
+
+
+def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = None) -> Given:
     """Look at an array: what is missing, asked for by a mask or found, and what stays as it is.
 
     A mask says all that is missing but for NaN and masked samples. Without one, a value that stands for "no data" is
-    looked for. O(N).
+    looked for. Of a part of a whole, which may be missing altogether, that is `known`. O(N).
 
     Raises
     ------
@@ -82,23 +91,25 @@ def as_given(image: Any, axes: Axes, mask: Any = None) -> Given:
         nan &= ~_everywhere(asked, axes)
         if nan.any():
             lost = lost | nan
-            told.append(f"{_count(nan)} NaN, which counts as missing, and stay as they are")
-    empty = _empty_channels(lost, axes)
+            told.append(told_of(nan, "NaN"))
+    empty = _empty_channels(lost, axes) if known is None else _everywhere_of(known.empty, axes)
     found = _in_pixels(lost & ~empty, axes)
     guessed, opacity = "", None
-    if mask is None:
+    if known is not None and known.nodata is not None:
+        found = found | _all_are(array, known.nodata, axes.channel)
+    elif known is None and mask is None:
         at = None if not found.any() else found
         nodata, why = find_nodata(array, axes.channel, at)
         if nodata is not None:
             found = found | nodata
-            told.append(f"{_count(nodata)} {why}, which counts as missing, and stay as they are")
-            guessed = f"image: {told[-1]}; if it is data, say with mask which samples are missing, if any"
+            told.append(told_of(nodata, why))
+            guessed = guess(told[-1])
         opacity, clear = _opacity(array, axes)
         if opacity is not None:
             told.append(f"channel {opacity} is an alpha channel, and stays as it is")
             found = found | clear
     missing = found if asked is None else found | asked
-    if missing.all():
+    if missing.all() and known is None:
         raise InputError(_nothing_left(mask, asked, found, axes))
     # Nobody asked to fill in what was found: all channels of such a sample stay as they are.
     stays = found if asked is None else found & ~asked
@@ -164,6 +175,13 @@ def _empty_channels(lost: Mask, axes: Axes) -> Mask:
     return np.zeros((), bool) if empty.all() else empty
 
 
+def _everywhere_of(channels: Mask | None, axes: Axes) -> Mask:
+    """Return a mask of channels as one that broadcasts to the shape of the array."""
+    if channels is None or axes.channel is None:
+        return np.zeros((), bool)
+    return channels.reshape([-1 if axis == axes.channel else 1 for axis in range(len(axes.letters) + 1)])
+
+
 def _refuse_infinite(infinite: Mask, asked: Mask | None, axes: Axes) -> None:
     left = infinite & ~_everywhere(asked, axes)
     if left.any():
@@ -198,10 +216,20 @@ def _with_mask(restore: Callable[[Array], Any], image: Any, hidden: Mask) -> Cal
     return lambda u: np.ma.array(restore(u), mask=hidden if hidden.ndim else False, fill_value=image.fill_value)
 
 
-def _count(where: Mask) -> str:
-    """Return how many samples there are, in words before what they are."""
-    count = int(np.count_nonzero(where))
-    return f"{count} sample{'s' if count > 1 else ''} ({count / where.size:.2%}) {'are' if count > 1 else 'is'}"
+def _count(where: Mask | tuple[int, int]) -> str:
+    """Return how many samples there are, in words before what they are; of a whole in parts how many of how many."""
+    count, size = where if isinstance(where, tuple) else (int(np.count_nonzero(where)), where.size)
+    return f"{count} sample{'s' if count > 1 else ''} ({count / size:.2%}) {'are' if count > 1 else 'is'}"
+
+
+def told_of(where: Mask | tuple[int, int], what: str) -> str:
+    """Return what is told of samples that were found to be missing."""
+    return f"{_count(where)} {what}, which counts as missing, and stay as they are"
+
+
+def guess(told: str) -> str:
+    """Return the warning of what was found from the values alone."""
+    return f"image: {told}; if it is data, say with mask which samples are missing, if any"
 
 
 # ---- values that stand for "no data"
@@ -218,34 +246,110 @@ def find_nodata(array: Array, channel: int | None, absent: Mask | None = None) -
     present = pixels if absent is None else pixels[~absent]
     if array.dtype.kind == "b" or present.size < 2 * _LEAST:
         return None, ""
-    some = _some(array if absent is None else present)
-    repeated = _repeated(some)
-    for value in dict.fromkeys((present.min(), present.max(), *repeated)):
-        rest, sentinel = some[some != value], float(value) in _SENTINELS
-        # What some samples come near need not be looked for in all.
-        if value not in repeated and not _gap(rest, float(value), _next(rest, value), sentinel):
-            continue
-        at = pixels == value
-        at = at if channel is None else at.all(axis=-1)
-        at = at if absent is None else at & ~absent
-        others = pixels[~at] if absent is None else pixels[~(at | absent)]
-        if np.count_nonzero(at) < (1 if sentinel else _LEAST) or others.size < 2 * _LEAST:
-            continue
-        next_to = _next(others, value)
-        gap = _gap(rest, float(value), next_to, sentinel)
-        if gap and (sentinel or _in_areas(at, strictly=gap == "wide")):
-            return at, f"{value:g}, apart from all others (the next is {next_to:g})"
-        # Samples at an end of the range may be clipped; those beside them come near it then.
-        inside = float(others.min()) < value < float(others.max())
-        sharp = inside or (value == 0 and _is_sharp(pixels, at, value))
-        if value in repeated and sharp and _in_areas(at, strictly=True):
-            return at, f"{value:g}, the only value that repeats"
+    some = some_of(array if absent is None else present)  # without a copy where nothing is missing
+    for value in candidates(some, present.min(), present.max()):
+        if why := Beside.of(value, array, channel, absent).why(some):
+            at = _all_are(array, value, channel)
+            return (at if absent is None else at & ~absent), why
     return None, ""
 
 
-def _some(values: Array) -> Array:
+def candidates(some: Array, low: Any, high: Any) -> list[Any]:
+    """Return the values that may stand for "no data", by some of the samples and the ends of the range of all."""
+    repeated, found = _repeated(some), []
+    for value in dict.fromkeys((low, high, *repeated)):
+        rest = some[some != value]
+        # What some samples come near need not be looked for in all.
+        if value in repeated or _gap(rest, float(value), _next(rest, value), float(value) in _SENTINELS):
+            found.append(value)
+    return found
+
+
+def _all_are(array: Array, value: Any, channel: int | None) -> Mask:
+    """Return which pixels have a value in all of their channels."""
+    return np.asarray(array == value if channel is None else (array == value).all(axis=channel))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Where a value lies in an array, or in its parts, and what lies beside it."""
+
+    value: Any
+    axes: int
+    size: int  # pixels
+    count: int  # of these with the value in all channels
+    whole: int  # of those, the ones among others of their kind
+    alone: int  # others, all of whose neighbours have the value
+    others: int  # samples of other pixels
+    low: float  # of the others
+    high: float
+    below: float  # of the others the nearest ones
+    above: float
+    away: Array  # how far samples that lie beside the value are from it; some of them
+
+    @classmethod
+    def of(cls, value: Any, array: Array, channel: int | None, absent: Mask | None = None) -> Beside:
+        """Look at an array. O(N)."""
+        pixels, at = array if channel is None else np.moveaxis(array, channel, -1), _all_are(array, value, channel)
+        at = at if absent is None else at & ~absent
+        others = pixels[~at] if absent is None else pixels[~(at | absent)]
+        whole, alone, beside = at.copy(), ~at, np.zeros(at.shape, bool)
+        for axis in range(at.ndim):
+            for shift in (1, -1):
+                near = np.roll(at, shift, axis)  # the far side beside an edge, which is as good as any
+                whole &= near
+                alone &= near
+                beside |= near
+        below, above = others[others < value], others[others > value]
+        away = np.abs(pixels[beside & ~at].astype(np.float64) - float(value)).ravel()
+        count, inner, lone = (int(np.count_nonzero(one)) for one in (at, whole, alone))
+        low, high = (float(others.min()), float(others.max())) if others.size else (math.inf, -math.inf)
+        nearest = float(below.max()) if below.size else -math.inf, float(above.min()) if above.size else math.inf
+        return cls(value, at.ndim, at.size, count, inner, lone, others.size, low, high, *nearest, some_of(away))
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Beside]) -> Beside:
+        """Join what was seen in the parts of an array."""
+        counts = np.array([[p.size, p.count, p.whole, p.alone, p.others] for p in parts]).sum(axis=0)
+        size, count, whole, alone, others = counts.tolist()
+        return cls(
+            parts[0].value, parts[0].axes, size, count, whole, alone, others, min(p.low for p in parts),
+            max(p.high for p in parts), max(p.below for p in parts), min(p.above for p in parts),
+            np.concatenate([p.away for p in parts]),
+        )  # fmt: skip
+
+    def why(self, some: Array) -> str:
+        """Return why the value stands for "no data", by some of the samples; empty where it does not."""
+        value, sentinel = self.value, float(self.value) in _SENTINELS
+        if self.count < (1 if sentinel else _LEAST) or self.others < 2 * _LEAST:
+            return ""
+        next_to = min((self.below, self.above), key=lambda one: abs(one - float(value)))
+        gap = _gap(some[some != value], float(value), next_to, sentinel)
+        if gap and (sentinel or self._in_areas(strictly=gap == "wide")):
+            return f"{value:g}, apart from all others (the next is {next_to:g})"
+        # Samples at an end of the range may be clipped; those beside them come near it then.
+        sharp = self.low < value < self.high or (value == 0 and self._is_sharp())
+        if value in _repeated(some) and sharp and self._in_areas(strictly=True):
+            return f"{value:g}, the only value that repeats"
+        return ""
+
+    def _is_sharp(self) -> bool:
+        """Tell whether hardly a sample beside the value comes near it; of noise that was clipped 5 % do."""
+        return bool(self.away.size) and float(np.mean(self.away < 0.05 * np.median(self.away))) < _BULK
+
+    def _in_areas(self, *, strictly: bool = False) -> bool:
+        """Tell whether samples of the value lie side by side much more than they would by chance.
+
+        Strictly, hardly any other sample lies alone among them, as many do where noise was clipped.
+        """
+        chance = (self.count / self.size) ** (2 * self.axes)
+        inside = self.whole / self.count
+        return 1 - inside <= 0.8 * (1 - chance) and not (strictly and self.alone > _ALONE * self.count)
+
+
+def some_of(values: Array, count: int = SOME) -> Array:
     """Return some of many values, evenly far apart, of all channels."""
-    step = max(values.size // _SOME, 1)
+    step = max(values.size // count, 1)
     while math.gcd(step, 6) > 1:  # two, three and four channels lie side by side
         step += 1
     return values.reshape(-1)[::step]
@@ -288,47 +392,28 @@ def _gap(rest: Array, value: float, next_to: float, sentinel: bool) -> str:
     return "wide" if wide else ""
 
 
-def _is_sharp(pixels: Array, at: Mask, value: Any) -> bool:
-    """Tell whether hardly a sample beside marked ones comes near their value; of noise that was clipped 5 % do."""
-    beside = np.zeros(at.shape, bool)
-    for axis in range(at.ndim):
-        for shift in (1, -1):
-            beside |= np.roll(at, shift, axis)
-    away = np.abs(pixels[beside & ~at].astype(np.float64) - float(value))
-    return bool(away.size) and float(np.mean(away < 0.05 * np.median(away))) < _BULK
-
-
-def _in_areas(at: Mask, *, strictly: bool = False) -> bool:
-    """Tell whether marked samples lie side by side much more than they would by chance.
-
-    Strictly, hardly any other sample lies alone among them, as many do where noise was clipped.
-    """
-    whole, alone = at.copy(), ~at
-    for axis in range(at.ndim):
-        for shift in (1, -1):
-            beside = np.roll(at, shift, axis)  # the far side beside an edge, which is as good as any
-            whole &= beside
-            alone &= beside
-    count, share = int(np.count_nonzero(at)), float(at.mean())
-    chance = share ** (2 * at.ndim)
-    inside = np.count_nonzero(whole) / count
-    return bool(1 - inside <= 0.8 * (1 - chance) and not (strictly and np.count_nonzero(alone) > _ALONE * count))
-
-
 # ---- what has no order, so that no mean of it means anything
 
 
 def refuse_unordered(samples: Array, dtype: np.dtype[Any], missing: Mask | None = None) -> None:
-    """Refuse phases that wrap round and label images, where there is hardly any doubt about it.
+    """Refuse integers and phases that wrap round, and label images, where there is hardly any doubt about it.
 
     Phases are floats from -pi to pi, or from 0 to 2 pi, that jump by about 2 pi between neighbours, and hardly ever by
-    half as much. Labels are whole numbers that count from 0 or 1, in areas beside others of any number.
+    half as much. Integers of 16 bits and more that have wrapped round jump so by their range. Labels are whole numbers
+    that count from 0 or 1, in areas beside others of any number.
 
     Raises
     ------
     InputError
         With what to do about it.
     """
+    if dtype.kind in "iu" and dtype.itemsize > 1 and any(_overflows(one, dtype) for one in np.moveaxis(samples, -1, 0)):
+        raise InputError(
+            f"image: got {dtype} whose values jump from one end of its range to the other, as numbers do that went "
+            "beyond it; compute them anew in wider numbers (float, or integers of more bits), undo it "
+            f"(image.view('{'i' if dtype.kind == 'u' else 'u'}{dtype.itemsize}') if they were below 0), or give sigma "
+            "if they are right"
+        )
     if samples.shape[-1] != 1 or samples.ndim < 3 or missing is not None:
         return
     values = samples[..., 0]
@@ -356,11 +441,31 @@ def _wraps(values: Array) -> bool:
     low, high = float(values.min()), float(values.max())
     if not (any(abs(low - at) < _NEAR and abs(high - at - 2 * math.pi) < _NEAR for at in (-math.pi, 0.0))):
         return False
-    if len(np.unique(values.ravel()[:_SOME])) < _AREA:  # a drawing
+    if len(np.unique(values.ravel()[:SOME])) < _AREA:  # a drawing
         return False
     steps = np.concatenate([np.abs(b - a).ravel() for a, b in _neighbours(values)]) / math.pi
     jumps, halves = np.count_nonzero(steps > 1.5), np.count_nonzero((steps > 0.75) & (steps < 1.25))
     return bool(jumps > _JUMPS * values.size ** (1 - 1 / values.ndim) and 4 * halves < jumps)
+
+
+def _overflows(values: Array, dtype: np.dtype[Any]) -> bool:
+    """Tell whether integers have wrapped round.
+
+    Neighbours at both ends of the range of their type are as near across its end as others are to each other. What was
+    clipped piles up at an end, and wraps nowhere.
+    """
+    limits = np.iinfo(dtype)
+    period = float(limits.max) - float(limits.min) + 1
+    if values.min() > limits.min + _NEAR * period or values.max() < limits.max - _NEAR * period:
+        return False
+    steps = np.concatenate([np.abs(b - a).ravel() for a, b in _neighbours(values.astype(np.float64))])
+    far = steps > 0.75 * period
+    counts = np.unique(values, return_counts=True)[1]
+    if np.count_nonzero(far) < _LEAST or max(counts[0] / counts[1], counts[-1] / counts[-2]) > 4:
+        return False
+    halves = np.count_nonzero((steps > 0.375 * period) & (steps < 0.625 * period))
+    across = float(np.median(period - steps[far]))
+    return bool(4 * halves < np.count_nonzero(far) and across <= 4 * float(np.median(steps[~far])))
 
 
 def _labels(values: Array) -> int:
@@ -399,7 +504,7 @@ def _opacity(array: Array, axes: Axes) -> tuple[int | None, Mask]:
         return None, nowhere
     planes = np.moveaxis(array, axes.channel, 0)
     full = 1.0 if array.dtype.kind == "f" else float(np.iinfo(array.dtype).max)
-    step = max(math.isqrt(planes[0].size // _SOME), 1)
+    step = max(math.isqrt(planes[0].size // SOME), 1)
     at_ends = [float(((one == 0) | (one == full)).mean()) for one in planes[:, ::step, ::step]]
     last = planes[-1]
     if at_ends[-1] < 0.8 or last.max() != full or last.min() == full or max(at_ends[:-1]) >= 0.8:

@@ -236,6 +236,11 @@ class Groups:
         return cls(preset, preset.groupings(ratio, dimension), colours, precision, ratio, dimension)
 
     @property
+    def patch(self) -> tuple[int, ...]:
+        """Samples of a patch along each axis."""
+        return self.groupings[0].along("patch")[-self.dimension :]
+
+    @property
     def halo(self) -> Three:
         """How far a sample of the last estimate looks, along slices, rows and columns."""
         return margins(self.groupings, self.preset.steps)
@@ -253,9 +258,10 @@ class Groups:
         """Return samples (..., C) in the channels and the precision of the flow."""
         return channels_of(f, self.colours, self.precision)
 
-    def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...]) -> Array:
+    def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
         """Return the estimate for a part of samples that begins at a corner of the whole."""
-        made = problem(self.signal(f), self.preset, self.groupings, origin=corner, whole=whole)
+        options = {} if missing is None else {"missing": missing}
+        made = problem(self.signal(f), self.preset, self.groupings, origin=corner, whole=whole, **options)
         return back_from(run(made, ALONE)[0][-1], self.colours, f)
 
     def whole_problem(self, f: Array, variance: Array | None) -> Problem:

@@ -124,7 +124,7 @@ def _filled(
 ) -> Any:
     """Return result and info for an array; NaN that no mask is about are missing, and come back."""
     mask, lost = words["mask"], None
-    if mask is None and values.dtype.kind == "f" and (lost := np.isnan(values)).any():
+    if mask is None and values.dtype.kind == "f" and (lost := np.isnan(values)).any() and not lost.all():
         words = {**words, "mask": lost}
     result, info = denoise(values, sigma, options=options, preserve_range=True, return_info=True, **words)
     return (result if lost is None else np.where(lost, np.nan, result)), info

@@ -79,9 +79,9 @@ class Pixels:
         return {"functional": FUNCTIONAL, "parameters": parameters(self.kernel, self.unit), "method": method,
                 "steps": self.steps or 0}  # fmt: skip
 
-    def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...]) -> Array:
+    def of_part(self, f: Array, corner: tuple[int, ...], whole: tuple[int, ...], missing: Array | None = None) -> Array:
         """Return the estimate for a part of samples; it has the bits of weights that are stored."""
-        path = solved(f.astype(self.precision, copy=False), self, store=False).path
+        path = solved(f.astype(self.precision, copy=False), self, missing=missing, store=False).path
         return path[-1].astype(f.dtype, copy=False)
 
     def whole_problem(self, f: Array, variance: Array | None) -> Problem:

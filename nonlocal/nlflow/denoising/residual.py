@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,12 +74,34 @@ WORDS: Final = {
 }
 
 
+@dataclass(frozen=True)
+class Looked:
+    """A place that is looked at, in units of the noise."""
+
+    place: tuple[slice, ...]  # in the whole
+    samples: Array  # (..., C)
+    estimate: Array  # (..., C)
+    missing: NDArray[np.bool_] | None = None  # (...)
+    taken: NDArray[np.bool_] | None = None  # (...), of the missing ones those that the noise says are
+
+
 def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
     """Return what the residual f - u of samples (..., C) in units of the noise of a frame shows.
 
     None where there are too few samples, or next to nothing was removed. O(1) in the size.
     """
-    shape = f.shape[:-1]
+    axes, lost = tuple(range(f.ndim - 1)), frame.missing
+    taken = lost if lost is None or frame.absent is None else lost & ~frame.absent
+    places = (
+        Looked(place, f[place], u[place], *(None if where is None else where[place] for where in (lost, taken)))
+        for place in places_of(f.shape[:-1])
+    )
+    return figures_in(places, frame, f.min(axis=axes), f.max(axis=axes))
+
+
+def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) -> Figures | None:
+    """Return what the residual shows in places of a whole whose samples lie between two ends (C,); see `figures_of`."""
+    shape = frame.shape
     axes = tuple(k for k, n in enumerate(shape) if n > 1)
     spatial = len(axes)
     side = _SIDE.get(spatial, 0)
@@ -90,21 +113,20 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
     if frame.few is not None:  # so few counts are noise in no units that are even
         return None
     correlation, variance = _expected(frame, spatial)
-    low, high = f.min(axis=tuple(range(len(shape)))), f.max(axis=tuple(range(len(shape))))
     found: list[tuple[Array, ...]] = []
     hidden: list[Array] = []
     plain: list[float] = []
-    for place in _places(shape):
-        samples, estimate = f[place].astype(np.float64), u[place].astype(np.float64)
+    for one in places:
+        place, samples, estimate = one.place, one.samples.astype(np.float64), one.estimate.astype(np.float64)
         level = math.sqrt(variance) * np.broadcast_to(_strength(frame, place), samples.shape[:-1])
+        level = level * np.sqrt(_cut_off(estimate - low, high - estimate, level[..., None]).mean(axis=-1))
         away = ended = ((samples <= low) | (samples >= high)).any(axis=-1)
-        if frame.missing is not None:
-            own = frame.missing[place]
-            if spatial > 1:  # spikes of recordings are runs of up to three samples
-                hidden.append(own if frame.absent is None else own & ~frame.absent[place])
+        if (own := one.missing) is not None:
+            if spatial > 1 and one.taken is not None:  # spikes of recordings are runs of up to three samples
+                hidden.append(one.taken)
             away = away | own
         if frame.exact is not None:  # what is free of noise, such as a background that was taken away
-            away = away | np.broadcast_to(frame.exact, f.shape)[place].any(axis=-1)
+            away = away | np.broadcast_to(frame.exact, (*shape, len(low)))[place].any(axis=-1)
         light = estimate.sum(axis=-1) / math.sqrt(estimate.shape[-1])
         rest = np.where(away, 0.0, (samples - estimate).sum(axis=-1) / math.sqrt(samples.shape[-1]))
         size = tuple(n for n in rest.shape if n > 1)
@@ -121,7 +143,8 @@ def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
     return None if getattr(frame.model, "opponent", False) else judged
 
 
-def _places(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
+def places_of(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
+    """Return the places of a whole that are looked at."""
     spatial = sum(n > 1 for n in shape)
     lines = []
     for n in shape:
@@ -155,6 +178,21 @@ def _strength(frame: Frame, place: tuple[slice, ...]) -> Any:
         varies = frame.coloured.strength
         return np.sqrt(np.broadcast_to(varies, (*frame.shape, 1))[place][..., 0])
     return 1.0 if frame.variance is None else np.sqrt(frame.variance[place])
+
+
+def _cut_off(above: Array, below: Array, level: Array) -> Array:
+    """Return the mean square of Gaussian noise of a level whose samples beyond two ends of the range do not count.
+
+    Over the squared level, at distances a and b of the signal from the ends in units of the level: 1 - (a phi(a) + b
+    phi(b)) / (Phi(a) + Phi(b) - 1), the second moment of a Gaussian that is truncated there, about its mean before
+    that. It is 1 but near an end: the ends of a range that nothing was clipped to are extremes of the noise.
+    """
+    from scipy.special import ndtr
+
+    a, b = (np.maximum(side / level, 0.0) for side in (above, below))
+    inside = np.maximum(ndtr(a) + ndtr(b) - 1, np.finfo(float).tiny)
+    densities = (a * np.exp(-(a**2) / 2) + b * np.exp(-(b**2) / 2)) / math.sqrt(2 * math.pi)
+    return np.asarray(np.clip(1 - densities / inside, np.finfo(np.float32).eps, 1.0))
 
 
 def _windows_of(rest: Array, light: Array, away: NDArray[np.bool_], side: int, level: Any) -> tuple[Array, ...]:

@@ -31,7 +31,7 @@ from nlflow.denoising.frame import (
     numbers_of,
     units_of,
 )
-from nlflow.denoising.given import TELL_MISSING
+from nlflow.denoising.given import SOME, TELL_MISSING, as_given, candidates
 from nlflow.denoising.groupwise import Groups, bytes_needed, in_tiles, problem
 from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.layout import Axes
@@ -43,10 +43,12 @@ from nlflow.denoising.noise.risk import perturbation
 from nlflow.denoising.options import Options
 from nlflow.denoising.patches import Grouping, TensorFilter
 from nlflow.denoising.patches.lattice import three
+from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import EPSILON, Trail, Watch, telling, unrolled, within
 from nlflow.errors import InputError, MemoryLimitError, NlflowWarning, check_array, check_memory, format_bytes
 
 Denoise = Callable[..., Any]
+_FIRST = 0.9  # share of the progress at which the residual is looked at, which seldom asks for another flow
 _TRACKED = 8  # planes that a step keeps for its derivative
 
 
@@ -70,15 +72,22 @@ def denoised_tensor(
     options.check(quality, len(placed.letters))
     words = {"quality": quality, "noise": noise, "options": options}
     model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
-    items = placed.items(image.detach())
+    items, tracked = placed.items(image.detach()), image.requires_grad and torch.is_grad_enabled()
     found: Noisy | str
     if mask is not None:
         found = "a mask of missing samples"
     elif bool(image.isnan().any()):
         found = "NaN, which counts as missing samples"
+    elif not tracked and any(map(_says_nothing, items)):  # a guess, for which no derivative is given up
+        found = "samples that say nothing"
     else:
         found = Noisy.of(items, left, model)
-    tracked = image.requires_grad and torch.is_grad_enabled()
+
+    def on_host(tell: Any) -> Any:
+        """Return what is met on the host."""
+        made = _on_host(denoise, image, placed, {"sigma": sigma, "mask": mask, "keep": keep}, words, tell)
+        return made if return_info else made[0]
+
     if isinstance(found, str):
         if tracked:
             raise InputError(
@@ -86,17 +95,18 @@ def denoised_tensor(
                 "derivatives; detach it, or give sigma as the strength of white noise"
             )
         with telling(progress, quality) as tell:
-            given = {"sigma": sigma, "mask": mask, "keep": keep}
-            made = _on_host(denoise, image, placed, given, words, tell)
-            return made if return_info else made[0]
+            return on_host(tell)
     task = Items.of(image, found, placed, quality, options, keep)
     with telling(progress, quality) as tell:
-        watch = Watch(limit=max_memory, tell=tell)
+        judged = bool(found.found) and not tracked and options.strength == 1
+        watch = Watch(limit=max_memory, tell=within(tell, 0.0, _FIRST) if judged else tell)
         results, told = [], list[dict[str, Any]]()
         for number, (one, f) in enumerate(task.parts(image)):
             part = replace(watch, tell=within(tell, number / len(task.flows), (number + 1) / len(task.flows)))
             with _guarded(one, f, max_memory):
                 u, known = _chosen(one, f, options, part, tracked)
+            if judged and _is_doubted(one, f, u):
+                return on_host(within(tell, _FIRST, 1.0))
             results.append((one, u))
             told.append(known)
         result = task.assembled(image, results)
@@ -111,6 +121,27 @@ def denoised_tensor(
     if not return_info:
         return result
     return result, _info(task.frames, told, root_mean_square((image - result).detach()), begun)
+
+
+def _says_nothing(item: Tensor) -> bool:
+    """Tell whether some samples (..., C) hold no data, or a channel is opacity; few are copied where that is not so."""
+    flat, channels = item.flatten(), item.shape[-1]
+    some = to_numpy(flat[:: max(flat.numel() // SOME, 1)])
+    if not (channels in (2, 4) or candidates(some, *to_numpy(torch.stack((flat.min(), flat.max()))))):
+        return False
+    axes = Axes(tuple(item.shape), "ZYX"[-(item.ndim - 1) :], (1.0,) * (item.ndim - 1), item.ndim - 1)
+    looked = as_given(to_numpy(item), axes)
+    return looked.missing is not None or looked.opacity is not None
+
+
+def _is_doubted(one: Alike, f: Tensor, u: Tensor) -> bool:
+    """Tell whether the residual of an item, in units of its noise, is not the noise that was found."""
+    for frame, noisy, estimate in zip(one.frames, f, u, strict=True):
+        known = replace(frame, exact=None if frame.exact is None else to_numpy(frame.exact))
+        figures = figures_of(to_numpy(noisy), to_numpy(estimate), known)
+        if figures is not None and milder(known, figures) is not None:
+            return True
+    return False
 
 
 def _chosen(one: Alike, f: Tensor, options: Options, watch: Watch, tracked: bool) -> tuple[Tensor, dict[str, Any]]:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,17 @@ from numpy.typing import NDArray
 from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.threads import one_loop_thread
 from nlflow.denoising.frame import Frame, Part, Spread, live_of, numbers_of, units_of
+from nlflow.denoising.given import (
+    SOME,
+    Beside,
+    Known,
+    as_given,
+    candidates,
+    guess,
+    refuse_unordered,
+    some_of,
+    told_of,
+)
 from nlflow.denoising.info import DenoiseInfo, check_units
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.finding.sigma import (
@@ -26,11 +37,13 @@ from nlflow.denoising.noise.finding.sigma import (
     window_sides,
     windows_of_part,
 )
-from nlflow.denoising.noise.models.base import Noise
+from nlflow.denoising.noise.models.base import Noise, NoiseEstimate
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough
-from nlflow.domains.samples import as_signal, exact_sums, mean_of_sums, rounded
+from nlflow.denoising.residual import Figures, Looked, figures_in, milder, places_of
+from nlflow.domains.samples import exact_sums, mean_of_sums, rounded
 from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
 from nlflow.store.encoding import digest, encode
 from nlflow.store.identity import described
@@ -39,7 +52,11 @@ Array = NDArray[Any]
 _BLOCKS = "an array in blocks"
 # Blocks whose residuals are asked for at a time: enough for many workers, few beside all.
 _BATCH = 64
-_NONE_MISSING = "use nlflow.denoise, which knows missing samples"
+NO_SAMPLE = "image: got no sample that is a number (all are NaN or masked), expected at least one"
+_MIDDLE = {1: 2**20, 2: 1024, 3: 64}  # samples along each axis of the middle, by whose noise the kind is told
+# Samples around a place whose residual is looked at, by the number of axes: fewer than the flow looks at, which
+# changes its estimate by little.
+_AROUND = {1: 512, 2: 32, 3: 8}
 _PLANES = 9  # of a volume, from which its noise is estimated
 
 
@@ -72,7 +89,9 @@ def denoise_array(
         Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated, from
         windows of the whole image, when not given.
     noise : str or Poisson
-        White noise, which ``'auto'`` means here too, ``'poisson'``, or a `Poisson`. Other noise is not for blocks.
+        White noise, ``'poisson'``, or a `Poisson`. Other noise is not for blocks: ``'auto'`` means white noise here,
+        looks at the middle of the image, and warns where it is of another kind. What would be removed is held against
+        it in some places, as `nlflow.denoise` does everywhere, and less is taken out where the two disagree.
     quality, channel_axis, axes, spacing
         As `nlflow.denoise`.
     return_info : bool
@@ -90,8 +109,8 @@ def denoise_array(
     Raises
     ------
     InputError
-        Without Dask; for what is no Dask array, for chunks of unknown sizes, and as `nlflow.denoise`. NaN and infinity
-        are found before this returns.
+        Without Dask; for what is no Dask array, for chunks of unknown sizes, and as `nlflow.denoise`. Infinity is found
+        before this returns.
     MemoryLimitError
         When the largest block with its halo does not fit `max_memory`.
 
@@ -107,12 +126,15 @@ def denoise_array(
     are sums over the whole.) ``mask``, ``keep``, maps of sigma and ``stopping`` of `nlflow.denoise` are decided by the
     whole image, or not by blocks alone, and are left to it; to keep samples, use ``dask.array.where``.
 
-    The image is read once for its statistics, once more to estimate sigma, and by ``pixels`` up to where the residual
-    is enough (mostly a sixth of the image, which is also denoised; ``steps=1`` spares it). The halo is 19 samples wide
-    for ``pixels`` and one step, 30 for ``fast``, 288 for ``balanced`` and 681 for ``best``: blocks of 2048 to 4096 keep
-    what is computed twice small. In volumes it is 16, 88 and 124 along each axis, less along those whose samples lie
-    farther apart, and sigma is estimated from nine planes (the median); in clips 8, 50 and 58 frames, and blocks hold
-    whole frames.
+    NaN and a value that stands for "no data" stay as they are, as those of `nlflow.denoise` do; what lies beside them
+    agrees with its result to a part of the noise, as holes are filled in block by block.
+
+    The image is read once for its statistics (three times where a value may stand for "no data"), once more to estimate
+    sigma, in some places to look at what would be removed, and by ``pixels`` up to where the residual is enough (mostly
+    a sixth of the image, which is also denoised; ``steps=1`` spares it). The halo is 19 samples wide for ``pixels`` and
+    one step, 30 for ``fast``, 288 for ``balanced`` and 681 for ``best``: blocks of 2048 to 4096 keep what is computed
+    twice small. In volumes it is 16, 88 and 124 along each axis, less along those whose samples lie farther apart, and
+    sigma is estimated from nine planes (the median); in clips 8, 50 and 58 frames, and blocks hold whole frames.
     A block takes one thread, and working memory as `DenoiseInfo.memory_bytes` says.
 
     Examples
@@ -146,12 +168,19 @@ def denoised(
     placed.check_patch(options.patch_size)
     levels = None if sigma is None else levels_of(sigma, placed)
     check_units(blocks.image.dtype, levels, stacklevel=4)
-    found = statistics(blocks, model)
+    found, known, guessed = surveyed(blocks, model)
+    if guessed:
+        warnings.warn(guessed, NlflowWarning, stacklevel=4)
+    verdict = None
     if levels is None and model is None:
-        levels = estimated(blocks, found)
-    frame = frame_for(placed, blocks.image.dtype, found, levels, quality, model, options)
-    frame, why = (frame, "") if not isinstance(frame.flow, Pixels) else settled(blocks, frame)
-    frame = replace(frame, estimated=sigma is None and model is None)
+        levels = estimated(blocks, found, known)
+        if noise == "auto":
+            levels, verdict = examined(blocks.middle(), placed, found, known, levels)
+    wanted = Wanted(placed, blocks.image.dtype, found, known, quality, model, options, sigma is None and model is None)
+    frame, texts = wanted.checked(levels, verdict, lambda frame: _figures(blocks, found, frame))
+    for text in texts:
+        warnings.warn(text, NlflowWarning, stacklevel=4)
+    frame, why = (frame, "") if not isinstance(frame.flow, Pixels) else settled(blocks, frame, found.count)
     if text := frame.too_strong(float(found.high.max() - found.low.min())):
         warnings.warn(text, NlflowWarning, stacklevel=4)
     blocks = _wide_enough(blocks, frame.halo)
@@ -167,8 +196,8 @@ def denoised(
         chunks=blocks.image.chunks, meta=np.empty((0,) * blocks.image.ndim, image.dtype),
     )  # fmt: skip
     info = info_of(frame, why, memory, math.prod(map(len, blocks.chunks)))
-    known = [value for name, value in vars(frame).items() if name != "options"]  # which say more than results depend on
-    return result, info, digest(f"{found.digest} {described(known)}")
+    words = [value for name, value in vars(frame).items() if name != "options"]  # which say more than results depend on
+    return result, info, digest(f"{found.digest} {described(words)}")
 
 
 def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | None:
@@ -303,6 +332,12 @@ class Blocks:
         return tuple(value for axis, value in enumerate(values) if axis != self.channel_axis)
 
     @property
+    def axes(self) -> Axes:
+        """The axes of the image as those of space."""
+        letters = "ZYX"[-len(self.shape) :]
+        return Axes(self.image.shape, letters, (1.0,) * len(letters), self.channel_axis)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape without channels."""
         return self.without_channels(self.image.shape)
@@ -311,6 +346,15 @@ class Blocks:
     def chunks(self) -> tuple[tuple[int, ...], ...]:
         """Sizes of the blocks without channels."""
         return self.without_channels(self.image.chunks)
+
+    def middle(self) -> Array:
+        """Return the middle of the image."""
+        side = _MIDDLE[len(self.shape)]
+        starts = [max((n - side) // 2, 0) for n in self.shape]
+        cut = [slice(start, start + side) for start in starts]
+        if self.channel_axis is not None:
+            cut.insert(self.channel_axis, slice(None))
+        return np.asarray(self.image[tuple(cut)].compute())
 
     def even(self, size: int) -> tuple[int, ...]:
         """Return a number for each axis that is no channel."""
@@ -372,25 +416,69 @@ class Statistics:
     moments: Array  # (C, C), sums of products about the mean
     #: Of the statistics of all parts: images that differ in a sample differ in it, but for changes that keep every sum.
     digest: str = ""
+    size: int = 0  # samples of a channel, the missing ones too
+    empty: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))  # (C,), channels without any sample
+    some: Array = field(default_factory=lambda: np.zeros(0))  # some of the samples that are present, as they were given
+    ends: tuple[Any, Any] = (math.inf, -math.inf)  # the lowest and the highest of these
 
     @property
     def mean(self) -> Array:
         """Of each channel, correctly rounded."""
         return mean_of_sums(self.sums, self.count)
 
+    def ends_in(self, frame: Frame) -> tuple[Array, Array]:
+        """Return the lowest and the highest sample of the channels that vary (C,), in units of the noise."""
+        live = slice(None) if frame.live is None else frame.live
+        return (self.low[live] - frame.offset) / frame.level, (self.high[live] - frame.offset) / frame.level
+
     def of_channels(self, which: NDArray[np.bool_]) -> Statistics:
         """Return those of some channels."""
         sums = [self.sums[c] for c in np.flatnonzero(which)]
-        return Statistics(
-            self.count, self.low[which], self.high[which], sums, self.moments[np.ix_(which, which)], self.digest
-        )
+        return replace(self, low=self.low[which], high=self.high[which], sums=sums,
+                       moments=self.moments[np.ix_(which, which)])  # fmt: skip
 
 
-def statistics(blocks: Blocks, model: Noise | None) -> Statistics:
+def surveyed(blocks: Blocks, model: Noise | None) -> tuple[Statistics, Known, str]:
+    """Return the statistics of what is present in an image, what says nothing, and a warning where that is a guess.
+
+    In one pass over the image; in three where a value may stand for "no data".
+    """
+    import dask
+
+    known, guessed, told = Known(), "", list[str]()
+    found = statistics(blocks, model, known)
+    if found.empty.any() and not found.empty.all():
+        known = Known(empty=found.empty)
+        found = statistics(blocks, model, known)
+    if not found.count:
+        raise InputError(NO_SAMPLE)
+    if found.count < found.size:
+        told.append(told_of((found.size - found.count, found.size), "NaN"))
+    for value in candidates(found.some, *found.ends):
+        parts = dask.compute(*blocks.each(blocks.even(0), _beside, axes=blocks.axes, value=value, known=known))
+        if why := Beside.of_parts(parts).why(found.some):
+            known, present = replace(known, nodata=value), found.count
+            found = statistics(blocks, model, known)
+            told.append(told_of((present - found.count, found.size), why))
+            guessed = guess(told[-1])
+            break
+    return found, replace(known, told=tuple(told)), guessed
+
+
+def _beside(
+    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], axes: Axes, value: Any, known: Known
+) -> Beside:
+    return Beside.of(value, block, axes.channel, as_given(block, replace(axes, shape=block.shape), known=known).missing)
+
+
+def statistics(blocks: Blocks, model: Noise | None, known: Known) -> Statistics:
     """Return the statistics of an image, in one pass over it."""
     import dask
 
-    tasks = blocks.each(blocks.even(0), statistics_of, channel_axis=blocks.channel_axis, model=model)
+    count = math.prod(len(sizes) for sizes in blocks.image.chunks)
+    tasks = blocks.each(
+        blocks.even(0), statistics_of, axes=blocks.axes, model=model, known=known, some=max(SOME // count, 64)
+    )
     parts: tuple[Statistics, ...] = dask.compute(*tasks)
     told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
     return replace(merged(parts), digest=digest(encode(told)))
@@ -400,37 +488,154 @@ def merged(parts: Sequence[Statistics]) -> Statistics:
     """Return the statistics of several parts as those of one."""
     count = sum(part.count for part in parts)
     sums = [sum(column) for column in zip(*(part.sums for part in parts), strict=True)]
-    mean = mean_of_sums(sums, count)
     moments = np.zeros_like(parts[0].moments)
     for part in parts:  # in the order of the blocks
-        shift = part.mean - mean
-        moments += part.moments + part.count * np.outer(shift, shift)
-    low = np.min([part.low for part in parts], axis=0)
-    return Statistics(count, low, np.max([part.high for part in parts], axis=0), sums, moments)
+        if part.count:
+            shift = part.mean - mean_of_sums(sums, count)
+            moments += part.moments + part.count * np.outer(shift, shift)
+    low, high = (f([getattr(part, name) for part in parts], axis=0) for f, name in ((np.min, "low"), (np.max, "high")))
+    ends = min(part.ends[0] for part in parts), max(part.ends[1] for part in parts)
+    return Statistics(
+        count, low, high, sums, moments, size=sum(part.size for part in parts),
+        empty=np.all([part.empty for part in parts], axis=0), some=np.concatenate([part.some for part in parts]),
+        ends=ends,
+    )  # fmt: skip
 
 
 def statistics_of(
-    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], channel_axis: int | None, model: Noise | None
-) -> Statistics:
+    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], axes: Axes, model: Noise | None, known: Known,
+    some: int = SOME,
+) -> Statistics:  # fmt: skip
     """Return the statistics of a block."""
     try:
-        signal, _ = as_signal(block, channel_axis, _NONE_MISSING)
-        signal = signal if model is None else model.reduce(signal).samples
+        looked = as_given(block, replace(axes, shape=block.shape), known=known)
+        signal = looked.samples if model is None else model.reduce(looked.samples, looked.missing).samples
     except InputError as error:
         raise InputError(f"{error} (in the block that begins at {corner})") from error
-    flat = signal.reshape(-1, signal.shape[-1])
+    there = slice(None) if looked.missing is None else ~looked.missing
+    flat, given = signal[there].reshape(-1, signal.shape[-1]), _last(block, axes.channel)[there]
+    nan = np.isnan(_last(block, axes.channel)) if block.dtype.kind == "f" else np.zeros(signal.shape, bool)
+    empty = np.asarray(nan.reshape(-1, signal.shape[-1]).all(axis=0))
+    size = math.prod(signal.shape[:-1])
+    if not len(flat):
+        nothing = np.full(signal.shape[-1], math.inf)
+        zero = np.zeros((len(empty), len(empty)))
+        return Statistics(0, nothing, -nothing, [0] * len(empty), zero, size=size, empty=empty, some=given.ravel())
     sums = exact_sums(flat)
     about = flat - mean_of_sums(sums, len(flat))
-    return Statistics(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
+    return Statistics(
+        len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about, size=size, empty=empty,
+        some=some_of(given, some), ends=(given.min().item(), given.max().item()),
+    )  # fmt: skip
 
 
-def estimated(blocks: Blocks, found: Statistics) -> Array:
+def _last(block: Array, channel: int | None) -> Array:
+    return block if channel is None else np.moveaxis(block, channel, -1)
+
+
+def examined(
+    middle: Array, axes: Axes, found: Statistics, known: Known, levels: Array
+) -> tuple[Array, NoiseEstimate | None]:
+    """Return the milder of noise levels (C,) and what the verdict on the middle of an image says, and the verdict.
+
+    Raises `InputError` for phases and labels.
+    """
+    from nlflow.denoising.noise.finding.verdict import examine
+
+    live = found.high > found.low
+    looked = as_given(middle, replace(axes, shape=middle.shape), known=known)
+    if not live.any() or (looked.missing is not None and looked.missing.all()):
+        return levels, None
+    refuse_unordered(looked.samples, middle.dtype, looked.missing)
+    verdict, levels = examine(looked.samples[..., live], looked.missing), levels.copy()
+    if verdict.model.white_sigma is not None:
+        levels[live] = np.minimum(levels[live], verdict.model.white_sigma)
+    return levels, verdict
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What parts have to know of the whole, but for the strength of its noise."""
+
+    axes: Axes
+    dtype: np.dtype[Any]
+    found: Statistics
+    known: Known
+    quality: str
+    model: Noise | None
+    options: Options
+    estimated: bool
+
+    def frame(self, levels: Array | None, verdict: NoiseEstimate | None = None) -> Frame:
+        """Return the frame for noise of these levels; None for counts, whose noise is 1."""
+        frame = frame_for(self.axes, self.dtype, self.found, levels, self.quality, self.model, self.options)
+        if verdict is not None and levels is not None:
+            own = levels if frame.live is None else levels[frame.live]
+            white = GaussianNoise(own if np.ptp(own) else float(own[0]))
+            verdict = replace(verdict, model=white, confidence=verdict.confidence if verdict.is_white else "low")
+        return replace(frame, known=self.known, given=self.known.told, found=verdict, estimated=self.estimated)
+
+    def checked(
+        self, levels: Array | None, verdict: NoiseEstimate | None, figures: Callable[[Frame], Figures | None]
+    ) -> tuple[Frame, list[str]]:
+        """Return a frame whose residual is the noise, and what to warn of; what was given is not held against it."""
+        frame, texts = self.frame(levels, verdict), list[str]()
+        judged = verdict is not None and self.options.strength == 1
+        if verdict is not None and not verdict.is_white:
+            texts.append(
+                f"noise: the middle seems to have {verdict.model.describe()}; parts of a whole know white noise and "
+                "counts, and as much white noise is taken out as there is; give noise='poisson' for counts, or use "
+                "nlflow.denoise on what fits the memory"
+            )
+        while judged and not frame.idle and (seen := figures(frame)) is not None:
+            less = milder(frame, seen)
+            if less is None:
+                break
+            levels = np.zeros(len(self.found.low))
+            levels[slice(None) if frame.live is None else frame.live] = less.model.white_sigma
+            frame = replace(self.frame(levels), found=less)
+            texts = [f"noise: {less.reasons[0]}"]
+        return frame, texts
+
+
+def _figures(blocks: Blocks, found: Statistics, frame: Frame) -> Figures | None:
+    """Return what the residual of an image shows in some places, each with some of what the flow looks at."""
+    import dask
+    from dask import delayed
+
+    tasks = []
+    around = min(max(frame.halo, default=0), _AROUND[len(blocks.shape)])
+    for place in places_of(blocks.shape):
+        wide = [slice(max(s.start - around, 0), s.stop + around) for s in place]
+        if frame.axes.moving:  # motion is that of whole frames
+            wide[1:] = [slice(None)] * 2
+        inner = tuple(
+            slice(s.start - (w.start or 0), s.stop - (w.start or 0)) for s, w in zip(place, wide, strict=True)
+        )
+        corner = tuple(w.start or 0 for w in wide)
+        if blocks.channel_axis is not None:
+            wide.insert(blocks.channel_axis, slice(None))
+        tasks.append(delayed(looked_at, pure=False)(blocks.image[tuple(wide)], place, corner, inner, frame))
+    return figures_in(dask.compute(*tasks), frame, *found.ends_in(frame))
+
+
+@underflowing
+def looked_at(
+    block: Array, place: tuple[slice, ...], corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame
+) -> Looked:
+    """Return a place of a whole with its estimate; the other words are those of `denoise_part`."""
+    part = frame.part(block)
+    u = _estimate(part, corner, frame, math.inf)
+    return Looked(place, part.f[inner], u[inner], None if part.missing is None else part.missing[inner])
+
+
+def estimated(blocks: Blocks, found: Statistics, known: Known) -> Array:
     """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole, in a pass.
 
     A second pass, and a third, are made where too few windows are left, as in memory. Of a volume or a clip some planes
     are looked at, evenly far apart, each as an image; the median counts. A channel that is constant has none.
     """
-    return for_all(_levels(blocks, found), found)
+    return for_all(_levels(blocks, found, known), found)
 
 
 def for_all(levels: Array, found: Statistics) -> Array:
@@ -442,12 +647,12 @@ def for_all(levels: Array, found: Statistics) -> Array:
     return result
 
 
-def _levels(blocks: Blocks, found: Statistics) -> Array:
+def _levels(blocks: Blocks, found: Statistics, known: Known) -> Array:
     """Return the noise of each channel by itself; 0 of one that is constant."""
     import dask
 
     if len(blocks.shape) == 3:
-        return _of_planes(blocks)
+        return _of_planes(blocks, known)
     limits = {c: (float(low), float(high)) for c, (low, high) in enumerate(zip(found.low, found.high, strict=True))}
     pending = {c: pair for c, pair in limits.items() if 0 < pair[1] - pair[0] < math.inf}
     sigmas = dict.fromkeys(limits, 0.0)
@@ -457,7 +662,7 @@ def _levels(blocks: Blocks, found: Statistics) -> Array:
         if not pending:
             break
         tasks = blocks.each(
-            halo, _windows, channel_axis=blocks.channel_axis, whole=blocks.shape, limits=pending, side=side
+            halo, _windows, axes=blocks.axes, whole=blocks.shape, limits=pending, side=side, known=known
         )
         parts: tuple[dict[int, PartWindows], ...] = dask.compute(*tasks)
         for c, pair in list(pending.items()):
@@ -468,14 +673,14 @@ def _levels(blocks: Blocks, found: Statistics) -> Array:
     return np.array(list(sigmas.values()))
 
 
-def _of_planes(blocks: Blocks) -> Array:
+def _of_planes(blocks: Blocks, known: Known) -> Array:
     """Return the median of the estimates for planes across the first axis; planes without noise, as of air, aside."""
     count = blocks.shape[0]
     first = 1 if blocks.channel_axis == 0 else 0
     axis = None if blocks.channel_axis is None else max(blocks.channel_axis - (blocks.channel_axis > first), 0)
     places = sorted({(2 * k + 1) * count // (2 * _PLANES) for k in range(_PLANES)})
     planes = [Blocks(blocks.image[(slice(None),) * first + (place,)], axis) for place in places]
-    return typical([estimated(plane, statistics(plane, None)) for plane in planes])
+    return typical([estimated(plane, statistics(plane, None, known), known) for plane in planes])
 
 
 def typical(sigmas: Sequence[Array]) -> Array:
@@ -488,16 +693,20 @@ def _windows(
     block: Array,
     corner: tuple[int, ...],
     inner: tuple[slice, ...],
-    channel_axis: int | None,
+    axes: Axes,
     whole: tuple[int, ...],
     limits: dict[int, tuple[float, float]],
     side: int,
+    known: Known,
 ) -> dict[int, PartWindows]:
-    signal, _ = as_signal(block, channel_axis)
-    return {c: windows_of_part(signal[..., c], corner, inner, whole, pair, side) for c, pair in limits.items()}
+    looked = as_given(block, replace(axes, shape=block.shape), known=known)
+    return {
+        c: windows_of_part(looked.samples[..., c], corner, inner, whole, pair, side, looked.missing)
+        for c, pair in limits.items()
+    }
 
 
-def settled(blocks: Blocks, frame: Frame) -> tuple[Frame, str]:
+def settled(blocks: Blocks, frame: Frame, present: int) -> tuple[Frame, str]:
     """Return the frame with the steps after which the flow of pixels stops, and why: the residual of the whole.
 
     For each number of steps that is tried the residual is summed over the blocks until it is enough, which it mostly
@@ -507,7 +716,7 @@ def settled(blocks: Blocks, frame: Frame) -> tuple[Frame, str]:
     assert isinstance(flow, Pixels)
     if flow.steps is not None:
         return frame, f"{flow.steps} step(s) were asked for"
-    count = math.prod(blocks.shape) * len(frame.level)
+    count = present * len(frame.level)
     for steps in range(1, MOST_STEPS):
         tried = replace(frame, flow=replace(flow, steps=steps))
         tasks = blocks.at_least(tried.halo).each(tried.halo, residual_squares, frame=tried)
@@ -555,10 +764,13 @@ def denoise_part(
     `MemoryLimitError` when the part does not fit.
     """
     part = frame.part(block)
-    if frame.idle:
-        return np.array(part.restore(part.samples[inner]))
-    u = _estimate(part, corner, frame, memory_limit, alone)
-    return np.array(part.restore(part.result(u, frame, inner)))
+    result = part.samples
+    if not frame.idle:
+        result = part.result(_estimate(part, corner, frame, memory_limit, alone), frame)
+    own = list(inner)
+    if frame.axes.channel is not None:
+        own.insert(frame.axes.channel, slice(None))
+    return np.array(part.restore(result)[tuple(own)])
 
 
 @underflowing
@@ -568,7 +780,8 @@ def residual_squares(
     """Return the sum of squares of input minus result over a block, in units of the noise; see `denoise_part`."""
     part = frame.part(block)
     u = _estimate(part, corner, frame, memory_limit)
-    return float(np.sum(np.square(u[inner] - part.f[inner]), dtype=np.float64))
+    present = ... if part.missing is None else ~part.missing[inner]
+    return float(np.sum(np.square(u[inner] - part.f[inner])[present], dtype=np.float64))
 
 
 def _estimate(
@@ -576,8 +789,10 @@ def _estimate(
 ) -> Array:
     """Return the estimate of a part in units of the noise."""
     shape, flow = part.f.shape[:-1], frame.flow
+    if part.missing is not None and part.missing.all():
+        return part.f
     assert flow is not None
     check_memory(f"a block of {' x '.join(map(str, shape))} samples with its halo", frame.bytes_needed(shape),
                  "use smaller chunks, or raise max_memory", memory_limit)  # fmt: skip
     with nullcontext() if alone else one_loop_thread():
-        return flow.of_part(part.f, corner, frame.shape)
+        return flow.of_part(part.f, corner, frame.shape, part.missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -13,15 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.frame import Frame
+from nlflow.denoising.given import Known, as_given, find_nodata, told_of
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.large.arrays import (
+    NO_SAMPLE,
     Statistics,
+    Wanted,
     counts_only,
     denoise_part,
+    examined,
     for_all,
-    frame_for,
     info_of,
     levels_of,
+    looked_at,
     merged,
     statistics_of,
     typical,
@@ -29,13 +34,15 @@ from nlflow.denoising.large.arrays import (
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.options import Options
-from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, MemoryLimitError, format_bytes, memory_limit
+from nlflow.denoising.residual import Figures, figures_in, places_of
+from nlflow.errors import InputError, MemoryLimitError, NlflowWarning, format_bytes, memory_limit
 
 Array = NDArray[Any]
 Timed = tuple[int, int, Array]
 #: Frames from whose noise that of all is estimated.
 FIRST = 16
+_MIDDLE = 96  # rows and columns of the middle of the first frames, by whose noise the kind is told
+_AROUND = 24  # rows and columns around a place of them whose residual is looked at
 _FILM = "a clip that is read in parts"
 _LONG = 8  # times the margin: longer parts save little
 _COPIES = 6  # of the samples of a part in single precision, beside the work of the flow
@@ -68,25 +75,53 @@ def surveyed(
     chosen.refuse(("separate", "stopping"), _FILM)
     chosen.check(quality, 3)
     model = counts_only(noise, sigma, chosen.strength, _FILM)
-    whole: Statistics | None = None
-    shape: tuple[int, ...] = ()
-    dtype, count, sigmas = np.dtype(np.uint8), 0, []
-    for one in frames:
-        axis = 3 if one.ndim == 3 else None
-        inner = (slice(0, 1), slice(0, one.shape[0]), slice(0, one.shape[1]))
-        part = statistics_of(one[None], (count, 0, 0), inner, axis, model)
-        whole = part if whole is None else merged([whole, part])
-        if sigma is None and model is None and count < FIRST:
-            sigmas.append(estimate_sigmas(as_signal(one, None if axis is None else 2)[0]))
-        shape, dtype, count = one.shape, one.dtype, count + 1
-    if whole is None:
+    rest = iter(frames)
+    first = list(itertools.islice(rest, FIRST))
+    if not first:
         raise InputError("image: got a clip without frames, expected at least one")
-    axes = Axes.of((count, *shape), None, "TYXC" if len(shape) == 3 else "TYX")
-    levels = None
-    if model is None:
-        levels = for_all(typical(sigmas), whole) if sigma is None else levels_of(sigma, axes)
-    frame = frame_for(axes, dtype, whole, levels, quality, model, chosen)
-    return replace(frame, estimated=sigma is None and model is None)
+    shape, begin = first[0].shape, np.stack(first)
+    axes = Axes.of(begin.shape, None, "TYXC" if len(shape) == 3 else "TYX")
+    nodata, why = find_nodata(begin, axes.channel)
+    known = Known()
+    if nodata is not None:
+        known = Known(begin[nodata].ravel()[0], told=(f"in the first {len(first)} frames {told_of(nodata, why)}",))
+    inner = (slice(0, 1), slice(0, shape[0]), slice(0, shape[1]))
+    parts = [statistics_of(one[None], (number, 0, 0), inner, axes, model, known) for number, one in enumerate(first)]
+    whole, count = merged(parts), len(first)
+    for one in rest:
+        part = statistics_of(one[None], (count, 0, 0), inner, axes, model, known)
+        whole, count = merged([whole, part]), count + 1
+    if not whole.count:
+        raise InputError(NO_SAMPLE)
+    axes = replace(axes, shape=(count, *shape))
+    levels, verdict = None, None
+    if model is None and sigma is not None:
+        levels = levels_of(sigma, axes)
+    elif model is None:
+        looked = as_given(begin, replace(axes, shape=begin.shape), known=known)
+        lost = [None] * len(first) if looked.missing is None else list(looked.missing)
+        sigmas = [estimate_sigmas(one, where) for one, where in zip(looked.samples, lost, strict=True)]
+        levels = for_all(typical(sigmas), whole)
+        if noise == "auto":
+            middle = tuple(slice(max((n - _MIDDLE) // 2, 0), max((n - _MIDDLE) // 2, 0) + _MIDDLE) for n in shape[:2])
+            levels, verdict = examined(begin[:, *middle], axes, whole, known, levels)
+    wanted = Wanted(axes, begin.dtype, whole, known, quality, model, chosen, sigma is None and model is None)
+    frame, texts = wanted.checked(levels, verdict, lambda frame: _figures(begin, whole, frame))
+    for text in texts:
+        warnings.warn(text, NlflowWarning, stacklevel=2)
+    return frame
+
+
+def _figures(begin: Array, whole: Statistics, frame: Frame) -> Figures | None:
+    """Return what the residual of the first frames shows, of which parts are looked at."""
+    count, *sides = begin.shape[:3]
+    found = []
+    for place in places_of((count, *sides)):
+        wide = tuple(slice(max(s.start - _AROUND, 0), s.stop + _AROUND) for s in place[1:])
+        corner = (0, *(s.start for s in wide))
+        inner = (place[0], *(slice(s.start - w.start, s.stop - w.start) for s, w in zip(place[1:], wide, strict=True)))
+        found.append(looked_at(begin[:, *wide], place, corner, inner, frame))
+    return figures_in(found, frame, *whole.ends_in(frame))
 
 
 def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:

@@ -181,6 +181,10 @@ def read_inputs(source: Path, beside: Mapping[str, Path], request: Request) -> I
     if media.absent is not None:
         if media.absent.all():
             raise InputError(f"{media.path}: got a file none of whose samples hold data, as it says, expected some")
+        if given.missing is not None and (given.missing | media.absent).all():
+            raise InputError(f"{media.path}: got {np.count_nonzero(media.absent)} sample(s) without data, as the file "
+                             "says, and --mask hides all others, expected some that are there; turn the mask round: "
+                             "not 0 is where a sample is missing")  # fmt: skip
         given.missing = media.absent if given.missing is None else given.missing | media.absent
         given.mask = given.missing
     said = np.zeros((), bool) if given.missing is None else given.missing

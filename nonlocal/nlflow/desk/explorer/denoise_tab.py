@@ -269,7 +269,8 @@ class DenoiseTab(Tab):
 
     def undo(self) -> None:
         """Take back what the user has set."""
-        self.quality.value, self.noise_kind.value = next(iter(_QUALITIES)), next(iter(_NOISES))
+        self.quality.value = next(iter(_OF_STACKS if self._source.media.stacked else _QUALITIES))
+        self.noise_kind.value = next(iter(_NOISES))
         for knob in (self.slice, *self.knobs.values(), *self.places, self.black, self.white):
             knob.reset()
         self.start()

@@ -348,8 +348,9 @@ class PartWindows:
     ----------
     first : pair of int
         Number of the first window, along the rows and the columns of windows.
-    structure, mean, touched : array of shape (a, b)
-        Of each window the energy at low frequencies, the mean, and whether it touches a sample that was filled in.
+    structure, mean, touched, absent : array of shape (a, b)
+        Of each window the energy at low frequencies, the mean, whether it touches a sample that was filled in, and
+        whether it touches one that is missing.
     high : array of shape (a, b, k)
         Its coefficients at high frequencies.
     ends : pair of (int, int, int)
@@ -363,6 +364,7 @@ class PartWindows:
     structure: NDArray[np.float64]
     mean: NDArray[np.float64]
     touched: NDArray[np.bool_]
+    absent: NDArray[np.bool_]
     high: NDArray[np.float32]
     ends: tuple[tuple[int, int, int], tuple[int, int, int]]
     repeated: int
@@ -393,6 +395,7 @@ def windows_of_part(
     whole: tuple[int, ...],
     limits: tuple[float, float],
     side: int,
+    missing: NDArray[np.bool_] | None = None,
 ) -> PartWindows:
     """Return what a part adds to the estimate of a channel.
 
@@ -410,16 +413,20 @@ def windows_of_part(
         Lowest and highest sample of the whole.
     side : int
         Of the windows.
+    missing : bool array, optional
+        Of the samples of `part`, those that say nothing.
     """
     dimension = len(_axes(whole))
     low, span = limits[0], limits[1] - limits[0]
     scaled = (np.reshape(part, _as_rows(part.shape, whole, 1)).astype(np.float64) - low) / span
+    absent = np.zeros(scaled.shape, bool) if missing is None else np.reshape(missing, scaled.shape)
+    scaled = scaled if missing is None else np.where(absent, 0.0, scaled)
     begin = _as_rows(tuple(c + s.start for c, s in zip(corner, inner, strict=True)), whole, 0)
     around = _as_rows(tuple(s.start for s in inner), whole, 0)
     own = _as_rows(tuple(s.stop - s.start for s in inner), whole, 1)
     mine = tuple(slice(b, b + n) for b, n in zip(around, own, strict=True))
-    filled = _constant(scaled, dimension)
-    ends = (at_ends(scaled[mine].ravel()), at_ends(scaled[mine][~filled[mine]]))
+    filled = absent | _constant(scaled, dimension)
+    ends = (at_ends(scaled[mine][~absent[mine]]), at_ends(scaled[mine][~filled[mine]]))
     wider = mine[0], slice(mine[1].start, mine[1].stop + 1)  # with the next sample, where there is one
     repeated = _repeated(scaled[wider], filled[wider])
     shape, rows = (side if dimension == 2 else 1, side), _as_rows(whole, whole, 1)
@@ -433,13 +440,15 @@ def windows_of_part(
     if 0 in counts:
         nothing = np.empty(counts)
         return PartWindows(
-            (first[0], first[1]), nothing, nothing, nothing > 0, np.empty((*counts, 0), np.float32), ends, repeated
-        )
+            (first[0], first[1]), nothing, nothing, nothing > 0, nothing > 0, np.empty((*counts, 0), np.float32), ends,
+            repeated,
+        )  # fmt: skip
     lattice = tuple(slice(start, stop) for start, stop, _ in cut)
     windows = _transform(scaled[lattice], np.zeros_like(filled[lattice]), shape, steps)
     return PartWindows(
         (first[0], first[1]), windows.structure.reshape(counts), windows.mean.reshape(counts),
-        _touched(filled[lattice], shape, steps), windows.high.reshape(*counts, -1), ends, repeated,
+        _touched(filled[lattice], shape, steps), _touched(absent[lattice], shape, steps),
+        windows.high.reshape(*counts, -1), ends, repeated,
     )  # fmt: skip
 
 
@@ -456,17 +465,14 @@ def sigma_of_parts(
     steps = _steps(rows, dimension)
     shape = (side if dimension == 2 else 1, side)
     counts = tuple((n - length) // step + 1 for n, length, step in zip(rows, shape, steps, strict=True))
-    structure, mean, touched = np.empty(counts), np.empty(counts), np.zeros(counts, bool)
+    structure, mean = np.empty(counts), np.empty(counts)
+    touched, absent = np.zeros(counts, bool), np.zeros(counts, bool)
     high = np.empty((*counts, max(part.high.shape[-1] for part in parts)), np.float32)
     for part in parts:
         if part.structure.size:
             place = tuple(slice(f, f + n) for f, n in zip(part.first, part.structure.shape, strict=True))
-            structure[place], mean[place], touched[place], high[place] = (
-                part.structure,
-                part.mean,
-                part.touched,
-                part.high,
-            )
+            structure[place], mean[place], high[place] = part.structure, part.mean, part.high
+            touched[place], absent[place] = part.touched, part.absent
     every, unfilled = (
         [sum(numbers) for numbers in zip(*(part.ends[k] for part in parts), strict=True)] for k in (0, 1)
     )
@@ -479,7 +485,7 @@ def sigma_of_parts(
     few = _few(every[0] - unfilled[0], every[0])
     if not few and side == window_sides(whole)[0]:
         few = _noisy(windows, sum(part.repeated for part in parts), unfilled[0])
-    windows = windows if few else windows_of(slice(None))
+    windows = windows if few else windows_of(~absent.ravel())
     if side != window_sides(whole)[-1] and len(windows.structure) < windows.first / 2:
         return None
     return from_windows(windows, limits_of(*(unfilled if few else every)), OfWindows.first[dimension]) * (
