@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.harness import Row, machine, table, write
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 from nlflow.studies.cases import Case, run_cases
 
 NAMES = (

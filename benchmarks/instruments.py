@@ -38,8 +38,7 @@ from benchmarks.denoising.report import about
 from benchmarks.harness import Row, keep, listed, table
 from nlflow.backends.machine import source_digest
 from nlflow.errors import InputError
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 from validation.tables import markdown
 
 NAME: Final = "instruments"

@@ -27,8 +27,7 @@ from benchmarks.blind.runner import Kept, measure, write_as_they_come
 from benchmarks.blind.scenes import SECTIONS
 from benchmarks.harness import table
 from nlflow.backends.machine import source_digest
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 
 QUALITIES = ("fast", "balanced", "best")
 

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,6 @@ def take_away(home: Path) -> None:
     import multiprocessing.resource_tracker
     import subprocess  # noqa: F401
 
-    import filelock  # noqa: F401
     import joblib  # noqa: F401
     import matplotlib  # noqa: F401
     import numba  # noqa: F401
@@ -116,6 +116,12 @@ def take_away(home: Path) -> None:
                 delattr(module, name)
     for name in MODULES:
         sys.modules[name] = None  # type: ignore[assignment]
+    sys.modules["msvcrt"] = types.ModuleType("msvcrt")
+
+    def locking(number: int, mode: int, count: int) -> None:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    vars(sys.modules["msvcrt"]).update(locking=locking, LK_NBLCK=2)
     multiprocessing.set_start_method("spawn")
 
 

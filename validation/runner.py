@@ -18,9 +18,8 @@ from nlflow.backends.machine import environment, provenance
 from nlflow.desk.terminal import echo
 from nlflow.errors import FileFormatError, InputError
 from nlflow.plotting import render
-from nlflow.store.atomic import make_folder, write_atomic
+from nlflow.store.atomic import locked, make_folder, write_atomic
 from nlflow.store.encoding import plain
-from nlflow.store.storage import locked
 from nlflow.studies.cases import Case, run_cases
 from validation.claims import all_claims
 from validation.finding import Finding, findings_in

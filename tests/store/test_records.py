@@ -113,9 +113,10 @@ def test_foreign_records_of_blocks(tmp_path: Path) -> None:
     from nlflow.desk.large import _KIND, _RECORD, _done_before
 
     digests = {"0/0": "a", "7/7": "b", "x": "c", "1/1": None, "0/1": 3}
-    save_record(tmp_path / _RECORD, _KIND, {"problem": "p", "done": digests})
+    save_record(tmp_path / _RECORD, _KIND, {"problem": "p", "replace": False, "done": digests})
     assert _done_before(tmp_path, "p", (2, 2)) == {"0/0": "a"}
-    for content in (None, [], {"problem": "p"}, {"problem": "p", "done": []}, {"problem": "q", "done": digests}):
+    known: dict[str, Any] = {"problem": "p", "replace": True, "done": digests}
+    for content in (None, [], {"problem": "p"}, {**known, "done": []}, {**known, "problem": "q"}):
         save_record(tmp_path / _RECORD, _KIND, content)
         with pytest.raises(FileFormatError, match="blocks of another image"):
             _done_before(tmp_path, "p", (2, 2))

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 import stat
 import subprocess
 import sys
@@ -24,13 +25,13 @@ import nlflow as nl
 from nlflow.backends.machine import environment
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowWarning
 from nlflow.flows.flow import Flow
-from nlflow.store.atomic import temporary_name, write_atomic
+from nlflow.store import atomic
+from nlflow.store.atomic import locked, sweep, workshop, write_atomic, write_folder
 from nlflow.store.checkpoints import Checkpoints, previous
 from nlflow.store.storage import (
     FORMAT,
     load_archive,
     load_record,
-    locked,
     save_archive,
     save_record,
 )
@@ -189,7 +190,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
         save_archive(checkpoint, {"u": U}, {"kind": "checkpoint"})
     monkeypatch.undo()
     assert checkpoint.read_bytes() == before
-    assert sorted(entry.name for entry in checkpoint.parent.iterdir()) == [".checkpoint.lock", "checkpoint"]
+    assert sorted(entry.name for entry in checkpoint.parent.iterdir()) == ["checkpoint"]
     resume(checkpoint)
 
 
@@ -478,7 +479,7 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked
 with locked(sys.argv[1], "OUT"):
     print("locked", flush=True)
     sys.stdin.read()
@@ -504,30 +505,80 @@ def test_two_processes_do_not_write_to_one_place(what: str, tmp_path: Path) -> N
         holder.wait()
         with locked(place, "OUT"):  # the lock of a killed process is gone
             pass
+        assert left(tmp_path) == (["place"] if what == "folder" else [])
     finally:
         holder.kill()
         holder.communicate()
 
 
-def test_what_killed_processes_left_is_swept_by_who_has_the_lock(tmp_path: Path) -> None:
-    path, other = tmp_path / "mine", tmp_path / "other"
-    for target in (path, other):
-        temporary_name(target).write_bytes(b"half")
-    with locked(path, "path"):
-        assert [entry.name for entry in tmp_path.glob(".nlflow*")] == [
-            entry.name for entry in tmp_path.glob(f"{temporary_name(other).name[:16]}*")
-        ]
-    with locked(tmp_path, "OUT"):
-        assert not list(tmp_path.glob("*.tmp"))
+def left(folder: Path) -> list[str]:
+    """Return what is in a folder, hidden or not, links to nothing too."""
+    return sorted(entry.name for entry in os.scandir(folder))
 
 
-def test_what_is_being_written_is_not_swept(tmp_path: Path) -> None:
+def test_what_killed_processes_left_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
+    (tmp_path / ".nlflow-1234-0.tmp").write_bytes(b"half")
+    (tmp_path / ".nlflow-1234-.lock").write_bytes(b"")
+    (tmp_path / ".nlflow-1234-1.tmp" / "new" / "c").mkdir(parents=True)
+    (tmp_path / ".nlflow-of-another").write_bytes(b"")
+
     def writer(stream: Any) -> None:
-        with locked(tmp_path, "OUT"):
-            stream.write(b"whole")
+        with locked(tmp_path / "other", "OUT"), workshop(tmp_path / "store") as place:
+            (place / "new").mkdir()
+            before = left(tmp_path)
+            sweep(tmp_path)
+            assert left(tmp_path) == before
+            assert len(before) == 4  # that of another program, a file, a lock, a folder
+            assert left(place) == ["lock", "new"]
+        stream.write(b"whole")
 
     write_atomic(tmp_path / "film", writer)
     assert (tmp_path / "film").read_bytes() == b"whole"
+    assert left(tmp_path) == [".nlflow-of-another", "film"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_was_made_meanwhile_stays_unless_it_may_be_replaced(folder: bool, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def other() -> None:
+        target.mkdir() if folder else target.write_text("theirs")
+        if folder:
+            (target / "theirs").write_text("theirs")
+
+    def writer(place: Any) -> None:
+        other()
+        (place / "mine").write_text("mine") if folder else place.write(b"mine")
+
+    write: Any = write_folder if folder else write_atomic
+    with pytest.raises(FileFormatError, match="made while this one was computed, expected none; choose another name"):
+        write(target, writer, replace=False)
+    assert left(tmp_path) == ["out"]
+    assert left(target) == ["theirs"] if folder else target.read_text() == "theirs"
+    shutil.rmtree(target) if folder else target.unlink()
+    write(target, writer)
+    assert left(target) == ["mine"] if folder else target.read_text() == "mine"
+    assert left(tmp_path) == ["out"]
+
+
+def test_a_folder_set_aside_by_a_killed_process_gets_its_name_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a file system cannot exchange two names, there is a moment without the name."""
+    monkeypatch.setattr(atomic, "_exchanged", lambda *_: False)
+    target = tmp_path / ".store"
+    write_folder(target, lambda place: (place / "old").write_text(""))
+    write_folder(target, lambda place: (place / "new").write_text(""))
+    assert (left(target), left(tmp_path)) == (["new"], [".store"])
+    aside = tmp_path / ".nlflow-1234-0.tmp" / "old"
+    for there in (False, True):
+        aside.mkdir(parents=True)
+        write_folder(aside / target.name, lambda place, there=there: (place / f"{there}").write_text(""))
+        if not there:
+            target.rename(tmp_path / "elsewhere")
+        sweep(tmp_path)
+        assert left(target) == ["False"]  # what has its name is not replaced by what was set aside
+        assert left(tmp_path) == [".store", "elsewhere"]
 
 
 # --- solutions -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 from validation.robustness.contract import campaign_table, run_trials
 
 

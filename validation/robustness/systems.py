@@ -37,8 +37,7 @@ from nlflow import (
 from nlflow.errors import InputError, NlflowError
 from nlflow.flows.integrators.base import StepFailureError
 from nlflow.markov import MarkovChain
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 from nlflow.studies.cases import Case
 from validation.robustness.contract import Row, campaign_table, run_trials
 

@@ -18,9 +18,8 @@ from tqdm import tqdm
 
 from nlflow.backends.interrupts import handling
 from nlflow.errors import InputError
-from nlflow.store.atomic import make_folder
+from nlflow.store.atomic import locked, make_folder
 from nlflow.store.encoding import plain
-from nlflow.store.storage import locked
 from validation.training.record import RECORD, read_record, write_record
 from validation.training.start import Start
 from validation.training.state import finite, load_state, save_state, states, write_tensors

@@ -6,12 +6,14 @@ Signals arrive in the main thread alone; in others there is nothing to do.
 from __future__ import annotations
 
 import _thread
+import atexit
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 _LATER = 0.01  # seconds
 
@@ -34,21 +36,49 @@ def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Ite
 def terminable() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
 
-    Yields a function that tells whether it came. A second one ends the process at once.
+    Yields a function that tells whether it came, inside of another such context too. A second one ends the process at
+    once.
     """
-    came = False
+    outer = signal.getsignal(signal.SIGTERM)
+    if isinstance(outer, _End):
+        yield outer.has_come
+        return
+    end = _End()
+    with handling(signal.SIGTERM, end):
+        yield end.has_come
 
-    def end(number: int, frame: Any) -> None:
-        nonlocal came
-        came = True
+
+class _End:
+    """The answer to SIGTERM, which remembers that it came."""
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self._came = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if callable(signal.getsignal(signal.SIGINT)):
             signal.raise_signal(signal.SIGINT)
         else:  # shells ignore it for what runs in the background
             signal.default_int_handler(number, frame)
 
-    with handling(signal.SIGTERM, end):
-        yield lambda: came
+    def has_come(self) -> bool:
+        """Return whether it came."""
+        return self._came
+
+
+def leave(code: int) -> NoReturn:
+    """End a process that a signal has interrupted, with this status whatever else is under way.
+
+    Python itself ends with SIGINT, or with 1, if the interruption struck inside of an import or of its own end.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    atexit._run_exitfuncs()  # temporary folders
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or nobody reads
+            stream.flush()
+    os._exit(code)
 
 
 @contextmanager

@@ -471,7 +471,7 @@ def write_frames(writing: Writing, values: Array, media: Media) -> None:
     for frame, one in zip(values.reshape(len(frames), *frames[0].data.shape), frames, strict=True):
         place = writing.at(folder / one.path.name)
         encode = partial(FORMATS[one.format].encode, values=frame, media=one, writing=place)
-        write_atomic(place.path, encode)
+        write_atomic(place.path, encode, replace=place.replaces)
 
 
 def _without_data(media: Media) -> Media:
@@ -543,7 +543,7 @@ def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -
         values = np.ascontiguousarray(np.moveaxis(values, media.channel_axis, -1))
     write_whole = write_folder if FORMATS[form].folder else write_atomic
     try:
-        write_whole(path, lambda place: FORMATS[form].encode(place, values, media, writing))
+        write_whole(path, lambda place: FORMATS[form].encode(place, values, media, writing), replace=writing.replaces)
     except NlflowError:
         raise
     except Exception as error:  # encoders refuse odd metadata in many ways

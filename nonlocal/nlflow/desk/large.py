@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from nlflow.denoising.options import Options
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.tiff_pages import check_compression, check_own, opened
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
-from nlflow.store.atomic import sync_folder, temporary_name
+from nlflow.store.atomic import locked, put_folder, remove, write_folder
 from nlflow.store.encoding import digest, encode, misfit
-from nlflow.store.storage import load_record, locked, save_record
+from nlflow.store.storage import load_record, save_record
 
 __all__ = ["denoise_store", "open_image"]
 Array = NDArray[Any]
@@ -291,39 +290,57 @@ def denoise_store(
     """
     source, target = Path(os.path.realpath(source)), Path(os.path.realpath(target))
     partial = partial_name(target)
-    _check_target(source, target, existing)
     chosen = Options.of(options, more)
-    # A name that is no folder, before and after.
-    with locked(target.with_name(f"{target.name}.writing"), "OUT"), _workers.cluster(scheduler, workers):
+    _check_place(source, target, existing)
+    with locked(target, "OUT", whole=True), ExitStack() as stack:
+        whole = _tidy(partial, target, keep=existing == "resume")
+        replace = whole or _may_replace(target, existing)
+        stack.enter_context(_workers.cluster(scheduler, workers))
         image, axis, axes = open_stack(source, channel_axis, axes, block, quality)
         result, info, fingerprint = denoised(
             image, sigma, chosen, quality=quality, noise=noise, channel_axis=axis, axes=axes, spacing=spacing
         )
         result = _regular(result)
         problem = digest(encode([fingerprint, str(result.dtype), result.chunks, version()]))
-        done = _begin(partial, result, problem, resume=existing == "resume")
-        kept = len(done)
-        _write_blocks(result, partial, problem, done, progress)
-        _finish(partial, target)
+        if whole:  # the process was killed after its last block
+            kept = len(_done_before(target, problem, result.numblocks))
+        else:
+            done = _begin(partial, result, {"problem": problem, "replace": replace}, resume=existing == "resume")
+            kept = len(done)
+            _write_blocks(result, partial, done, progress)
+            _finish(partial, target, replace=replace)
+        _tidy(partial, target)
     return info, {"blocks": math.prod(result.numblocks), "kept": kept, "bytes": int(result.nbytes)}
 
 
-def _check_target(source: Path, target: Path, existing: str) -> None:
+def _check_place(source: Path, target: Path, existing: str) -> None:
     if target == source or source.is_relative_to(target):
         raise InputError(f"OUT: got {target}, the same place as IN, expected another; choose a new name")
     if existing not in ("refuse", "overwrite", "resume"):
         raise InputError(f"existing: got {existing!r}, expected 'refuse', 'overwrite' or 'resume'")
-    if target.exists() and existing != "overwrite":
-        raise InputError(f"OUT: got {target}, already there, expected a new name; choose another, or overwrite")
-    if target.exists() and not (target / "zarr.json").is_file() and not (target / ".zarray").is_file():
-        raise InputError(f"OUT: got {target}, which is no zarr array, expected one to overwrite; choose another name")
     if not target.parent.is_dir():
         raise FileFormatError(f"OUT: got {target} in a folder that does not exist, expected one that does; make it")
-    if partial_name(target).exists() and existing == "refuse":
+
+
+def _may_replace(target: Path, existing: str) -> bool:
+    """Return whether a result may take the place of another; `InputError` where one is there that must stay."""
+    partial = partial_name(target)
+    begun = partial.exists()
+    if begun and existing == "refuse":
         raise InputError(
-            f"OUT: got {target}, of which an unfinished run left {partial_name(target).name}, expected none; go on "
+            f"OUT: got {target}, of which an unfinished run left {partial.name}, expected none; go on "
             "with existing='resume', or overwrite it"
         )
+    asked = existing == "overwrite" or (begun and existing == "resume" and _record_of(partial)["replace"])
+    if target.exists() and not asked:
+        raise InputError(f"OUT: got {target}, already there, expected a new name; choose another, or overwrite")
+    _check_array(target)
+    return asked
+
+
+def _check_array(target: Path) -> None:
+    if target.exists() and not (target / "zarr.json").is_file() and not (target / ".zarray").is_file():
+        raise InputError(f"OUT: got {target}, which is no zarr array, expected one to overwrite; choose another name")
 
 
 def _regular(result: Any) -> Any:
@@ -337,38 +354,47 @@ def _regular(result: Any) -> Any:
     return result if regular else result.rechunk(chunks)
 
 
-def _begin(partial: Path, result: Any, problem: str, *, resume: bool) -> dict[str, str]:
+def _begin(partial: Path, result: Any, about: dict[str, Any], *, resume: bool) -> dict[str, str]:
     """Make the array that is written, or check the one that is there; return which blocks are done."""
     import dask
     import zarr
 
     if partial.exists():
         if resume:
-            done = _done_before(partial, problem, result.numblocks)
+            done = _done_before(partial, about["problem"], result.numblocks)
             look = dask.delayed(_digest_of, pure=False)
             found = dask.compute(*(look(str(partial), _slices(result, name)) for name in done))
             return {name: known for (name, known), now in zip(done.items(), found, strict=True) if known == now}
-        shutil.rmtree(partial)
-    try:
-        zarr.create_array(
-            partial, shape=result.shape, chunks=tuple(sizes[0] for sizes in result.chunks), dtype=result.dtype
-        )
-    except OSError as error:
-        raise FileFormatError(
-            f"{partial}: got {error.strerror or error}, expected a folder that can be made; choose another place"
-        ) from error
-    save_record(partial / _RECORD, _KIND, {"problem": problem, "done": {}})
+        remove(partial)
+
+    def make(folder: Path) -> None:
+        chunks = tuple(sizes[0] for sizes in result.chunks)
+        zarr.create_array(folder, shape=result.shape, chunks=chunks, dtype=result.dtype, overwrite=True)
+        save_record(folder / _RECORD, _KIND, {**about, "done": {}})
+
+    write_folder(partial, make, replace=False)
     return {}
 
 
-def _done_before(partial: Path, problem: str, blocks: tuple[int, ...]) -> dict[str, str]:
+def _record_of(folder: Path) -> dict[str, Any]:
+    content = load_record(folder / _RECORD, _KIND)
+    if misfit(content, {"problem": str, "replace": bool, "done": dict}) is not None:
+        raise _other_blocks(folder)
+    return dict(content)
+
+
+def _other_blocks(folder: Path) -> FileFormatError:
+    return FileFormatError(
+        f"{folder}: got the blocks of another image, other options or another version, expected those of "
+        "this run; overwrite them, or choose another name"
+    )
+
+
+def _done_before(folder: Path, problem: str, blocks: tuple[int, ...]) -> dict[str, str]:
     """Return the digests of the blocks that an earlier run of this problem has done, by name."""
-    content = load_record(partial / _RECORD, _KIND)
-    if misfit(content, {"problem": str, "done": dict}) is not None or content["problem"] != problem:
-        raise FileFormatError(
-            f"{partial}: got the blocks of another image, other options or another version, expected those of "
-            "this run; overwrite them, or choose another name"
-        )
+    content = _record_of(folder)
+    if content["problem"] != problem:
+        raise _other_blocks(folder)
     names = {"/".join(map(str, place)) for place in np.ndindex(blocks)}
     return {name: known for name, known in content["done"].items() if name in names and isinstance(known, str)}
 
@@ -410,9 +436,7 @@ def _written(block: Array, path: str, place: tuple[slice, ...]) -> str:
     return _digest(block)
 
 
-def _write_blocks(
-    result: Any, partial: Path, problem: str, done: dict[str, str], progress: Callable[[int, int], Any]
-) -> None:
+def _write_blocks(result: Any, partial: Path, done: dict[str, str], progress: Callable[[int, int], Any]) -> None:
     import dask
     from distributed import KilledWorker, as_completed, default_client
 
@@ -432,12 +456,12 @@ def _write_blocks(
     futures = client.compute(tasks)
     del blocks, tasks  # the graph, which the scheduler has now
     name_of = {future.key: name for future, name in zip(futures, names, strict=True)}
-    saved, pause = time.monotonic(), _PATIENCE
+    saved, pause, about = time.monotonic(), _PATIENCE, _record_of(partial)
 
     def save() -> None:
         nonlocal saved, pause
         began = time.monotonic()
-        save_record(partial / _RECORD, _KIND, {"problem": problem, "done": done})
+        save_record(partial / _RECORD, _KIND, {**about, "done": done})
         saved = time.monotonic()
         pause = max(_PATIENCE, (saved - began) / _SHARE)
 
@@ -460,17 +484,25 @@ def _write_blocks(
         waiting.clear()
 
 
-def _finish(partial: Path, target: Path) -> None:
+def _finish(partial: Path, target: Path, *, replace: bool) -> None:
+    _check_array(target)
     try:
-        old = temporary_name(target) if target.exists() else None
-        if old is not None:
-            target.replace(old)
-        partial.replace(target)
-        (target / _RECORD).unlink()  # now, so that a partial one can always be gone on with
-        if old is not None:
-            shutil.rmtree(old)
-        sync_folder(target.parent)
+        put_folder(partial, target, replace=replace)
     except OSError as error:
         raise FileFormatError(
             f"{target}: got {error.strerror or error}, expected a name that can be given; the blocks are in {partial}"
         ) from error
+
+
+def _tidy(partial: Path, target: Path, *, keep: bool = False) -> bool:
+    """Remove what is left beside a result that has its name and its record still, as after a kill.
+
+    Returns whether it has the record, which is kept for who goes on with it.
+    """
+    if not (target / _RECORD).is_file():
+        return False
+    if partial.exists() and not (partial / _RECORD).exists():  # what the result has replaced
+        remove(partial)
+    if not keep:
+        (target / _RECORD).unlink()
+    return keep

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def echo(text: str, *, err: bool = False) -> None:
 
     text = visible(text, keep="\n\t")
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
-    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+    with suppress(OSError) if err else nullcontext():  # no note is worth the result
+        typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
 
 def say(level: str, text: str) -> None:
@@ -57,8 +58,16 @@ def say(level: str, text: str) -> None:
     echo(f"nonlocal: {level}: {in_shell(visible(text))}", err=True)
 
 
-def ensure_stderr() -> None:
-    """Give a process that was started without stderr, as daemons are, one that leads nowhere."""
+def ensure_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr, as daemons are, ones that lead nowhere.
+
+    Otherwise the next file that is opened has their number, and gets what libraries print.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # as long as the process
 

@@ -15,9 +15,8 @@ from nlflow.errors import FileFormatError, InputError
 from nlflow.flows.flow import Flow
 from nlflow.flows.result import layout_of
 from nlflow.flows.trackers import About, Tracker, as_path, check_place
-from nlflow.store.atomic import sweep
+from nlflow.store.atomic import locked
 from nlflow.store.series import Frame, Layout, series_of
-from nlflow.store.storage import locked
 
 
 def check_whole(tracker: Tracker, flow: Flow) -> None:
@@ -61,9 +60,7 @@ class Resumable(Tracker):
         """Raise `InputError` when the file could not be written, before any work is done."""
         check_whole(self, flow)
         check_place(self.path, folders=True)
-        self._lock.enter_context(locked(self.path.with_name(f"{self.path.name}.writing"), "path"))
-        if not self.path.is_dir():
-            sweep(self.path)
+        self._lock.enter_context(locked(self.path, "path", whole=True))
         self.count, self._resumed = 0, False
 
     def record(self) -> dict[str, NDArray[np.float64]]:

@@ -35,8 +35,8 @@ from nlflow.errors import (
 )
 from nlflow.flows.flow import Flow
 from nlflow.functionals.krylov import default_rtol
+from nlflow.store.atomic import locked
 from nlflow.store.checkpoints import Checkpoints, Fits
-from nlflow.store.storage import locked
 
 SAME = 1e-12  # relative: times closer than this are one; far above their rounding, far below a step
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from nlflow.flows.trackers import About, Tracker
 from nlflow.plotting.base import render_pixels
 from nlflow.plotting.scene import Scene, check_limits, kind_of
 from nlflow.plotting.video import check_video, comment_of, write_video
-from nlflow.store.atomic import make_folder, write_content
+from nlflow.store.atomic import remove, write_content, write_folder
 from nlflow.store.series.base import described
 
 
@@ -118,17 +117,16 @@ class Film(Resumable):
             if place.exists() and any(found.get(name) != value for name, value in problem.items()):
                 raise taken(place, "a film")
         if self.folder.exists():
-            shutil.rmtree(self.folder)
-        make_folder(self.folder)
+            remove(self.folder)
         self._about = problem
-        self._note()
+        write_folder(self.folder, self._note, replace=False)
 
     def _continue(self, problem: dict[str, Any]) -> None:
         self._about, said = self._noted(), self._said()
         lost = [place.name for place in self._pictures if not place.exists()]
         if (lost or not self._about) and said.get("count") == self.count:
             self._about, lost = said, []  # it came to its end, where the pictures go
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove(self.folder)
         if self._about.get("problem") != problem["problem"]:
             raise FileFormatError(
                 f"{self.folder}: got no pictures of this run, expected the {self.count} that there were at the "
@@ -158,7 +156,7 @@ class Film(Resumable):
             limits = self.limits or self._about.get("limits")
             self._scene = Scene(flow.affinity.domain, signal, limits and tuple(limits), self.size, self.cmap)
             self._about = {**self._about, "limits": self._scene.limits}
-            self._note()
+            self._note(self.folder)
         write_content(self.folder / f"{self.count:06d}.png", render_pixels(self._scene.pixels(signal, t)))
         self.count, self._last = self.count + 1, t
         return None
@@ -169,7 +167,7 @@ class Film(Resumable):
             if self._ready and self.count and self.folder.exists():
                 write_video(self.path, self._pictures, self.rate, json.dumps({**self._about, "count": self.count}))
                 if self._complete:
-                    shutil.rmtree(self.folder)
+                    remove(self.folder)
         finally:
             self._scene, self._ready = None, False
             super().finish()
@@ -183,8 +181,8 @@ class Film(Resumable):
     def _pictures(self) -> list[Path]:
         return [self.folder / f"{number:06d}.png" for number in range(self.count)]
 
-    def _note(self) -> None:
-        write_content(self.folder / "about.json", json.dumps(self._about).encode())
+    def _note(self, folder: Path) -> None:
+        write_content(folder / "about.json", json.dumps(self._about).encode())
 
     def _noted(self) -> dict[str, Any]:
         try:

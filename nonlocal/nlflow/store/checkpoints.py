@@ -11,7 +11,7 @@ from typing import Any
 
 from nlflow.backends.machine import environment
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, shortened
-from nlflow.store.atomic import sync_folder, temporary_name, write_atomic
+from nlflow.store.atomic import sync_folder, workshop, write_content
 from nlflow.store.storage import Arrays, DamagedFileError, Meta, load_archive, save_archive
 
 Fits = Callable[[Arrays, Meta], str | None]
@@ -155,20 +155,17 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 def _duplicate(source: Path, target: Path) -> None:
     """Give a file a second name, in the place of what has it; the first stays at any moment."""
-    spare = temporary_name(source)
     try:
-        try:
-            os.link(source, spare)
-        except OSError:  # a file system without second names
-            content = source.read_bytes()
-            write_atomic(target, lambda file: file.write(content))
-        else:
-            spare.replace(target)
-            spare.unlink(missing_ok=True)  # a file that has the target's name already keeps this one as well
-            sync_folder(target.parent)
+        with workshop(source) as place:
+            spare = place / "new"
+            try:
+                os.link(source, spare)
+            except OSError:  # a file system without second names
+                write_content(target, source.read_bytes())
+            else:
+                spare.replace(target)  # what has that name already, and is this file, stays
+        sync_folder(target.parent)
     except OSError as error:
-        with suppress(OSError):
-            spare.unlink(missing_ok=True)
         raise FileFormatError(
             f"{target}: got {error.strerror or error}, expected a file that can be written; free some space or choose "
             "another place"

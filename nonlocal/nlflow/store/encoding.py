@@ -67,8 +67,8 @@ def tagged(value: Any) -> Any:
 
 
 def digest(text: str | bytes | memoryview) -> str:
-    """Return the SHA-256 of `text` in hexadecimal."""
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+    """Return the SHA-256 of `text`, which may be a name of any bytes, in hexadecimal."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).hexdigest()
 
 
 def misfit(entry: Any, columns: Mapping[str, Column]) -> str | None:

@@ -1,4 +1,4 @@
-"""Files that later runs continue from: archives of arrays, records in JSON, and locks.
+"""Files that later runs continue from: archives of arrays and records in JSON.
 
 Flows, studies, claims, folders of images, trainings and campaigns all write these files. A file appears complete or not
 at all. It names its kind, its format and the versions that wrote it, and it has a checksum of its content. Nothing is
@@ -11,18 +11,15 @@ import hashlib
 import io
 import os
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from nlflow.backends.machine import environment
-from nlflow.errors import FileFormatError, InputError, check_memory, shortened
-from nlflow.store.atomic import sweep, write_atomic
+from nlflow.errors import FileFormatError, check_memory, shortened
+from nlflow.store.atomic import write_atomic
 from nlflow.store.encoding import decode, digest, encode
 from nlflow.store.npy import read_array
 
@@ -162,37 +159,3 @@ def _check_envelope(path: str | os.PathLike[str], meta: Any, kind: str, what: st
             f"{path}: got format {shortened(meta.get('format'))}, this version reads {FORMAT}; use the version that "
             "wrote it, or start afresh"
         )
-
-
-# ---- who may write
-
-
-@contextmanager
-def locked(path: str | os.PathLike[str], name: str) -> Iterator[None]:
-    """Keep a file, which need not exist, or a folder for this process as long as the context lasts.
-
-    The lock is an empty file beside the file, or in ``.nlflow`` inside the folder. The file stays. The operating system
-    releases the lock when the process ends, however it ends. Errors name the argument or option: `InputError` when
-    another process has it, `FileFormatError` when the folder cannot be written.
-    """
-    target = Path(path)
-    folder = target.is_dir()
-    lock = FileLock(target / ".nlflow" / "lock" if folder else target.with_name(f".{target.name}.lock"), timeout=0)
-    try:
-        if folder:
-            (target / ".nlflow").mkdir(exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise InputError(
-            f"{name}: got {target}, in which another process is writing, expected a place of its own; wait for it, or "
-            "choose another name"
-        ) from error
-    except OSError as error:
-        raise FileFormatError(
-            f"{name}: got {target} ({error.strerror or error}), expected a place that can be written; choose another"
-        ) from error
-    try:
-        sweep(target)
-        yield
-    finally:
-        lock.release()

@@ -27,11 +27,11 @@ from nlflow.errors import (
     shortened,
 )
 from nlflow.markov.walks import generator_of
-from nlflow.store.atomic import make_folder
+from nlflow.store.atomic import locked, make_folder
 from nlflow.store.encoding import decode, digest, encode, misfit
 from nlflow.store.identity import describe
 from nlflow.store.records import Records, program
-from nlflow.store.storage import load_record, locked, save_record
+from nlflow.store.storage import load_record, save_record
 from nlflow.studies.cases import Case, Done, run_cases
 from nlflow.studies.contract import Kind, Options, Row, Setting, in_words
 from nlflow.studies.equilibrium import EquilibriumStudy

@@ -7,13 +7,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
-from filelock import FileLock, Timeout
 
+from nlflow.store.atomic import hold
 from validation.robustness.contract import Row
 from validation.robustness.faults.processes import (
     LIMIT,
@@ -92,12 +93,12 @@ def _stopped_at_work(running: Running, begun: Callable[[], bool], place: Path) -
 
 def _kept(place: Path) -> bool:
     """Return whether a process holds a lock there."""
-    for path in (*place.rglob(".*.lock"), *place.rglob(".nlflow/lock")):
-        try:
-            with FileLock(path, timeout=0):
-                pass
-        except Timeout:
-            return True
+    for path in place.rglob(".nlflow-*.lock"):
+        with suppress(FileNotFoundError):
+            descriptor = hold(path, make=False)
+            if descriptor is None:
+                return True
+            os.close(descriptor)
     return False
 
 

@@ -7,8 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 from validation.robustness.contract import campaign_table, run_trials
 from validation.robustness.fuzz.campaign import trials
 from validation.robustness.fuzz.engine import WITHOUT

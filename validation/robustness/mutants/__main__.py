@@ -19,8 +19,7 @@ from queue import SimpleQueue
 
 from tqdm import tqdm
 
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 from nlflow.studies.cases import Case, run_cases
 from validation.robustness import ROOT
 from validation.robustness.mutants.operators import Mutant, draw, mutants_under

@@ -16,8 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nlflow.store.atomic import make_folder
-from nlflow.store.storage import locked
+from nlflow.store.atomic import locked, make_folder
 from nlflow.studies.cases import Case
 from validation.robustness import ROOT
 from validation.robustness.contract import Row, campaign_table, run_trials

@@ -113,7 +113,7 @@ def _whole(
     job: Job, request: Request, progress: bool | Log, tell: Callable[[str, str], None], begin: Callable[[], None]
 ) -> tuple[Inputs, dict[str, Any], dict[str, Any]]:
     """Denoise a file as a whole; return what was read, how it was done, and what else there is to report."""
-    given, writing = read_inputs(job.source, job.beside, request), request.writing.at(job.target)
+    given, writing = read_inputs(job.source, job.beside, request), job.writing(request.writing)
     media = given.media
     if request.flat is not None:
         request = replace(request, noise=noise_of_flat(media, request.flat).model)
@@ -137,7 +137,7 @@ def _whole(
     begin()
     files.write(writing, result, media)
     if job.figure is not None:
-        write_content(job.figure, drawn)
+        write_content(job.figure, drawn, replace=job.figure not in job.free)
     clean, figures = given.reference, {}
     if clean is not None:
         figures = companions.nearness(media, clean, media.data, result)
@@ -471,7 +471,7 @@ class _Film:
         """Denoise it; see `_whole`."""
         from nlflow.denoising.large.stream import FIRST, denoise_frames, surveyed, told, window
 
-        start, options, writing = time.perf_counter(), request.options, request.writing.at(job.target)
+        start, options, writing = time.perf_counter(), request.options, job.writing(request.writing)
         if options.device not in ("auto", "cpu"):
             raise InputError(f"device: got {options.device!r} for a film, whose search follows motion on the CPU "
                              "alone, expected 'cpu'")  # fmt: skip
@@ -511,7 +511,7 @@ class _Film:
                         if callable(progress):
                             progress((number + 1) / count)
 
-            write_atomic(job.target, write)
+            write_atomic(job.target, write, replace=writing.replaces)
             details = told(found, limit, math.sqrt(squares / math.prod(media.data.shape))).as_dict()
         details["seconds"] = time.perf_counter() - start
         given.warned = warned

@@ -8,6 +8,7 @@ when the output is complete.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,9 +24,9 @@ from nlflow.desk.commands.jobs import Job, Plan
 from nlflow.desk.commands.reports import line
 from nlflow.desk.terminal import echo, in_shell, mendable, print_json, progress_bar, progress_of
 from nlflow.errors import FileFormatError, InputError, visible
-from nlflow.store.atomic import make_folder
+from nlflow.store.atomic import locked, make_folder
 from nlflow.store.encoding import digest, plain
-from nlflow.store.storage import load_record, locked, save_record
+from nlflow.store.storage import load_record, save_record
 
 _KIND = "output of a folder"
 
@@ -149,7 +150,7 @@ class Ledger:
     def _path(self, job: Job) -> Path:
         name = job.target.relative_to(self.folder.parent).as_posix()
         # The longest names leave no room for an ending, and those of folders inside are no names.
-        plain_name = "/" not in name and len(name.encode()) < 200
+        plain_name = "/" not in name and len(os.fsencode(name)) < 200
         return self.folder / (f"{name}.json" if plain_name else f"{digest(name)}.json")
 
     def _read(self, job: Job) -> dict[str, Any] | None:

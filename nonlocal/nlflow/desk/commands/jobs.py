@@ -17,7 +17,7 @@ from nlflow.desk.files import format_of as known
 from nlflow.desk.foreign import leads_out
 from nlflow.desk.formats import FORMATS, written_extension
 from nlflow.desk.formats.content import is_table
-from nlflow.desk.formats.media import READABLE
+from nlflow.desk.formats.media import READABLE, Writing
 from nlflow.errors import FileFormatError, InputError
 
 _SHOWN = 3  # names in a message
@@ -35,6 +35,11 @@ class Job:
     figure: Path | None  # the figure that is drawn as well
     beside: dict[str, Path]  # from an option to the file that it names for this input
     refused: str = ""  # why it cannot be done: a file that belongs to the input is not there, a name is taken; or empty
+    free: frozenset[Path] = frozenset()  # outputs that must still not be there when they are complete
+
+    def writing(self, writing: Writing) -> Writing:
+        """Return how the output is written."""
+        return writing.at(self.target, replaces=self.target not in self.free)
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,10 @@ def plan(
     folder = Path(target) if like_folder else None
     if folder is None:
         if existing == "resume":
-            raise InputError(
-                "--existing: got resume with a file as OUT, expected a folder; one file is done or not done"
-            )
+            if _there(Path(target)):
+                raise InputError(f"OUT: got {target}, already there, and complete if nlflow has written it, expected "
+                                 "a new name; choose another, or give --existing overwrite or skip")  # fmt: skip
+            notes.append(f"{target}: what an unfinished run has done of a single file is not kept; it begins anew")
         jobs = [_job(found[0], Path(target), figure, beside)]
     else:
         _check_folder("OUT", folder, len(found))
@@ -149,7 +155,8 @@ def _plan_frames(
     if taken and existing == "refuse":
         raise InputError(f"OUT: got {taken[0]}, already there, expected a new name; choose another, or give --existing "
                          "overwrite")  # fmt: skip
-    return Plan((job,), None, ())
+    free = frozenset(path for path in (target, figure) if path is not None and existing == "refuse")
+    return Plan((replace(job, free=free),), None, ())
 
 
 def _written(place: Path) -> Path:
@@ -309,6 +316,9 @@ def _there(path: Path) -> bool:
 def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[str]]:
     outputs = [pair for job in jobs for pair in (("OUT", job.target), ("--compare", job.figure))]
     taken = [(name, path) for name, path in outputs if path is not None and _there(path)]
+    if existing != "overwrite":
+        free = frozenset(path for _, path in outputs if path is not None) - {path for _, path in taken}
+        jobs = [replace(job, free=free) for job in jobs]
     if existing in ("overwrite", "resume") or not taken:
         return jobs, []
     if existing == "refuse":

@@ -9,15 +9,17 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nlflow.backends.interrupts import delivered, terminable
+from nlflow.backends.interrupts import delivered, leave, terminable
 from nlflow.desk.options import refuse_idle, renewed
-from nlflow.desk.terminal import close_stdout, echo, ensure_stderr, mendable, nobody_reads, say, tell_of_compiling
+from nlflow.desk.terminal import close_stdout, echo, ensure_streams, mendable, nobody_reads, say, tell_of_compiling
 
 _Usage: Any = typer.BadParameter.__mro__[1]  # whatever is wrong with a command line; typer has no name for it
 P = ParamSpec("P")
@@ -52,7 +54,7 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        ensure_stderr()
+        ensure_streams()
         with terminable() as terminated:
             tell_of_compiling(quiet=bool(kwargs.get("quiet")))
             try:
@@ -226,9 +228,31 @@ def _options(
 
 def main() -> None:
     """Run the command ``nonlocal``."""
-    ensure_stderr()
-    with delivered():
-        app(prog_name="nonlocal")
+    ensure_streams()
+    with terminable() as terminated:
+        try:
+            with delivered():
+                _check_place()
+                app(prog_name="nonlocal")
+        except BaseException as ended:
+            code = ended.code if isinstance(ended, SystemExit) else 130 * isinstance(ended, KeyboardInterrupt) or 1
+            if code and terminated():  # whatever it met on its way out
+                leave(143)
+            if code == 130:
+                leave(130)
+            message = mendable(ended) if isinstance(ended, OSError) else None
+            if message is None:
+                raise
+            say("error", message)
+            sys.exit(1)
+
+
+def _check_place() -> None:
+    """Raise `OSError` where the working folder was removed: names begin there, and libraries ask for it."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise OSError("the working folder is gone, expected one that is there; change to another with cd") from error
 
 
 if __name__ == "__main__":

@@ -101,10 +101,11 @@ def noise(
             param_hint="--save",
         )
     drawn = b"" if figure is None else _draw(given, found, source.name, form)
+    _check_names(source, beside, {"--figure": figure, "--save": save}, existing)  # some may have come meanwhile
     if save is not None:
         next(iter(found.values())).model.save(save)
     if figure is not None:
-        write_content(figure, drawn)
+        write_content(figure, drawn, replace=existing == "overwrite")
     written = {"figure": None if figure is None else str(figure), "model": None if save is None else str(save)}
     if as_json:
         _print_report(given, source, found, written)

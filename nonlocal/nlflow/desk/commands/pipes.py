@@ -67,6 +67,9 @@ def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iter
         yield Ends(sources, target, False, {})
         return
     piped = target == PIPE
+    for name, what, stream in (("IN", "stdin", sys.stdin), ("OUT", "stdout", sys.stdout)):
+        if stream is None and {"IN": str(sources[0]), "OUT": target}[name] == PIPE:
+            raise InputError(f"{name}: got -, but {what} is closed, expected a pipe or a file; name a file")
     if piped and sys.stdout.isatty():
         raise InputError(
             "OUT: got -, but stdout is a terminal, expected a file or a pipe; add > out.png, or name a file"

@@ -130,6 +130,7 @@ class Writing:
     path: Path  # the output; its extension decides the format
     # Of a film its rate factor, of a JPEG file 1 to 100; that of the format by default.
     quality: int | str | None = None
+    replaces: bool = True  # whether a file that is there when the result is complete may be lost
 
     @property
     def name(self) -> str:
@@ -139,12 +140,12 @@ class Writing:
     @classmethod
     def of(cls, words: Mapping[str, Any]) -> Writing:
         """Return what some words of a command line say, for whatever output."""
-        known = {one.name for one in fields(cls)} - {"path"}
+        known = {one.name for one in fields(cls)} - {"path", "replaces"}
         return cls(Path(), **{name: value for name, value in words.items() if name in known})
 
-    def at(self, path: Path) -> Writing:
+    def at(self, path: Path, **words: Any) -> Writing:
         """Return the same for another output."""
-        return replace(self, path=path)
+        return replace(self, path=path, **words)
 
 
 def writing_of(target: str | os.PathLike[str] | Writing) -> Writing:

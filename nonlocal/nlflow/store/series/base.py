@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nlflow.domains import Domain
 from nlflow.errors import FileFormatError, InputError, format_bytes, not_installed
+from nlflow.store.atomic import remove
 
 Variable = tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]
 """Names of axes, values and attributes."""
@@ -124,7 +125,7 @@ class Series(ABC):
         """Remove the file."""
         with writing(self.path):
             for place in self.places:
-                shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+                remove(place)
 
     @abstractmethod
     def _append(self, frame: Frame) -> None:

@@ -9,14 +9,16 @@ goes on.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nlflow.errors import FileFormatError
-from nlflow.store.atomic import sync_folder, temporary_name, write_content
+from nlflow.store.atomic import sync_folder, workshop, write_content
 from nlflow.store.series.base import IDENTITY, Frame, Layout, Series, missing, reading, writing
 
 _CHUNK = 2**26  # bytes of a chunk, at most, unless one row is larger
@@ -34,6 +36,8 @@ class Hdf5Series(Series):
         except ImportError as error:
             raise missing("h5py", "hdf5", path) from error
         self._h5py: Any = h5py
+        self._work = ExitStack()
+        self._place: Path | None = None  # a workshop, from the first frame on
         self._other: Path | None = None  # has all frames but the last
         self._lacks: list[Frame] = []
 
@@ -82,7 +86,7 @@ class Hdf5Series(Series):
         if other is None:
             other = self._copied()
             self._add(other, [frame])
-        older = temporary_name(self.path)
+        older = self._spare()
         try:
             os.link(self.path, older)
         except OSError:  # a file system without second names
@@ -100,8 +104,14 @@ class Hdf5Series(Series):
                     file[name].resize(count + 1, axis=0)
                     file[name][count] = value
 
+    def _spare(self) -> Path:
+        """Return a free name, which is that of nobody's file once this process is gone."""
+        if self._place is None:
+            self._place = self._work.enter_context(workshop(self.path))
+        return self._place / secrets.token_hex(8)
+
     def _copied(self) -> Path:
-        other = temporary_name(self.path)
+        other = self._spare()
         shutil.copyfile(self.path, other)
         return other
 
@@ -115,9 +125,8 @@ class Hdf5Series(Series):
 
     def close(self) -> None:
         """Remove the second file."""
-        if self._other is not None:
-            self._other.unlink(missing_ok=True)
-        self._other, self._lacks = None, []
+        self._work.close()
+        self._place, self._other, self._lacks = None, None, []
 
 
 def _reserve(path: Path, content: int) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nlflow.domains import Grid
 from nlflow.errors import InputError
-from nlflow.store.atomic import make_folder, write_atomic, write_content
+from nlflow.store.atomic import remove, sweep, write_atomic, write_content, write_folder
 from nlflow.store.encoding import decode
 from nlflow.store.series.base import Frame, Layout, Series, described, reading, writing
 
@@ -56,8 +56,8 @@ class VtkSeries(Series):
     def create(self, layout: Layout) -> None:
         """Make a series without frames."""
         with writing(self.path):
-            make_folder(self.folder)
-            write_content(self._about, json.dumps(layout.attributes, indent=1).encode())
+            about = json.dumps(layout.attributes, indent=1).encode()
+            write_folder(self.folder, lambda place: write_content(place / self._about.name, about), replace=False)
             self._layout, self._times, self.count, self.last = layout, [], 0, None
             self._list()
 
@@ -68,11 +68,10 @@ class VtkSeries(Series):
             self._continue(layout, len(times), count, lambda k: float(times[k]))
         self._layout, self._times = layout, times[:count]
         with writing(self.path):
+            sweep(self.folder)
             self._list()
             for number in range(count, len(times) + 1):  # one may lie there that is not in the list yet
-                self._place(number).unlink(missing_ok=True)
-            for entry in self.folder.glob(".nlflow-*.tmp"):  # what a killed process left
-                entry.unlink(missing_ok=True)
+                remove(self._place(number))
 
     def about(self) -> dict[str, Any]:
         """Return what is said beside the frames."""

@@ -8,7 +8,6 @@ is not there.
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.store.atomic import sync_folder, temporary_name, write_content
+from nlflow.store.atomic import remove, sweep, write_content, write_folder
 from nlflow.store.encoding import decode
 from nlflow.store.series.base import Frame, Layout, Series, described, missing, reading, writing
 
@@ -38,14 +37,15 @@ class ZarrSeries(Series):
 
     def create(self, layout: Layout) -> None:
         """Make a store without frames."""
-        with writing(self.path):
-            other = temporary_name(self.path)
+
+        def fill(folder: Path) -> None:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*[Cc]onsolidated metadata")  # not in the specification yet
-                _fill(self._zarr.open_group(other, mode="w-", zarr_format=3), layout)
-                self._zarr.consolidate_metadata(other)
-            other.replace(self.path)
-            sync_folder(self.path.absolute().parent)
+                _fill(self._zarr.open_group(folder, mode="w", zarr_format=3), layout)
+                self._zarr.consolidate_metadata(folder)
+
+        with writing(self.path):
+            write_folder(self.path, fill, replace=False)
         self.count, self.last = 0, None
         self._rows = {name: np.zeros(_ROWS) for name in _GROWING[1:]}
 
@@ -56,12 +56,11 @@ class ZarrSeries(Series):
             self._continue(layout, min(arrays[name]["shape"][0] for name in _GROWING), count, self._time)
             self._rows = {name: self._chunk(name, count) for name in _GROWING[1:]}
         with writing(self.path):
+            sweep(self.path / "u" / "c")
             self._tell(count, reversed_order=True)
             for folder in (self.path / "u" / "c").glob("*"):
                 if folder.name.isdecimal() and int(folder.name) >= count:
-                    shutil.rmtree(folder)
-            for entry in self.path.rglob(".nlflow-*.tmp"):  # what a killed process left
-                entry.unlink(missing_ok=True)
+                    remove(folder)
 
     def about(self) -> dict[str, Any]:
         """Return the attributes of the store."""
