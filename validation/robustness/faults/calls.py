@@ -14,6 +14,7 @@ import signal
 import struct
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ SAME = "resumed to the same bits"
 
 
 def possible() -> bool:
-    """Return whether calls can be counted here."""
+    """Return whether calls can be counted and met here."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
@@ -154,7 +155,7 @@ def names(folder: Path) -> list[str]:
     return sorted(os.fsdecode(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def strike(output: Output, folder: Path, most: int) -> tuple[dict[str, int], list[str], list[str], int]:
+def strike(output: Output, folder: Path, most: int) -> tuple[Counter[str], list[str], list[str], int]:
     """Kill an output at each of its calls, or at so many that are spread over them.
 
     Returns how often it came to what, what was lost, what was wrong, and how many calls there are.
@@ -178,16 +179,15 @@ def strike(output: Output, folder: Path, most: int) -> tuple[dict[str, int], lis
     if status:
         raise RuntimeError(f"{output.name}: the undisturbed run failed: {said(quiet)}")
     expected, kept = output.result(quiet), names(quiet)
-    outcomes, lost, wrong = {SAME: 0, "was done before the call": 0}, list[str](), list[str]()
+    outcomes, lost, wrong = Counter[str](), list[str](), list[str]()
     for at in np.unique(np.linspace(1, count, min(most, count)).round().astype(int)).tolist():
         place = fresh(f"{at}")
-        status, _ = attempt(output.begin, place, at)
+        killed, _ = attempt(output.begin, place, at)
         gone = output.check(place, before, expected)
         if gone is not None:
             lost.append(f"call {at}: {gone}")
-        outcome = SAME if status == -9 else "was done before the call"
-        if status not in (0, -9):
-            wrong.append(f"call {at}: status {status}: {said(place)}")
+        if killed not in (0, -9):
+            wrong.append(f"call {at}: status {killed}: {said(place)}")
             continue
         status, _ = attempt(output.resume, place)
         if status:
@@ -197,5 +197,5 @@ def strike(output: Output, folder: Path, most: int) -> tuple[dict[str, int], lis
         elif names(place) != kept:
             wrong.append(f"call {at}: left behind or missing: {sorted({*names(place)} ^ {*kept})[:5]}")
         else:
-            outcomes[outcome] += 1
+            outcomes[SAME if killed == -9 else "had fewer calls"] += 1
     return outcomes, lost, wrong, count

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nlflow.studies.cases import Case
+from validation.robustness.faults.calls import possible
 from validation.robustness.faults.disks import full_disk, mountable, read_only, sizes_for
-from validation.robustness.faults.kills import killed
+from validation.robustness.faults.kills import killed, killed_at_calls
 from validation.robustness.faults.others import clock_back, dead_workers, second_writer
+from validation.robustness.faults.outputs import OUTPUTS
 from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training
 
 __all__ = ["trials"]
@@ -21,8 +23,9 @@ def trials(kills: int, seed: int, folder: Path) -> Iterator[Case]:
     Parameters
     ----------
     kills : int
-        By SIGKILL, over flows, studies and folders; a tenth as many of trainings, of validation and of worker
-        processes, and by SIGINT and by SIGTERM a quarter of a flow, a study and a folder, a thirtieth of the others.
+        By SIGKILL, over flows, studies and folders; 0.4 times as many of each output at calls that write; a tenth as
+        many of trainings, of validation and of worker processes, and by SIGINT and by SIGTERM a quarter of a flow, a
+        study and a folder, a thirtieth of the others.
     seed : int
     folder : Path
         For their files, which are removed.
@@ -41,6 +44,11 @@ def trials(kills: int, seed: int, folder: Path) -> Iterator[Case]:
     for number, victim, times in struck:
         what = f"{number.name}, {victim.name}, {times} times, seed {seed}"
         yield Case(what, killed, (victim, number, times, folder / "kill", seed))
+    if possible():
+        for name in OUTPUTS:
+            most = max(1, round(0.4 * kills))
+            what = f"SIGKILL at calls that write, {name}, {most} of them"
+            yield Case(what, killed_at_calls, (name, most, folder / "calls"))
     for victim in representative:
         if mountable(folder):
             yield Case(f"full disk, {victim.name}", full_disk, (victim, sizes_for(victim), folder / "full"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -22,9 +24,26 @@ from validation.robustness.faults.processes import (
 )
 from validation.robustness.faults.victims import Victim
 
-__all__ = ["killed"]
+__all__ = ["killed", "killed_at_calls"]
 
 SAME = "resumed to the same bits"
+
+
+def killed_at_calls(name: str, most: int, folder: Path) -> Row:
+    """Kill what writes an output at each of its calls that write, or at so many spread over them; see `strike`."""
+    folder.mkdir(parents=True)
+    began = time.monotonic()
+    # Children of a forked process find compiled loops in its memory, if they are run by Numba's own threads.
+    command = [sys.executable, "-m", "validation.robustness.faults.outputs", name, str(most), str(folder)]
+    ended = Running(command, {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1"}).end()
+    shutil.rmtree(folder)
+    if ended.code:
+        raise RuntimeError(f"{name}: {ended.text[-600:]}")
+    title, outcomes, lost, wrong, count = json.loads(ended.text.splitlines()[-1])
+    tried = sum(outcomes.values()) + len(wrong)
+    details = {"lost": lost, "wrong": wrong, "calls that write": count}
+    fault = f"SIGKILL at a call that writes: {title}"
+    return Row(fault, tried, outcomes, len(lost), len(wrong), time.monotonic() - began, details)
 
 
 def killed(
