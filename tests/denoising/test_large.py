@@ -499,6 +499,24 @@ def test_a_resumed_run_knows_its_image(tmp_path: Path):
         denoise_store(source, target, 20.0, existing="resume", **options)
 
 
+def test_what_a_kill_left_beside_a_complete_store_is_removed(tmp_path: Path):
+    """After the exchange of names the old store has that of the partial one, and the record lies in the new one."""
+    partial, target = tmp_path / "out.zarr.partial", tmp_path / "out.zarr"
+    for keep in (True, False):
+        for folder in (partial, target):
+            folder.mkdir(exist_ok=True)
+        record = target / storing._RECORD
+        record.write_text("")
+        assert storing._tidy(partial, target, keep=keep) is keep
+        assert (partial.exists(), record.exists()) == (False, keep)
+    assert not storing._tidy(partial, target)
+    partial.mkdir()
+    record.write_text("")
+    (partial / storing._RECORD).write_text("")  # of a later run
+    storing._tidy(partial, target)
+    assert partial.exists()
+
+
 def test_files_that_are_refused(tmp_path: Path):
     with pytest.raises(FileFormatError, match="no such file"):
         open_image(tmp_path / "none.zarr")

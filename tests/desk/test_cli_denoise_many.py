@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from nlflow.desk import files
+from nlflow.desk.commands import denoise_file
 from nlflow.errors import InputError
 from tests.commands import IMAGE, OPTIONS, Denoiser, fails, listing, run
 
@@ -40,6 +44,40 @@ def test_a_folder(folder: Path, denoiser: Denoiser) -> None:
     assert lines[0].startswith("in/a.tif  sigma 12.5 (estimated), ")
     assert lines[3].startswith("3 of 3 file(s) written to out in ")
     assert run("denoise", "in", "again", "--quiet").output == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are UTF-8, or 16 bits a letter")
+def test_names_of_any_bytes(folder: Path, denoiser: Denoiser) -> None:
+    name, out = os.fsdecode(b"d\xff.png"), os.fsdecode(b"out\xfe")
+    Image.fromarray(IMAGE).save(Path("in") / name, "PNG")
+    told = json.loads(run("denoise", "in", out, "--json").stdout)
+    assert listing(Path(out)) == sorted(["a.tif", "b.png", "c.PNG", name])
+    assert [report["output"] for report in told["files"]][-1] == f"{out}/{name}"
+    assert json.loads(run("denoise", "in", out, "--existing", "resume", "--json").stdout)["kept"] == 4
+    assert "d\\udcff.png: there is no such file" in fails("denoise", name, "x.png")
+
+
+def test_what_was_made_meanwhile_stays(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = denoise_file._denoise
+
+    def slow(*given: Any) -> Any:
+        for place in ("out.png", "out/b.png"):
+            Path(place).parent.mkdir(exist_ok=True)
+            Path(place).write_text("of another program")
+        return work(*given)
+
+    monkeypatch.setattr(denoise_file, "_denoise", slow)
+    message = "out.png: got a file that was made while this one was computed, expected none"
+    assert message in run("denoise", "in/b.png", "out.png", code=1).stderr
+    assert Path("out.png").read_text() == "of another program"
+    Path("out/b.png").unlink()
+    assert "1 of 3 file(s) failed" in run("denoise", "in", "out", "--existing", "skip", code=1).stderr
+    assert Path("out/b.png").read_text() == "of another program"
+    assert listing(Path("out")) == ["a.tif", "b.png", "c.PNG"]
+    assert "already there, and complete" in fails("denoise", "in/b.png", "out.png", "--existing", "resume")
+    assert "it begins anew" in run("denoise", "in/b.png", "new.png", "--existing", "resume").stderr
+    run("denoise", "in/b.png", "out.png", "--existing", "overwrite")
+    assert files.read("out.png").data.shape == IMAGE.shape
 
 
 @pytest.mark.slow

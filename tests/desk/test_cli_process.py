@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import select
+import shlex
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from PIL import Image
 from nlflow.backends.numba import loading
 from nlflow.denoising.runs import telling
 from nlflow.desk import terminal
+from nlflow.desk.commands.main import main
 
 
 def process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +82,34 @@ main()
     result = process(program, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
     assert (result.returncode, result.stdout, result.stderr) == (code, "", f"nonlocal: {word}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["in.png"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep a folder where a process is")
+def test_a_working_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "argv", ["nonlocal", "info"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err.startswith("nonlocal: error: the working folder is gone, expected one that is there")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="shells elsewhere close no streams")
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>/dev/full", ">&-"])
+def test_streams_that_lead_nowhere(closed: str, tmp_path: Path) -> None:
+    """What is written has none of the numbers under which libraries print."""
+    Image.new("L", (16, 12)).save(tmp_path / "in.png")
+    command = [sys.executable, "-m", "nlflow.desk.commands.main", "denoise", "in.png", "out.png", "--sigma", "1"]
+    line = f"{shlex.join(command)} {closed}"
+    assert subprocess.run(["sh", "-c", line], cwd=tmp_path, check=False, timeout=300).returncode == 0
+    with Image.open(tmp_path / "out.png") as found:
+        assert found.size == (16, 12)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in.png", "out.png"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals can be sent to a process on POSIX only")

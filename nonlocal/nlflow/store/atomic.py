@@ -59,7 +59,10 @@ def hold(path: Path, *, make: bool = True, sure: bool = False) -> int | None:
     """
     flags = os.O_RDWR | (os.O_CREAT if make else 0) | getattr(os, "O_NOFOLLOW", 0)
     while True:
-        descriptor, kept = os.open(path, flags, 0o666), False
+        try:
+            descriptor, kept = os.open(path, flags, 0o666), False
+        except PermissionError:  # of another user
+            descriptor, kept = os.open(path, flags & ~(os.O_RDWR | os.O_CREAT)), False
         try:
             if not _taken(descriptor, sure):
                 return None
