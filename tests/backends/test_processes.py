@@ -19,23 +19,51 @@ from nlflow.backends.numba import loading
 
 # What each process computes: a loop over pairs in threads, to the bit.
 PROGRAM = """
-import sys
+import asyncio, sys
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
+import joblib
 import numpy as np
-from nlflow import Gaussian, Points, affinity
+from nlflow import Gaussian, Points, affinity, denoise
+
+SEEDS = range(6)
 
 def summed(seed):
-    points = np.random.default_rng(seed).normal(size=(1000, 2))
-    return affinity(Gaussian(0.5), Points(points)).average(points).tobytes()
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(1000, 2))
+    averages = affinity(Gaussian(0.5), Points(points)).average(points)
+    return averages.tobytes() + denoise(rng.normal(size=(48, 48)), sigma=1.0).tobytes()
+
+class Drawn:
+    def __len__(self):
+        return len(SEEDS)
+
+    def __getitem__(self, seed):
+        return summed(seed)
+
+async def awaited():
+    return await asyncio.gather(*(asyncio.to_thread(summed, seed) for seed in SEEDS))
+
+def main():
+    expected = [summed(seed) for seed in SEEDS]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(summed, SEEDS)) == expected, "threads"
+    assert asyncio.run(awaited()) == expected, "asyncio"
+    starts = ["fork", "forkserver", "spawn"] if sys.platform == "linux" else ["spawn"]
+    for start in starts:
+        with get_context(start).Pool(2) as pool:
+            assert pool.map_async(summed, SEEDS).get(120) == expected, start
+    assert joblib.Parallel(2)(joblib.delayed(summed)(seed) for seed in SEEDS) == expected, "loky"
+    try:
+        from torch.utils.data import DataLoader
+    except ImportError:
+        return
+    for start in starts:
+        loader = DataLoader(Drawn(), batch_size=None, num_workers=2, multiprocessing_context=start, timeout=120)
+        assert list(loader) == expected, "DataLoader, " + start
 
 if __name__ == "__main__":
-    expected = [summed(seed) for seed in range(6)]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(summed, range(6))) == expected
-    if sys.platform == "linux":
-        with get_context("fork").Pool(2) as pool:
-            assert pool.map_async(summed, range(6)).get(60) == expected
+    main()
 """
 
 

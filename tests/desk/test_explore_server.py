@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,27 @@ def address() -> Iterator[str]:
         yield url
         process.terminate()
         assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
+        said = process.stderr.read()
+        assert "Traceback" not in said
+        assert "ERROR" not in said
+
+
+def own(address: str) -> str:
+    """Return the origin of the server's pages."""
+    return f"http://{urlsplit(address).netloc}"
+
+
+@functools.cache
+def cookie(address: str) -> str:
+    """Return the cookie that a browser gets for the token of an address."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection.request("GET", f"/?{parts.query}")
+    answer = connection.getresponse()
+    connection.close()
+    assert (answer.status, answer.headers["Location"]) == (303, "/")
+    assert answer.headers["Set-Cookie"].endswith("; Path=/; HttpOnly; SameSite=Lax")
+    return str(answer.headers["Set-Cookie"]).split(";")[0]
 
 
 def connect(url: str, origin: str | None) -> Any:
@@ -58,7 +79,7 @@ def connect(url: str, origin: str | None) -> Any:
     parts, token = urlsplit(url), page_token(url)
 
     async def attempt() -> Any:
-        headers = {} if origin is None else {"Origin": origin}
+        headers = {"Cookie": cookie(url)} | ({} if origin is None else {"Origin": origin})
         request = HTTPRequest(f"ws://{parts.netloc}/ws", headers=headers)
         try:
             connection = await tornado.websocket_connect(request, subprotocols=["bokeh", token])
@@ -88,17 +109,18 @@ async def leave(connection: Any) -> None:
 
 @pytest.mark.slow
 def test_own_pages_connect_and_others_do_not(address: str) -> None:
-    own = address.rstrip("/")
     port = urlsplit(address).port
-    assert "msgid" in connect(address, own)
+    assert "msgid" in connect(address, own(address))
     assert "msgid" in connect(address, f"http://localhost:{port}")
     for origin in ("http://example.org", f"http://example.org:{port}", f"http://127.0.0.1:{(port or 0) + 1}", "null"):
         assert connect(address, origin) == 403, origin
 
 
 def exchange(address: str, *lines: str) -> tuple[int, str]:
-    """Send a request as it is written here, and return the status and the rest of the answer."""
+    """Send a request as it is written here, and the cookie, and return the status and the rest of the answer."""
     parts = urlsplit(address)
+    if not any(line.startswith("Cookie:") for line in lines):
+        lines = (*lines, f"Cookie: {cookie(address)}")
     with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode())
         answer = connection.recv(4096)
@@ -147,7 +169,37 @@ def test_foreign_names_are_refused(address: str, host: str) -> None:
         assert exchange(address, f"GET {path} HTTP/1.1", f"Host: {host}")[0] == status, path
     assert exchange(address, "POST / HTTP/1.1", f"Host: {host}", "Content-Length: 0")[0] == status
     assert shake(address, f"Host: {host}", f"Origin: http://{host}") == status
-    assert shake(address, f"Host: {host}", f"Origin: {address.rstrip('/')}") == status
+    assert shake(address, f"Host: {host}", f"Origin: {own(address)}") == status
+
+
+def test_another_user_gets_nothing(address: str) -> None:
+    """Who reaches the port, but has not read the address that the command printed."""
+    host = f"Host: {urlsplit(address).netloc}"
+    name, value = cookie(address).split("=", 1)
+    for given in (
+        "",
+        f"{name}=",
+        f"{name}={value[:-1]}",
+        f"{name}=x{value}",
+        f"other={value}",
+        "\xff",
+        f"{name}={name}",
+    ):
+        for path in ("/", "/favicon.ico", "/static/js/bokeh.min.js", "/?token=", "/?token=x", f"/?token={value}"):
+            status, answer = exchange(address, f"GET {path} HTTP/1.1", host, f"Cookie: {given}")
+            assert status == 403, (given, path)
+            assert "Set-Cookie" not in answer
+        assert shake(address, host, f"Origin: {own(address)}", f"Cookie: {given}") == 403
+    token = urlsplit(address).query
+    assert exchange(address, f"GET /?{token}&{token} HTTP/1.1", host, "Cookie: ")[0] == 403
+    assert exchange(address, f"POST /?{token} HTTP/1.1", host, "Content-Length: 0", "Cookie: ")[0] == 403
+    assert "open the whole address" in exchange(address, "GET / HTTP/1.1", host, "Cookie: ")[1]
+
+
+def test_a_ticket_opens_the_page_once() -> None:
+    keys = server.Keys(5006)
+    ticket = keys.ticket()
+    assert [bool(keys.open(token)) for token in (ticket, ticket, keys.token, keys.token, "x")] == [1, 0, 1, 1, 0]
 
 
 def test_a_refusal_says_why(address: str) -> None:
@@ -190,7 +242,7 @@ def test_messages_have_a_limit(address: str) -> None:
     async def attempt() -> Any:
         from tornado.httpclient import HTTPRequest
 
-        request = HTTPRequest(f"ws://{parts.netloc}/ws", headers={"Origin": address.rstrip("/")})
+        request = HTTPRequest(f"ws://{parts.netloc}/ws", headers={"Origin": own(address), "Cookie": cookie(address)})
         connection = await tornado.websocket_connect(request, subprotocols=["bokeh", token])
         for _ in range(3):  # the greeting: header, metadata, content
             await asyncio.wait_for(connection.read_message(), 10)
@@ -206,11 +258,41 @@ def test_messages_have_a_limit(address: str) -> None:
     assert get(address, "/")[0] == 200
 
 
+_HEAD = '{"msgid": "1", "msgtype": "%s"}'
+_MALFORMED: list[tuple[str | bytes, ...]] = [
+    ("",), ("{}",), ("null",), ("[1]",), (b"\xff\xfe",), ("{",), (_HEAD % "PATCH-DOC", "{}", "{}"),
+    (_HEAD % "PATCH-DOC", "{}", '{"events": 3}'), (_HEAD % "PULL-DOC-REQ", "{}", "[]"), (_HEAD % "EVENT", "{}", "{}"),
+    (_HEAD % "PATCH-DOC", "{}", '{"events": [{"kind": "ModelChanged", "model": {"id": "p0"}, "attr": "x", "new": 1}]}'),
+    ('{"msgid": "1", "msgtype": "PATCH-DOC", "num_buffers": 1e9}', "{}", "{}", "{}", b"x"),
+    (_HEAD % "PATCH-DOC", "{}", '{"events": [{"kind": "MessageSent", "msg_type": "bokeh_event", "msg_data": 1}]}'),
+]  # fmt: skip
+
+
+def test_malformed_messages_end_a_session_quietly(address: str) -> None:
+    """The fixture looks at what the server has said."""
+
+    async def attempt(token: str, fragments: tuple[str | bytes, ...]) -> None:
+        from tornado.httpclient import HTTPRequest
+
+        headers = {"Origin": own(address), "Cookie": cookie(address)}
+        request = HTTPRequest(f"ws://{urlsplit(address).netloc}/ws", headers=headers)
+        connection = await tornado.websocket_connect(request, subprotocols=["bokeh", token])
+        with suppress(tornado.WebSocketClosedError):
+            for fragment in fragments:
+                await connection.write_message(fragment, binary=isinstance(fragment, bytes))
+        await leave(connection)
+
+    token = page_token(address)
+    for fragments in _MALFORMED:
+        asyncio.run(attempt(token, fragments))
+    assert get(address, "/")[0] == 200
+
+
 def get(address: str, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, {"Cookie": cookie(address)})
         answer = connection.getresponse()
         return answer.status, answer.read()
     except (BrokenPipeError, ConnectionResetError):  # the server has read enough
@@ -656,7 +738,7 @@ def ipv6() -> bool:
 def test_ctrl_c_ends_it(number: signal.Signals, host: str) -> None:
     with serving("--host", host) as (url, process):
         assert get(url, "/")[0] == 200
-        assert "msgid" in connect(url, url.rstrip("/"))
+        assert "msgid" in connect(url, own(url))
         assert exchange(url, "GET / HTTP/1.1", "Host: evil.example")[0] == 403
         process.send_signal(number)
         assert process.wait(60) in (0, 143)
@@ -681,12 +763,13 @@ def test_other_addresses_are_warned_of() -> None:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2]
         port = urlsplit(url).port
-        assert "msgid" in connect(f"http://127.0.0.1:{port}/", f"http://{socket.gethostname()}:{port}")
-        assert connect(f"http://127.0.0.1:{port}/", f"http://example.org:{port}") == 403
+        here = f"http://127.0.0.1:{port}/?{urlsplit(url).query}"
+        assert "msgid" in connect(here, f"http://{socket.gethostname()}:{port}")
+        assert connect(here, f"http://example.org:{port}") == 403
         process.send_signal(signal.SIGINT)
         process.wait(60)
         assert process.stderr is not None
-        assert "whoever reaches this address" in process.stderr.read()
+        assert "whoever reads this address" in process.stderr.read()
 
 
 @pytest.mark.slow

@@ -88,13 +88,13 @@ def explore(
     from nlflow.desk.explorer.server import Contents, is_loopback, start
 
     if not is_loopback(host):
-        say("warning", f"--host {host}: whoever reaches this address can use the page")
+        say("warning", f"--host {host}: whoever reads this address, on its way too, can use the page")
     running = start(Contents(source, layers, limits), host=host, port=port)
     echo(f"nonlocal explore: {running.url} (Ctrl-C ends it)")
     if browser:
         import webbrowser
 
-        webbrowser.open(running.url)
+        webbrowser.open(running.url_for_once())
     try:
         running.wait()
     except KeyboardInterrupt:

@@ -3,14 +3,19 @@
 They are those to its own names, from its own pages, for parts of the page. Another site can let its name point to
 127.0.0.1 after its page was loaded; the browser then takes that page for one of this server (DNS rebinding). The header
 ``Host`` still holds the site's name, and no page can change it, so it is checked.
+
+Other users of the machine reach the port too. The address that the command prints holds a token, as that of Jupyter
+does; the browser gets a cookie for it, and without one nothing is answered.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import ipaddress
 import logging
 import re
+import secrets
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,6 +25,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import panel as pn
+from panel.io.server import WSHandler, get_server
 from tornado.httputil import HTTPServerRequest
 from tornado.routing import Matcher, Rule
 from tornado.web import Application, RequestHandler
@@ -60,28 +66,75 @@ def bracketed(name: str) -> str:
     return f"[{address.compressed}]" if address.version == 6 else str(address)
 
 
-def close_to_others(application: Application, hosts: frozenset[str]) -> None:
+class Keys:
+    """What opens the page: a token in the address, tickets that do so once, and the cookie that a browser gets."""
+
+    def __init__(self, port: int) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._tickets: set[str] = set()
+        self._cookie = secrets.token_urlsafe(24)
+        self._name = f"nlflow-explorer-{port}"  # a browser does not keep cookies apart by port
+
+    def ticket(self) -> str:
+        """Return a token for one use: the command line of a browser, where it stands, can be read by all users."""
+        made = secrets.token_urlsafe(24)
+        self._tickets.add(made)
+        return made
+
+    def bring(self, request: HTTPServerRequest) -> bool:
+        """Tell whether a request has the cookie."""
+        cookie = request.cookies.get(self._name)
+        return cookie is not None and _same(cookie.value, self._cookie)
+
+    def open(self, token: str) -> str:
+        """Return the cookie for a token, as a header; empty if it is not right, or a ticket that was used."""
+        used = next((one for one in self._tickets if _same(token, one)), None)
+        if used is None and not _same(token, self.token):
+            return ""
+        self._tickets.discard(used or "")
+        return f"{self._name}={self._cookie}; Path=/; HttpOnly; SameSite=Lax"
+
+
+def _same(given: str, kept: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), kept.encode())
+
+
+def close_to_others(application: Application, hosts: frozenset[str], keys: Keys) -> None:
     """Have an application answer its own pages alone, before any of its handlers sees a request.
 
     Refused with 403 and a line of plain text are a ``Host`` that is none of `hosts`, missing or there more than once,
-    an ``Origin`` that is no page of theirs (for the websocket none, too), and sessions that a request brings along.
-    What is no part of the page gets 404, and so does a path that leads out of its folder or holds control characters.
+    an ``Origin`` that is no page of theirs (for the websocket none, too), sessions that a request brings along, and
+    whoever has neither the token nor the cookie. What is no part of the page gets 404, and so does a path that leads
+    out of its folder or holds control characters.
     """
-    application.add_handlers(r".*", [Rule(_Unwanted(hosts), _Refusal)])
+    application.add_handlers(r".*", [Rule(_Unwanted(hosts, keys), _Refusal)])
 
 
 class _Unwanted(Matcher):
-    def __init__(self, hosts: frozenset[str]) -> None:
-        self._hosts = hosts
+    def __init__(self, hosts: frozenset[str], keys: Keys) -> None:
+        self._hosts, self._keys = hosts, keys
         self._origins = frozenset(f"http://{host}" for host in hosts)
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
         why = self._forbidden(request)
         if why:
-            return {"target_kwargs": {"status": HTTPStatus.FORBIDDEN, "why": why}}
+            return _answer(HTTPStatus.FORBIDDEN, why)
         if not _is_served(request.path):
-            why = "got a path that is no part of the page, expected /; open the address that the command printed"
-            return {"target_kwargs": {"status": HTTPStatus.NOT_FOUND, "why": why}}
+            return _answer(
+                HTTPStatus.NOT_FOUND,
+                "got a path that is no part of the page, expected /; open the address that the command printed",
+            )
+        tokens = request.query_arguments.get("token", [])
+        asked = request.method == "GET" and request.path == "/" and len(tokens) == 1
+        cookie = self._keys.open(tokens[0].decode("latin-1")) if asked else ""
+        if cookie:  # so that the token does not stay in the bar of the browser, and in its history
+            return _answer(HTTPStatus.SEE_OTHER, "the page is at /", {"Set-Cookie": cookie, "Location": "/"})
+        if not self._keys.bring(request):
+            return _answer(
+                HTTPStatus.FORBIDDEN,
+                "token: got none that is right, expected that of this server; open the whole address that the command "
+                "printed, with ?token=",
+            )
         return None
 
     def _forbidden(self, request: HTTPServerRequest) -> str:
@@ -102,6 +155,10 @@ class _Unwanted(Matcher):
         return ""
 
 
+def _answer(status: HTTPStatus, why: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"target_kwargs": {"status": status, "why": why, "headers": headers or {}}}
+
+
 def _listed(values: list[str]) -> str:
     return " and ".join(repr(value[:_SHOWN]) for value in values) or "none"
 
@@ -115,15 +172,36 @@ def _is_served(path: str) -> bool:
 
 
 class _Refusal(RequestHandler):
-    def initialize(self, status: HTTPStatus, why: str) -> None:
-        self._refused = status, why
+    def initialize(self, status: HTTPStatus, why: str, headers: dict[str, str]) -> None:
+        self._refused = status, why, headers
 
     def prepare(self) -> None:
-        status, why = self._refused
+        status, why, headers = self._refused
         self.set_status(status)
+        for name, value in ({"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"} | headers).items():
+            self.set_header(name, value)
         self.set_header("Content-Type", "text/plain; charset=utf-8")
         self.set_header("X-Content-Type-Options", "nosniff")
         self.finish(f"nonlocal explore: {why}\n")
+
+
+class _Messages(WSHandler):
+    """The websocket. A message that cannot be read ends it; with Bokeh's codes Tornado would not close it."""
+
+    def _internal_error(self, message: str) -> None:
+        self.close(1011, "a message failed")
+
+    def _protocol_error(self, message: str) -> None:
+        self.close(1002, "a message cannot be read")
+
+
+def end_at_malformed_messages(application: Application) -> None:
+    """Have an application close a websocket whose message cannot be read, and say nothing of it."""
+    for rule in application.wildcard_router.rules:
+        if rule.target is WSHandler:
+            rule.target = _Messages
+    for name in ("bokeh.server.views.ws", "bokeh.server.protocol_handler"):
+        logging.getLogger(name).addFilter(_is_fault_of_ours)
 
 
 # ---- the page; each tab starts to compute when it is first shown
@@ -195,11 +273,15 @@ _ROOM = 2**20
 
 
 class Running:
-    """A server that runs; the page is at `url`."""
+    """A server that runs; the page is at `url`, which holds the token."""
 
-    def __init__(self, server: Any, worker: Worker, url: str) -> None:
-        self._server, self._worker = server, worker
-        self.url = url
+    def __init__(self, server: Any, worker: Worker, address: str, keys: Keys) -> None:
+        self._server, self._worker, self._address, self._keys = server, worker, address, keys
+        self.url = f"{address}?token={keys.token}"
+
+    def url_for_once(self) -> str:
+        """Return an address that opens the page once."""
+        return f"{self._address}?token={self._keys.ticket()}"
 
     def wait(self) -> None:
         """Serve until Ctrl-C, or until the loop is stopped."""
@@ -223,7 +305,6 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     """Start to serve the page, at any free port for 0; `InputError` for an address or port that it cannot have."""
     # Loaded here, not when the computing thread first needs it: CPython 3.11 fails where two threads parse at a time.
     import skimage.metrics  # noqa: F401
-    from panel.io.server import get_server
 
     try:  # here, since Tornado would leave a socket open where it fails
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -248,12 +329,27 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     hosts = hosts_of({host, "localhost", "127.0.0.1", "::1", *(() if is_loopback(host) else _names())}, server.port)
     # Bokeh has no public name for its application, and no argument for the origin of an address in brackets.
     application = server._tornado
-    close_to_others(application, hosts)
+    keys = Keys(server.port)
+    close_to_others(application, hosts, keys)
     application.websocket_origins.update(hosts)
     logging.getLogger("bokeh").setLevel(logging.ERROR)
+    end_at_malformed_messages(application)
     server.start()
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    return Running(server, worker, f"http://{bracketed(shown)}:{server.port}/")
+    return Running(server, worker, f"http://{bracketed(shown)}:{server.port}/", keys)
+
+
+def _is_fault_of_ours(record: logging.LogRecord) -> bool:
+    """Tell whether a message of the websocket has failed in a part of the page.
+
+    A message that Bokeh cannot read ends its session, as it should, and says nothing about the server.
+    """
+    trace = record.exc_info[2] if record.exc_info else None
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("nlflow."):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _refused(error: OSError, host: str, port: int) -> InputError:
