@@ -260,6 +260,7 @@ def test_hot_and_dead_pixels_and_tracks_of_cosmic_rays_are_missing():
     strange[100, 100] = strange[20, 110] = True
     found = find_hot_pixels(z[..., None])
     assert found.density == pytest.approx(strange.mean(), rel=0.2)
+    assert found.level == pytest.approx(float((z - sky)[strange].mean()), rel=0.2)  # in units of the image
     missing = found.reduce(z[..., None]).missing
     assert missing[strange].mean() > 0.85  # not those beside a star
     assert np.count_nonzero(missing & ~strange) <= 1

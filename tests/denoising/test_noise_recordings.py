@@ -164,6 +164,7 @@ def test_spikes_are_missing_and_lines_stay(width, unit):
     assert np.count_nonzero(found & ~places) <= 1
     single = Spikes(0.01).reduce(noisy[:, None].astype(np.float32))
     assert np.array_equal(single.missing, found)
+    assert Spikes().completed(noisy[:, None]) == Spikes(float(found.mean()))
 
 
 def test_spikes_side_by_side_are_found():

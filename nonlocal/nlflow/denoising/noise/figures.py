@@ -24,6 +24,10 @@ OF_FLOATS = "derived: squares stay in the range of floats"
 OF_ROUNDING = "derived: rounding"
 OF_LAW = "derived: a quantile of the law"
 
+TO_SIGMA = 1.4826022185056018  # of the median of absolute values of a normal variable
+QUARTILES = 2 / TO_SIGMA  # between those of one
+MEDIAN_SQUARE = 0.4549364231195724  # of one: TO_SIGMA**-2
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -92,17 +96,12 @@ class OfCounts(Figures, source="chosen by hand, so that the table is exact to 1e
     levels = figure(12, "of intensity at which moments are measured", COST)
     in_level = figure(120, "blocks of a level, at least", BY_HAND)
     quiet = figure(0.4, "of them, those whose opposite neighbours are most alike, are measured", BY_HAND)
-    least_levels = figure(4, "that make a line", BY_HAND)
-    band = figure(64, "rows that are looked at together, in a large image", COST)
-    most = figure(2**17, "samples that are looked at", COST)
-    values = figure(2**14, "samples whose values show a step", COST)
-    most_values = figure(2**14, "values of whole counts", COST)
+    values = figure(2**14, "samples whose values show a step, and values of whole counts", COST)
     white = figure((0.75, 1.35), "power of middle frequencies over that of the highest: 1 for white noise", BY_HAND)
     alike = figure(0.05, "relative: so far variances may be from those of whole counts", BY_HAND)
     uneven = figure(0.5, "relative error of a variance, and of the third cumulant, at most", BY_HAND)
     whole = figure(1e-6, "of a step: what is nearer to a multiple of it is one", OF_ROUNDING)
     off = figure(2.0, "errors that most variances are at most from the law; chance alone makes 0.7", BY_HAND)
-    sure = figure(4.0, "errors that tell a slope from 0", BY_HAND)
     pulses = figure((0.8, 1.8), "third cumulant over gain and variance: 1 for counts, 1.5 after a random gain", BY_HAND)
 
 
@@ -131,7 +130,6 @@ class OfMagnitudes(Figures, source=BY_HAND):
     """The strength of magnitudes, by a background or by a fixed point."""
 
     most_coils = figure(256.0, "coils, at most")
-    range = figure((1e-150, 1e150), "of strengths whose ratios to samples stay in that of floats", OF_FLOATS)
     agreed = figure(1e-3, "relative: a strength that changes by less is found")
     rounds = figure(15, "of the search for a fixed point")
     above = figure(1.7, "times the mean of pure noise, for the spread of the samples: what is darker tells little")
@@ -139,7 +137,6 @@ class OfMagnitudes(Figures, source=BY_HAND):
     few = figure(0.005, "of the samples: fewer are no background")
     same_ratio = figure(0.06, "relative: so far the ratio of mean and spread of a background is from that of the law")
     law = figure(0.3, "distance of a background to Rayleigh's law over that to a Gaussian one, at most", BY_LAWS)
-    darkest = figure(0.01, "of the windows, that are looked at first")
     first = figure(0.15, "relative: so far their ratio of mean and spread is from that of the law, at most")
     local = figure({1: 129, 2: 17, 3: 9}, "samples along an axis over which means are taken")
 
@@ -181,7 +178,7 @@ class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
 
     reach = figure({1: 6, 2: 2, 3: 1}, "half side of the neighbourhood that a sample is compared with")
     out = figure(3.0, "standard deviations of its neighbours at which a value sticks out of them")
-    spike = figure(4.0, "the same where any value may be an impulse")
+    spike = figure(4.0, "the same where any value may be an impulse, or a spike")
     least_neighbours = figure(0.25, "of a neighbourhood that must be no candidates themselves, to compare with")
     unsure = figure(6.0, "neighbours: with as few, their spread counts twice")
     least_spread = figure(0.01, "of the range: neighbours are not taken to be more alike than this")
@@ -205,20 +202,18 @@ class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
 
 
 class OfHot(Figures, source=ON_STACKS):
-    """Hot pixels: where they are, and how they are found."""
+    """Hot pixels, as they are looked for."""
 
-    out = figure({True: 8.0, False: 12.0}, "standard deviations of what is around: the mean of frames has light tails")
-    alone = figure(2.0, "times as far from what is around as the highest neighbour is")
-    reach = figure({1: 6, 2: 2, 3: 1}, "half side of the neighbourhood")
-    quartiles = figure(1.349, "between the quartiles of a Gaussian law, in standard deviations", OF_LAW)
-    least_step = figure(0.1, "of the range, but for the ends of it: so much brighter is a hot pixel at least")
-    ends = figure(0.005, "of the samples, at each end, that do not count for the range")
     least_frames = figure(4, "frames whose median tells what is fixed")
-    least_count = figure(5, "hot pixels to believe in any")
     least_share = figure(2e-5, "of the samples: sensors have more, laws with long tails fewer")
     most_share = figure(0.02, "of the samples: with more they are no single ones")
-    most = figure(2**17, "samples of an image that are looked at first", COST)
-    band = figure(64, "rows of it side by side", COST)
+
+
+class OfLooks(Figures, source=COST):
+    """A look at a part of a large image."""
+
+    most = figure(2**17, "samples that are looked at first")
+    band = figure(64, "rows of them side by side")
 
 
 class OfSharpness(
@@ -229,7 +224,6 @@ class OfSharpness(
     filled = figure(5, "samples along an axis whose mean stands for a missing one", BY_HAND)
     sampled = figure(3000, "samples whose noise is looked at", COST)
     least_sampled = figure(200, "of them that tell a quantile", BY_HAND)
-    quartiles = figure(1.349, "between the quartiles of a Gaussian law, in standard deviations", OF_LAW)
     tail = figure((0.2, 0.05), "shares of the samples that are bent most, from which their tail is told")
     chance = figure(0.1, "samples of the picture that noise takes so far")
     sharp = figure((0.8, 1.15), "of its height is a sample above both neighbours; a line behind optics 0.54 at most")
@@ -252,7 +246,6 @@ class OfStripes(Figures, source=ON_PHOTOGRAPHS):
     reweightings = figure(8, "of the samples of two rows")
     dependent = figure(30.0, "samples of a row that tell as much as an independent one: edges are long")
     degrees = figure(3.0, "of freedom of Student's law of the errors of the differences")
-    sweeps = figure(6, "of reweighting the rows")
     least_spread = figure(0.05, "of sigma: the differences of two rows are not taken to be more certain")
     parts = figure(6, "of a row, that must agree")
     agreed = figure(0.6, "times their distance from one another: a step this large is agreed on; noise alone has 0.4")
@@ -272,10 +265,7 @@ class OfHum(Figures, source=BY_HAND):
 
     order = figure(16, "of the filter that predicts the recording, at most")
     rounds = figure(6, "of filter and fit in turn", "measured: figures do not change after four")
-    least = figure(256, "samples: with fewer a line is no narrower than what a signal has")
-    false = figure(1e-3, "chance that white noise has a line, over all its frequencies")
     parts = figure(8, "parts of the recording in which a line has the same amplitude and phase")
-    few_parts = figure(4, "the same for slow lines, which are never hum, but tell of a signal that is made of lines")
     cycles = figure(4, "of a line in one part, at least")
     near = figure(4, "steps of the spectrum that a line fills")
     background = figure(65, "steps whose median a line is compared with")
@@ -306,42 +296,36 @@ class OfDrift(Figures, source=BY_HAND):
     least_scale = figure(8.0, "samples: anything faster is no drift")
     cells = figure(64, "that a length of `scale` is cut into, at most: the drift is all but linear in each", COST)
     straight = figure(16.0, "times the length of the recording: a scale from which on the baseline is a straight line")
-    rounds = figure(20, "of reweighting, at most")
     settled = figure(1e-4, "of the spread of the rest: a change of the baseline that ends the rounds")
 
 
 class OfRecordings(Figures, source=BY_HAND):
     """The spectrum of the noise of a recording, and robust fits."""
 
+    false = figure(1e-3, "chance that a recording of white noise has a line or a spike")
     disagree = figure(2.0, "ratio of two estimates of the same noise from which on they disagree")
     side = figure(32, "samples of a window")
     long = figure(4096, "samples of a recording from which on windows are twice as long")
     overlap = figure(8, "windows in which a sample lies")
     most_windows = figure(2**15, "windows that are looked at", COST)
-    least = figure(256, "samples: fewer windows do not tell noise from structure")
+    least = figure(256, "samples: fewer windows do not tell noise from structure, and lines are not narrow")
     shares = figure((1 / 8, 1 / 4, 1 / 2, 1.0), "of the windows, those of least energy first")
     least_windows = figure(6, "independent ones")
     rounds = figure(5, "of choosing windows and measuring")
     reach = figure(2, "steps of the spectrum that a tapered window mixes")
-    median = figure(0.6931471805599453, "of the square of a complex normal variable of variance 1", OF_LAW)
-    median_real = figure(0.4549364231195724, "of a real one", OF_LAW)
-    error = figure(1.44, "relative, of the median of one such square", "derived: the spread of the median")
     slow = figure(2, "steps: below, structure cannot be told from noise, and the spectrum is continued")
     continued = figure((5, 8), "steps up to which its slopes are taken")
     steepest = figure(3.0, "power of the frequency by which noise grows towards 0, at most")
     hump = figure(0.5, "of the frequencies: a hump that is narrower is a tone of the signal")
-    outlier = figure(3.0, "errors by which a hump stands out")
-    stands_out = figure(0.6931471805599453, "the same in absolute terms, as a steep spectrum is no straight line")
+    outlier = figure(3.0, "errors by which a hump stands out, and twice the power, as a steep spectrum is no line")
     neighbours = figure(3, "steps to each side over which the logarithm is smoothed")
     white = figure(3.5, "errors of the smoothed logarithm within which a spectrum is flat")
     certain = figure(0.8, "of the variance, beyond which noise is told from the signal")
     sure = figure(0.5, "of the variance: with less that is distributed as noise, what was found is the signal")
     flat = figure(0.2, "the same in absolute terms: 0.9 dB do not matter")
     quantiles = figure((0.25, 0.5, 0.7), "of the sizes of errors of white noise, below those of structure")
-    at_quantiles = figure((0.31863936, 0.67448975, 1.03643339), "those of a normal variable", OF_LAW)
     agree = figure(0.15, "relative: so far their strengths may be apart from that of the quietest parts")
     huber = figure(1.345, "standard deviations: 95 % efficient", "Huber 1964 (doi 10.1214/aoms/1177703732)")
-    to_sigma = figure(1.4826022185056018, "of the median of absolute values of a normal variable", OF_LAW)
 
 
 class OfSpikes(Figures, source=BY_HAND):
@@ -349,14 +333,12 @@ class OfSpikes(Figures, source=BY_HAND):
 
     beside = figure(5, "samples on each side of a run, over which a recording is a parabola, or more is seen")
     longest = figure(3, "samples of a spike")
-    false = figure(1e-3, "chance that noise, or a line, has a spike in a recording")
     noise = figure(0.01, "chance that noise leaves more beside the parabola, from which on it is structure")
     lines = figure((2.0, 2.5, 3.0, 4.0, 6.0), "samples, of lines at half height: sampling asks for two")
     narrow = figure((1.2, 1.4, 1.6, 1.8), "of lines of an instrument that samples too rarely")
     apart = figure(
         0.1, "of the energy of several samples, that narrow lines leave: shapes between those on the list leave less"
     )
-    rough = figure(4.0, "standard deviations of noise, from which on a sample is looked at")
     near = figure(64, "samples over which the noise is measured")
     proved = figure(0.1, "of the spikes are narrower than any line: a third are one sample wide where all widths occur")
     few = figure(4, "spikes tell whether they are alike")
@@ -371,7 +353,6 @@ class OfDispersion(Figures, source=BY_HAND):
     most = figure(1e6, "counts: of more single precision has no steps", OF_ROUNDING)
     least = figure(50, "pairs of counts, of more than one together")
     parts = figure(3, "from few to many counts, each of which must have the law")
-    sure = figure(4.0, "standard errors")
     structure = figure(0.15, "by which structure raises the variance")
 
 
@@ -387,37 +368,31 @@ class OfWindows(
 ):
     """The strength of white noise in images and signals, by windows with little structure."""
 
-    sides = figure({1: (16, 8, 4, 2), 2: (8, 4, 2)}, "of the windows; smaller ones where too few of the first fit")
-    high = figure({1: 9 / 15, 2: 11 / 14}, "of the highest frequency: noise is measured from here on, structure below")
-    first = figure({1: 0.5, 2: 0.01}, "of the windows: those with the least structure, from which the search starts")
+    sides = figure(
+        {1: (16, 8, 4, 2), 2: (8, 4, 2), 3: (4, 2)}, "of the windows; smaller ones where too few of the first fit"
+    )
+    high = figure(
+        {1: 9 / 15, 2: 11 / 14, 3: 0.7}, "of the highest frequency: noise is measured from here on, structure below"
+    )
+    first = figure(
+        {1: 0.5, 2: 0.01, 3: 0.01}, "of the windows: those with the least structure, from which the search starts"
+    )
     repeated = figure(
         0.25, "of samples like the next one, at most, in what has noise: 0.28 of integers with noise of 1", OF_LAW
     )
-    filled = figure({1: 9, 2: 5}, "a neighbourhood so wide that is constant was filled in, and has no noise")
-    most_windows = figure(2**16, "windows that are looked at", COST)
+    filled = figure({1: 9, 2: 5, 3: 3}, "a neighbourhood so wide that is constant was filled in, and has no noise")
+    most_windows = figure({1: 2**16, 2: 2**16, 3: 2**17}, "windows that are looked at", COST)
     apart = figure(1.25, "ratio of the strengths of channels from which on they have one each")
-    block = figure(2**12, "windows that are transformed at a time: they stay in the cache", COST)
+    block = figure({2: 2**12, 3: 2**14}, "windows that are transformed at a time: they stay in the cache", COST)
     first_error = figure(0.09, "relative uncertainty of sigma that the first windows must reach", BY_HAND)
     last_error = figure(
         0.01, "relative uncertainty from which on more windows are not worth the structure in them", BY_HAND
     )
-    median = figure(0.4549364231195724, "of a chi-squared variable with one degree of freedom", OF_LAW)
     clipped = figure(0.001, "of the samples at one end of the range, from which on it was clipped there", BY_HAND)
     clipped_margin = figure(
         2.0, "in sigma: windows whose mean is nearer to the limit are left out", "derived: at most 3 % of sigma is lost"
     )
     repeats = figure(0.65, "windows one sample apart that count as one independent one, per sample of one", BY_HAND)
-
-
-class OfVolumes(Figures, source=ON_STACKS):
-    """The same in volumes and clips, by blocks."""
-
-    sides = figure((4, 2), "of the blocks; smaller ones where too few of the first fit")
-    high = figure(0.7, "of the highest frequency: noise is measured from here on, structure below")
-    first = figure(0.01, "of the blocks: those with the least structure, from which the search starts")
-    constant = figure(3, "a neighbourhood so wide that is constant was filled in, and has no noise")
-    most = figure(2**17, "blocks", COST)
-    at_a_time = figure(2**14, "blocks that are transformed together", COST)
 
 
 class OfTransfer(Figures, source=BY_HAND):
@@ -430,7 +405,7 @@ class OfTransfer(Figures, source=BY_HAND):
     sure = figure(0.02, "relative uncertainty of a variance from which on more blocks are not worth their structure")
     sweeps = figure(20, "of reweighting")
     outlier = figure(2.5, "standard errors: variances farther above the line count as structure")
-    significant = figure(4.0, "standard errors that tell a number from 0")
+    significant = figure(4.0, "standard errors that tell a number from 0, or from what a law says")
     off = figure(0.2, "root mean square of relative distances from the line, from which on it is none")
     cut = figure(3.0, "standard deviations above the lower end, where nothing is cut off")
     consistent = figure(2.0, "standard errors: slopes with and without the darkest parts differ by less")

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise.figures import OfCounts
+from nlflow.denoising.noise.figures import OfCounts, OfLooks, OfTransfer
 from nlflow.denoising.noise.finding.transfer import is_square, line_through
 from nlflow.denoising.noise.models.base import Array
 from nlflow.denoising.noise.models.intensities import Poisson
@@ -111,7 +111,7 @@ class _Levels:
             telling = np.square(step * expected / third_error)
             skewness = float(np.average(third / (step * expected), weights=telling))
             grown = 0.0 if offset else float(np.sum(weights * np.square(1 - expected.mean() / expected)))
-            sure = float(telling.sum()) + grown > OfCounts.sure**2
+            sure = float(telling.sum()) + grown > OfTransfer.significant**2
             allowed = OfCounts.alike + 3 / math.sqrt(float(weights.sum()))
             alike = abs(ratio - 1) < allowed and off < OfCounts.off
             if alike and sure and abs(skewness - 1) < max(OfCounts.uneven, 3 / math.sqrt(float(telling.sum()))):
@@ -120,20 +120,20 @@ class _Levels:
 
     def amplified(self) -> Poisson | None:
         """Return counts whose variances are on a line, and third cumulants on one through the same place."""
-        enough = self.white.mean() >= 0.5 and len(self.mean) >= OfCounts.least_levels
+        enough = self.white.mean() >= 0.5 and len(self.mean) >= OfTransfer.least_bins
         if not enough or not (self.variance * self.third * self.third_error).all():
             return None
         points = (self.mean, self.variance, self.error, 0.0)
         gain, at_zero, covariance = line_through(*points)
         error = math.sqrt(covariance[0, 0])
         off = (self.variance - gain * self.mean - at_zero) / self.error
-        if gain < OfCounts.sure * error or is_square(*points) or float(np.median(np.abs(off))) > OfCounts.off:
+        if gain < OfTransfer.significant * error or is_square(*points) or float(np.median(np.abs(off))) > OfCounts.off:
             return None
         # The third cumulant is c gain (variance - read²): c = 1 for counts, 1.5 after a register of random gain.
         slope, _, spread = line_through(self.variance, self.third, self.third_error, 0.0)
         ratio, unsure = slope / gain, 2 * math.sqrt(spread[0, 0]) / gain
         pulsed = OfCounts.pulses[0] - unsure < ratio < OfCounts.pulses[1] + unsure
-        if slope < OfCounts.sure * math.sqrt(spread[0, 0]) or not pulsed:
+        if slope < OfTransfer.significant * math.sqrt(spread[0, 0]) or not pulsed:
             return None
         dark = int(np.argmin(self.mean))
         light = float(self.third[dark] / slope)
@@ -144,9 +144,9 @@ class _Levels:
 
 def _parts(samples: Array, missing: NDArray[np.bool_] | None) -> list[Values]:
     """Return the channels of bands of rows, NaN where samples are missing; all rows of a small image."""
-    side = OfCounts.band
+    side = OfLooks.band
     rows = samples.shape[0]
-    most = max(OfCounts.most // (side * samples.shape[1] * samples.shape[2]), 2)
+    most = max(OfLooks.most // (side * samples.shape[1] * samples.shape[2]), 2)
     tops = [0] if rows <= side * most else [k * (rows - side) // (most - 1) for k in range(most)]
     high = rows if len(tops) == 1 else side
     parts: list[Values] = []
@@ -180,7 +180,7 @@ def _lattice(present: Array) -> tuple[float, float] | None:
     """Return the step that samples are multiples of, above the least; None where there is none."""
     flat = present.reshape(-1)
     values = np.unique(flat[:: max(1, flat.size // OfCounts.values)]).astype(np.float64)
-    if len(values) < 3 or len(values) > OfCounts.most_values:
+    if len(values) < 3 or len(values) > OfCounts.values:
         return None
     step = float(np.diff(values).min())
     steps = (values - values[0]) / step

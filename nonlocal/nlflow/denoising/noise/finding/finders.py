@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise.figures import OfHot, OfImpulses, OfMagnitudes, OfStripes
+from nlflow.denoising.noise.figures import (
+    TO_SIGMA,
+    OfHot,
+    OfImpulses,
+    OfLooks,
+    OfMagnitudes,
+    OfSpectra,
+    OfStripes,
+    OfTransfer,
+)
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.noise.finding.speckle import windows_of
 from nlflow.denoising.noise.models.base import Array
@@ -20,7 +29,7 @@ from nlflow.denoising.noise.models.outliers import (
     channels_of,
     count_axes,
     equal_neighbours,
-    hot_pixels,
+    outliers_of,
     surroundings,
 )
 from nlflow.denoising.noise.models.sharpness import Outliers
@@ -134,7 +143,10 @@ def _density(views: list[_View], value: float) -> float:
     size = sum(view.plane.size for view in views)
     if count < OfImpulses.least_count or seen < OfImpulses.least_visible * size:
         return 0.0
-    between = sum(np.count_nonzero(_between(view, at, value)) for view, at in zip(views, visible, strict=True))
+    between = 0  # samples that stick out nearly as far, and have another value
+    for view, at in zip(views, visible, strict=True):
+        off = np.abs(view.plane - value)
+        between += int(np.count_nonzero(at & (off > 0) & (off < np.abs(view.median - value) / 3)))
     if count < OfImpulses.atom * between or _clustered(views, hits, value, count / seen):
         return 0.0
     return _even(visible, hits, count)
@@ -154,12 +166,6 @@ def _counted(views: list[_View], value: float) -> tuple[list[NDArray[np.bool_]],
         least = np.maximum(OfImpulses.out * view.spread, max(OfImpulses.least_step, OfImpulses.steps * view.step))
         visible.append(np.asarray((np.abs(value - view.median) > least) & ~view.unknown))  # not for NaN
     return visible, [seen & (view.plane == value) for view, seen in zip(views, visible, strict=True)]
-
-
-def _between(view: _View, visible: NDArray[np.bool_], value: float) -> NDArray[np.bool_]:
-    """Return where a sample sticks out nearly as far as a value, and has another one."""
-    off = np.abs(view.plane - value)
-    return np.asarray(visible & (off > 0) & (off < np.abs(view.median - value) / 3))
 
 
 def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, density: float) -> bool:
@@ -211,38 +217,27 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
         None where there are none: five are needed, and 20 in a million.
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-    if samples.ndim == 3:
-        return _outliers_of(samples, absent)
+    if samples.ndim < 3 or (samples.ndim == 3 and not _suspected(samples, absent)):
+        return None
     for fixed in (True, False):
-        if samples.ndim != 4 or (fixed and len(samples) < OfHot.least_frames):
+        if fixed and (samples.ndim == 3 or len(samples) < OfHot.least_frames):
             continue
-        found = np.zeros(absent.shape, bool)
-        for c in range(samples.shape[-1]):
-            found |= hot_pixels(samples[..., c], absent, fixed)
-        count = np.count_nonzero(found[0] if fixed else found)
-        size = found[0].size if fixed else found.size
-        if count >= OfHot.least_count and OfHot.least_share < count / size < OfHot.most_share:
-            hot = samples.astype(np.float64)[found].max(axis=-1)
-            level = float(hot.mean() - np.median(samples[~(found | absent)]))
-            return HotPixels(count / size, max(level, 0.0), fixed)
+        each = [outliers_of(samples[..., c], absent, fixed) for c in range(samples.shape[-1])]
+        density = float(np.any([one.mask for one in each], axis=0).mean())
+        if any(one.believed for one in each) and OfHot.least_share < density < OfHot.most_share:
+            above = np.concatenate([one.above[one.found] for one in each])
+            return HotPixels(density, max(float(above.mean()), 0.0), fixed)
     return None
 
 
-def _outliers_of(samples: Array, absent: NDArray[np.bool_]) -> HotPixels | None:
-    """Return the outliers of an image; of a large one after a look at bands of its rows."""
-    count = max(OfHot.most // (OfHot.band * samples[0].size), 3)
-    if len(samples) > count * OfHot.band:
-        tops = np.arange(count) * (len(samples) - OfHot.band) // (count - 1)
-        index = (tops[:, None] + np.arange(OfHot.band)).ravel()
-        looked = (Outliers.of(plane[index], absent[index], OfHot.band) for plane in np.moveaxis(samples, -1, 0))
-        if not any(one.believed for one in looked):
-            return None
-    each = [Outliers.of(samples[..., c], absent) for c in range(samples.shape[-1])]
-    if not any(one.believed for one in each):
-        return None
-    density = float(np.any([one.mask for one in each], axis=0).mean())
-    above = np.concatenate([one.above[one.found] for one in each])
-    return HotPixels(density, max(float(above.mean()), 0.0), False) if density < OfHot.most_share else None
+def _suspected(samples: Array, absent: NDArray[np.bool_]) -> bool:
+    """Tell whether a small image has outliers, or bands of rows of a large one."""
+    count = max(OfLooks.most // (OfLooks.band * samples[0].size), 3)
+    if len(samples) <= count * OfLooks.band:
+        return True
+    tops = np.arange(count) * (len(samples) - OfLooks.band) // (count - 1)
+    index = (tops[:, None] + np.arange(OfLooks.band)).ravel()
+    return any(Outliers.of(plane[index], absent[index], OfLooks.band).believed for plane in np.moveaxis(samples, -1, 0))
 
 
 def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> Stripes | None:
@@ -303,7 +298,7 @@ class _Marks:
         """Look at one channel (rows, samples of a row) of range 1."""
         (steps,), _ = differences(rows, 1e-3, 1)
         sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75, 0.9))
-        spread = float(sizes[1]) * 1.4826
+        spread = float(sizes[1]) * TO_SIGMA
         if spread <= 1e-9:
             return cls(steps, 0.0, False)
         bounded = np.where(np.abs(steps) < 4 * spread, steps, 0)  # larger ones are edges
@@ -314,7 +309,7 @@ class _Marks:
             return cls(steps, 0.0, False)
         parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, OfStripes.parts, axis=1)]
         middle = np.median(parts, axis=0)
-        apart = 1.4826 * np.median(np.abs(parts - middle), axis=0)
+        apart = TO_SIGMA * np.median(np.abs(parts - middle), axis=0)
         agree = np.median(np.abs(middle)) > OfStripes.agreed * np.median(apart)
         error = np.pi / 2 * float(np.median(apart)) ** 2 / OfStripes.parts  # of a median of the parts
         sigma = math.sqrt(max(spread**2 - error, 0.0) / 2)
@@ -344,12 +339,24 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
         None without a background (0.5 % of the samples), and where its law is another one: that of counts, of an
         offset with Gaussian noise, of several coils.
     """
+    from scipy.special import ndtr
+
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = samples[~absent]
-    if present.size == 0 or present.min() < 0 or present.min() == present.max():
+    if present.size == 0 or present.min() < 0 or present.min() == present.max() or not _dark_as_noise(samples, absent):
         return None
-    sigma = rayleigh_of(samples, absent)
-    return None if sigma is None else Rician(sigma)
+    seen = _Magnitudes.of(samples, absent, 1.0)
+    found = None if seen is None else seen.background()
+    if seen is None or found is None:
+        return None
+    sigma, inside = found
+    background = np.sort(seen.values[inside].ravel().astype(np.float64) / sigma)
+    mean, spread = _of_nothing(1.0)
+    laws = -np.expm1(-np.square(background) / 2), ndtr((background - mean) / spread)
+    # Both sides of a step: values that are whole numbers of something come in high steps.
+    steps = [np.searchsorted(background, background, side) / len(background) for side in ("left", "right")]
+    apart, from_gaussian = (max(float(np.abs(law - step).max()) for step in steps) for law in laws)
+    return Rician(sigma) if apart < OfMagnitudes.law * from_gaussian else None
 
 
 def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> float | None:
@@ -359,44 +366,9 @@ def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> floa
     the noise have noise of that strength once they are stabilized with it. The two are apart, as a background would
     stay consistent with ever smaller strengths: its law hardly changes with a little signal.
     """
-    absent = absent | _cut_out(samples, absent)
-    values = np.where(absent[..., None], samples.dtype.type(0), samples)
-    first = float(np.mean(estimate_sigmas(values, absent)))
-    if not OfMagnitudes.range[0] < first < OfMagnitudes.range[1]:
-        return None
-    near = _local_mean(values, absent)
-    found = _background(values, absent, near, first, coils)
-    if found is not None:
-        return found[0]
-    mean, spread = _of_nothing(coils)
-    above = absent | (near < OfMagnitudes.above * (mean / spread) * first)
-    return _fixed_point(
-        values, above if np.count_nonzero(~above) > OfMagnitudes.few * above.size else absent, first, coils
-    )
-
-
-def rayleigh_of(samples: Array, absent: NDArray[np.bool_]) -> float | None:
-    """Return the strength of Rician noise where magnitudes (..., C) >= 0 have a background of Rayleigh's law."""
-    from scipy.special import ndtr
-
-    if not _dark_as_noise(samples, absent):
-        return None
-    absent = absent | _cut_out(samples, absent)
-    values = np.where(absent[..., None], samples.dtype.type(0), samples)
-    first = float(np.mean(estimate_sigmas(values, absent)))
-    if not OfMagnitudes.range[0] < first < OfMagnitudes.range[1]:
-        return None
-    found = _background(values, absent, _local_mean(values, absent), first, 1.0)
-    if found is None:
-        return None
-    sigma, inside = found
-    background = np.sort(values[inside].ravel().astype(np.float64) / sigma)
-    mean, spread = _of_nothing(1.0)
-    laws = -np.expm1(-np.square(background) / 2), ndtr((background - mean) / spread)
-    # Both sides of a step: values that are whole numbers of something come in high steps.
-    steps = [np.searchsorted(background, background, side) / len(background) for side in ("left", "right")]
-    apart, from_gaussian = (max(float(np.abs(law - step).max()) for step in steps) for law in laws)
-    return sigma if apart < OfMagnitudes.law * from_gaussian else None
+    seen = _Magnitudes.of(samples, absent, coils)
+    found = None if seen is None else seen.background()
+    return None if seen is None else found[0] if found is not None else seen.fixed_point()
 
 
 def _dark_as_noise(samples: Array, absent: NDArray[np.bool_]) -> bool:
@@ -405,7 +377,7 @@ def _dark_as_noise(samples: Array, absent: NDArray[np.bool_]) -> bool:
     if not len(windows):
         return True
     level = windows.mean(axis=(1, 2))
-    darkest = windows[np.argsort(level)[: max(int(OfMagnitudes.darkest * len(level)), 1)]]
+    darkest = windows[np.argsort(level)[: max(int(OfTransfer.darkest * len(level)), 1)]]
     mean, spread = _of_nothing(1.0)
     return (
         abs(float(np.median(darkest.std(axis=(1, 2)) / darkest.mean(axis=(1, 2)))) * mean / spread - 1)
@@ -419,43 +391,62 @@ def _of_nothing(coils: float) -> tuple[float, float]:
     return mean, math.sqrt(2 * coils - mean**2)
 
 
-def _background(
-    values: Array, absent: NDArray[np.bool_], near: NDArray[np.float64], first: float, coils: float
-) -> tuple[float, NDArray[np.bool_]] | None:
-    """Return the strength where there is a background of nothing but noise, and where that is."""
-    mean, spread = _of_nothing(coils)
-    sigma = first / spread
-    for _ in range(OfMagnitudes.rounds):
-        inside = ~absent & (np.abs(near / (mean * sigma) - 1) < OfMagnitudes.alike)
-        if np.count_nonzero(inside) < OfMagnitudes.few * inside.size:
+@dataclass(frozen=True)
+class _Magnitudes:
+    """Magnitudes (..., C) without what was cut out, and a first guess of how strong their noise seems to be."""
+
+    values: Array
+    absent: NDArray[np.bool_]
+    near: NDArray[np.float64]  # local means
+    first: float
+    coils: float
+
+    @classmethod
+    def of(cls, samples: Array, absent: NDArray[np.bool_], coils: float) -> _Magnitudes | None:
+        absent = absent | _cut_out(samples, absent)
+        values = np.where(absent[..., None], samples.dtype.type(0), samples)
+        first = float(np.mean(estimate_sigmas(values, absent)))
+        if not 1 / OfSpectra.largest < first < OfSpectra.largest:
             return None
-        before, sigma = sigma, float(np.median(near[inside])) / mean
-        if abs(sigma / before - 1) < OfMagnitudes.agreed:
-            break
-    noise = float(np.mean(estimate_sigmas(values, ~inside)))
-    return (sigma, inside) if abs(noise / (spread * sigma) - 1) < OfMagnitudes.same_ratio else None
+        return cls(values, absent, _local_mean(values, absent), first, coils)
 
+    def background(self) -> tuple[float, NDArray[np.bool_]] | None:
+        """Return the strength where there is a background of nothing but noise, and where that is."""
+        mean, spread = _of_nothing(self.coils)
+        sigma = self.first / spread
+        for _ in range(OfMagnitudes.rounds):
+            inside = ~self.absent & (np.abs(self.near / (mean * sigma) - 1) < OfMagnitudes.alike)
+            if np.count_nonzero(inside) < OfMagnitudes.few * inside.size:
+                return None
+            before, sigma = sigma, float(np.median(self.near[inside])) / mean
+            if abs(sigma / before - 1) < OfMagnitudes.agreed:
+                break
+        noise = float(np.mean(estimate_sigmas(self.values, ~inside)))
+        return (sigma, inside) if abs(noise / (spread * sigma) - 1) < OfMagnitudes.same_ratio else None
 
-def _fixed_point(values: Array, absent: NDArray[np.bool_], first: float, coils: float) -> float:
-    """Return the strength that stabilized samples have again, by secants between logarithms."""
-    law = stabilizer(coils)
+    def fixed_point(self) -> float:
+        """Return the strength that stabilized samples have again, by secants between logarithms."""
+        mean, spread = _of_nothing(self.coils)
+        absent = self.absent | (self.near < OfMagnitudes.above * (mean / spread) * self.first)
+        if np.count_nonzero(~absent) <= OfMagnitudes.few * absent.size:
+            absent = self.absent
+        law = stabilizer(self.coils)
 
-    def excess(log_sigma: float) -> float:
-        # In units of the strength that is tried, in which the noise should have strength 1.
-        return math.log(
-            max(float(np.mean(estimate_sigmas(law(values / math.exp(log_sigma)), absent))), OfMagnitudes.range[0])
-        )
+        def excess(log_sigma: float) -> float:
+            # In units of the strength that is tried, in which the noise should have strength 1.
+            noise = float(np.mean(estimate_sigmas(law(self.values / math.exp(log_sigma)), absent)))
+            return math.log(max(noise, 1 / OfSpectra.largest))
 
-    before, here = math.log(first), math.log(1.05 * first)
-    last, rest = excess(before), excess(here)
-    for _ in range(OfMagnitudes.rounds):
-        slope = (rest - last) / (here - before) if here != before else -1.0
-        slope = min(max(slope, -2.0), -0.2)
-        here, before, last = here - min(max(rest / slope, -0.3), 0.3), here, rest
-        if abs(here - before) < OfMagnitudes.agreed:
-            break
-        rest = excess(here)
-    return math.exp(here)
+        before, here = math.log(self.first), math.log(1.05 * self.first)
+        last, rest = excess(before), excess(here)
+        for _ in range(OfMagnitudes.rounds):
+            slope = (rest - last) / (here - before) if here != before else -1.0
+            slope = min(max(slope, -2.0), -0.2)
+            here, before, last = here - min(max(rest / slope, -0.3), 0.3), here, rest
+            if abs(here - before) < OfMagnitudes.agreed:
+                break
+            rest = excess(here)
+        return math.exp(here)
 
 
 def _local_mean(values: Array, absent: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -96,12 +96,13 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
 
 def _check_flat(plane: Array, place: str) -> None:
     """Refuse a part whose luminance (H, W, 1) has its power at some places, or changes too smoothly for noise."""
+    from scipy.fft import dct
+
     half = down(plane)[..., 0]
-    power = _powers(
-        sliding_window_view(half, (OfFlat.block, OfFlat.block))[:: OfFlat.step, :: OfFlat.step].reshape(
-            -1, OfFlat.block, OfFlat.block
-        )
-    )
+    side, (low, high) = OfFlat.block, OfFlat.of_blocks
+    blocks = sliding_window_view(half, (side, side))[:: OfFlat.step, :: OfFlat.step].reshape(-1, side, side)
+    basis, greater = dct(np.eye(side), norm="ortho", axis=0), np.maximum(*np.ogrid[:side, :side])
+    power = np.square(basis @ blocks @ basis.T)[:, (greater >= low) & (greater <= high)].mean(axis=1)
     excess = float(power.mean() / np.median(power))
     if excess > OfFlat.excess:
         raise InputError(f"{place}: got blocks of {excess:.3g} times their median power on average, expected at "
@@ -127,23 +128,3 @@ def _moments(rest: Array) -> tuple[Array, Array]:
     variance = np.square(rest).mean(axis=(0, 1))
     below, beside = (rest[1:] * rest[:-1]).mean(axis=(0, 1)), (rest[:, 1:] * rest[:, :-1]).mean(axis=(0, 1))
     return np.sqrt(variance), np.stack([below, beside], axis=1) / variance[:, None]
-
-
-def _powers(blocks: Array) -> Array:
-    """Return the power of blocks (N, 8, 8) at middle frequencies."""
-    return np.asarray(_squares(blocks)[:, _band(OfFlat.block, OfFlat.of_blocks)].mean(axis=1))
-
-
-def _squares(tiles: Array) -> Array:
-    """Return the squared orthonormal cosine coefficients of squares (N, n, n)."""
-    from scipy.fft import dct
-
-    basis = dct(np.eye(tiles.shape[-1]), norm="ortho", axis=0)
-    return np.asarray(np.square(basis @ tiles @ basis.T))
-
-
-def _band(size: int, limits: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return which cosine coefficients of a square have a frequency within limits, the greater of both axes."""
-    frequency = np.arange(size)
-    greater = np.maximum(frequency[:, None], frequency)
-    return np.asarray((greater >= limits[0]) & (greater <= limits[1]))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
-from nlflow.denoising.noise.figures import OfDispersion, OfHum, OfRecordings
+from nlflow.denoising.noise.figures import MEDIAN_SQUARE, OfDispersion, OfHum, OfRecordings, OfTransfer
 from nlflow.denoising.noise.finding.finders import find_impulses
 from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.finding.speckle import find_speckle
@@ -73,17 +73,16 @@ def _hum_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | 
     Other lines are not taken for hum where nobody asks.
     """
     each = [find_hum(channel, missing) for channel in samples.T]
-    found = [hum for hum in each if hum is not None and _begins_at_mains(hum.frequencies, len(samples))]
+    found = [
+        hum for hum in each
+        if hum and any(_is_mains(one, None) and all(_are_multiples(hum.frequencies, one, len(samples)))
+                       for one in hum.frequencies)
+    ]  # fmt: skip
     if not found:
         return None, ""
     hum = max(found, key=lambda hum: max(hum.amplitudes or (0.0,)))
     why = f"{len(hum.frequencies)} line(s) have the same amplitude and phase all the time, as mains have"
     return hum if samples.shape[1] == 1 else Hum(hum.frequencies), why
-
-
-def _begins_at_mains(lines: tuple[float, ...], size: int) -> bool:
-    """Tell whether one of the lines is mains at a usual rate, and the others are multiples of it."""
-    return any(_is_mains(base, None) and all(_are_multiples(lines, base, size)) for base in lines)
 
 
 def _are_multiples(lines: Sequence[float], base: float, size: int) -> list[bool]:
@@ -161,7 +160,7 @@ def _dispersion(counts: Floats) -> tuple[float, float, bool]:
     ratio, spread = off**2 / total, np.sqrt(2 - 2 / total)
     fits = True
     for part in (slice(None), *np.array_split(np.argsort(total, kind="stable"), OfDispersion.parts)):
-        error = OfDispersion.sure * root_mean_square(spread[part]) / math.sqrt(len(spread[part]))
+        error = OfTransfer.significant * root_mean_square(spread[part]) / math.sqrt(len(spread[part]))
         fits &= bool(-error < ratio[part].mean() - 1 < error + OfDispersion.structure)
     return float(ratio.mean()), root_mean_square(spread) / math.sqrt(len(ratio)), fits
 
@@ -209,6 +208,8 @@ def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats)
     Windows with least structure told the strengths. If all of the recording tells them too, by three quantiles of what
     the neighbours of a sample do not predict, it is not structure that was measured.
     """
+    from scipy.special import ndtri
+
     present = np.ones(len(samples), bool) if missing is None else ~missing
     if np.count_nonzero(present) < OfRecordings.least:
         return "medium", (f"fewer than {OfRecordings.least} samples tell little: noise is taken as white",)
@@ -216,7 +217,7 @@ def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats)
     for channel, sigma in zip(samples.T, sigmas, strict=True):
         scale = float(np.abs(channel[present]).max()) or 1.0
         rough = np.abs(rough_of(interpolated(np.where(present, channel / scale, 0.0), present)))[present]
-        told = np.quantile(rough, OfRecordings.quantiles) / np.array(OfRecordings.at_quantiles) * scale
+        told = np.quantile(rough, OfRecordings.quantiles) / ndtri((1 + np.array(OfRecordings.quantiles)) / 2) * scale
         apart = max(apart, float(np.abs(np.log(np.maximum(told, 1e-300) / max(sigma, 1e-300))).max()))
     if apart <= OfRecordings.agree:
         return "high", (f"the quietest parts and all of the recording tell the same white noise within {apart:.0%}",)
@@ -273,7 +274,7 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     values, present = channel_of(samples, missing)
     if rate is not None:
         rate = check_number("rate", rate, minimum=0, strict=True, hint="samples a second")
-    if len(values) < OfHum.least or np.count_nonzero(present) < 3 * len(values) / 4:
+    if len(values) < OfRecordings.least or np.count_nonzero(present) < 3 * len(values) / 4:
         return None
     values = interpolated(values, present)
     scale = float(np.abs(values).max())
@@ -332,10 +333,10 @@ def _candidates(values: Floats) -> list[float]:
     background = median_filter(power, OfHum.background, mode="reflect")
     ratio = power / np.maximum(background, 1e-24 * power.max())
     # In white noise the ratio is exponential, of median 1.
-    level = math.log(len(ratio) / OfHum.false) / math.log(2)
+    level = math.log(len(ratio) / OfRecordings.false) / math.log(2)
     peaks = (ratio > level) & (power == maximum_filter1d(power, 2 * OfHum.near - 1))
     index = np.flatnonzero(peaks)
-    index = index[(index >= OfHum.cycles * OfHum.few_parts / 2) & (index < len(ratio) - OfHum.near)]
+    index = index[(index >= OfHum.cycles * OfHum.parts / 4) & (index < len(ratio) - OfHum.near)]
     index = index[np.argsort(-ratio[index])][: OfHum.most_lines]
     return [_from_phases(white, k / size) for k in index.tolist()]
 
@@ -360,14 +361,14 @@ def _from_phases(white: Floats, frequency: float) -> float:
 def _is_steady(values: Floats, frequency: float) -> bool:
     """Tell by an F test whether a line has one amplitude and phase in all parts."""
     white = _whitened(values)
-    count = OfHum.parts if _is_fast(frequency, len(values)) else OfHum.few_parts
+    count = OfHum.parts if _is_fast(frequency, len(values)) else OfHum.parts // 2
     z = _parts(white, frequency, count)
     mean = z.mean()
     spread = float(np.sum(np.abs(z - mean) ** 2))
     ratio = count * abs(mean) ** 2 / max(spread, 1e-300)
     # F with 2 and 2 (n - 1) degrees of freedom is (n - 1) times the ratio; its tail is a power.
     chance = -(count - 1) * math.log1p(ratio)
-    return chance < math.log(OfHum.false / (len(values) / 2))
+    return chance < math.log(OfRecordings.false / (len(values) / 2))
 
 
 def _is_fast(frequency: float, size: int) -> bool:
@@ -550,8 +551,8 @@ def _measured(squares: Floats, each: float) -> tuple[Floats, Floats, NDArray[np.
     count = squares.shape[1]
     index = np.arange(count)
     others = (np.abs(index[:, None] - index) > OfRecordings.reach) & (index > 0)
-    median = np.full(count, OfRecordings.median)
-    median[[0, -1]] = OfRecordings.median_real
+    median = np.full(count, math.log(2))  # of the square of a complex normal variable
+    median[[0, -1]] = MEDIAN_SQUARE  # and of a real one
     power = np.quantile(squares, 0.25, axis=0) / median
     error, alike = np.empty(count), np.empty(count, bool)
     for _ in range(OfRecordings.rounds):
@@ -568,7 +569,7 @@ def _while_consistent(squares: Floats, median: float, each: float) -> tuple[floa
     used = 0
     for share in OfRecordings.shares:
         count = min(max(math.ceil(share * len(squares)), math.ceil(OfRecordings.least_windows * each)), len(squares))
-        value, error = float(np.median(squares[:count])) / median, OfRecordings.error * math.sqrt(each / count)
+        value, error = float(np.median(squares[:count])) / median, 1 / math.log(2) * math.sqrt(each / count)
         if any(value - v > v * math.sqrt(max(e**2 - error**2, 0.0)) for v, e in seen):
             break
         seen.append((value, error))
@@ -586,7 +587,7 @@ def _kept(logarithm: Floats, error: Floats) -> NDArray[np.bool_]:
 
     side = 2 * int(OfRecordings.hump * len(logarithm) / 2) + 1
     level = uniform_filter1d(grey_opening(logarithm, (side,), mode="nearest"), 3, mode="nearest")
-    kept = np.asarray(logarithm - level < np.maximum(OfRecordings.outlier * error, OfRecordings.stands_out))
+    kept = np.asarray(logarithm - level < np.maximum(OfRecordings.outlier * error, math.log(2)))
     kept[: OfRecordings.slow] = False
     return kept if np.count_nonzero(kept) > len(kept) // 3 else np.arange(len(kept)) >= OfRecordings.slow
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
-from nlflow.denoising.noise.figures import OfVolumes, OfWindows
+from nlflow.denoising.noise.figures import MEDIAN_SQUARE, OfWindows
 from nlflow.domains.samples import range_of
 from nlflow.errors import checked_call
 
@@ -68,7 +68,7 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
     seen: list[tuple[float, float]] = []
     while len(order):
         part = windows.high[order[:count]]
-        variance = float(np.median(np.square(part))) / OfWindows.median
+        variance = float(np.median(np.square(part))) / MEDIAN_SQUARE
         error = 2 * windows.repeats / part.size  # variance of the estimate over its square
         if any(variance - v > v * math.sqrt(max(e - error, 0.0)) for v, e in seen):
             break
@@ -90,11 +90,11 @@ def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> 
         return 0.0
     empty = absent | constant(unit)
     for hidden in (empty, absent):  # of a drawing nothing else may be left
-        for side in OfVolumes.sides:
+        for side in OfWindows.sides[3]:
             windows = blocks_of(unit, hidden, side)
             if len(windows.structure) >= windows.first / 2:
-                return from_windows(windows, limits_of(*at_ends(unit[~hidden])), OfVolumes.first) * span
-    return from_windows(windows, limits_of(*at_ends(unit[~absent])), OfVolumes.first) * span
+                return from_windows(windows, limits_of(*at_ends(unit[~hidden])), OfWindows.first[3]) * span
+    return from_windows(windows, limits_of(*at_ends(unit[~absent])), OfWindows.first[3]) * span
 
 
 def in_unit(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> tuple[NDArray[np.float64], float]:
@@ -113,12 +113,12 @@ def constant(unit: NDArray[np.float64]) -> NDArray[np.bool_]:
 
     if not (np.diff(unit, axis=-1) == 0).any():
         return np.zeros(unit.shape, bool)
-    same = maximum_filter(unit, OfVolumes.constant) == minimum_filter(unit, OfVolumes.constant)
-    return np.asarray(maximum_filter(same, OfVolumes.constant))
+    same = maximum_filter(unit, OfWindows.filled[3]) == minimum_filter(unit, OfWindows.filled[3])
+    return np.asarray(maximum_filter(same, OfWindows.filled[3]))
 
 
 def blocks_of(
-    unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = OfVolumes.sides[0], *, every: bool = False
+    unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = OfWindows.sides[3][0], *, every: bool = False
 ) -> Windows:
     """Put overlapping blocks of side³ (fewer along an axis that has no more) through the orthonormal cosine transform.
 
@@ -128,17 +128,17 @@ def blocks_of(
     from scipy.fft import dct
 
     shape = tuple(min(side, n) for n in unit.shape)
-    step = max(1, math.ceil((unit.size / OfVolumes.most) ** (1 / 3)))
+    step = max(1, math.ceil((unit.size / OfWindows.most_windows[3]) ** (1 / 3)))
     bases = [dct(np.eye(n), norm="ortho", axis=0) for n in shape]
     frequency = np.sum(np.meshgrid(*(np.arange(n) / (n - 1) / 3 for n in shape), indexing="ij"), axis=0).ravel()
-    is_high = frequency >= OfVolumes.high - 1e-9
+    is_high = frequency >= OfWindows.high[3] - 1e-9
     is_low = (~is_high & (frequency > 0)).astype(float)
     whole = sliding_window_view(unit, shape)[::step, ::step, ::step]
     touched = np.asarray(sliding_window_view(absent, shape)[::step, ::step, ::step].any(axis=(-3, -2, -1)))
     samples = math.prod(shape)
     # One basis function a row; a block as one row of samples takes one product of matrices.
     basis = np.einsum("ai,bj,ck->abcijk", *bases).reshape(samples, samples).T
-    planes = max(1, OfVolumes.at_a_time // math.prod(whole.shape[1:3]))
+    planes = max(1, OfWindows.block[3] // math.prod(whole.shape[1:3]))
     structure, high, mean = [], [], []
     for first in range(0, len(whole), planes):
         near = slice(first, first + planes)
@@ -249,7 +249,7 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     # float64, from 0 to 1: the estimate does not depend on the units then.
     low = float(present.min())
     scaled = np.where(absent, 0.0, (np.where(absent, low, plane).astype(np.float64) - low) / span)
-    filled = absent | _filled(scaled, dimension)
+    filled = absent | _constant(scaled, dimension)
     sides = [side for side in OfWindows.sides[dimension] if side <= min(plane.shape[-dimension:])]
 
     def windows_of(side: int, hidden: NDArray[np.bool_]) -> Windows:
@@ -266,16 +266,12 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     return from_windows(windows, limits, OfWindows.first[dimension]) * span
 
 
-def _filled(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
-    """Return where areas are constant to the last bit."""
-    if not (np.diff(scaled, axis=-1) == 0).any():
-        return np.zeros(scaled.shape, bool)
-    return _constant(scaled, dimension)
-
-
 def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
+    """Return where areas are constant to the last bit."""
     from scipy.ndimage import maximum_filter, minimum_filter
 
+    if not (np.diff(scaled, axis=-1) == 0).any():
+        return np.zeros(scaled.shape, bool)
     side = (OfWindows.filled[2] if dimension == 2 else 1, OfWindows.filled[dimension])
     return np.asarray(maximum_filter(scaled, side) == minimum_filter(scaled, side))
 
@@ -297,7 +293,7 @@ def _noisy(windows: Windows, repeated: int, others: int) -> bool:
 
 def _steps(size: tuple[int, ...], dimension: int) -> tuple[int, int]:
     """Return how far apart windows begin, so that there are about `OfWindows.most_windows` of them at most."""
-    step = math.ceil((math.prod(size) / OfWindows.most_windows) ** (1 / dimension))
+    step = math.ceil((math.prod(size) / OfWindows.most_windows[dimension]) ** (1 / dimension))
     return (step if dimension == 2 else 1), step
 
 
@@ -315,7 +311,7 @@ def _transform(
     is_low = (~is_high & (frequency > 0)).astype(float)
 
     tops = range(0, scaled.shape[0] - shape[0] + 1, steps[0])
-    lines = max(1, OfWindows.block // (1 + (scaled.shape[1] - shape[1]) // steps[1]))
+    lines = max(1, OfWindows.block[2] // (1 + (scaled.shape[1] - shape[1]) // steps[1]))
     parts = []
     for first in range(0, len(tops), lines):
         rows = slice(tops[first], tops[min(first + lines, len(tops)) - 1] + shape[0])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.noise.figures import OfTransfer
+from nlflow.denoising.noise.figures import TO_SIGMA, OfTransfer
 from nlflow.denoising.noise.finding.sigma import Windows, at_ends, blocks_of, constant, in_unit, limits_of
 from nlflow.denoising.noise.models.base import Array
 from nlflow.denoising.noise.models.intensities import Poisson
@@ -230,7 +230,7 @@ def line_through(
         slope, at_zero = np.linalg.solve(normal, design.T @ (variances * weights / spread**2))
         expected = design @ np.array([slope, at_zero])
         off = (variances - expected) / spread
-        scale = max(1.4826 * float(np.median(np.abs(off))), 1.0)
+        scale = max(TO_SIGMA * float(np.median(np.abs(off))), 1.0)
         # Structure makes variances larger, hardly anything makes them smaller.
         weights = (OfTransfer.outlier * scale / np.maximum(off, OfTransfer.outlier * scale)) ** 2
     inflation = max(float((weights * off**2).sum() / max(len(means) - 2, 1)), 1.0)
@@ -251,7 +251,7 @@ def _check_line(slope: float, at_zero: float, error: float, points: _Points) -> 
     if is_square(*points):
         raise InputError("stack: got variances that grow with the square of the intensity, expected a line, as counts "
                          "have; is this speckle? Then find_speckle tells how much")  # fmt: skip
-    off = float(np.median(np.abs(variances / np.maximum(expected, 1e-3 * variances.max()) - 1))) * 1.4826
+    off = float(np.median(np.abs(variances / np.maximum(expected, 1e-3 * variances.max()) - 1))) * TO_SIGMA
     if off > OfTransfer.off:
         raise InputError(f"stack: got variances {off:.0%} off any line over the mean, expected a line, as counts have; "
                          "is this noise of another kind, or structure everywhere? Give Poisson(gain=...)")  # fmt: skip

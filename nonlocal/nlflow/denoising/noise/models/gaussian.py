@@ -13,7 +13,6 @@ from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.noise.models.base import Array, Noise, Reduction
-from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_floats, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
@@ -244,25 +243,21 @@ class GaussianNoise(Noise):
         relative = self.at(samples)
         return math.sqrt(float(powers.mean())) * root_mean_square(relative if missing is None else relative[~missing])
 
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
-        samples, restore = as_signal(clean, channel_axis)
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Return a picture with this noise. O(N log N)."""
         channels = samples.shape[-1]
         grid = (1, *samples.shape[:-1])[-2:] if samples.ndim < 4 else samples.shape[:-1]
         powers = self.powers(channels, samples.ndim - 1)
-        generator = np.random.default_rng(rng)
         if self.spectrum is None:
-            noise = generator.standard_normal((channels, *grid)) * np.sqrt(
-                powers[:, 0, 0].reshape(-1, *[1] * len(grid))
-            )
+            noise = rng.standard_normal((channels, *grid)) * np.sqrt(powers[:, 0, 0].reshape(-1, *[1] * len(grid)))
         else:
-            noise = spectra.sampled(powers, grid, generator)
+            noise = spectra.sampled(powers, grid, rng)
         if self.opponent:
             noise = np.tensordot(OPPONENT.T, noise, axes=1)
         added = np.moveaxis(noise, 0, -1).reshape(samples.shape)
         if self.places is not None:
             added *= self._placed(samples.shape[:-1])[..., None]
-        return np.asarray(restore(samples + added * self.relative(samples.mean(axis=-1, keepdims=True))))
+        return np.asarray(samples + added * self.relative(samples.mean(axis=-1, keepdims=True)))
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Return the samples as they are; see `Noise.reduce`."""
@@ -311,10 +306,6 @@ class GaussianNoise(Noise):
         from nlflow.denoising.noise.models.stripes import with_stripes
 
         return with_stripes(self)
-
-    def scaled(self, factor: float) -> Self:
-        """Return the same noise with `factor` times the standard deviation."""
-        return replace(self, sigma=self.sigma * check_number("factor", factor, minimum=0))
 
     def range(self) -> float:
         """Return over how many samples the noise is correlated: where the correlation falls to 0.2 on all axes."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
-from nlflow.denoising.noise.figures import OfLaw, OfMagnitudes
+from nlflow.denoising.noise.figures import OfLaw, OfMagnitudes, OfSpectra
 from nlflow.denoising.noise.models.base import Array, floats_of, refuse_negative
 from nlflow.denoising.noise.models.intensities import Evened
 from nlflow.errors import InputError
@@ -259,9 +259,9 @@ class Magnitudes(Evened):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least, most = OfMagnitudes.range
-        if self.sigma is not None and not least < self.sigma < most:
-            raise InputError(f"sigma: got {self.sigma:g}, expected {least:g} to {most:g}; take another unit")
+        most = OfSpectra.largest
+        if self.sigma is not None and not 1 / most < self.sigma < most:
+            raise InputError(f"sigma: got {self.sigma:g}, expected {1 / most:g} to {most:g}; take another unit")
 
     @property
     def even_sigma(self) -> float:

@@ -12,8 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.denoising.noise.figures import OfHot, OfImpulses
-from nlflow.denoising.noise.finding.sigma import estimate_sigmas
+from nlflow.denoising.noise.figures import QUARTILES, OfHot, OfImpulses
 from nlflow.denoising.noise.models.base import Array, Strewn
 from nlflow.denoising.noise.models.sharpness import Outliers
 from nlflow.domains.samples import range_of
@@ -155,7 +154,7 @@ def _of_windows(part: NDArray[np.float64], axes: int) -> tuple[NDArray[np.float6
     low, mid, high = (_ranked(ordered, count, share) for share in (0.25, 0.5, 0.75))
     few = count < OfImpulses.least_neighbours * flat.shape[-1]
     # Few neighbours may be alike by chance.
-    sure = (high - low) / 1.349 * (1 + OfImpulses.unsure / np.maximum(count, 1))
+    sure = (high - low) / QUARTILES * (1 + OfImpulses.unsure / np.maximum(count, 1))
     return np.where(few, np.nan, mid), np.where(few, np.nan, np.maximum(sure, OfImpulses.least_spread))
 
 
@@ -241,9 +240,9 @@ class HotPixels(Strewn):
     Notes
     -----
     Of a hot pixel nothing is known but that it is one: `reduce` says where they are, and the other samples stay as they
-    are. One is far above its neighbours, and none of these is: 12 standard deviations of what is around it, or 8 of the
-    median over the frames with `fixed`. Warm pixels below that stay. In an image dead pixels count too, and so do
-    tracks of cosmic rays where the picture has no lines of its own that are as thin.
+    are. One is sharper than the optics allow, in its frame or in the median over the frames with `fixed`. Warm pixels
+    that noise may reach stay. Dead pixels count too, and so do tracks of cosmic rays where the picture has no lines of
+    its own that are as thin. In a signal hot samples are those of `Spikes`.
 
     References
     ----------
@@ -289,7 +288,12 @@ class HotPixels(Strewn):
         return HotPixels(float(HotPixels(0.5, fixed=False).hits(samples, missing).any(axis=-1).mean()), fixed=False)
 
     def _hits(self, plane: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return hot_pixels(plane, absent, self.fixed)
+        if plane.ndim == 1:
+            from nlflow.denoising.noise.models.spikes import spikes_in
+
+            return spikes_in(plane.astype(np.float64), ~absent)[0]
+        mask = outliers_of(plane, absent, self.fixed).mask
+        return np.broadcast_to(mask if self.fixed else mask.reshape(plane.shape), plane.shape) & ~absent
 
     def _check(self, samples: Array) -> None:
         if self.fixed and (samples.ndim != 4 or len(samples) < OfHot.least_frames):
@@ -300,52 +304,15 @@ class HotPixels(Strewn):
             )
 
 
-def hot_pixels(values: Array, absent: NDArray[np.bool_], fixed: bool) -> NDArray[np.bool_]:
-    """Return where one channel is hot; of an image also where it is dead, or a track of a cosmic ray."""
+def outliers_of(values: Array, absent: NDArray[np.bool_], fixed: bool) -> Outliers:
+    """Return what is sharper than optics allow in a channel (..., H, W): in each frame, or in their median."""
     if values.ndim == 2:
-        return Outliers.of(values, absent).mask
-    present = values[~absent]
-    if present.size == 0 or present.min() == present.max():
-        return np.zeros(absent.shape, bool)
-    # In units of the largest, so that no difference leaves the range of floats.
-    unit = float(np.abs(present).max())
-    scaled = np.where(absent, 0.0, values.astype(np.float64) / unit)
+        return Outliers.of(values, absent)
     if not fixed:
-        return _alone(scaled, absent, OfHot.out[False])
+        wide = values.shape[-1]
+        return Outliers.of(values.reshape(-1, wide), absent.reshape(-1, wide), values.shape[-2])
     known = np.count_nonzero(~absent, axis=0)
-    ordered = np.sort(np.where(absent, np.inf, scaled), axis=0)
+    ordered = np.sort(np.where(absent, np.inf, values), axis=0)
     middle = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, axis=0)[0]
     unknown = known < OfHot.least_frames
-    return np.broadcast_to(_alone(np.where(unknown, 0.0, middle), unknown, OfHot.out[True]), absent.shape) & ~absent
-
-
-def _alone(values: NDArray[np.float64], unknown: NDArray[np.bool_], out: float) -> NDArray[np.bool_]:
-    """Return where a sample is so many standard deviations above what is around it, and no neighbour is."""
-    from scipy.ndimage import maximum_filter
-
-    found = np.zeros(values.shape, bool)
-    sigma = float(estimate_sigmas(values[..., None], unknown)[0])
-    if sigma == 0:
-        return found
-    low, high = np.quantile(values[~unknown], [OfHot.ends, 1 - OfHot.ends])
-    sigma = max(sigma, OfHot.least_step / out * float(high - low))
-    ring = np.ones((3,) * values.ndim, bool)
-    ring[(1,) * values.ndim] = False
-    beside = maximum_filter(np.where(unknown, -np.inf, values), footprint=ring, mode="constant", cval=-np.inf)
-    with np.errstate(invalid="ignore"):  # all unknown
-        rough = ~unknown & (values - beside > out / 3 * sigma)
-    places = np.argwhere(rough)
-    reach = OfHot.reach[values.ndim]
-    offsets = np.argwhere(np.ones((2 * reach + 1,) * values.ndim))
-    padded = np.pad(np.where(unknown, np.nan, values), reach, constant_values=np.nan)
-    for part in np.array_split(places, max(len(places) // 2**14, 1)):
-        around = padded[tuple(np.moveaxis(part[:, None] + offsets, -1, 0))]
-        around = np.delete(around, len(offsets) // 2, axis=1)
-        known = np.isfinite(around).sum(axis=1) > len(offsets) // 4
-        part, around = part[known], around[known]
-        low, middle, high = np.nanquantile(around, [0.25, 0.5, 0.75], axis=1) if len(part) else np.empty((3, 0))
-        at = tuple(part.T)
-        above = values[at] - middle
-        spread = np.maximum((high - low) / OfHot.quartiles, sigma)
-        found[at] = (above > out * spread) & (above > OfHot.alone * (beside[at] - middle))
-    return found
+    return Outliers.of(np.where(unknown, 0.0, middle), unknown)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
-from nlflow.denoising.noise.figures import OfDrift, OfHum, OfRecordings
+from nlflow.denoising.noise.figures import TO_SIGMA, OfDrift, OfHum, OfRecordings, OfTransfer
 from nlflow.denoising.noise.models.base import Subtracted
 from nlflow.errors import InputError, check_array, check_floats, check_number
 
@@ -56,7 +56,7 @@ def interpolated(values: Floats, present: NDArray[np.bool_]) -> Floats:
 
 def spread_of(values: Floats) -> float:
     """Return the standard deviation of the bulk of values about 0, whatever their outliers are."""
-    return OfRecordings.to_sigma * float(np.median(np.abs(values))) if values.size else 0.0
+    return TO_SIGMA * float(np.median(np.abs(values))) if values.size else 0.0
 
 
 def robust_weights(error: Floats, used: NDArray[np.bool_]) -> Floats:
@@ -369,7 +369,7 @@ class Drift(Subtracted):
         cells = _Cells.of(len(values), self.scale)
         weights = present.astype(np.float64)
         baseline = cells.smooth(values, weights)
-        for _ in range(OfDrift.rounds):
+        for _ in range(OfTransfer.sweeps):
             rest = values - baseline
             weights = robust_weights(rest, present)
             before, baseline = baseline, cells.smooth(values, weights)

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise.figures import OfSharpness
+from nlflow.denoising.noise.figures import QUARTILES, OfSharpness
 from nlflow.denoising.noise.models.base import Array
 
 Values = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Outliers:
     @classmethod
     def of(cls, plane: Array, absent: NDArray[np.bool_], band: int | None = None) -> Self:
         """Look at samples of any unit, of which every `band` rows need not go on in the next; O(N)."""
-        z = _filled(plane, absent)
+        z, unit = _filled(plane, absent)
         columns = z.shape[1]
         padded = np.pad(z, 2, mode="reflect" if min(z.shape) > 2 else "edge")
         off = [z - (padded[2:-2, 1:-3] + padded[2:-2, 3:-1]) / 2, z - (padded[1:-3, 2:-2] + padded[3:-1, 2:-2]) / 2]
@@ -56,7 +56,7 @@ class Outliers:
         far = np.sort([padded[rows + i, along + j] for i, j in ((0, 2), (4, 2), (2, 0), (2, 4))], axis=0)[1:3].mean(0)
         near = near[_like(bend[near], z.ravel()[near] - far, OfSharpness.roughly)]
         low, middle, high = _around(padded, near, columns)
-        spread, values = np.maximum((high - low) / OfSharpness.quartiles, least), z.ravel()[near]
+        spread, values = np.maximum((high - low) / QUARTILES, least), z.ravel()[near]
         above = np.where(bend[near] > 0, values - low, values - high)  # on a ridge the median is high
         kept = (np.abs(bend[near]) > most * spread) & _like(bend[near], above, OfSharpness.sharp)
         near, above, middle = near[kept], above[kept], middle[kept]
@@ -65,7 +65,7 @@ class Outliers:
         ring = [padded[rows + i, along + j] for i, j in itertools.product((1, 2, 3), repeat=2) if (i, j) != (2, 2)]
         beside = np.max((np.array(ring) - middle) * np.sign(above), axis=0) if len(near) else above
         alone = beside < OfSharpness.alone * np.abs(above)
-        return cls(rows, along, above, excess, alone, _is_soft(z, most * least), z.shape)
+        return cls(rows, along, unit * above, excess, alone, _is_soft(z, most * least), z.shape)
 
     @property
     def found(self) -> NDArray[np.bool_]:
@@ -95,17 +95,18 @@ class Outliers:
         return False
 
 
-def _filled(plane: Array, absent: NDArray[np.bool_]) -> Values:
-    """Return samples in units of the largest, those that are missing as the mean of what is around them."""
+def _filled(plane: Array, absent: NDArray[np.bool_]) -> tuple[Values, float]:
+    """Return samples in units of the largest, missing ones as the mean of what is around them, and that unit."""
     known = np.where(absent, 0.0, plane.astype(np.float64))
-    known /= float(np.abs(known).max()) or 1.0
+    unit = float(np.abs(known).max()) or 1.0
+    known /= unit
     if not absent.any():
-        return known
+        return known, unit
     from scipy.ndimage import uniform_filter
 
     share = uniform_filter((~absent).astype(np.float64), OfSharpness.filled)
     around = np.divide(uniform_filter(known, OfSharpness.filled), share, out=np.zeros_like(known), where=share > 1e-9)
-    return np.where(absent, around, known)
+    return np.where(absent, around, known), unit
 
 
 def _around(padded: Values, places: Places, columns: int) -> Values:
@@ -129,7 +130,7 @@ def _noise(padded: Values, few: Places, columns: int, bend: Values) -> tuple[flo
         return 0.0, 0.0
     low, _, high = _around(padded, few, columns)
     shares = np.array(OfSharpness.tail)
-    first, last = np.quantile(sizes / np.maximum((high - low) / OfSharpness.quartiles, least), 1 - shares)
+    first, last = np.quantile(sizes / np.maximum((high - low) / QUARTILES, least), 1 - shares)
     decades = math.log10(bend.size * shares[1] / OfSharpness.chance) / math.log10(shares[0] / shares[1])
     return least, float(last + (last - first) * decades)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -14,7 +14,6 @@ from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfSpeckle
 from nlflow.denoising.noise.models.base import Array, Noise, Reduction, refuse_negative
 from nlflow.denoising.noise.models.gaussian import GaussianNoise, checked_spectrum
-from nlflow.domains.samples import as_signal
 from nlflow.errors import check_number, checked_call
 
 _INTENSITIES: Final = "intensities >= 0, as speckle is in proportion to them; subtract the offset of the detector first"
@@ -79,13 +78,12 @@ class Speckle(Noise):
 
     kind: ClassVar[str] = "speckle"
 
-    looks: float = 1.0
+    looks: float = field(default=1.0, metadata={"minimum": 0, "strict": True, "hint": "1 / the variance of z / x"})
     amplitude: bool = False
     spectrum: Any = None
 
     def __post_init__(self) -> None:
-        looks = check_number("looks", self.looks, minimum=0, strict=True, hint="1 / the variance of z / x")
-        object.__setattr__(self, "looks", looks)
+        super().__post_init__()
         _check_spectrum(self)
 
     @property
@@ -108,12 +106,11 @@ class Speckle(Noise):
         own = gamma_moment(self.looks, power / self._root_of)
         return float(own / gamma_moment(self.looks, 1 / self._root_of) ** power)
 
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with speckle; negative intensities are refused. See `Noise.sample`."""
-        samples, restore = as_signal(clean, channel_axis)
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
+        """Return a picture with speckle; negative intensities are refused."""
         refuse_negative(samples, _INTENSITIES)
         law = _gamma(self.looks, self.spectrum, samples.shape, rng) ** (1 / self._root_of)
-        return np.asarray(restore(samples.astype(np.float64) * law / gamma_moment(self.looks, 1 / self._root_of)))
+        return np.asarray(samples * law / gamma_moment(self.looks, 1 / self._root_of))
 
     def describe(self) -> str:
         """Return what this noise is, in a few words for people."""
@@ -203,13 +200,14 @@ class LogSpeckle(Noise):
 
     kind: ClassVar[str] = "log-speckle"
 
-    scale: float
-    looks: float = 1.0
+    amount: ClassVar[str] = "scale"
+
+    scale: float = field(metadata={"minimum": 0, "strict": True, "hint": "units for a factor e of the intensity"})
+    looks: float = field(default=1.0, metadata={"minimum": 0, "strict": True, "hint": "1 for a single look"})
     spectrum: Any = None
 
     def __post_init__(self) -> None:
-        for name, hint in (("scale", "units for a factor e of the intensity"), ("looks", "1 for a single look")):
-            object.__setattr__(self, name, check_number(name, getattr(self, name), minimum=0, strict=True, hint=hint))
+        super().__post_init__()
         _check_spectrum(self)
 
     @property
@@ -219,11 +217,9 @@ class LogSpeckle(Noise):
 
         return float(digamma(self.looks)) - math.log(self.looks)
 
-    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
-        """Return a picture with such noise; see `Noise.sample`."""
-        samples, restore = as_signal(clean, channel_axis)
+    def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
         law = np.log(np.maximum(_gamma(self.looks, self.spectrum, samples.shape, rng), np.finfo(np.float64).tiny))
-        return np.asarray(restore(samples + self.scale * (law - self._mean)))
+        return np.asarray(samples + self.scale * (law - self._mean))
 
     def describe(self) -> str:
         """Return what this noise is, in a few words for people."""
@@ -245,10 +241,6 @@ class LogSpeckle(Noise):
         rest = GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum)
         return Reduction(even.astype(samples.dtype), missing=missing, rest=rest)
 
-    def scaled(self, factor: float) -> Self:
-        """Return the same law with `factor` times the scale."""
-        return replace(self, scale=self.scale * check_number("factor", factor, minimum=0, strict=True))
-
 
 def _check_spectrum(noise: Speckle | LogSpeckle) -> None:
     if noise.spectrum is not None:
@@ -261,14 +253,13 @@ def _looks(noise: Speckle | LogSpeckle) -> str:
     return f"speckle of {noise.looks:.3g} look{'s' if noise.looks != 1 else ''}{far}"
 
 
-def _gamma(looks: float, spectrum: Any, shape: tuple[int, ...], rng: Any) -> Floats:
+def _gamma(looks: float, spectrum: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
     """Return samples (..., C) of a gamma law of mean 1; correlated ones by way of normal ones of this spectrum."""
     from scipy.special import gammaincinv, ndtr
 
-    generator = np.random.default_rng(rng)
     if spectrum is None:
-        return generator.gamma(looks, 1 / looks, shape)
-    normal = GaussianNoise(1.0, spectrum).sample(np.zeros(shape), rng=generator, channel_axis=-1)
+        return rng.gamma(looks, 1 / looks, shape)
+    normal = GaussianNoise(1.0, spectrum).sample(np.zeros(shape), rng=rng, channel_axis=-1)
     return np.asarray(gammaincinv(looks, ndtr(normal)) / looks)
 
 

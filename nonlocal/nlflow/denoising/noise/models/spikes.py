@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
-from nlflow.denoising.noise.figures import OfHot, OfSpikes
+from nlflow.denoising.noise.figures import OfHot, OfImpulses, OfRecordings, OfSpikes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.noise.models.base import Array, Reduction, Strewn
 from nlflow.denoising.noise.models.recordings import check_recording, interpolated, spread_of
@@ -177,7 +177,7 @@ def spikes_in(values: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.bo
     level = np.maximum(spread_of(np.ones(1)) * median_filter(rough, OfSpikes.near, mode="reflect"), sigma)
     if sigma < OfSpikes.nothing * float(np.ptp(values)):
         return found, ""
-    rough_places = np.flatnonzero(rough > OfSpikes.rough * level)
+    rough_places = np.flatnonzero(rough > OfImpulses.spike * level)
     if len(rough_places) == 0 or len(rough_places) > len(values) / 10:
         return found, ""
     runs = [run for run in _runs(values, level, rough_places) if present[run.start : run.start + run.length].all()]
@@ -196,12 +196,12 @@ def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]
     from scipy.stats import f as law_of_f
 
     size, most = len(values), OfSpikes.longest
-    limit = math.log(OfSpikes.false / size)
+    limit = math.log(OfRecordings.false / size)
     starts = np.unique(np.clip(np.add.outer(places, np.arange(-most, 3)).ravel(), 0, size - 1))
     margin = OfSpikes.beside + most
     padded, middle = np.pad(values, margin, mode="reflect", reflect_type="odd"), np.pad(values, margin, mode="edge")
     middle = median_filter(middle, 2 * most + 1)
-    islands = label(np.abs(padded - middle) > OfSpikes.rough * np.pad(level, margin, mode="edge"))[0]
+    islands = label(np.abs(padded - middle) > OfImpulses.spike * np.pad(level, margin, mode="edge"))[0]
     islands[np.bincount(islands.ravel())[islands] > most] = 0
     freedom = 2 * OfSpikes.beside - 3
     found: list[_Run] = []
@@ -243,7 +243,7 @@ def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]
         proofs |= {(int(s), length): (float(m), bool(p)) for s, m, p in by_place}
         error = np.sqrt(np.maximum(rest / freedom, 1.0))
         for k in np.flatnonzero((wide < limit) & one_sign):
-            clear = np.flatnonzero(np.abs(height[k]) > OfSpikes.rough * error[k])
+            clear = np.flatnonzero(np.abs(height[k]) > OfImpulses.spike * error[k])
             if len(clear):
                 first, last = int(clear[0]), int(clear[-1])
                 high = float(np.abs(height[k]).max() * unit[k])
@@ -266,7 +266,7 @@ def _kept(runs: list[_Run], size: int) -> str:
     if sum(run.length for run in runs) > OfHot.most_share * size:
         return f"{what}, too many to be spikes: they stay"
     single = [run.apart for run in runs if run.length == 1]
-    together = bool(single) and chi2.logsf(sum(single), len(single)) < math.log(OfSpikes.false / size)
+    together = bool(single) and chi2.logsf(sum(single), len(single)) < math.log(OfRecordings.false / size)
     if max(sum(run.proved for run in runs), together * len(single)) < OfSpikes.proved * len(runs):
         return f"{what}, but may be lines as narrow as that: they stay"
     if len(runs) >= OfSpikes.few:
@@ -285,6 +285,6 @@ def _alone(values: Floats, level: Floats) -> str:
     count = len(values) // side
     middle = np.median((values / level)[: count * side].reshape(count, side), axis=1)
     # Of that of means the variance of medians is pi / 2.
-    if count > 2 and 2 / math.pi * side * float(np.var(middle)) * count > chi2.isf(OfSpikes.false, count - 1):
+    if count > 2 and 2 / math.pi * side * float(np.var(middle)) * count > chi2.isf(OfRecordings.false, count - 1):
         return ""
     return "single samples stick out, but nothing else is in the recording: they may be the signal, and stay"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
-from nlflow.denoising.noise.figures import OfStripes
+from nlflow.denoising.noise.figures import TO_SIGMA, OfHum, OfStripes
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, Subtracted
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.errors import InputError, check_integer
@@ -124,7 +124,7 @@ def _location(values: NDArray[np.float64], sigma: float) -> tuple[NDArray[np.flo
     count = known.sum(axis=1)
     filled = np.where(known, values, 0.0)
     centre = _medians(values, count)
-    spread = 1.4826 * _medians(np.abs(values - centre[:, None]), count)
+    spread = TO_SIGMA * _medians(np.abs(values - centre[:, None]), count)
     width = OfStripes.width * np.maximum(spread, OfStripes.least_spread * sigma)
     for _ in range(OfStripes.reweightings):
         weights = known * np.exp(-0.5 * ((filled - centre[:, None]) / width[:, None]) ** 2)
@@ -152,7 +152,7 @@ def solve(
     size, count = len(centres[0]) + 1, len(centres)
     offsets = np.zeros(size)
     weights = [1 / v for v in variances]
-    for _ in range(OfStripes.sweeps):
+    for _ in range(OfHum.rounds):
         banded, right = np.zeros((count + 1, size)), np.zeros(size)
         banded[0] = 1 / sigma**2
         for k, (centre, weight) in enumerate(zip(centres, weights, strict=True), start=1):
