@@ -10,7 +10,7 @@ import pytest
 from scipy import signal, stats
 
 import nlflow as nl
-from nlflow.denoising.noise import GaussianNoise, spectra
+from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture, spectra
 from nlflow.denoising.noise.models.gaussian import OPPONENT
 from tests.pictures import Floats
 
@@ -235,6 +235,20 @@ def test_what_compression_cut_off_counts_as_a_plateau() -> None:
     assert GaussianNoise(2.0).white(1, 1) == pytest.approx(2)
     lower = np.concatenate([line[:16], line[48:]])
     assert plain.white(1, 2) == pytest.approx(2 * lower.mean())
+
+
+def test_opponent_colours_of_different_noise_are_not_channels_of_the_input() -> None:
+    noise = GaussianNoise([0.5, 9.0, 9.0], opponent=True)
+    assert not noise.is_white
+    assert noise.white_sigma is None
+    assert GaussianNoise(2.0, opponent=True).is_white
+
+
+def test_the_noise_of_a_camera_has_no_law_by_place() -> None:
+    noise = GaussianNoise(2.0, opponent=True)
+    assert not noise.has_law
+    assert not Mixture([Impulses(0.1, 0, 255), noise]).has_law
+    assert Mixture([Impulses(0.1, 0, 255), GaussianNoise(2.0)]).has_law
 
 
 # ---- words, files, other strengths

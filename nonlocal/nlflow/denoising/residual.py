@@ -139,8 +139,7 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
     # Where much is at an end of the range, as paper is, and no other part is flat, nothing bears the noise out.
     if (judged is None or judged.share is None) and float(np.mean(plain)) > _PLAIN:
         return Figures(level=math.inf, clumps=_clumps(hidden), share=0.0)
-    # What compression leaves of a camera's noise is here and there, and of no law that places could be held against.
-    return None if getattr(frame.model, "opponent", False) else judged
+    return judged if frame.model is None or frame.model.has_law else None
 
 
 def places_of(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:

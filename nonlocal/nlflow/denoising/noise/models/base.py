@@ -196,6 +196,11 @@ class Noise(ABC):
         return None
 
     @property
+    def has_law(self) -> bool:
+        """Whether it says how strong it is at each place, so that what was removed can be held against it."""
+        return True
+
+    @property
     def is_coloured(self) -> bool:
         """Whether it is Gaussian in the units of the input, but not white: `strength` is its root mean square then."""
         return False
@@ -440,6 +445,11 @@ class Mixture(Noise):
         for part in reversed(self.parts):
             picture = part.sample(picture, rng=generator, channel_axis=channel_axis)
         return np.asarray(picture)
+
+    @property
+    def has_law(self) -> bool:
+        """Whether all parts say how strong they are at each place."""
+        return all(part.has_law for part in self.parts)
 
     def describe(self) -> str:
         """Return what this noise is, in a few words."""

@@ -140,8 +140,14 @@ class GaussianNoise(Noise):
 
     @property
     def is_white(self) -> bool:
-        """Whether the noise has one strength and no correlation."""
-        return self.spectrum is None and self.intensities is None and self.places is None
+        """Whether the noise has one strength a channel of the input, and no correlation."""
+        of_input = not self.opponent or np.ndim(self.sigma) == 0
+        return self.spectrum is None and self.intensities is None and self.places is None and of_input
+
+    @property
+    def has_law(self) -> bool:
+        """Whether it says how strong it is at each place; what a camera leaves of its noise is here and there."""
+        return not self.opponent
 
     @property
     def is_mapped(self) -> bool:
