@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -10,6 +11,7 @@ import pytest
 from scipy import signal
 
 import nlflow as nl
+from nlflow.denoising import groupwise
 from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.spectra import correlation
@@ -325,6 +327,23 @@ def test_any_number_of_threads_gives_the_same_bits(kind: str, monkeypatch: pytes
     finally:
         numba.set_num_threads(before)
     np.testing.assert_array_equal(*results)
+
+
+def test_noise_of_compressed_photographs_is_met_as_white_noise_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is a mean of two flows: that of the spectrum, with a step less, and that of white noise."""
+    monkeypatch.setitem(PRESETS, "balanced", SMALL)
+    share, stronger = groupwise._AS_WHITE, groupwise._STRONGER
+    spectrum = GaussianNoise.from_kernel(np.ones((2, 2))).spectrum
+    noise = GaussianNoise(1.0, spectrum, opponent=True, compressed=1e-12)
+    clean = 4 * waves(60, 52)
+    image = noise.sample(np.stack([clean, 0.8 * clean, clean + 1], axis=-1), rng=0, channel_axis=-1)
+    result, info = nl.denoise(image, noise=noise, channel_axis=-1, return_info=True)
+    monkeypatch.setitem(PRESETS, "balanced", replace(SMALL, steps=SMALL.steps - 1))
+    coloured = nl.denoise(image, noise=replace(noise, compressed=0.0), channel_axis=-1)
+    monkeypatch.setitem(PRESETS, "balanced", replace(SMALL, steps=groupwise._WHITE_STEPS))
+    white = nl.denoise(image, stronger, channel_axis=-1)
+    assert info.parameters["as_white"] == share
+    np.testing.assert_allclose(result, coloured + share * (white - coloured), atol=1e-6)
 
 
 def test_the_result_scales_with_the_input(monkeypatch: pytest.MonkeyPatch) -> None:

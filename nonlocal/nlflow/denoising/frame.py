@@ -81,6 +81,7 @@ class Coloured:
     strength: Array  # (..., 1), its variance relative to that of the spectrum
     levels: int  # coarser images on which low frequencies are met
     shown: Array  # (C, h, w), as `spectrum` without what compression cut off: the noise that the samples show
+    compressed: bool = False  # whether compression cut something off
 
 
 @dataclass(frozen=True)
@@ -431,7 +432,8 @@ def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame,
     )
     strength = np.maximum(np.square(noise.at(signal))[..., None], LEAST_VARIANCE)
     levels = LEVELS if noise.compressed else levels_for(spectrum, LEVELS)
-    frame = replace(frame, offset=offset, coloured=Coloured(axes, spectrum, strength, levels, shown))
+    held = Coloured(axes, spectrum, strength, levels, shown, noise.compressed > 0)
+    frame = replace(frame, offset=offset, coloured=held)
     return frame, f if missing is None else filled(f, missing)
 
 
