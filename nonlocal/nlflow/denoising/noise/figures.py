@@ -380,7 +380,7 @@ class OfWindows(
     repeated = figure(
         0.25, "of samples like the next one, at most, in what has noise: 0.28 of integers with noise of 1", OF_LAW
     )
-    filled = figure({1: 9, 2: 5, 3: 3}, "a neighbourhood so wide that is constant was filled in, and has no noise")
+    filled = figure({1: 9, 2: 5}, "a neighbourhood so wide that is constant was filled in, and has no noise")
     most_windows = figure({1: 2**16, 2: 2**16, 3: 2**17}, "windows that are looked at", COST)
     apart = figure(1.25, "ratio of the strengths of channels from which on they have one each")
     block = figure({2: 2**12, 3: 2**14}, "windows that are transformed at a time: they stay in the cache", COST)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise.figures import MEDIAN_SQUARE, OfWindows
+from nlflow.denoising.noise.models.gaussian import constant
 from nlflow.domains.samples import range_of
 from nlflow.errors import checked_call
 
@@ -88,7 +89,7 @@ def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> 
     unit, span = in_unit(volume, absent)
     if span == 0:
         return 0.0
-    empty = absent | constant(unit)
+    empty = absent | constant(unit[..., None])
     for hidden in (empty, absent):  # of a drawing nothing else may be left
         for side in OfWindows.sides[3]:
             windows = blocks_of(unit, hidden, side)
@@ -105,16 +106,6 @@ def in_unit(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> tuple[ND
         return np.zeros(volume.shape), 0.0
     low = float(present.min())
     return np.where(absent, 0.0, (np.where(absent, low, volume).astype(np.float64) - low) / span), span
-
-
-def constant(unit: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return where samples belong to a neighbourhood that is constant to the last bit."""
-    from scipy.ndimage import maximum_filter, minimum_filter
-
-    if not (np.diff(unit, axis=-1) == 0).any():
-        return np.zeros(unit.shape, bool)
-    same = maximum_filter(unit, OfWindows.filled[3]) == minimum_filter(unit, OfWindows.filled[3])
-    return np.asarray(maximum_filter(same, OfWindows.filled[3]))
 
 
 def blocks_of(

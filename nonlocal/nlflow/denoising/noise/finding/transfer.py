@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import TO_SIGMA, OfTransfer
-from nlflow.denoising.noise.finding.sigma import Windows, at_ends, blocks_of, constant, in_unit, limits_of
+from nlflow.denoising.noise.finding.sigma import Windows, at_ends, blocks_of, in_unit, limits_of
 from nlflow.denoising.noise.models.base import Array
+from nlflow.denoising.noise.models.gaussian import constant
 from nlflow.denoising.noise.models.intensities import Poisson
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number
@@ -139,7 +140,7 @@ def transfer_of(
     if span == 0:
         raise InputError("stack: got equal values, or a range that overflows, expected a stack with noise")
     low = float(samples[..., 0][~absent].min())
-    empty = absent | constant(unit)
+    empty = absent | constant(unit[..., None])
     limits = limits_of(*at_ends(unit[~empty]))
     points = _points(blocks_of(unit, empty), limits[1])
     slope, at_zero, covariance = line_through(*points)

@@ -28,14 +28,13 @@ from nlflow.denoising.noise.finding.recordings import examine_recording
 from nlflow.denoising.noise.finding.sigma import (
     blocks_of,
     channel_levels,
-    constant,
     estimate_sigmas,
     in_unit,
 )
 from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.finding.transfer import transfer_of
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
-from nlflow.denoising.noise.models.gaussian import GaussianNoise
+from nlflow.denoising.noise.models.gaussian import GaussianNoise, constant
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, checked_call
 
@@ -253,7 +252,7 @@ def _falling(volume: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.flo
     unit, span = in_unit(volume, absent)
     if span == 0 or min(volume.shape) < 4:
         return np.ones(volume.ndim)
-    hidden = absent | constant(unit)
+    hidden = absent | constant(unit[..., None])
     windows = blocks_of(unit, hidden, every=True)
     if len(windows.high) == 0:
         return np.ones(volume.ndim)
