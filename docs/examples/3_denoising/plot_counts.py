@@ -25,7 +25,7 @@ counts = np.random.default_rng(0).poisson(clean)
 
 model = Poisson()
 result = denoise(counts, noise=model, preserve_range=True)
-ignorant = denoise(counts.astype(float))
+ignorant = denoise(counts.astype(float), noise="white")
 psnr = {
     name: peak_signal_noise_ratio(clean, u, data_range=peak)
     for name, u in (("counts", counts.astype(float)), ("one sigma for all", ignorant), ("Poisson", result))
