@@ -23,7 +23,7 @@ from nlflow.denoising.large.arrays import denoised, need_dask
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.options import Options
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
-from nlflow.desk.formats.tiff_pages import check_compression, check_own, opened
+from nlflow.desk.formats.tiff_pages import NODATA, check_compression, check_own, no_data_value, opened
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
 from nlflow.store.atomic import locked, put_folder, remove, write_folder
 from nlflow.store.encoding import digest, encode, misfit
@@ -207,6 +207,15 @@ def _tiff(path: Path, wanted: str | None) -> tuple[tuple[int, ...], np.dtype[Any
     return shape, dtype, stored, channel
 
 
+def _nodata(path: Path, dtype: np.dtype[Any]) -> Any:
+    """Return the value that a TIFF file says stands for "no data", where it says one."""
+    if not path.is_file():
+        return None
+    with opened(path) as tif:
+        tags: Any = tif.pages[0].tags
+        return no_data_value(tags[NODATA].value if NODATA in tags else None, dtype)
+
+
 def _read_tiff(path: str, block_info: Any = None) -> Array:
     import zarr
 
@@ -298,8 +307,9 @@ def denoise_store(
         stack.enter_context(_workers.cluster(scheduler, workers))
         image, axis, axes = open_stack(source, channel_axis, axes, block, quality)
         result, info, fingerprint = denoised(
-            image, sigma, chosen, quality=quality, noise=noise, channel_axis=axis, axes=axes, spacing=spacing
-        )
+            image, sigma, chosen, quality=quality, noise=noise, channel_axis=axis, axes=axes, spacing=spacing,
+            nodata=_nodata(source, image.dtype),
+        )  # fmt: skip
         result = _regular(result)
         problem = digest(encode([fingerprint, str(result.dtype), result.chunks, version()]))
         if whole:  # the process was killed after its last block

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.threads import one_loop_thread
-from nlflow.denoising.frame import Frame, Part, Spread, live_of, numbers_of, units_of
+from nlflow.denoising.frame import Frame, Part, Spread, in_units, live_of, numbers_of, units_of
 from nlflow.denoising.given import (
     SOME,
     Beside,
@@ -158,9 +158,12 @@ def denoise_array(
 
 def denoised(
     image: Any, sigma: Any, options: Options, *, quality: str = "balanced", noise: Any = "auto",
-    channel_axis: int | None = None, axes: str | None = None, spacing: Any = None,
+    channel_axis: int | None = None, axes: str | None = None, spacing: Any = None, nodata: Any = None,
 ) -> tuple[Any, DenoiseInfo, str]:  # fmt: skip
-    """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on."""
+    """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on.
+
+    `nodata` is the value that stands for "no data", where a file says it.
+    """
     need_dask()
     blocks, placed = _blocks(image, channel_axis, axes, spacing)
     options.refuse(("separate", "stopping", "device"), _BLOCKS)
@@ -169,7 +172,7 @@ def denoised(
     placed.check_patch(options.patch_size)
     levels = None if sigma is None else levels_of(sigma, placed)
     check_units(blocks.image.dtype, levels, stacklevel=4)
-    found, known, guessed = surveyed(blocks, model)
+    found, known, guessed = surveyed(blocks, model, nodata)
     if guessed:
         warnings.warn(guessed, NlflowWarning, stacklevel=4)
     verdict = None
@@ -430,7 +433,9 @@ class Statistics:
     def ends_in(self, frame: Frame) -> tuple[Array, Array]:
         """Return the lowest and the highest sample of the channels that vary (C,), in units of the noise."""
         live = slice(None) if frame.live is None else frame.live
-        return (self.low[live] - frame.offset) / frame.level, (self.high[live] - frame.offset) / frame.level
+        # With the bits that the samples have, which are compared with these.
+        low, high = (in_units(one[live], frame.offset, frame.level) for one in (self.low, self.high))
+        return low, high
 
     def of_channels(self, which: NDArray[np.bool_]) -> Statistics:
         """Return those of some channels."""
@@ -439,23 +444,24 @@ class Statistics:
                        moments=self.moments[np.ix_(which, which)])  # fmt: skip
 
 
-def surveyed(blocks: Blocks, model: Noise | None) -> tuple[Statistics, Known, str]:
+def surveyed(blocks: Blocks, model: Noise | None, nodata: Any = None) -> tuple[Statistics, Known, str]:
     """Return the statistics of what is present in an image, what says nothing, and a warning where that is a guess.
 
-    In one pass over the image; in three where a value may stand for "no data".
+    In one pass over the image; in three where a value may stand for "no data", unless that is told.
     """
     import dask
 
-    known, guessed, told = Known(), "", list[str]()
+    known, guessed, told = Known(nodata), "", list[str]()
     found = statistics(blocks, model, known)
     if found.empty.any() and not found.empty.all():
-        known = Known(empty=found.empty)
+        known = replace(known, empty=found.empty)
         found = statistics(blocks, model, known)
     if not found.count:
         raise InputError(NO_SAMPLE)
     if found.count < found.size:
-        told.append(told_of((found.size - found.count, found.size), "NaN"))
-    for value in candidates(found.some, *found.ends):
+        what = "NaN" if nodata is None else f"{nodata:g} or NaN"
+        told.append(told_of((found.size - found.count, found.size), what))
+    for value in candidates(found.some, *found.ends) if nodata is None else ():
         parts = dask.compute(*blocks.each(blocks.even(0), _beside, axes=blocks.axes, value=value, known=known))
         if why := Beside.of_parts(parts).why(found.some):
             known, present = replace(known, nodata=value), found.count

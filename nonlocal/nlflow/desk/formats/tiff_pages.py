@@ -22,7 +22,7 @@ from nlflow.errors import file_error
 # written anew.
 _KEPT_TAGS = (269, 270, 271, 272, 285, 306, 315, 316, 33432, 33550, 33922, 34264, 34735, 34736, 34737, 42112, 42113,
               51123)  # fmt: skip
-_DESCRIPTION, _XMP, _NODATA = 270, 700, 42113
+_DESCRIPTION, _XMP, NODATA = 270, 700, 42113
 _BLOCKS = {33723: "IPTC", 34377: "Photoshop", 34665: "EXIF", 34853: "GPS"}
 LAYOUTS = ('{"shape"', "ImageJ=", "<?xml")  # how descriptions begin that tell programs the layout of the samples
 # Compressions whose decoders make no more than they are told to: none, faxes, LZW, JPEG, deflate, PackBits, LZMA, ZSTD.
@@ -175,14 +175,19 @@ def kept_tags(tags: Any, without: int = 0) -> list[tuple[Any, ...]]:
 
 def no_data(tags: list[tuple[Any, ...]], data: Array) -> Array | None:
     """Return where samples have the value that GDAL's tag says stands for no data; None without one, and for NaN."""
-    told = next((value for code, _, _, value, _ in tags if code == _NODATA), None)
+    value = no_data_value(next((value for code, _, _, value, _ in tags if code == NODATA), None), data.dtype)
+    return None if value is None else data == value
+
+
+def no_data_value(told: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the value of a type that the content of GDAL's tag says; None where it says none, or NaN."""
     try:
-        value = float(told.strip(b"\0 ") if isinstance(told, bytes) else "nan")
-        own = data.dtype.type(value)
+        value = float(told.strip(b"\0 ") if isinstance(told, bytes) else told.strip("\0 ") if told else "nan")
+        own = dtype.type(value)
     except (ValueError, OverflowError):
         return None
     # Of an integer type no value but its own stands for anything.
-    return data == own if math.isfinite(value) and (data.dtype.kind == "f" or float(own) == value) else None
+    return own if math.isfinite(value) and (dtype.kind == "f" or float(own) == value) else None
 
 
 def _resolution(tags: Any) -> dict[str, Any]:
