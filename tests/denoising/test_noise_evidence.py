@@ -8,8 +8,9 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
+from benchmarks.blind.delicate import letters
 from nlflow import NlflowWarning, denoise, estimate_noise
-from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise import Poisson, Speckle
 from nlflow.denoising.noise.finding import evidence
 from nlflow.denoising.noise.finding.sigma import channel_levels
 from tests.pictures import Floats
@@ -165,3 +166,21 @@ def test_counts_are_skewed_and_noise_all_the_same() -> None:
     found = estimate_noise(4.0 * np.random.default_rng(1).poisson(clean / 4))
     assert found.confidence == "high"
     assert found.model.gain == pytest.approx(4.0, rel=0.1)
+
+
+def test_noise_that_is_stronger_in_a_part_is_noise_in_each_block_and_letters_are_not() -> None:
+    uneven = 4 * white((192, 192)) * np.where(np.arange(192) < 12, 0.25, 1.0)
+    found, small = (evidence.look(np.asarray(picture)[..., None]) for picture in (uneven, letters(12)))
+    assert found is not None
+    assert small is not None
+    assert min(found.spread, small.spread) > 1.75
+    assert abs(found.tails - 1) < 0.1 < abs(small.tails - 1)
+
+
+def test_noise_is_told_where_hardly_a_window_is_without_a_hole() -> None:
+    rng = np.random.default_rng(5)
+    lost = rng.random((128, 128)) < 0.04
+    shades = np.add.outer(np.linspace(50, 200, 128), np.linspace(0, 100, 128))
+    found = estimate_noise(np.where(lost, np.nan, shades * rng.gamma(9, 1 / 9, shades.shape)))
+    assert isinstance(found.model, Speckle)
+    assert found.model.looks == pytest.approx(9, rel=0.15)

@@ -66,7 +66,10 @@ class Evidence:
         Whether three channels hold one grey picture, so that features are those of the luminance.
     spread : float
         Of the power of the quietest blocks at high frequencies, over that of Gaussian noise: about 1 where there are
-        flat parts with noise, larger for structure.
+        flat parts with noise, larger for structure, and for noise that differs from place to place.
+    tails : float
+        Fourth moment of the coefficients within each of these blocks, over that of Gaussian noise: about 1 for noise,
+        however strong it is at each place; larger for edges, smaller for strokes.
     """
 
     features: Array
@@ -77,6 +80,7 @@ class Evidence:
     reference: float = 1.0
     grey: bool = False
     spread: float = 1.0
+    tails: float = 1.0
 
 
 def planes_of(channels: int) -> Array:
@@ -246,7 +250,7 @@ class _Looks:
         shape: list[float] = []
         strengths: Array = np.ones(1)
         intensities: Array = np.zeros(1)
-        flatness = 1.0
+        spread, tails = 1.0, 1.0
         for size in SIZES:
             levels = blocks_of(self.light, size).mean(axis=(1, 2))
             table = np.empty((self.count, size * size))
@@ -267,20 +271,21 @@ class _Looks:
                     if n == size:
                         powers[p, b] = own[:, in_band(b)].mean(axis=1)
                 if p == 0 and size == 8:
-                    strengths, intensities, flatness = each / each.mean(), means, _spread(squares)
+                    strengths, intensities = each / each.mean(), means
+                    spread, tails = _shape(squares)
             tables.append(table.reshape(self.count, size, size))
         reference = powers[0, 1:3, MEASURED].mean()
         logs = 0.5 * np.log(np.maximum(powers, 1e-14 * self.variance) / reference)
-        spread = 0.5 * np.log(np.array([strengths.max() / strengths.min(), strengths[-1] / strengths[0]]))
+        by_light = 0.5 * np.log(np.array([strengths.max() / strengths.min(), strengths[-1] / strengths[0]]))
         count = math.log(len(self.light))
         level = math.sqrt(reference)
         scale = [math.log(level), math.log(level / math.sqrt(self.variance)), math.log(step / level) if step else -6.0]
         ends = [float(np.log10((self.light == v).mean() + 1e-6)) for v in (self.light.min(), self.light.max())]
         moments = _moments(blocks_of(self.planes[..., 0], 8)[::2])
         colours = _relations(self.planes) if self.count == 3 else np.zeros(0)
-        parts = [logs.ravel(), shape, spread, scale, ends, moments, edges, colours, [count, float(len(strengths))]]
+        parts = [logs.ravel(), shape, by_light, scale, ends, moments, edges, colours, [count, float(len(strengths))]]
         features = np.clip(np.concatenate([np.asarray(part, np.float64) for part in parts]), -_CLIPPED, _CLIPPED)
-        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level, spread=flatness)
+        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level, False, spread, tails)
 
 
 def _quiet(squares: Array, levels: Array, size: int, least: float) -> tuple[Array, Array, Array, list[float]] | None:
@@ -345,8 +350,8 @@ def _across(size: int, other: bool = False) -> NDArray[np.bool_]:
     return np.asarray(along > 2 * down if other else down > 2 * along)
 
 
-def _spread(squares: Array) -> float:
-    """Return the coefficient of variation of the power of the quietest blocks, over that of a chi-squared law.
+def _shape(squares: Array) -> tuple[float, float]:
+    """Return the coefficient of variation of the power of the quietest blocks, and their tails; see `Evidence`.
 
     Blocks are chosen by their low frequencies, and measured by their high ones.
     """
@@ -354,10 +359,14 @@ def _spread(squares: Array) -> float:
     low = squares[:, ~high & (radius(8) > 0)].sum(axis=1)
     there = low > 1e-9 * float(low.mean())
     if np.count_nonzero(there) < _LEAST:
-        return math.inf
+        return math.inf, math.inf
     order = np.argsort(low[there], kind="stable")
-    power = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].mean(axis=1, dtype=np.float64)
-    return float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / np.count_nonzero(high)))
+    own = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].astype(np.float64)
+    power, count = own.mean(axis=1), own.shape[1]
+    spread = float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / count))
+    own /= np.maximum(own.mean(axis=0), 1e-30)  # white, whatever the spectrum
+    fourth = np.square(own).mean(axis=1) / np.maximum(np.square(own.mean(axis=1)), 1e-30)
+    return spread, float(fourth.mean()) * (count + 2) / (3 * count)
 
 
 def _moments(blocks: Array) -> list[float]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
-from nlflow.denoising.noise.figures import OfSpectra, OfStacks, OfVerdict
+from nlflow.denoising.noise.figures import OfSpeckle, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
 from nlflow.denoising.noise.finding.evidence import SIDE
 from nlflow.denoising.noise.finding.finders import (
@@ -121,6 +121,8 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         return of_two_values()
     if samples.ndim == 2:
         return examine_recording(samples, missing)
+    if missing is not None and samples.ndim == 3:
+        samples, missing = _mirrored(samples, missing)
     if samples.ndim == 3 and min(samples.shape[:-1]) < OfVerdict.smallest:
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", (_TOO_SMALL,))
     mosaic = find_mosaic(samples, missing)
@@ -145,6 +147,33 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     if not parts:
         return verdict
     return replace(verdict, model=_together([*parts, verdict.model]))
+
+
+def _mirrored(samples: Array, missing: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Return an image (H, W, C) whose holes hold what lies on the other side of their borders, and what is left.
+
+    Where one sample in twenty is lost, hardly a window has none. What is mirrored about a sample, along a row or a
+    column, has the strength and the spectrum of the noise, and the places of a mosaic. Of large images, and such whose
+    holes are few, enough windows are whole.
+    """
+    tiles = [np.arange(0, n, SIDE) for n in missing.shape]
+    whole = ~np.logical_or.reduceat(np.logical_or.reduceat(missing, tiles[0], axis=0), tiles[1], axis=1)
+    if np.count_nonzero(whole) >= OfSpeckle.least_windows:
+        return samples, missing
+    samples, missing = samples.copy(), missing.copy()
+    for axis in (1, 0):
+        values, gone = (np.moveaxis(array, axis, 0) for array in (samples, missing))
+        known, size, place = ~gone, len(gone), np.arange(len(gone))[:, None]
+        before = np.maximum.accumulate(np.where(known, place, -size), axis=0)
+        after = np.minimum.accumulate(np.where(known, place, 2 * size)[::-1], axis=0)[::-1]
+        for border in (before, after):
+            other = 2 * border - place
+            rows, columns = np.nonzero(gone & (other >= 0) & (other < size))
+            there = known[other[rows, columns], columns]
+            rows, columns = rows[there], columns[there]
+            values[rows, columns] = values[other[rows, columns], columns]
+            gone[rows, columns] = False
+    return samples, missing if missing.any() else None
 
 
 def _slabs(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
