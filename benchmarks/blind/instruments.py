@@ -374,12 +374,102 @@ def heartbeat(number: int, rng: Generator) -> Sample:
     return sample(truth + rng.normal(0, 0.06, t.shape), truth)
 
 
+# ---- instruments whose noise differs from place to place, follows another law, or lies in lines
+
+
+@lru_cache(maxsize=8)
+def leaves(number: int) -> Array:
+    """Return discs and ellipses over each other, from 0.05 to 1."""
+    rng = np.random.default_rng(500 + number)
+    picture, (rows, columns) = np.full((SIDE, SIDE), 0.4), np.mgrid[:SIDE, :SIDE]
+    for _ in range(250):
+        radius, (y, x) = 4 / np.sqrt(rng.uniform(0.002, 1)), rng.uniform(0, SIDE, 2)
+        angle, flat = rng.uniform(0, np.pi), rng.uniform(0.4, 1)
+        along = (rows - y) * np.cos(angle) + (columns - x) * np.sin(angle)
+        across = -(rows - y) * np.sin(angle) + (columns - x) * np.cos(angle)
+        picture[along**2 + (across / flat) ** 2 < radius**2] = rng.uniform(0.05, 1)
+    return np.asarray(gaussian_filter(picture, 0.6))
+
+
+def lidar(number: int, rng: Generator) -> Sample:
+    """Intensities with speckle of nine looks; one pulse in twenty does not come back, and some areas send none."""
+    truth = 20 + 200 * leaves(number)
+    lost = (rng.random(truth.shape) < 0.04) | (gaussian_filter(rng.normal(size=truth.shape), 4) > 0.14)
+    noisy = np.maximum(truth * rng.gamma(9, 1 / 9, truth.shape) + rng.normal(0, 4, truth.shape), 1)
+    return sample(np.where(lost, np.nan, noisy).astype(np.float32), np.where(lost, np.nan, truth))
+
+
+def time_of_flight(number: int, rng: Generator) -> Sample:
+    """Depths whose noise grows as less light comes back: with the distance, and from dark things."""
+    truth = 1 + 3 * leaves(number)
+    light = (0.3 + 0.7 * leaves((number + 1) % SCENES)) / truth**2
+    noisy, lost = truth + 0.0054 / np.sqrt(light) * rng.normal(size=truth.shape), light < np.quantile(light, 0.06)
+    return sample(np.where(lost, np.nan, noisy).astype(np.float32), np.where(lost, np.nan, truth))
+
+
+def film(number: int, rng: Generator) -> Sample:
+    """Grains over about a pixel, most in middle tones, scanned to 8 bits."""
+    truth = photograph(number)
+    grains = gaussian_filter(rng.normal(size=truth.shape), 0.9)
+    noisy = truth + 0.12 * np.sqrt(truth * (1 - truth) + 0.03) * grains / grains.std()
+    return sample(whole(255 * noisy + rng.normal(0, 1, truth.shape), 255, np.uint8), 255 * truth)
+
+
+def atomic_force(number: int, rng: Generator) -> Sample:
+    """Heights in metres, each line with an offset of its own and a drift along it."""
+    truth = 40 * relief(number)
+    drift = np.cumsum(rng.normal(0, 0.04, truth.shape), axis=1)
+    lines = rng.normal(0, 0.5, (SIDE, 1)) + drift - drift.mean(axis=1, keepdims=True)
+    return sample(1e-9 * (truth + lines + rng.normal(0, 0.35, truth.shape)), 1e-9 * truth)
+
+
+def polarization(number: int, rng: Generator) -> Sample:
+    """A sensor under polarizers of four directions, in 12 bits."""
+    light, kind = 0.15 + 0.8 * leaves(number), 0.6 * relief(number)
+    truth = np.empty_like(light)
+    for place, angle in (((0, 0), 90), ((0, 1), 45), ((1, 0), 135), ((1, 1), 0)):
+        own = np.s_[place[0] :: 2, place[1] :: 2]
+        seen = 1 + kind * np.cos(2 * (3 * relief((number + 1) % SCENES) - np.deg2rad(angle)))
+        truth[own] = (2500 * light * seen)[own]
+    noisy = 0.38 * (rng.poisson(truth) + rng.normal(0, 2.5, truth.shape)) + 60
+    return sample(whole(noisy, 4095, np.uint16), 0.38 * truth + 60)
+
+
+def side_scan(number: int, rng: Generator) -> Sample:
+    """Amplitudes of one look, four echoes to a mean, that fade with the distance."""
+    truth = (0.1 + leaves(number)) * np.linspace(1.2, 0.4, SIDE)
+    echo = np.sqrt(rng.exponential(size=(4, *truth.shape))).mean(axis=0)
+    return sample((1000 * truth * echo).astype(np.float32), 1000 * truth * np.sqrt(np.pi) / 2)
+
+
+def video_tape(number: int, rng: Generator) -> Sample:
+    """Luminance and colours of a line pass through filters of their own: colour noise is wide."""
+    to_luma = np.array([[0.299, 0.587, 0.114], [-0.147, -0.289, 0.436], [0.615, -0.515, -0.1]])
+    seen = colours(number) @ to_luma.T
+    seen[..., 1:] = gaussian_filter(seen[..., 1:], (0, 2.5, 0))
+    truth = np.clip(seen @ np.linalg.inv(to_luma).T, 0, 1)
+    noise = rng.normal(size=seen.shape)
+    noise = np.dstack([gaussian_filter(noise[..., c], (0, 3.5 if c else 0.8)) for c in range(3)])
+    noisy = (seen + 0.04 * noise / noise.std(axis=(0, 1))) @ np.linalg.inv(to_luma).T
+    return sample(whole(255 * noisy, 255, np.uint8), 255 * truth)
+
+
+def position(number: int, rng: Generator) -> Sample:
+    """Degrees of latitude along a way, with jumps of two samples where an echo was taken for the signal."""
+    speed = gaussian_filter(rng.normal(size=3000), 60)
+    truth = 48.1 + 1e-5 * np.cumsum(speed / speed.std())
+    noisy = truth + 3e-5 * rng.normal(size=truth.size)
+    for place in rng.integers(0, 2990, 6):
+        noisy[place : place + 2] += rng.choice([-1, 1]) * rng.uniform(3e-4, 1e-3)
+    return sample(noisy, truth)
+
+
 INSTRUMENTS: Final[dict[str, Callable[[int, Generator], Sample]]] = {
     function.__name__.replace("_", " "): function
     for function in (
         white_camera, scanned_text, photon_counting, confocal, emccd, scmos, bayer, phone, drizzled_sky,
         astronomical_ccd, ultrasound, radar, magnitude_mri, parallel_mri, tomograph, electron_microscope, thermal,
         jpeg_scan, dithered, radiograph, depth_camera, elevation, raman, chromatogram, diffraction, brain_waves,
-        heartbeat,
+        heartbeat, lidar, time_of_flight, film, atomic_force, polarization, side_scan, video_tape, position,
     )
 }  # fmt: skip
