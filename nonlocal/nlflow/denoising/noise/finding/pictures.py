@@ -30,7 +30,7 @@ _NOT_BORNE_OUT: Final = (
 #: second, 90 % of the clean ones above it, and none below the first.
 _LIKE_NOISE: Final = 1.25
 _UNLIKE_NOISE: Final = 1.75
-#: `Evidence.tails` of noise, whose standard error is 0.02 to 0.03: pages and stripes that do not count as clean are 0.14
+#: `Evidence.tails` of noise, whose standard error is 0.02 to 0.03: pages and stripes not taken for clean are 0.14
 #: and more away, a photograph with its own grain 0.07.
 _TAILS: Final = 0.06
 _PERHAPS: Final = (0.07, 0.25)  # probability that a picture is clean, grey or of colours, that leaves unlikely noise in
