@@ -250,6 +250,8 @@ def main(name: str, most: str, folder: str) -> int:
     if name.startswith("blocks"):
         import distributed  # noqa: F401
 
+        from nlflow.desk import large  # noqa: F401
+
         nl.denoise(noisy(SIDE, SIDE), 20.0, preserve_range=True, quality="pixels", steps=1)
     else:
         with tempfile.TemporaryDirectory(dir=place) as warm, suppress(SystemExit), redirect_stdout(sys.stderr):
