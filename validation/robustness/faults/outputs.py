@@ -34,11 +34,11 @@ def nonlocal_(*words: object) -> None:
 
 
 def contents(place: Path) -> Any:
-    """Return the bytes of a file, or of all that is in a folder but hidden files."""
+    """Return the bytes of a file, or of all that is in a folder and not hidden; None for nothing."""
     if place.is_file():
         return place.read_bytes()
-    shown = (path for path in sorted(place.rglob("*")) if path.is_file() and not path.name.startswith("."))
-    return {str(path.relative_to(place)): path.read_bytes() for path in shown} or None
+    found = {path.relative_to(place): path for path in sorted(place.rglob("*")) if path.is_file()}
+    return {str(name): path.read_bytes() for name, path in found.items() if "/." not in f"/{name}"} or None
 
 
 def old_or_new(name: str, folder: Path, before: Any, after: Any) -> str | None:
