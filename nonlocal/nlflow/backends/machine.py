@@ -41,7 +41,12 @@ def git_state() -> dict[str, Any] | None:
     try:
         commit, changes = (
             subprocess.run(
-                ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+                # A look takes no lock, which would stay if this process were killed.
+                ["git", "--no-optional-locks", "-C", str(root), *words],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
             ).stdout
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
         )
