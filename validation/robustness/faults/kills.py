@@ -103,9 +103,8 @@ def killed(
                 length = max(0.05, min(length, time.monotonic() - start))
             if number is signal.SIGINT and ended.text.rstrip().endswith("KeyboardInterrupt"):
                 ended = Ended(-2, "")  # while Python was still importing, which is nobody's to answer
-            # -2: after an interruption inside exec() of a text, in an import for instance, ``python -m`` ends itself by
-            # SIGINT, whatever status the program asked for (CPython 3.11).
-            allowed = {signal.SIGKILL: (-9,), signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15, -2)}[number]
+            # -15 before a program answers; -2 where it was still importing.
+            allowed = {signal.SIGKILL: (-9,), signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15)}[number]
             trouble = tell_tale(ended, (*allowed, 0) if hit else (0,))
             if not tally.note(trouble):
                 bad = True
