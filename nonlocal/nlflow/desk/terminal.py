@@ -19,6 +19,7 @@ from typing import Any
 from nlflow.backends.progress import bar
 
 PAUSE = 30  # seconds between lines of progress
+_REMEDIES = {errno.EMFILE: "; allow more open files, as with ulimit -n 256", errno.ENOSPC: "; free some space"}
 
 
 # What messages of the library advise, as the shell says it.
@@ -94,7 +95,10 @@ def mendable(error: Exception) -> str | None:
 
     if not isinstance(error, NlflowError | OSError | MemoryError):
         return None
-    return visible(" ".join(str(error).splitlines())) or "out of memory; crop the input or close other programs"
+    remedy = _REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    return (
+        visible(" ".join(str(error).splitlines()) + remedy) or "out of memory; crop the input or close other programs"
+    )
 
 
 def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:

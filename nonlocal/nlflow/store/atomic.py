@@ -324,7 +324,7 @@ def _told(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             got = f"a {what} that was made while this one was computed, expected none"
             raise FileFormatError(f"{path}: got {got}; choose another name, or give --existing overwrite") from error
-        got, remedy = error.strerror or str(error), "free some space or choose another place"
+        got, remedy = error.strerror or f"a write that failed ({error})", "free some space or choose another place"
         raise FileFormatError(f"{path}: got {got}, expected a {what} that can be written; {remedy}") from error
 
 
