@@ -13,6 +13,7 @@ import numpy as np
 
 from validation.robustness.contract import Row
 from validation.robustness.faults.processes import (
+    LIMIT,
     Ended,
     Running,
     Tally,
@@ -35,7 +36,7 @@ def killed_at_calls(name: str, most: int, folder: Path) -> Row:
     began = time.monotonic()
     # Children of a forked process find compiled loops in its memory, if they are run by Numba's own threads.
     command = [sys.executable, "-m", "validation.robustness.faults.outputs", name, str(most), str(folder)]
-    ended = Running(command, {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1"}).end()
+    ended = Running(command, {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1"}).end(LIMIT * most)
     shutil.rmtree(folder)
     if ended.code:
         raise RuntimeError(f"{name}: {ended.text[-600:]}")

@@ -117,10 +117,10 @@ class Running:
         self.process.send_signal(number)
         return True
 
-    def end(self) -> Ended:
-        """Wait for the end."""
+    def end(self, limit: float = LIMIT) -> Ended:
+        """Wait for the end, at most so many seconds."""
         try:
-            code = self.process.wait(LIMIT)
+            code = self.process.wait(limit)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
