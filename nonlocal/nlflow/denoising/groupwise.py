@@ -103,6 +103,10 @@ class GroupPreset:
     #: small patches do not.
     small: Grouping | None = None
 
+    def precision(self, extent: float) -> type[np.floating[Any]]:
+        """Return the precision for a range in units of the noise: a first estimate has few groups that ask for more."""
+        return np.float32 if self.steps == 0 or extent < SINGLE else np.float64
+
     def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
         """Return the groupings of the first estimate and of the later steps."""
         if dimension == 1 and self.first_signal is not None and self.later_signal is not None:
@@ -159,7 +163,7 @@ PRESETS = {
         first_signal=_SIGNAL_FIRST,
         later_signal=_SIGNAL_LATER,
         shrink=2.0,
-        small=Grouping(4, 40, 6, 4),
+        small=Grouping(4, 28, 5, 4),
     ),
     "balanced": GroupPreset(
         steps=5,
@@ -234,7 +238,7 @@ class Groups:
     @classmethod
     def of(cls, preset: GroupPreset, spread: Spread, dimension: int, weakest: float = 1.0) -> Groups:
         """Choose the flow for samples in units of their noise, the weakest of which is so strong."""
-        precision = np.dtype(np.float32 if spread.extent < SINGLE * weakest else np.float64)
+        precision = np.dtype(preset.precision(spread.extent / weakest))
         colours, ratio = channels_for(spread.channels, spread.moments), spread.ratio
         if preset.small is not None and spread.channels > 1:
             preset = replace(preset, first=((_WEAK, preset.small), *preset.first))
@@ -391,7 +395,7 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
 
     def run(signal: Array, spectrum: Array, strength: Array, level: int) -> Array:
         powers = spectrum.mean(axis=(1, 2))
-        precision = np.float32 if float(np.ptp(signal)) < SINGLE * math.sqrt(float(powers.mean())) else np.float64
+        precision = preset.precision(float(np.ptp(signal)) / math.sqrt(float(powers.mean())))
         ratio = Spread.of(signal / math.sqrt(float(powers.mean()))).ratio
         groupings = preset.groupings(ratio, dimension)
         turned = count - 1 - level

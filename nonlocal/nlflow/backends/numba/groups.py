@@ -355,10 +355,12 @@ def filter_job(
                 condition = (trace + highest * extremes[c, 1]) / (lowest * extremes[c, 0])
                 if across > 0:
                     condition = max(condition, 1 + count * trace / ridge)
-                if count * rounding[0] * condition >= 1 and double[0] == 0:
+                # A first estimate inverts 1 + N^-1/2 C N^-1/2, and its errors do not grow with the members.
+                errors = rounding[0] * condition * (1 if shrink > 0 else count)
+                if errors >= 1 and double[0] == 0:
                     lost[slot] = True
                     return
-                if count * rounding[0] * condition < 1:
+                if errors < 1:
                     _wiener(
                         single,
                         (

@@ -198,7 +198,7 @@ class OfImpulses(Figures, source=ON_PHOTOGRAPHS):
     most = figure(0.99, "density, at most")
     piece = figure(2**16, "samples whose neighbours are sorted at a time", COST)
     looked = figure(2**15, "samples among which the most common value is looked for", COST)
-    few = figure(1000, "samples of a value that are looked at first", COST)
+    few = figure(2**12, "samples of a value that are looked at first", COST)
 
 
 class OfHot(Figures, source=ON_STACKS):

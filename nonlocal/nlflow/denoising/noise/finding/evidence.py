@@ -226,9 +226,9 @@ def _step(samples: Array, span: float) -> float:
 
 def _edges(samples: Array, span: float) -> Array:
     """Return by how much steps are larger at every eighth place, along rows and columns, as JPEG leaves them."""
-    plane = samples.mean(axis=-1)
     found = []
-    for own in (plane[:: max(plane.shape[0] // 128, 1)], plane[:, :: max(plane.shape[1] // 128, 1)].T):
+    some = samples[:: max(samples.shape[0] // 128, 1)], samples[:, :: max(samples.shape[1] // 128, 1)].swapaxes(0, 1)
+    for own in (lines.mean(axis=-1) for lines in some):
         steps = np.abs(np.diff(own, n=1, axis=1) / span)
         second = np.abs(2 * steps[:, 1:-1] - steps[:, :-2] - steps[:, 2:]).mean(axis=0)
         by_phase = np.array([second[k::8].mean() for k in range(8)]) + 1e-6
@@ -291,18 +291,15 @@ class _Looks:
 def _quiet(squares: Array, levels: Array, size: int, least: float) -> tuple[Array, Array, Array, list[float]] | None:
     """Return the powers of coefficients in the quietest blocks by share, those of classes, their intensity, figures."""
     seen = looked_at(size)
-    energy = squares[:, 1:].sum(axis=1)
-    there = energy > least * size * size
-    present = float(there.mean())
-    if np.count_nonzero(there) < _LEAST:
+    there = np.flatnonzero(squares[:, 1:].sum(axis=1) > least * size * size)
+    present = len(there) / len(squares)
+    if len(there) < _LEAST:
         return None
-    squares, levels = squares[there], levels[there]
-    order = np.argsort(levels, kind="stable")
-    squares, levels = squares[order], levels[order]
+    order = there[np.argsort(levels[there], kind="stable")]
+    squares, levels = squares[np.ix_(order, np.flatnonzero(seen))], levels[order]
     parts = np.array_split(np.arange(len(levels)), max(min(CLASSES, len(levels) // _EACH), 1))
-    squares = squares[:, seen]
     even = _even(size)[seen]
-    halves = ((True, np.flatnonzero(even)), (False, np.flatnonzero(~even)))
+    halves = np.stack([even, ~even]).astype(squares.dtype)
     high = radius(size)[seen] > 0.3
     total = np.zeros((len(SHARES), squares.shape[1]))
     each = np.empty(len(parts))
@@ -314,21 +311,20 @@ def _quiet(squares: Array, levels: Array, size: int, least: float) -> tuple[Arra
         count = min(max(int(_FIRST * len(own)), _LEAST), len(own))
         unit = own[raw <= np.partition(raw, count - 1)[count - 1]].mean(axis=0) + least
         scaled = np.minimum(own / unit, _MOST_ENERGY)
-        sums = {parity: scaled[:, own_half].sum(axis=1) for parity, own_half in halves}
+        sums = halves @ scaled.T
         found = np.empty_like(total)
-        for s, share in enumerate(SHARES):
-            count = min(max(int(share * len(own)), _LEAST), len(own))
-            for parity, measured in halves:
-                other = sums[not parity]
-                # With all that are as large but for rounding: none is preferred for its place.
-                chosen = np.flatnonzero(other <= (1 + _TIED) * np.partition(other, count - 1)[count - 1])
-                values = scaled[np.ix_(chosen, measured)]
-                found[s, measured] = values.mean(axis=0) * unit[measured]
-                if s == MEASURED:
-                    kurtosis += float(np.square(values).mean() / (3 * values.mean() ** 2 + 1e-12)) / (2 * len(parts))
+        last = [min(max(int(share * len(own)), _LEAST), len(own)) - 1 for share in SHARES]
+        for measured, other in ((even, sums[1]), (~even, sums[0])):
+            # With all that are as large but for rounding: none is preferred for its place.
+            chosen = other <= (1 + _TIED) * np.partition(other, last)[last, None]
+            shares = chosen / np.count_nonzero(chosen, axis=1)[:, None].astype(scaled.dtype)
+            means = (shares @ scaled)[:, measured]
+            found[:, measured] = means * unit[measured]
+            fourth = (shares[MEASURED] @ np.square(scaled))[measured].mean()
+            kurtosis += float(fourth / (3 * means[MEASURED].mean() ** 2 + 1e-12)) / (2 * len(parts))
         total += found / len(parts)
         each[k] = np.exp(np.mean(np.log(found[MEASURED, high] + 1e-30)) if high.any() else 0.0)
-        both = sums[True] + sums[False]
+        both = sums.sum(axis=0)
         energies.append(both / max(float(np.median(both)), 1e-12))
     energy = np.concatenate(energies)
     first, low, middle, top = np.quantile(energy, (0.02, 0.15, 0.5, 0.9))

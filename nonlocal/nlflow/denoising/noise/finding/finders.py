@@ -18,6 +18,7 @@ from nlflow.denoising.noise.figures import (
     OfSpectra,
     OfStripes,
     OfTransfer,
+    OfVerdict,
 )
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.noise.finding.speckle import windows_of
@@ -62,17 +63,18 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     what is around it.
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-    present = samples[~absent].ravel()
+    present = (samples if missing is None else samples[~missing]).ravel()
     if present.size == 0 or present.min() == present.max() or math.isinf(range_of(present)):
         return None
     # What most samples have is the ground of a picture, such as paper, and a neighbour like any other.
     values = [value for value in _candidates(present) if 2 * np.count_nonzero(present == value) < present.size]
     # float64, from 0 to 1: what is found does not depend on the units then.
     low, span = float(present.min()), range_of(present)
-    if not any(_hinted(samples, absent, value, values, low, span) for value in values):
+    hinted = _hinted(samples, absent, values, low, span)
+    if not hinted:
         return None
     views = [_View.of(plane, unknown, values, low, span) for plane, unknown in channels_of(samples, absent)]
-    found = {value: density for value in values if (density := _density(views, _unit(value, low, span)))}
+    found = {value: density for value in hinted if (density := _density(views, _unit(value, low, span)))}
     if not found:
         return None
     middle = float(np.median(present))
@@ -101,12 +103,16 @@ class _View:
     step: float  # of integers; of other samples 0
 
     @classmethod
-    def of(cls, plane: Array, unknown: NDArray[np.bool_], values: list[Any], low: float, span: float) -> _View:
-        """Look at a channel; candidates are no neighbours."""
+    def of(
+        cls, plane: Array, unknown: NDArray[np.bool_], values: list[Any], low: float, span: float,
+        places: NDArray[np.intp] | None = None,
+    ) -> _View:  # fmt: skip
+        """Look at a channel, or at places (n, axes) of it; candidates are no neighbours."""
         scaled = (np.where(unknown, low, plane).astype(np.float64) - low) / span
-        median, spread = surroundings(scaled, unknown | np.isin(plane, values))
+        median, spread = surroundings(scaled, unknown | np.isin(plane, values), places)
         step = 1 / span if np.array_equal(plane[~unknown], np.rint(plane[~unknown])) else 0.0
-        return cls(scaled, unknown, median, spread, step)
+        at = ... if places is None else tuple(places.T)
+        return cls(scaled[at], unknown[at], median, spread, step)
 
 
 def _candidates(present: Array) -> list[Any]:
@@ -122,18 +128,26 @@ def _candidates(present: Array) -> list[Any]:
     return sorted(set(found))
 
 
-def _hinted(samples: Array, absent: NDArray[np.bool_], value: Any, values: list[Any], low: float, span: float) -> bool:
-    """Tell whether some samples of a value stick out of their neighbours, by a look at few of them."""
-    count = 0.0
+def _hinted(samples: Array, absent: NDArray[np.bool_], values: list[Any], low: float, span: float) -> list[Any]:
+    """Return the values that few samples do not rule out: some of them stick out of their neighbours.
+
+    And not far too many others do so nearly as much, but for chance.
+    """
+    count, between = np.zeros(len(values)), np.zeros(len(values))
+    every = max(2 * samples.size // OfImpulses.looked, 1) | 1
     for plane, unknown in channels_of(samples, absent):
-        places = np.argwhere((plane == value) & ~unknown)
-        if len(places):
-            few = places[:: max(1, len(places) // OfImpulses.few)]
-            scaled = (np.where(unknown, low, plane).astype(np.float64) - low) / span
-            median, spread = surroundings(scaled, unknown | np.isin(plane, values), few)
-            least = np.maximum(OfImpulses.out * spread, OfImpulses.least_step)
-            count += len(places) * float(np.mean(np.abs(median - _unit(value, low, span)) > least))  # not for NaN
-    return 2 * count >= OfImpulses.least_count
+        held = [np.flatnonzero((plane == value) & ~unknown) for value in values]
+        few = [own[:: max(1, len(own) // OfImpulses.few)] for own in held]
+        index = np.unravel_index(np.concatenate([*few, np.arange(0, plane.size, every)]), plane.shape)
+        view = _View.of(plane, unknown, values, low, span, np.stack(index, axis=1))
+        last = np.cumsum([len(own) for own in few])
+        for k, unit in enumerate(_unit(value, low, span) for value in values):
+            (visible,), (hits,) = _counted([view], unit)
+            if len(few[k]):
+                count[k] += len(held[k]) * float(np.mean(hits[last[k] - len(few[k]) : last[k]]))
+            between[k] += np.count_nonzero(_between(view, visible, unit)[last[-1] :])
+    least = np.maximum(OfImpulses.least_count, OfImpulses.atom * every * (between - 2 * np.sqrt(between)))
+    return [value for value, near in zip(values, 2 * count >= least, strict=True) if near]
 
 
 def _density(views: list[_View], value: float) -> float:
@@ -274,11 +288,11 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
     for axis in (0, 1):
         if samples.shape[axis] < OfStripes.least_rows or samples.shape[1 - axis] < OfStripes.least_rows:
             continue
-        # From 0 to 1: what is found does not depend on the units then.
-        channels = [(rows - float(present.min())) / span for rows in lines(samples, missing, Stripes(1, axis, False))]
         marks: list[_Marks] = []
-        for rows in channels:
-            marks.append(_Marks.of(rows))
+        for rows in lines(samples, missing, Stripes(1, axis, False)):
+            some = rows[:, :: math.ceil(rows.size / OfVerdict.most)]
+            # From 0 to 1: what is found does not depend on the units then.
+            marks.append(_Marks.of(((some - float(present.min())) / span).astype(np.float32)))
             if not marks[-1].striped:
                 break
         else:
@@ -289,12 +303,12 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
 
 @dataclass(frozen=True)
 class _Marks:
-    steps: NDArray[np.float64]
+    steps: Array
     sigma: float
     striped: bool
 
     @classmethod
-    def of(cls, rows: NDArray[np.float64]) -> _Marks:
+    def of(cls, rows: Array) -> _Marks:
         """Look at one channel (rows, samples of a row) of range 1."""
         (steps,), _ = differences(rows, 1e-3, 1)
         sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75, 0.9))

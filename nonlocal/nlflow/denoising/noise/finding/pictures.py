@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -43,10 +44,13 @@ _REACH: Final = {32: 0.2, 16: 0.42, 8: 2.0}
 _FILLED: Final = 0.3  # `GaussianNoise.compressed` of colours: 0.2 to 0.4 are best on PolyU and simulated cameras
 
 
-def noise_of_picture(samples: Array, missing: NDArray[np.bool_] | None, white: Any) -> NoiseEstimate | None:
+def noise_of_picture(
+    samples: Array, missing: NDArray[np.bool_] | None, white: Callable[[], Any]
+) -> NoiseEstimate | None:  # fmt: skip
     """Return the verdict on samples (H, W, C) of at least 32 along both axes; None where windows tell nothing.
 
-    `white` is the strength of their highest frequencies, one number or one a channel: where noise is white, it is that.
+    `white` tells the strength of their highest frequencies, one number or one a channel: where noise is white, it is
+    that, and is asked for.
     """
     found = look(samples, missing)
     if found is None:
@@ -64,7 +68,7 @@ def noise_of_picture(samples: Array, missing: NDArray[np.bool_] | None, white: A
     wide = float(np.log(belief.limits[1:] / belief.limits[:-1]).max())
     sure = "high" if wide < _NARROW[0] else "medium" if wide < _NARROW[1] else "low"
     if kind == "clean" and found.spread < _LIKE_NOISE:
-        return NoiseEstimate(GaussianNoise(white), "medium", (_ON_PAPER,), measured)
+        return NoiseEstimate(GaussianNoise(white()), "medium", (_ON_PAPER,), measured)
     doubtful = (kind == "white" and odds["white"] < _CERTAIN) or odds["clean"] > _PERHAPS[len(found.powers) == 3]
     # Blocks that are noise by themselves may differ, as the noise does from place to place.
     by_blocks = kind != "clean" and abs(found.tails - 1) < _TAILS
@@ -77,11 +81,11 @@ def noise_of_picture(samples: Array, missing: NDArray[np.bool_] | None, white: A
     advice = [] if sure != "low" else [_ADVICE]
     low, high = measured["interval"]
     reasons = [*advice, f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
+    level = white() if kind == "white" else 0.0
     # What compression took from white noise is missing at the highest frequencies, which `white` tells.
-    cut = sure != "low" and strength > _MORE * root_mean_square(np.atleast_1d(white))
-    if kind == "white" and not cut:
+    if kind == "white" and (sure == "low" or strength <= _MORE * root_mean_square(np.atleast_1d(level))):
         if relative is None:
-            return NoiseEstimate(GaussianNoise(white), sure, tuple(reasons), measured)
+            return NoiseEstimate(GaussianNoise(level), sure, tuple(reasons), measured)
         level = math.sqrt(float(np.mean(_variances(found, shares))))
         reasons.append("it follows the intensity")
         model = GaussianNoise(level, intensities=places, strengths=relative)

@@ -44,12 +44,11 @@ def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> Gau
     span = range_of(samples if missing is None else samples[~missing])
     if not 0 < span < math.inf:
         return None
-    luminance = samples.mean(axis=-1, dtype=np.float64) / span
     if samples.ndim == 4:
         hidden = [None] * len(samples) if missing is None else list(missing)
-        places = _of_slices([_parts(one, gone, 1) for one, gone in zip(luminance, hidden, strict=True)])
+        places = _of_slices([_parts(one, span, gone, 1) for one, gone in zip(samples, hidden, strict=True)])
     else:
-        places = _of_surface(_parts(luminance, missing, OfPlaces.parts))
+        places = _of_surface(_parts(samples, span, missing, OfPlaces.parts))
     if places is None:
         return None
     even = samples / np.maximum(GaussianNoise(1.0, places=places).at(samples), np.finfo(np.float32).tiny)[..., None]
@@ -70,14 +69,15 @@ class _Parts(NamedTuple):
     columns: Floats
 
 
-def _parts(plane: Floats, missing: NDArray[np.bool_] | None, count: int) -> _Parts:
-    """Look at `count` x `count` parts of a picture (H, W)."""
+def _parts(samples: Array, span: float, missing: NDArray[np.bool_] | None, count: int) -> _Parts:
+    """Look at the luminance of `count` x `count` parts of a picture (H, W, C)."""
     from scipy.fft import dct
 
-    side = OfPlaces.side
-    starts = [np.unique(np.linspace(0, n - side, min(OfPlaces.windows, n // 2)).astype(int)) for n in plane.shape]
+    side, shape = OfPlaces.side, samples.shape[:2]
+    starts = [np.unique(np.linspace(0, n - side, min(OfPlaces.windows, n // 2)).astype(int)) for n in shape]
     at = np.ix_(*starts)
-    windows = sliding_window_view(plane, (side, side))[at].reshape(-1, side, side)
+    colours = sliding_window_view(samples, (side, side), axis=(0, 1))[at]
+    windows = (colours.mean(axis=2, dtype=np.float64) / span).reshape(-1, side, side)
     # Areas of one value have no noise, as surroundings that somebody took away.
     used = (windows[..., 1:] == windows[..., :-1]).mean(axis=(1, 2)) < OfPlaces.constant
     if missing is not None:
@@ -87,7 +87,7 @@ def _parts(plane: Floats, missing: NDArray[np.bool_] | None, count: int) -> _Par
     power, order = np.square(coefficients), np.maximum(*np.ogrid[:side, :side]).ravel()
     middle, high = ((order >= first) & (order <= last) for first, last in (OfPlaces.middle, OfPlaces.high))
     structure = power @ ((order > 0) & (order < OfPlaces.middle[0])).astype(float)
-    rows, columns = ((start + side // 2) * count // n for start, n in zip(starts, plane.shape, strict=True))
+    rows, columns = ((start + side // 2) * count // n for start, n in zip(starts, shape, strict=True))
     own = (rows[:, None] * count + columns).ravel()
     found = []
     for part in range(count**2):

@@ -46,7 +46,7 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     At most 1024 windows are looked at: milliseconds, whatever the size.
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-    present = samples[~absent]
+    present = samples if missing is None else samples[~missing]
     if present.size == 0 or not 0 < range_of(present) < math.inf:
         return None
     low, high = float(present.min()), float(present.max())

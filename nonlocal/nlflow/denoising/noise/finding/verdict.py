@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
-from nlflow.denoising.noise.figures import OfSpeckle, OfSpectra, OfStacks, OfVerdict
+from nlflow.denoising.noise.figures import OfImpulses, OfSpeckle, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
 from nlflow.denoising.noise.finding.evidence import SIDE
 from nlflow.denoising.noise.finding.finders import (
@@ -38,7 +39,7 @@ from nlflow.denoising.noise.models.gaussian import GaussianNoise, constant
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, checked_call
 
-_LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of a large volume
+_LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of what is large
 #: Finders whose noise leaves none to look for, and why they are believed.
 _WHOLE: Final[dict[Any, str]] = {
     find_whole_counts: "samples are whole counts: their variance is in proportion to their mean, as of single events",
@@ -136,7 +137,9 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     if not volume:
         finders = (find_whole_counts, *finders, find_stripes, find_counts)
     for find in (*finders, find_places):
-        seen = _slabs(rest.samples, rest.missing) if volume and find in _LOCAL else (rest.samples, rest.missing)
+        seen = rest.samples, rest.missing
+        if find in _LOCAL and (volume or find is find_impulses):
+            seen = _slabs(*seen, OfVerdict.slab if volume else SIDE)
         found: Noise | None = find(*seen)
         if found is not None:
             parts.append(found)
@@ -176,13 +179,16 @@ def _mirrored(samples: Array, missing: NDArray[np.bool_]) -> tuple[Array, NDArra
     return samples, missing if missing.any() else None
 
 
-def _slabs(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
-    most = max(OfVerdict.most * len(samples) // samples.size // OfVerdict.slab, 2)
-    count = len(samples) // OfVerdict.slab
+def _slabs(
+    samples: Array, missing: NDArray[np.bool_] | None, slab: int = OfVerdict.slab
+) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Return some slices of what is large, or rows of an image, `slab` of them side by side."""
+    most = max(OfVerdict.most * len(samples) // samples.size // slab, 2)
+    count = len(samples) // slab
     if samples.size <= OfVerdict.most or count <= most:
         return samples, missing
-    first = (np.arange(most) * (count - 1) // (most - 1)) * OfVerdict.slab
-    index = (first[:, None] + np.arange(OfVerdict.slab)).ravel()
+    first = (np.arange(most) * (count - 1) // (most - 1)) * slab
+    index = (first[:, None] + np.arange(slab)).ravel()
     return samples[index], None if missing is None else missing[index]
 
 
@@ -192,11 +198,11 @@ def _together(parts: list[Noise]) -> Noise:
 
 def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     """Return the verdict on what finders left of samples (H, W, C)."""
-    white = _white(samples, missing)
-    if np.ndim(white) and samples.shape[-1] != 3:  # colours have planes of their own
+    if samples.shape[-1] not in (1, 3) and np.ndim(_white(samples, missing)):  # colours have planes of their own
         return _of_channels(samples, missing)
+    white = partial(_white, samples, missing)
     found = noise_of_picture(samples, missing, white) if min(samples.shape[:-1]) >= SIDE else None
-    return NoiseEstimate(GaussianNoise(white), "medium", (_TOO_SMALL,)) if found is None else found
+    return NoiseEstimate(GaussianNoise(white()), "medium", (_TOO_SMALL,)) if found is None else found
 
 
 def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
@@ -223,8 +229,12 @@ def _white(samples: Array, missing: NDArray[np.bool_] | None) -> Any:
 def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
     """Tell whether no channel of samples (..., C) has more than two values, so that none of them can be noise."""
     present = samples.reshape(-1, samples.shape[-1]) if missing is None else samples[~missing]
-    low, high = present.min(axis=0), present.max(axis=0)
-    return bool(((present == low) | (present == high)).all())
+    some = present[:: max(len(present) // OfImpulses.looked, 1) | 1]
+    for seen in (some, present):  # a look at few is mostly enough
+        low, high = seen.min(axis=0), seen.max(axis=0)
+        if not ((seen == low) | (seen == high)).all():
+            return False
+    return True
 
 
 def of_two_values() -> NoiseEstimate:
