@@ -13,6 +13,7 @@ import pytest
 from nlflow import InputError, MemoryLimitError, denoise
 from nlflow.denoising import groupwise
 from nlflow.denoising.groupwise import PRESETS, bytes_needed, in_tiles
+from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.patches import CompiledFilter
 from nlflow.denoising.patches.affinity import as_signal
 from nlflow.denoising.runs import Watch
@@ -84,6 +85,17 @@ def test_a_limit_of_memory_does_not_change_the_result(shape: tuple[int, ...], mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("noise", ["white", "correlated"])
+def test_a_first_estimate_of_a_large_image_comes_in_strips(noise: str, monkeypatch: pytest.MonkeyPatch):
+    spectrum = None if noise == "white" else np.linspace(2.0, 0.1, 16)[None, :, None] * np.ones((1, 1, 16))
+    model, image = GaussianNoise(10.0, spectrum), noisy(waves(200, 40), 10.0)
+    whole = denoise(image, noise=model, quality="fast")
+    monkeypatch.setattr(groupwise, "_STRIP", 1)
+    parts, info = denoise(image, noise=model, quality="fast", return_info=True)
+    assert info.tiles > 1
+    assert np.array_equal(parts, whole)
+
+
 def test_strips_follow_a_mask_and_a_rule(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(PRESETS, "best", SMALL)
     value, missing = noisy(4 * waves(*TALL), 1.0), np.random.default_rng(1).random(TALL) < 0.02

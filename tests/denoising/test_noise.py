@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import pywt
 from scipy.fft import dctn
+from scipy.ndimage import maximum_filter, minimum_filter
 from skimage import data
 from skimage.restoration import estimate_sigma as median_of_wavelets
 
@@ -196,6 +197,16 @@ def test_areas_that_were_filled_in_do_not_count(level):
     line = white(1000)
     line[200:600] = level
     assert estimate_sigma(line) == pytest.approx(1, rel=0.15)
+
+
+@pytest.mark.parametrize("shape", [(40, 37), (1, 300)])
+def test_areas_are_those_whose_extremes_are_equal(shape):
+    values = np.repeat(np.random.default_rng(0).integers(0, 2, (shape[0], -(-shape[1] // 11))), 11, axis=1)
+    values = np.repeat(values[: -(-shape[0] // 7)], 7, axis=0)[: shape[0], : shape[1]].astype(float)
+    side = (5, 5) if shape[0] > 1 else (1, 9)
+    expected = maximum_filter(values, side) == minimum_filter(values, side)
+    assert 0 < expected.mean() < 1
+    assert (estimation._constant(values, 2 if shape[0] > 1 else 1) == expected).all()
 
 
 @pytest.mark.parametrize(("length", "left_out"), [(8, False), (9, True)])

@@ -8,6 +8,7 @@ from skimage import data
 
 from nlflow import InputError, denoise
 from nlflow.denoising.noise import HotPixels, Impulses, estimate_noise, find_hot_pixels, find_impulses
+from nlflow.denoising.noise.finding import finders
 from tests.pictures import psnr, steps_and_waves, waves
 
 CLEAN = {name: getattr(data, name)().astype(np.float32)[:256, :256] for name in ("camera", "coins", "brick", "grass",
@@ -277,6 +278,13 @@ def test_hot_pixels_of_a_sharp_photograph_are_found_where_they_are_strewn():
     missing = find_hot_pixels(z[..., None]).reduce(z[..., None]).missing
     assert missing[at].mean() > 0.9
     assert np.count_nonzero(missing) < 84
+
+
+def test_clipped_noise_of_a_camera_is_ruled_out_by_a_look_at_few(monkeypatch: pytest.MonkeyPatch):
+    clean = data.camera()[:256, :256].astype(float)
+    z = np.clip(np.rint(np.random.default_rng(0).normal(clean, np.sqrt(40 + clean))), 0, 255)
+    monkeypatch.setattr(finders, "_density", lambda *_: pytest.fail("all samples were looked at"))
+    assert find_impulses(z[..., None]) is None
 
 
 @pytest.mark.parametrize("sigma", [0, 8])

@@ -430,7 +430,7 @@ def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame,
     spectrum, shown = (
         (one if noise.opponent else np.tensordot(axes**2, one, axes=1)) / unit**2 for one in (counted, shown)
     )
-    strength = np.maximum(np.square(noise.at(signal))[..., None], LEAST_VARIANCE)
+    strength = np.maximum(np.square(noise.at(signal))[..., None], LEAST_VARIANCE).astype(signal.dtype, copy=False)
     levels = LEVELS if noise.compressed else levels_for(spectrum, LEVELS)
     held = Coloured(axes, spectrum, strength, levels, shown, noise.compressed > 0)
     frame = replace(frame, offset=offset, coloured=held)

@@ -55,6 +55,7 @@ FILLING_STEPS = 3  # of a flow that only fills in
 _STRONGEST = 0.6  # noise assumed first where samples are missing, of the signal
 _FALL = 0.7  # of the assumed noise from one flow to the next
 _LEAST = 64  # samples of a strip without what it overlaps
+_STRIP = 2**28  # bytes that a first estimate of an image works on at a time
 _LEAST_BLOCK = 16  # of a block of a volume, along each axis
 _ALL = "all steps of the preset were taken"
 _AS_BALANCED = f"{_ALL}, those of 'balanced': on the noise of compressed photographs 'best' gains nothing"
@@ -400,7 +401,8 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
         groupings = preset.groupings(ratio, dimension)
         turned = count - 1 - level
         path, tiles, memory = _path(
-            signal.astype(precision), preset, groupings, (strength * powers).astype(precision),
+            signal.astype(precision, copy=False), preset, groupings,
+            strength.astype(precision, copy=False) * powers.astype(precision),
             frame.missing if level == 0 else None, partial(problem, correlation=correlation(spectrum)),
             replace(watch, every=False, tell=within(watch.tell, shares[turned], shares[turned + 1]), trail=None),
         )  # fmt: skip
@@ -408,7 +410,7 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
         told["tiles"], told["memory_bytes"] = max(told["tiles"], tiles), max(told["memory_bytes"], memory)
         return path[-1]
 
-    planes = channels_of(f, noise.axes, np.float64)
+    planes = channels_of(f, noise.axes, f.dtype)
     found = coarse_to_fine(planes, noise.spectrum, noise.strength, noise.levels, run)
     told |= {"steps": (preset.steps + 1) * count, "stopped_by": _AS_BALANCED if held else _ALL}
     told["parameters"] = {**told["parameters"], "coarser_images": count - 1}
@@ -520,6 +522,8 @@ def in_tiles(
             options["missing"] = missing[part]
         return run(make(f[part], preset, groupings, **options), part_watch)[0]
 
+    if preset.steps == 0 and whole[0] == 1 and working is None:  # strips overlap by little
+        allowed = min(allowed, max(_STRIP, needed((1, min(2 * _LEAST, whole[1]), whole[2]))))
     core = _core(whole, preset.moving, needed, allowed)
     if core == whole:
         return path_of(tuple(slice(0, n) for n in space), watch), 1, needed(whole)
