@@ -135,8 +135,8 @@ def up(image: Array, shape: tuple[int, ...]) -> Array:
     for axis in axes:
         gain = spectra.fade(np.arange(image.shape[axis]) / image.shape[axis])
         spectrum = spectrum * np.expand_dims(gain, tuple(a for a in range(image.ndim) if a != axis)).astype(image.dtype)
-    return np.asarray(idctn(np.pad(spectrum, [(0, n - m) for n, m in zip(shape, image.shape, strict=True)]),
-                            axes=axes, norm="ortho"))  # fmt: skip
+    wide = np.pad(spectrum, [(0, n - m) for n, m in zip(shape, image.shape, strict=True)])
+    return np.asarray(idctn(wide, axes=axes, norm="ortho", overwrite_x=True))
 
 
 def halved(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -184,6 +184,7 @@ def _estimate(
         half = down(f)
         weaker = np.maximum(down(strength), 0.05)  # the cosine transform rings below 0
         found = _estimate(half, spectra.coarser(spectrum), weaker, (now + 1, last), run)
-        f = (f - up(half - found, f.shape)).astype(f.dtype)
+        change = up(half - found, f.shape)
+        f = np.subtract(f, change, out=change).astype(f.dtype, copy=False)
         spectrum = spectra.remaining(spectrum)
     return run(f, spectrum, strength, now)
