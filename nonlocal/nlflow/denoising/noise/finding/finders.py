@@ -157,13 +157,16 @@ def _density(views: list[_View], value: float) -> float:
     size = sum(view.plane.size for view in views)
     if count < OfImpulses.least_count or seen < OfImpulses.least_visible * size:
         return 0.0
-    between = 0  # samples that stick out nearly as far, and have another value
-    for view, at in zip(views, visible, strict=True):
-        off = np.abs(view.plane - value)
-        between += int(np.count_nonzero(at & (off > 0) & (off < np.abs(view.median - value) / 3)))
+    between = sum(np.count_nonzero(_between(view, at, value)) for view, at in zip(views, visible, strict=True))
     if count < OfImpulses.atom * between or _clustered(views, hits, value, count / seen):
         return 0.0
     return _even(visible, hits, count)
+
+
+def _between(view: _View, visible: NDArray[np.bool_], value: float) -> NDArray[np.bool_]:
+    """Return where a sample sticks out nearly as far as a value, and has another one."""
+    off = np.abs(view.plane - value)
+    return np.asarray(visible & (off > 0) & (off < np.abs(view.median - value) / 3))
 
 
 def _follows(views: list[_View], value: float, density: float) -> bool:
