@@ -3,7 +3,8 @@
 A transform makes the noise of counts even from about one count on. So the flow begins with sums over cells that hold
 some counts each. The next one takes smaller cells of the samples mixed with that estimate: a mean of w z + (1 - w) u
 over w^2 is as its variance is again, as of counts, and larger than that of z. The scheme is that of Azzari and Foi 2016
-(doi 10.1109/LSP.2016.2580600), the exact unbiased inverse that of `nlflow.Poisson`.
+(doi 10.1109/LSP.2016.2580600), the exact unbiased inverse that of `nlflow.Poisson`. Where the last cells are larger
+than a sample, they overlap: sums over fixed cells, spread by lines, would blur what is fine once more.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.frame import Frame, Spread
+from nlflow.denoising.frame import Frame, Spread, with_colour
 from nlflow.denoising.noise.figures import OfCounts, OfSpectra
+from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.denoising.noise.models.intensities import Poisson
 from nlflow.denoising.runs import Run, Watch, within
 
@@ -33,20 +35,50 @@ def in_cells(f: Array, frame: Frame, watch: Watch) -> Run:
     estimate, told, steps = counts, {}, 0
     for number, (fresh, halvings) in enumerate(rounds):
         mixed = fresh * counts + (1 - fresh) * estimate
+        tell = within(watch.tell, number / len(rounds), (number + 1) / len(rounds))
+        quiet = replace(watch, tell=tell, trail=None)
+        if halvings and number == len(rounds) - 1:
+            estimate, found = _overlapping(mixed, fresh, law.sigma, 2.0 ** (halvings - 1), frame, quiet)
+            told = {**found.told, "steps": steps + int(found.told["steps"])}
+            continue
         own = Poisson(1.0, law.sigma * 2**halvings / fresh)
         stable = own.stabilize(_summed(mixed, halvings) / fresh**2)
         middle = float(stable.mean())
         signal = (stable - middle).astype(f.dtype)
         part = replace(frame, few=None, missing=None if halvings else frame.missing).with_flow(Spread.of(signal))
         assert part.flow is not None
-        tell = within(watch.tell, number / len(rounds), (number + 1) / len(rounds))
-        found = part.flow.run(signal, part, replace(watch, tell=tell, trail=None))
+        found = part.flow.run(signal, part, quiet)
         steps += int(found.told["steps"])
         told = {**found.told, "steps": steps}
         estimate = _spread(own.unstabilize(found.path[-1] + middle).astype(np.float64), halvings, counts.shape)
         estimate *= fresh**2
     expected = law.expected(estimate)
     return Run([((expected - frame.offset) / frame.level).astype(f.dtype)], told)
+
+
+def _overlapping(
+    mixed: Array, fresh: float, sigma: float, width: float, frame: Frame, watch: Watch
+) -> tuple[Array, Run]:
+    """Return the estimate from Gaussian cells about each sample, whose noise is correlated, and its run.
+
+    A cell of a side has this width, half of it, once its sums are spread by lines. Sums with weights g over the sum of
+    g^2 are as their variance is, too.
+    """
+    from scipy.ndimage import gaussian_filter
+
+    single = np.zeros((OfSpectra.frequencies,) * 2)
+    single[0, 0] = 1
+    weights = gaussian_filter(single, width, mode="wrap")
+    energy = float(np.sum(weights**2))
+    power = np.square(np.abs(np.fft.fft2(weights)))
+    own = Poisson(1.0, sigma / (fresh * math.sqrt(energy)))
+    sums = gaussian_filter(mixed, (width, width, 0))
+    stable = own.stabilize(np.maximum(sums, 0) / (energy * fresh**2))
+    noise = GaussianNoise(1.0, power / power.mean())
+    part, signal = with_colour(replace(frame, few=None, missing=None, model=noise), stable, noise)
+    found = part.run(signal, watch)
+    expected = found.path[-1].astype(np.float64) * part.level + part.offset
+    return own.unstabilize(expected) * energy * fresh**2, found
 
 
 def _rounds(mean: float, side: int) -> list[tuple[float, int]]:
@@ -58,6 +90,8 @@ def _rounds(mean: float, side: int) -> list[tuple[float, int]]:
     )
     count = max(OfCounts.rounds, first - last + 1)
     weights, halvings = np.linspace(1, OfCounts.fresh, count), np.linspace(first, last, count)
+    if last:  # cells that overlap have less noise
+        weights[-1] = weights[-2]
     return [(float(w), math.floor(k + 0.5)) for w, k in zip(weights, halvings, strict=True)]
 
 

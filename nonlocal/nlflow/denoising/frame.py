@@ -315,7 +315,7 @@ def observe(
                   missing=reduction.missing, absent=missing, given=looked.told, few=few)  # fmt: skip
     mapped = rest is not None and not rest.is_white and (signal.ndim == 4 or rest.is_mapped)
     if rest is not None and not rest.is_white and not mapped and not is_by_pixels(quality, axes):
-        frame, f = _coloured(frame, signal, rest)
+        frame, f = with_colour(frame, signal, rest)
     else:
         if rest is not None and not rest.is_white:
             powers = rest.powers(signal.shape[-1], signal.ndim - 1)  # correlated noise of volumes is refused
@@ -408,7 +408,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
     return replace(frame, offset=offset).with_flow(Spread.of(f), frame.weakest), f
 
 
-def _coloured(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
+def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
     """Return the frame of samples whose noise is not white, in units of its root mean square, and the samples so."""
     from nlflow.denoising.noise.models.gaussian import OPPONENT
     from nlflow.denoising.noise.spectra import levels_for
