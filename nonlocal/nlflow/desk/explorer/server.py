@@ -185,7 +185,7 @@ class _Refusal(RequestHandler):
         self.finish(f"nonlocal explore: {why}\n")
 
 
-class _Messages(WSHandler):
+class _Messages(WSHandler):  # type: ignore[misc]  # Panel has no types
     """The websocket. A message that cannot be read ends it; with Bokeh's codes Tornado would not close it."""
 
     def _internal_error(self, message: str) -> None:
