@@ -25,7 +25,7 @@ from nlflow.denoising.options import Options
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.tiff_pages import NODATA, check_compression, check_own, no_data_value, opened
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
-from nlflow.store.atomic import locked, put_folder, remove, write_folder
+from nlflow.store.atomic import locked, put_folder, remove, sweep, write_folder
 from nlflow.store.encoding import digest, encode, misfit
 from nlflow.store.storage import load_record, save_record
 
@@ -496,6 +496,9 @@ def _write_blocks(result: Any, partial: Path, done: dict[str, str], progress: Ca
 
 def _finish(partial: Path, target: Path, *, replace: bool) -> None:
     _check_array(target)
+    sweep(partial)
+    for left in partial.rglob("*.partial"):  # of a chunk that zarr was writing when its process was killed
+        left.unlink(missing_ok=True)
     try:
         put_folder(partial, target, replace=replace)
     except OSError as error:
