@@ -517,6 +517,15 @@ def test_what_a_kill_left_beside_a_complete_store_is_removed(tmp_path: Path):
     assert partial.exists()
 
 
+def test_half_a_chunk_and_half_a_record_are_no_part_of_a_store(tmp_path: Path):
+    partial = tmp_path / "out.zarr.partial"
+    for name in ("c/0/0", "c/0/1.2f1e.partial", ".nlflow-1234-0.tmp"):
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).write_text("")
+    storing._finish(partial, tmp_path / "out.zarr", replace=False)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["0"]
+
+
 def test_files_that_are_refused(tmp_path: Path):
     with pytest.raises(FileFormatError, match="no such file"):
         open_image(tmp_path / "none.zarr")
