@@ -69,7 +69,7 @@ OUTPUTS = {
 ALL = [pytest.param(name, 1000, marks=pytest.mark.slow) for name in OUTPUTS]
 
 
-@pytest.mark.parametrize(("name", "most"), [("file", 4), ("folder without exchange", 4), *ALL])
+@pytest.mark.parametrize(("name", "most"), [("file", 4), ("folder without exchange", 9), *ALL])
 def test_it_is_killed_and_goes_on(name: str, most: int, tmp_path: Path) -> None:
     go, prepare, check = OUTPUTS[name]
     look: Any = checkpoint if name == "checkpoints" else lambda folder: contents(folder / "out")
