@@ -69,8 +69,9 @@ def by_command(name: str, *words: object, source: str = "in.npy", old: bool = Fa
         nonlocal_("denoise", folder / source, folder / name, *_FAST, *more, "--existing", how)
 
     first = "overwrite" if old else "refuse"
+    what = f"{name}{' and a figure' if '--compare' in words else ''}"
     return Output(
-        f"{name} by the command{', in the place of an old one' if old else ''}",
+        f"{what} by the command{', in the place of an old one' if old else ''}",
         partial(begin, how=first), partial(begin, how="overwrite"), lambda folder: contents(folder / name), prepare,
         partial(old_or_new, name),
     )  # fmt: skip
