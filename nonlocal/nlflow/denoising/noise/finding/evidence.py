@@ -44,6 +44,7 @@ _EVEN: Final = 0.15  # a relative difference of powers that does not matter: 0.6
 _ERRORS: Final = 4.0  # standard errors that tell a difference
 _ROUNDING: Final = 1e-12  # of the power of a picture: less is rounding
 _CLIPPED: Final = 9.0  # logarithms are within these bounds
+_UNKNOWN: Final = 100.0  # of the spread: too few blocks to tell
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,6 @@ class Evidence:
         Standard deviation of the highest frequencies in the quietest blocks, by which features are told.
     grey : bool
         Whether three channels hold one grey picture, so that features are those of the luminance.
-    spread : float
-        Of the power of the quietest blocks at high frequencies, over that of Gaussian noise: about 1 where there are
-        flat parts with noise, larger for structure, and for noise that differs from place to place.
-    tails : float
-        Fourth moment of the coefficients within each of these blocks, over that of Gaussian noise: about 1 for noise,
-        however strong it is at each place; larger for edges, smaller for strokes.
     """
 
     features: Array
@@ -79,8 +74,6 @@ class Evidence:
     strengths: Array
     reference: float = 1.0
     grey: bool = False
-    spread: float = 1.0
-    tails: float = 1.0
 
 
 def planes_of(channels: int) -> Array:
@@ -199,19 +192,24 @@ def look(samples: Array, missing: NDArray[np.bool_] | None = None) -> Evidence |
     seen = (seen - low) / span
     planes = (seen @ planes_of(samples.shape[-1]).T).astype(np.float32)
     light = seen.mean(axis=-1).astype(np.float32)
-    step = _step(samples, span)
-    edges = _edges(samples, span)
-    found = _Looks(planes, light).evidence(step, edges)
+    files = np.concatenate([[_step(samples, span)], _edges(samples, span), _equal(seen)])
+    found = _Looks(planes, light).evidence(files)
     if found is None:
         return None
     if len(found.powers) == 3 and planes[..., 1:].var() < _GREY * planes[..., 0].var():
-        grey = _Looks(planes[..., :1], light).evidence(step, edges)
+        grey = _Looks(planes[..., :1], light).evidence(files)
         assert grey is not None
         found = replace(found, features=grey.features, grey=True)
     return replace(
         found, powers=found.powers * span**2, tables=[table * span**2 for table in found.tables],
         intensities=low + found.intensities * span, reference=found.reference * span,
     )  # fmt: skip
+
+
+def _equal(seen: Array) -> Array:
+    """Return in how many parts of a million neighbours are the same, along rows and columns, as logarithms."""
+    same = [(np.diff(seen, axis=axis) == 0).all(axis=-1).mean() for axis in (2, 1)]
+    return np.asarray(np.log10(np.array(same) + 1e-6))
 
 
 def _step(samples: Array, span: float) -> float:
@@ -244,13 +242,14 @@ class _Looks:
         self.planes, self.light = planes, light
         self.variance = float(planes[..., 0].var(dtype=np.float64)) or 1.0
 
-    def evidence(self, step: float, edges: Array) -> Evidence | None:
+    def evidence(self, files: Array) -> Evidence | None:
         powers = np.empty((self.count, len(BANDS), len(SHARES)))
         tables: list[Array] = []
         shape: list[float] = []
         strengths: Array = np.ones(1)
         intensities: Array = np.zeros(1)
-        spread, tails = 1.0, 1.0
+        flatness: list[float] = []
+        by_window = np.zeros(3)
         for size in SIZES:
             levels = blocks_of(self.light, size).mean(axis=(1, 2))
             table = np.empty((self.count, size * size))
@@ -263,6 +262,7 @@ class _Looks:
                     powers[p, [b for b, band in enumerate(BANDS) if band[0] == size]] = _ROUNDING * self.variance
                     table[p] = _ROUNDING * self.variance
                     shape += [0.0] * 6
+                    flatness += [_UNKNOWN] * (size < SIDE)
                     continue
                 own, each, means, figures = found
                 table[p] = own[MEASURED]
@@ -270,22 +270,41 @@ class _Looks:
                 for b, (n, _, _) in enumerate(BANDS):
                     if n == size:
                         powers[p, b] = own[:, in_band(b)].mean(axis=1)
+                if size < SIDE:
+                    flatness.append(_spread(squares, size))
                 if p == 0 and size == 8:
                     strengths, intensities = each / each.mean(), means
-                    spread, tails = _shape(squares)
+                    by_window = self._windows(squares)
             tables.append(table.reshape(self.count, size, size))
         reference = powers[0, 1:3, MEASURED].mean()
         logs = 0.5 * np.log(np.maximum(powers, 1e-14 * self.variance) / reference)
         by_light = 0.5 * np.log(np.array([strengths.max() / strengths.min(), strengths[-1] / strengths[0]]))
         count = math.log(len(self.light))
         level = math.sqrt(reference)
-        scale = [math.log(level), math.log(level / math.sqrt(self.variance)), math.log(step / level) if step else -6.0]
+        step = math.log(files[0] / level) if files[0] else -6.0
+        scale = [math.log(level), math.log(level / math.sqrt(self.variance)), step]
         ends = [float(np.log10((self.light == v).mean() + 1e-6)) for v in (self.light.min(), self.light.max())]
         moments = _moments(blocks_of(self.planes[..., 0], 8)[::2])
-        colours = _relations(self.planes) if self.count == 3 else np.zeros(0)
-        parts = [logs.ravel(), shape, by_light, scale, ends, moments, edges, colours, [count, float(len(strengths))]]
+        colours = self._relations() if self.count == 3 else np.zeros(0)
+        parts = [
+            logs.ravel(), shape, by_light, scale, ends, moments, files[1:], colours, [count, float(len(strengths))],
+            np.log(flatness), by_window - math.log(level),
+        ]  # fmt: skip
         features = np.clip(np.concatenate([np.asarray(part, np.float64) for part in parts]), -_CLIPPED, _CLIPPED)
-        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level, False, spread, tails)
+        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level)
+
+    def _windows(self, squares: Array) -> Array:
+        """Return the logarithm of the level of the quietest block of windows: of few, half and most of them."""
+        power = squares[:, radius(8) > _HIGH].mean(axis=1)
+        level = np.quantile(power.reshape(-1, (SIDE // 8) ** 2).min(axis=1), (0.1, 0.5, 0.9))
+        return np.asarray(0.5 * np.log(np.maximum(level, _ROUNDING * self.variance)))
+
+    def _relations(self) -> Array:
+        """Return how alike the channels of the quietest blocks are: correlations at high and middle ones."""
+        colours = self.planes.reshape(-1, 3) @ np.asarray(OPPONENT, np.float32)
+        channels = colours.reshape(self.planes.shape)
+        own = np.stack([blocks_of(channels[..., c], 8)[::2] for c in range(3)])
+        return _alike(basis(8) @ own @ basis(8).T)
 
 
 def _quiet(squares: Array, levels: Array, size: int, least: float) -> tuple[Array, Array, Array, list[float]] | None:
@@ -346,23 +365,19 @@ def _across(size: int, other: bool = False) -> NDArray[np.bool_]:
     return np.asarray(along > 2 * down if other else down > 2 * along)
 
 
-def _shape(squares: Array) -> tuple[float, float]:
-    """Return the coefficient of variation of the power of the quietest blocks, and their tails; see `Evidence`.
+def _spread(squares: Array, size: int) -> float:
+    """Return the coefficient of variation of the power of the quietest blocks, over that of a chi-squared law.
 
     Blocks are chosen by their low frequencies, and measured by their high ones.
     """
-    high = radius(8) > _HIGH
-    low = squares[:, ~high & (radius(8) > 0)].sum(axis=1)
+    high = radius(size) > _HIGH
+    low = squares[:, ~high & (radius(size) > 0)].sum(axis=1)
     there = low > 1e-9 * float(low.mean())
     if np.count_nonzero(there) < _LEAST:
-        return math.inf, math.inf
+        return _UNKNOWN
     order = np.argsort(low[there], kind="stable")
-    own = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].astype(np.float64)
-    power, count = own.mean(axis=1), own.shape[1]
-    spread = float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / count))
-    own /= np.maximum(own.mean(axis=0), 1e-30)  # white, whatever the spectrum
-    fourth = np.square(own).mean(axis=1) / np.maximum(np.square(own.mean(axis=1)), 1e-30)
-    return spread, float(fourth.mean()) * (count + 2) / (3 * count)
+    power = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].mean(axis=1, dtype=np.float64)
+    return float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / np.count_nonzero(high))) + 1e-3
 
 
 def _moments(blocks: Array) -> list[float]:
@@ -382,12 +397,9 @@ def _moments(blocks: Array) -> list[float]:
     return [float((own**3).mean()), float(np.log((own**4).mean() / 3 + 1e-6))]
 
 
-def _relations(planes: Array) -> Array:
-    """Return how alike the channels of the quietest blocks are: correlations at high and middle ones."""
-    colours = planes.reshape(-1, 3) @ np.asarray(OPPONENT, np.float32)
-    channels = colours.reshape(planes.shape)
-    own = np.stack([blocks_of(channels[..., c], 8)[::2] for c in range(3)])
-    coefficients = (basis(8) @ own @ basis(8).T).reshape(3, own.shape[1], 64)
+def _alike(coefficients: Array) -> Array:
+    """Return correlations of coefficients (3, M, 8, 8) in the quietest blocks."""
+    coefficients = coefficients.reshape(3, -1, 64)
     energy = np.square(coefficients[..., radius(8) > 0.3]).sum(axis=(0, 2))
     present = energy > 1e-12
     if np.count_nonzero(present) < _LEAST:

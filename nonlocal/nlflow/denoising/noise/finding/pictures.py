@@ -22,23 +22,10 @@ _ADVICE: Final = (
     "structure is everywhere, so that the strength is uncertain; where the picture is flat, flat=np.s_[:, :] measures "
     "all of it (flat=np.s_[20:84, 300:400] a part), best in the whole photograph"
 )
-_ON_PAPER: Final = "structure is everywhere but in flat parts, which hold white noise"
-_NOT_BORNE_OUT: Final = (
-    "no flat part shows noise as Gaussian noise is distributed: what looks like noise may be structure, such as "
-    "letters or texture, and stays"
-)
-#: `Evidence.spread` of what is noise, and of what is none. Of 170 drawings 90 % of those with white noise are below the
-#: second, 90 % of the clean ones above it, and none below the first.
-_LIKE_NOISE: Final = 1.25
-_UNLIKE_NOISE: Final = 1.75
-#: `Evidence.tails` of noise, whose standard error is 0.02 to 0.03: pages and stripes not taken for clean are 0.14
-#: and more away, a photograph with its own grain 0.07.
-_TAILS: Final = 0.06
-_PERHAPS: Final = (0.07, 0.25)  # probability that a picture is clean, grey or of colours, that leaves unlikely noise in
+_HARM: Final = 2.0  # what it costs to take structure for noise, where noise that stays costs 1
 _MORE: Final = 1.15  # times the noise of the highest frequencies: more is in lower ones, and noise is not white
-_CERTAIN: Final = 0.9
-_NARROW: Final = (math.log(1.16), math.log(2.0))  # limits of the strength that are so narrow are sure, and fairly sure
 _VARIES: Final = 1.5  # ratio of standard deviations at two intensities from which on noise follows the light
+_STAYS: Final = "hardly any of what quiet parts show need be noise, and all of it stays (clean with probability {:.0%})"
 #: Up to which frequency, in units of the highest, each size of blocks is asked, the largest first.
 _REACH: Final = {32: 0.2, 16: 0.42, 8: 2.0}
 _FILLED: Final = 0.3  # `GaussianNoise.compressed` of colours: 0.2 to 0.4 are best on PolyU and simulated cameras
@@ -46,7 +33,7 @@ _FILLED: Final = 0.3  # `GaussianNoise.compressed` of colours: 0.2 to 0.4 are be
 
 def noise_of_picture(
     samples: Array, missing: NDArray[np.bool_] | None, white: Callable[[], Any]
-) -> NoiseEstimate | None:  # fmt: skip
+) -> NoiseEstimate | None:
     """Return the verdict on samples (H, W, C) of at least 32 along both axes; None where windows tell nothing.
 
     `white` tells the strength of their highest frequencies, one number or one a channel: where noise is white, it is
@@ -57,40 +44,37 @@ def noise_of_picture(
         return None
     belief = believe(found.features, 1 if found.grey else len(found.powers))
     shares = np.broadcast_to(belief.shares, found.powers.shape)
-    odds = belief.probabilities
-    kind = max(odds, key=lambda name: odds[name])
+    odds, sure = belief.probabilities, belief.confidence
     unit = found.reference
-    strength = unit * belief.limits[1]
+    low, strength, high = unit * belief.limits
     measured: dict[str, Any] = {
-        "probabilities": odds, "interval": (unit * belief.limits[0], unit * belief.limits[2]), "strength": strength,
-        "intensities": found.intensities, "strengths": np.sqrt(found.strengths), "light": belief.light,
+        "probabilities": odds, "interval": (low, high), "strength": strength, "intensities": found.intensities,
+        "strengths": np.sqrt(found.strengths), "light": belief.light,
     }  # fmt: skip
-    wide = float(np.log(belief.limits[1:] / belief.limits[:-1]).max())
-    sure = "high" if wide < _NARROW[0] else "medium" if wide < _NARROW[1] else "low"
-    if kind == "clean" and found.spread < _LIKE_NOISE:
-        return NoiseEstimate(GaussianNoise(white()), "medium", (_ON_PAPER,), measured)
-    doubtful = (kind == "white" and odds["white"] < _CERTAIN) or odds["clean"] > _PERHAPS[len(found.powers) == 3]
-    # Blocks that are noise by themselves may differ, as the noise does from place to place.
-    by_blocks = kind != "clean" and abs(found.tails - 1) < _TAILS
-    unlike = sure == "low" and found.spread > _UNLIKE_NOISE and doubtful and not by_blocks
-    if kind == "clean" or unlike:
-        reason = _NOT_BORNE_OUT if unlike else "hardly any of what quiet parts show is noise"
-        sure = "high" if odds["clean"] > _CERTAIN and not unlike else "medium"
-        return NoiseEstimate(GaussianNoise(0.0), sure, (f"{reason} (probability {odds['clean']:.0%})",), measured)
+    if not acts(odds["clean"]):
+        sure = "medium" if acts(1 - odds["clean"]) else "low"
+        return NoiseEstimate(GaussianNoise(0.0), sure, (_STAYS.format(odds["clean"]),), measured)
+    kind = max(("white", "correlated"), key=lambda name: odds[name])
     places, relative = _light(found, belief)
     advice = [] if sure != "low" else [_ADVICE]
-    low, high = measured["interval"]
     reasons = [*advice, f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
-    level = white() if kind == "white" else 0.0
-    # What compression took from white noise is missing at the highest frequencies, which `white` tells.
-    if kind == "white" and (sure == "low" or strength <= _MORE * root_mean_square(np.atleast_1d(level))):
-        if relative is None:
+    if kind == "white":
+        level = white()
+        # What compression took from white noise is missing at the highest frequencies, which `white` tells.
+        cut = sure != "low" and strength > _MORE * root_mean_square(np.atleast_1d(level))
+        if not cut and (relative is None or np.ptp(np.log(relative)) < math.log(_VARIES)):
             return NoiseEstimate(GaussianNoise(level), sure, tuple(reasons), measured)
-        level = math.sqrt(float(np.mean(_variances(found, shares))))
-        reasons.append("it follows the intensity")
-        model = GaussianNoise(level, intensities=places, strengths=relative)
-        return NoiseEstimate(model, sure, tuple(reasons), measured, whole=False)
+        if not cut:
+            level = math.sqrt(float(np.mean(_variances(found, shares))))
+            reasons.append("it follows the intensity")
+            model = GaussianNoise(level, intensities=places, strengths=relative)
+            return NoiseEstimate(model, sure, tuple(reasons), measured, whole=False)
     return NoiseEstimate(coloured(found, shares, places, relative), sure, tuple(reasons), measured)
+
+
+def acts(clean: float) -> bool:
+    """Tell whether to take out noise costs less than to leave it, where a picture is so likely to be clean."""
+    return _HARM * clean < 1 - clean
 
 
 def coloured(
@@ -123,7 +107,7 @@ def _light(found: Evidence, belief: Belief) -> tuple[Array, Array] | tuple[None,
     """Return intensities and relative standard deviations where the noise follows the light."""
     places, first = np.unique(found.intensities, return_index=True)
     each = found.strengths[first] ** belief.light
-    if len(places) < 2 or each.max() < _VARIES**2 * each.min():
+    if len(places) < 2:
         return None, None
     return places, np.sqrt(each / each.mean())
 
