@@ -39,6 +39,7 @@ LEAST: Final = -3.0  # a logarithm: less noise than 5 % of what is measured is n
 MILD: Final = 0.5  # the quantile of the noise that is told
 #: What confidence promises: an error of the strength, and in which share of the pictures it is not exceeded.
 PROMISED: Final = ((0.15, 0.995), (0.5, 0.95))
+WIDEST: Final = (math.log(1.5), math.log(2.0))  # limits, as users read them, whatever is kept
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ def calibration(rows: dict[str, np.ndarray], weights: dict[str, np.ndarray]) -> 
     outside = np.abs(told.error) / np.where(told.error < 0, below, above)
     stretch = max(float(np.quantile(outside, learned.LIMITS[2] - learned.LIMITS[0])), 1.0)
     told = Told.of(rows, parted(rows)[0], weights | {"stretch": np.array(stretch)})
-    widths = [told.widest(error, share) for error, share in PROMISED]
+    widths = [min(told.widest(error, share), most) for (error, share), most in zip(PROMISED, WIDEST, strict=True)]
     return {"stretch": np.array(stretch), "widths": np.array(widths)}
 
 
