@@ -14,7 +14,7 @@ from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise.figures import OfImpulses, OfSpeckle, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
-from nlflow.denoising.noise.finding.evidence import SIDE
+from nlflow.denoising.noise.finding.evidence import SIDE, SIZES
 from nlflow.denoising.noise.finding.finders import (
     find_hot_pixels,
     find_impulses,
@@ -157,7 +157,7 @@ def _mirrored(samples: Array, missing: NDArray[np.bool_]) -> tuple[Array, NDArra
 
     Where one sample in twenty is lost, hardly a window has none. What is mirrored about a sample, along a row or a
     column, has the strength and the spectrum of the noise, and the places of a mosaic. Of large images, and such whose
-    holes are few, enough windows are whole.
+    holes are few, enough windows are whole. Holes of a block and more, such as what is outside of a circle, stay.
     """
     tiles = [np.arange(0, n, SIDE) for n in missing.shape]
     whole = ~np.logical_or.reduceat(np.logical_or.reduceat(missing, tiles[0], axis=0), tiles[1], axis=1)
@@ -171,7 +171,7 @@ def _mirrored(samples: Array, missing: NDArray[np.bool_]) -> tuple[Array, NDArra
         after = np.minimum.accumulate(np.where(known, place, 2 * size)[::-1], axis=0)[::-1]
         for border in (before, after):
             other = 2 * border - place
-            rows, columns = np.nonzero(gone & (other >= 0) & (other < size))
+            rows, columns = np.nonzero(gone & (after - before <= min(SIZES)) & (other >= 0) & (other < size))
             there = known[other[rows, columns], columns]
             rows, columns = rows[there], columns[there]
             values[rows, columns] = values[other[rows, columns], columns]
