@@ -43,6 +43,18 @@ def test_the_noise_of_a_mosaic_is_that_of_its_sensor(pattern: tuple[tuple[int, .
     assert limits[0] < ratio.min() <= ratio.max() < limits[1]
 
 
+def test_nothing_of_a_mosaic_is_darker_than_no_light() -> None:
+    """A picture whose dark parts are small: they would all come back as what was taken for no light."""
+    clean = mosaic(BAYER)
+    clean[:24, :24] = OFFSET + 0.02 * (clean[:24, :24] - OFFSET)
+    noisy = recorded(clean)
+    model = find_mosaic(noisy[..., None].astype(np.float32))
+    assert isinstance(model, Poisson)
+    assert model.offset <= noisy.min()
+    result = denoise(noisy, quality="fast", preserve_range=True)
+    assert rms(result[:24, :24], clean[:24, :24]) < rms(noisy[:24, :24].astype(float), clean[:24, :24])
+
+
 def test_a_mosaic_is_told_and_denoised() -> None:
     clean = mosaic(BAYER)[:121, :119]  # of odd sides
     noisy = recorded(clean)

@@ -65,6 +65,9 @@ class Evidence:
         Standard deviation of the highest frequencies in the quietest blocks, by which features are told.
     grey : bool
         Whether three channels hold one grey picture, so that features are those of the luminance.
+    tails : float
+        Fourth moment of the coefficients within the quietest blocks, over that of Gaussian noise: about 1 for noise,
+        however strong it is at each place; larger for edges, smaller for strokes.
     """
 
     features: Array
@@ -74,6 +77,7 @@ class Evidence:
     strengths: Array
     reference: float = 1.0
     grey: bool = False
+    tails: float = 1.0
 
 
 def planes_of(channels: int) -> Array:
@@ -249,7 +253,7 @@ class _Looks:
         strengths: Array = np.ones(1)
         intensities: Array = np.zeros(1)
         flatness: list[float] = []
-        by_window = np.zeros(3)
+        by_window, tails = np.zeros(3), 1.0
         for size in SIZES:
             levels = blocks_of(self.light, size).mean(axis=(1, 2))
             table = np.empty((self.count, size * size))
@@ -274,7 +278,7 @@ class _Looks:
                     flatness.append(_spread(squares, size))
                 if p == 0 and size == 8:
                     strengths, intensities = each / each.mean(), means
-                    by_window = self._windows(squares)
+                    by_window, tails = self._windows(squares), _tails(squares)
             tables.append(table.reshape(self.count, size, size))
         reference = powers[0, 1:3, MEASURED].mean()
         logs = 0.5 * np.log(np.maximum(powers, 1e-14 * self.variance) / reference)
@@ -291,7 +295,7 @@ class _Looks:
             np.log(flatness), by_window - math.log(level),
         ]  # fmt: skip
         features = np.clip(np.concatenate([np.asarray(part, np.float64) for part in parts]), -_CLIPPED, _CLIPPED)
-        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level)
+        return Evidence(features, powers[..., MEASURED], tables, intensities, strengths, level, tails=tails)
 
     def _windows(self, squares: Array) -> Array:
         """Return the logarithm of the level of the quietest block of windows: of few, half and most of them."""
@@ -378,6 +382,21 @@ def _spread(squares: Array, size: int) -> float:
     order = np.argsort(low[there], kind="stable")
     power = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].mean(axis=1, dtype=np.float64)
     return float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / np.count_nonzero(high))) + 1e-3
+
+
+def _tails(squares: Array) -> float:
+    """Return the fourth moment of coefficients within the quietest blocks, over that of Gaussian noise."""
+    high = radius(8) > _HIGH
+    low = squares[:, ~high & (radius(8) > 0)].sum(axis=1)
+    there = low > 1e-9 * float(low.mean())
+    if np.count_nonzero(there) < _LEAST:
+        return math.inf
+    order = np.argsort(low[there], kind="stable")
+    own = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].astype(np.float64)
+    own /= np.maximum(own.mean(axis=0), 1e-30)  # white, whatever the spectrum
+    count = own.shape[1]
+    fourth = np.square(own).mean(axis=1) / np.maximum(np.square(own.mean(axis=1)), 1e-30)
+    return float(fourth.mean()) * (count + 2) / (3 * count)
 
 
 def _moments(blocks: Array) -> list[float]:

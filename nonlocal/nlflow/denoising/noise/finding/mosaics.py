@@ -71,7 +71,7 @@ def _noise_of(plane: Array, period: int) -> Noise:
     if bright <= OfMosaics.growing * dark:
         return GaussianNoise(math.sqrt(float((dark + bright) / 2)))
     gain = float(bright - dark) / span
-    return of_line(gain, float(dark) - gain * low, low, float(plane.min()))
+    return of_line(gain, float(dark) - gain * low, float(plane.min()))
 
 
 def _points(plane: Array, period: int) -> tuple[Array, Array]:

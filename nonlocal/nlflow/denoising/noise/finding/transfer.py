@@ -170,9 +170,13 @@ def transfer_of(
     )  # fmt: skip
 
 
-def of_line(gain: float, intercept: float, darkest: float, low: float) -> Poisson:
-    """Return counts whose variance is a line over the mean; in their darkest parts it is `darkest`, at least `low`."""
-    return _model(gain, intercept, _assumed(gain, intercept, 0.0, darkest), 0.0, low)
+def of_line(gain: float, intercept: float, low: float) -> Poisson:
+    """Return counts whose variance is a line over the mean, of samples from `low` on.
+
+    Where there are no samples of darkness, no light is assumed to be below all of them: what is darker than no light
+    would be lost.
+    """
+    return _model(gain, intercept, _assumed(gain, intercept, 0.0, low), 0.0, low)
 
 
 def _points(windows: Windows, limit: float) -> _Points:
