@@ -102,6 +102,7 @@ def test_single_and_double_precision_agree(image: Floats, quality: str):
 
 
 @pytest.mark.parametrize("quality", SLOWLY)
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # of 48 x 48 samples
 def test_a_call_repeats_itself(image: Floats, quality: str):
     results = [denoise(image, quality=quality) for _ in range(2)]
     np.testing.assert_array_equal(*results)

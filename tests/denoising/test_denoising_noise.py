@@ -181,6 +181,7 @@ def test_channels_help_each_other(quality: str):
 
 
 @pytest.mark.parametrize("quality", SLOWLY)
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # of 48 x 48 samples
 def test_the_noise_is_estimated_when_it_is_not_given(quality: str):
     value = noisy(picture(48))
     result, info = denoise(value, quality=quality, return_info=True)

@@ -323,13 +323,8 @@ def test_without_dask(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_errors_of_workers_are_those_of_the_package(cluster: LocalCluster):
-    broken = GREY.copy()
-    broken[120, 100] = np.nan
-    with Client(cluster):
-        with pytest.raises(InputError, match=r"image: got 1 NaN .* \(in the block that begins at \(100, 100\)\)"):
-            denoise_array(da.from_array(broken, chunks=(50, 50)), 20.0, quality="pixels")
-        with pytest.raises(InputError, match="below offset=0"):
-            denoise_array(da.from_array(GREY - 200, chunks=(50, 50)), noise="poisson", quality="pixels")
+    with Client(cluster), pytest.raises(InputError, match="below offset=0"):
+        denoise_array(da.from_array(GREY - 200, chunks=(50, 50)), noise="poisson", quality="pixels")
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_halos_are_as_wide_as_they_must_be_along_each_axis(monkeypatch: pytest.M
 @pytest.mark.slow
 def test_noise_is_estimated_from_planes() -> None:
     image = things((30, 60, 70))
-    image[:9] = 0  # air without noise
+    image[:9] = np.linspace(0, 1, 70)  # air without noise
     blocks = Blocks(da.from_array(image, chunks=(15, 30, 30)), None)
     assert estimated(blocks, *surveyed(blocks, None)[:2]) == pytest.approx(10, rel=0.05)
     colours = Blocks(da.from_array(np.stack([image, 2 * image]), chunks=(2, 15, 30, 30)), 0)

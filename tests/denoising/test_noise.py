@@ -288,7 +288,7 @@ def test_large_input_is_thinned_out_evenly(shape, window, monkeypatch):
     whole = estimation._transform(values, np.zeros(shape, bool), window, steps)
     assert 2**14 < len(whole.structure) <= 2**16
     # In blocks of any size the windows are the same.
-    monkeypatch.setattr(estimation.OfWindows, "block", 1000)
+    monkeypatch.setattr(estimation.OfWindows, "block", {2: 1000})
     blocks = estimation._transform(values, np.zeros(shape, bool), window, steps)
     np.testing.assert_allclose(blocks.mean, whole.mean, atol=1e-12)
     np.testing.assert_allclose(blocks.high, whole.high, atol=1e-5)

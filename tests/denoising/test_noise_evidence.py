@@ -61,7 +61,7 @@ def test_correlated_noise_that_is_clipped_in_dark_parts_stays_correlated() -> No
     noise = gaussian_filter(white(clean.shape), 1, mode="wrap")
     found = estimate_noise(np.clip(np.rint(clean + noise * (20 / noise.std())), 0, 255).astype(np.uint8))
     assert not found.model.is_white
-    assert found.model.strength(clean[..., None]) == pytest.approx(20, rel=0.25)
+    assert found.model.strength(clean[..., None]) == pytest.approx(20, rel=1 / 3)  # a half of it is cut off
 
 
 def test_the_steps_of_a_mosaic_of_colours_are_no_noise() -> None:

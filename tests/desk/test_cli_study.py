@@ -66,7 +66,7 @@ def test_folder_is_written_and_read_again(folder: Path) -> None:
     first = run(*SMALL, "--out", "results", "--quiet")
     assert first.stdout == ""
     names = {path.name for path in (folder / "results").iterdir()}
-    assert names == {".nlflow", "cases", "study.json", "table.csv", "result.json", "figure.png"}
+    assert names == {"cases", "study.json", "table.csv", "result.json", "figure.png"}
     table = (folder / "results" / "table.csv").read_bytes()
     again = run(*SMALL, "--out", "results")
     assert again.stdout.endswith("written: table.csv, result.json and figure.png in results\n")

@@ -80,6 +80,7 @@ def small_sound(path: Path, samples: int = 900) -> Path:
     ],
 )
 @pytest.mark.sampled(2)
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # of a small part it is
 def test_python_of_the_example_has_the_bits_of_the_view(words: dict[str, Any]) -> None:
     source, settings = sources.example(), DenoiseSettings(**words)
     result = denoising_view.compute(settings, source)
@@ -161,6 +162,7 @@ def test_noise_is_examined_once_for_a_picture(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # of 48 x 40 samples
 def test_noise_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     counts = np.random.default_rng(0).poisson(20 + 15 * np.sin(np.arange(48) / 5)[:, None] * np.ones(40))

@@ -66,8 +66,8 @@ class Evidence:
     grey : bool
         Whether three channels hold one grey picture, so that features are those of the luminance.
     tails : float
-        Fourth moment of the coefficients within the quietest blocks, over that of Gaussian noise: about 1 for noise,
-        however strong it is at each place; larger for edges, smaller for strokes.
+        By how many standard errors the fourth moment of the coefficients within the quietest blocks is not that of
+        Gaussian noise, however strong it is at each place: above for edges, below for strokes.
     """
 
     features: Array
@@ -77,7 +77,7 @@ class Evidence:
     strengths: Array
     reference: float = 1.0
     grey: bool = False
-    tails: float = 1.0
+    tails: float = 0.0
 
 
 def planes_of(channels: int) -> Array:
@@ -197,11 +197,12 @@ def look(samples: Array, missing: NDArray[np.bool_] | None = None) -> Evidence |
     planes = (seen @ planes_of(samples.shape[-1]).T).astype(np.float32)
     light = seen.mean(axis=-1).astype(np.float32)
     files = np.concatenate([[_step(samples, span)], _edges(samples, span), _equal(seen)])
-    found = _Looks(planes, light).evidence(files)
+    independent = samples.shape[0] * samples.shape[1] / 64
+    found = _Looks(planes, light, independent).evidence(files)
     if found is None:
         return None
     if len(found.powers) == 3 and planes[..., 1:].var() < _GREY * planes[..., 0].var():
-        grey = _Looks(planes[..., :1], light).evidence(files)
+        grey = _Looks(planes[..., :1], light, independent).evidence(files)
         assert grey is not None
         found = replace(found, features=grey.features, grey=True)
     return replace(
@@ -239,11 +240,14 @@ def _edges(samples: Array, span: float) -> Array:
 
 
 class _Looks:
-    """The measuring of one picture: planes (N, 32, 32, P) and their intensity (N, 32, 32), in parts of the range."""
+    """The measuring of one picture: planes (N, 32, 32, P) and their intensity (N, 32, 32), in parts of the range.
 
-    def __init__(self, planes: Array, light: Array):
+    `independent` blocks of 8 x 8 it has; windows of a small one overlap.
+    """
+
+    def __init__(self, planes: Array, light: Array, independent: float):
         self.count = planes.shape[-1]
-        self.planes, self.light = planes, light
+        self.planes, self.light, self.independent = planes, light, independent
         self.variance = float(planes[..., 0].var(dtype=np.float64)) or 1.0
 
     def evidence(self, files: Array) -> Evidence | None:
@@ -253,7 +257,7 @@ class _Looks:
         strengths: Array = np.ones(1)
         intensities: Array = np.zeros(1)
         flatness: list[float] = []
-        by_window, tails = np.zeros(3), 1.0
+        by_window, tails = np.zeros(3), 0.0
         for size in SIZES:
             levels = blocks_of(self.light, size).mean(axis=(1, 2))
             table = np.empty((self.count, size * size))
@@ -278,7 +282,7 @@ class _Looks:
                     flatness.append(_spread(squares, size))
                 if p == 0 and size == 8:
                     strengths, intensities = each / each.mean(), means
-                    by_window, tails = self._windows(squares), _tails(squares)
+                    by_window, tails = self._windows(squares), _tails(squares, self.independent)
             tables.append(table.reshape(self.count, size, size))
         reference = powers[0, 1:3, MEASURED].mean()
         logs = 0.5 * np.log(np.maximum(powers, 1e-14 * self.variance) / reference)
@@ -384,8 +388,11 @@ def _spread(squares: Array, size: int) -> float:
     return float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / np.count_nonzero(high))) + 1e-3
 
 
-def _tails(squares: Array) -> float:
-    """Return the fourth moment of coefficients within the quietest blocks, over that of Gaussian noise."""
+def _tails(squares: Array, independent: float) -> float:
+    """Return by how many standard errors the fourth moment within the quietest blocks is not that of Gaussian noise.
+
+    An excess of kurtosis has the variance 24 over the number of coefficients.
+    """
     high = radius(8) > _HIGH
     low = squares[:, ~high & (radius(8) > 0)].sum(axis=1)
     there = low > 1e-9 * float(low.mean())
@@ -396,7 +403,8 @@ def _tails(squares: Array) -> float:
     own /= np.maximum(own.mean(axis=0), 1e-30)  # white, whatever the spectrum
     count = own.shape[1]
     fourth = np.square(own).mean(axis=1) / np.maximum(np.square(own.mean(axis=1)), 1e-30)
-    return float(fourth.mean()) * (count + 2) / (3 * count)
+    error = math.sqrt(24 / (count * min(len(own), max(SHARES[0] * independent, _LEAST))))
+    return (float(fourth.mean()) * (count + 2) / count - 3) / error
 
 
 def _moments(blocks: Array) -> list[float]:

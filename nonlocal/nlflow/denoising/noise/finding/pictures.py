@@ -25,9 +25,7 @@ _ADVICE: Final = (
 _HARM: Final = 2.0  # what it costs to take structure for noise, where noise that stays costs 1
 _MORE: Final = 1.15  # times the noise of the highest frequencies: more is in lower ones, and noise is not white
 _VARIES: Final = 1.5  # ratio of standard deviations at two intensities from which on noise follows the light
-#: `Evidence.tails` of noise, whose standard error is 0.02 to 0.03: pages and stripes not taken for clean are 0.14
-#: and more away, a photograph with its own grain 0.07.
-_TAILS: Final = 0.06
+_ERRORS: Final = 3.0  # up to which the law of quiet blocks may be that of noise
 _STAYS: Final = "hardly any of what quiet parts show need be noise, and all of it stays (clean with probability {:.0%})"
 #: Up to which frequency, in units of the highest, each size of blocks is asked, the largest first.
 _REACH: Final = {32: 0.2, 16: 0.42, 8: 2.0}
@@ -54,8 +52,7 @@ def noise_of_picture(
         "probabilities": odds, "interval": (low, high), "strength": strength, "intensities": found.intensities,
         "strengths": np.sqrt(found.strengths), "light": belief.light,
     }  # fmt: skip
-    unlike = sure == "low" and abs(found.tails - 1) > _TAILS
-    if unlike or not acts(odds["clean"]):
+    if not acts(odds["clean"], found.tails):
         sure = "medium" if acts(1 - odds["clean"]) else "low"
         return NoiseEstimate(GaussianNoise(0.0), sure, (_STAYS.format(odds["clean"]),), measured)
     kind = max(("white", "correlated"), key=lambda name: odds[name])
@@ -76,9 +73,13 @@ def noise_of_picture(
     return NoiseEstimate(coloured(found, shares, places, relative), sure, tuple(reasons), measured)
 
 
-def acts(clean: float) -> bool:
-    """Tell whether to take out noise costs less than to leave it, where a picture is so likely to be clean."""
-    return _HARM * clean < 1 - clean
+def acts(clean: float, tails: float = 0.0) -> bool:
+    """Tell whether to take out noise costs less than to leave it, where a picture is so likely to be clean.
+
+    It is more likely to be where the law of its quietest blocks is not that of noise, by the square of standard errors:
+    structure in a few blocks gives errors a law as wide as Cauchy's.
+    """
+    return _HARM * clean * (tails**2 if abs(tails) > _ERRORS else 1.0) < 1 - clean
 
 
 def coloured(
