@@ -404,7 +404,7 @@ def _tails(squares: Array, independent: float) -> float:
     count = own.shape[1]
     fourth = np.square(own).mean(axis=1) / np.maximum(np.square(own.mean(axis=1)), 1e-30)
     error = math.sqrt(24 / (count * min(len(own), max(SHARES[0] * independent, _LEAST))))
-    return (float(fourth.mean()) * (count + 2) / count - 3) / error
+    return float((fourth.mean() * (count + 2) / count - 3) / error)
 
 
 def _moments(blocks: Array) -> list[float]:

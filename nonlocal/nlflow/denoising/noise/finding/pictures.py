@@ -26,6 +26,7 @@ _HARM: Final = 2.0  # what it costs to take structure for noise, where noise tha
 _MORE: Final = 1.15  # times the noise of the highest frequencies: more is in lower ones, and noise is not white
 _VARIES: Final = 1.5  # ratio of standard deviations at two intensities from which on noise follows the light
 _ERRORS: Final = 3.0  # up to which the law of quiet blocks may be that of noise
+_UNLIKE: Final = 10.0  # times as often as noisy pictures, clean ones are beyond (a Bayes factor)
 _STAYS: Final = "hardly any of what quiet parts show need be noise, and all of it stays (clean with probability {:.0%})"
 #: Up to which frequency, in units of the highest, each size of blocks is asked, the largest first.
 _REACH: Final = {32: 0.2, 16: 0.42, 8: 2.0}
@@ -76,10 +77,11 @@ def noise_of_picture(
 def acts(clean: float, tails: float = 0.0) -> bool:
     """Tell whether to take out noise costs less than to leave it, where a picture is so likely to be clean.
 
-    It is more likely to be where the law of its quietest blocks is not that of noise, by the square of standard errors:
-    structure in a few blocks gives errors a law as wide as Cauchy's.
+    It is more likely to be where the law of its quietest blocks is not that of noise: ten times so, as JPEG changes
+    that law too, and by the square of many standard errors.
     """
-    return _HARM * clean * (tails**2 if abs(tails) > _ERRORS else 1.0) < 1 - clean
+    factor = max((tails / _ERRORS) ** 2, _UNLIKE) if abs(tails) > _ERRORS else 1.0
+    return _HARM * clean * factor < 1 - clean
 
 
 def coloured(
