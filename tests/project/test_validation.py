@@ -245,7 +245,7 @@ def test_a_claim_that_raises_is_an_error_and_the_others_go_on(
     page = (tmp_path / "report.html").read_text()
     assert "A statement with &lt;signs&gt; &amp; such" in page
     assert "A &lt;caption&gt;" in page
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".nlflow", "claims", "report.html", "results.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims", "report.html", "results.json"]
 
 
 def test_an_interrupted_run_keeps_what_it_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
