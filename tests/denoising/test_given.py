@@ -279,6 +279,7 @@ def test_phases_and_a_residual_that_is_no_noise_are_seen_in_blocks() -> None:
         denoise_array(dask.from_array(np.full((40, 40), np.nan)), 1.0)
 
 
+@pytest.mark.slow
 def test_recordings_with_a_mask_of_their_samples_keep_their_leads() -> None:
     """A mask of samples has no axis of channels."""
     torch = pytest.importorskip("torch")

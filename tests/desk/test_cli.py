@@ -182,7 +182,7 @@ def test_the_table_of_options_names_options() -> None:
 
 def test_the_library_names_no_options_of_commands() -> None:
     """It is told in Python; the desk says it in the words of the shell."""
-    others = {"--porcelain", "--untracked-files", "--nproc-per-node"}  # of git and torchrun
+    others = {"--no-optional-locks", "--porcelain", "--untracked-files", "--nproc-per-node"}  # of git and torchrun
     room = Path(nlflow.__file__).parent
     found = {
         (path.name, option)

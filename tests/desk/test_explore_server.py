@@ -268,6 +268,7 @@ _MALFORMED: list[tuple[str | bytes, ...]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_malformed_messages_end_a_session_quietly(address: str) -> None:
     """The fixture looks at what the server has said."""
 

@@ -74,6 +74,7 @@ def _ways_to_code(source: str) -> list[str]:
 _KNOWN = {
     "nonlocal/nlflow/store/series/hdf5.py": ["import h5py"],  # of a file it reads two words, a length and one time
     "nonlocal/nlflow/desk/formats/hdf5.py": ["import h5py"],  # which reads numbers, and no objects are asked for
+    "validation/robustness/faults/outputs.py": ["import h5py"],  # which compares what it has written
     "validation/robustness/formulas.py": ["compile", "eval", "eval"],  # of its own random formulas
     "validation/robustness/fuzz/files.py": ["import h5py"],  # which writes there
     "validation/robustness/fuzz/seeds.py": ["allow_pickle=True"],

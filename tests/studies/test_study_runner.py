@@ -57,7 +57,7 @@ def workers() -> Iterator[None]:
 
 
 def test_a_folder_holds_the_study_and_one_file_a_case(complete: Path) -> None:
-    assert sorted(path.name for path in complete.iterdir()) == [".nlflow", "cases", "study.json"]
+    assert sorted(path.name for path in complete.iterdir()) == ["cases", "study.json"]
     assert [path.name[:5] for path in files(complete)] == ["0000-", "0001-", "0002-", "0003-"]
     content = json.loads((complete / "study.json").read_text())
     assert (content["kind"], content["format"]) == ("study", FORMAT)

@@ -323,7 +323,7 @@ def _told(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             got = f"a {what} that was made while this one was computed, expected none"
-            raise FileFormatError(f"{path}: got {got}; choose another name, or give --existing overwrite") from error
+            raise FileFormatError(f"{path}: got {got}; choose another name, or let it be replaced") from error
         got, remedy = error.strerror or f"a write that failed ({error})", "free some space or choose another place"
         raise FileFormatError(f"{path}: got {got}, expected a {what} that can be written; {remedy}") from error
 

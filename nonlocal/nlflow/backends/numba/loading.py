@@ -1,6 +1,5 @@
 """Compiling loops, or loading them from the cache, with the time that it takes kept."""
 
-import pickle
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -85,7 +84,9 @@ def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
     with delivered(), _told(), _always(), linked():
         try:
             dispatcher.compile(signature)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
+        except Exception as error:
+            if not isinstance(error, (OSError, EOFError)) and type(error).__name__ != "UnpicklingError":
+                raise
             _without_cache(dispatcher, error)
             dispatcher.compile(signature)
     seconds += time.perf_counter() - start

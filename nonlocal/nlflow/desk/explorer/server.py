@@ -200,7 +200,7 @@ def end_at_malformed_messages(application: Application) -> None:
     for rule in application.wildcard_router.rules:
         if rule.target is WSHandler:
             rule.target = _Messages
-    for name in ("bokeh.server.views.ws", "bokeh.server.protocol_handler"):
+    for name in ("bokeh.server.views.ws", "bokeh.server.protocol_handler", "bokeh.protocol"):
         logging.getLogger(name).addFilter(_is_fault_of_ours)
 
 
