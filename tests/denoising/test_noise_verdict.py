@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
+from benchmarks.blind.delicate import dithered, grating
 from benchmarks.blind.simulated_camera import Camera
 from nlflow import estimate_noise
 from nlflow.denoising.noise import GaussianNoise, Mixture, Poisson
@@ -137,6 +138,12 @@ def test_what_is_clean_stays(name: str) -> None:
 @pytest.mark.sampled(1)
 def test_texture_that_looks_like_noise_from_afar_alone_is_none(name: str) -> None:
     assert estimate_noise(getattr(data, name)()).model.sigma < 4
+
+
+@pytest.mark.parametrize("make", [partial(dithered, 4), grating])
+def test_what_is_drawn_is_no_noise(make: Any) -> None:
+    """The errors of four grey levels are bluer than counts; a grating has lines of offsets, and no other noise."""
+    assert estimate_noise(make()).model.sigma == 0
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ class _Levels:
     third: Values
     third_error: Values
     white: NDArray[np.bool_]  # middle frequencies have the power of the highest
+    blue: NDArray[np.bool_]  # they have less: so do dithered pictures, and neither counts nor structure
 
     @classmethod
     def of(cls, samples: Array, missing: NDArray[np.bool_] | None) -> Self | None:
@@ -86,18 +87,21 @@ class _Levels:
             errors = (np.std(one) / math.sqrt(len(chosen)) for one in (fine, third))
             found.append((mean.mean(), fine.mean(), third.mean(), *errors, coarse.mean()))
         mean, variance, third, error, third_error, coarse = np.array(found).T
-        white = (OfCounts.white[0] * variance <= coarse) & (coarse <= OfCounts.white[1] * variance)
+        blue = coarse < OfCounts.white[0] * variance
+        white = ~blue & (coarse <= OfCounts.white[1] * variance)
         least = variance / math.sqrt(OfCounts.in_level * 4)  # few blocks may be alike by chance
-        return cls(mean, variance, np.maximum(error, least), third, third_error, white)
+        return cls(mean, variance, np.maximum(error, least), third, third_error, white, blue)
 
     def whole(self, step: float, low: float) -> Poisson | None:
         """Return whole counts, whose only unknown is where they begin; None where moments are others."""
+        if self.blue.sum() > self.white.sum():
+            return None
         on_zero = low > 0 and abs(low / step - round(low / step)) < OfCounts.whole
         for offset in (0.0, low) if on_zero else (low,):
             # Where there is no light, there is nothing to tell. The least value is a guess of what no count has: if it
             # is not 0, most levels have to be white; otherwise those with structure do not count.
             told = self.white & ((self.mean > offset) | (self.variance > 0))
-            mean, variance, error, third, third_error, _ = (one[told] for one in astuple(self))
+            mean, variance, error, third, third_error, *_ = (one[told] for one in astuple(self))
             expected = step * (mean - offset)
             if (offset and self.white.mean() < 0.5) or not told.any() or min(expected.min(), variance.min()) <= 0:
                 continue

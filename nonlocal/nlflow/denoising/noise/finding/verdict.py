@@ -52,6 +52,7 @@ _MOSAIC: Final = (
     "neighbouring samples differ all over, as the colours of a mosaic do: noise is measured between samples of one "
     "colour"
 )
+_DRAWN: Final = "offsets of rows or columns without any other noise are drawn, and stay"
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
@@ -147,6 +148,8 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
             if find in _WHOLE:
                 return NoiseEstimate(_together(parts), "high", (_WHOLE[find],))
     verdict = (of_volume if volume else _gaussian)(rest.samples, rest.missing)
+    if [part.kind for part in parts] == ["stripes"] and verdict.is_white and not np.any(verdict.model.white_sigma):
+        return replace(verdict, reasons=(*verdict.reasons, _DRAWN))  # a grating, say
     if not parts:
         return verdict
     return replace(verdict, model=_together([*parts, verdict.model]))
