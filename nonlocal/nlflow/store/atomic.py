@@ -1,8 +1,8 @@
 """The one writer: files and folders that appear complete or not at all, and who may write where.
 
-What is being written has a hidden name beside its target, ``.nlflow-*.tmp``, and is held by a lock of the operating
-system, which dies with the process however that ends. What nobody holds is left of a killed process. The first write of
-a process in a folder removes it, and gives a folder that was set aside its name again.
+Each file gets a hidden name beside its target first, ``.nlflow-*.tmp``, and a lock of the operating system, which ends
+with the process in any case. A hidden file without a lock was left by a process that was killed. The first write of a
+process in a folder removes such files, and gives a folder that was set aside its name again.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
     with delivered(), _told(), _always(), linked():
         try:
             dispatcher.compile(signature)
-        except Exception as error:
+        except Exception as error:  # Numba keeps loops as pickles, and raises whatever a broken one does
             if not isinstance(error, (OSError, EOFError)) and type(error).__name__ != "UnpicklingError":
                 raise
             _without_cache(dispatcher, error)

@@ -89,9 +89,9 @@ def denoise_array(
         Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated, from
         windows of the whole image, when not given.
     noise : str or Poisson
-        White noise, ``'poisson'``, or a `Poisson`. Other noise is not for blocks: ``'auto'`` means white noise here,
-        looks at the middle of the image, and warns where it is of another kind. What would be removed is held against
-        it in some places, as `nlflow.denoise` does everywhere, and less is taken out where the two disagree.
+        White noise, ``'poisson'``, or a `Poisson`. Other noise is not for blocks. With ``'auto'`` the noise counts as
+        white, and a warning tells where the middle of the image shows another kind. In some places the difference of
+        input and result is compared with that noise, and less is taken out where the two disagree.
     quality, channel_axis, axes, spacing
         As `nlflow.denoise`.
     return_info : bool
@@ -353,9 +353,7 @@ class Blocks:
 
     def middle(self) -> Array:
         """Return the middle of the image."""
-        side = _MIDDLE[len(self.shape)]
-        starts = [max((n - side) // 2, 0) for n in self.shape]
-        cut = [slice(start, start + side) for start in starts]
+        cut = middle_of(self.shape, _MIDDLE[len(self.shape)])
         if self.channel_axis is not None:
             cut.insert(self.channel_axis, slice(None))
         return np.asarray(self.image[tuple(cut)].compute())
@@ -611,19 +609,33 @@ def _figures(blocks: Blocks, found: Statistics, frame: Frame) -> Figures | None:
     from dask import delayed
 
     tasks = []
-    around = min(max(frame.halo, default=0), _AROUND[len(blocks.shape)])
+    around: list[int | None] = [min(max(frame.halo, default=0), _AROUND[len(blocks.shape)])] * len(blocks.shape)
+    if frame.axes.moving:  # motion is that of whole frames
+        around[1:] = [None] * 2
     for place in places_of(blocks.shape):
-        wide = [slice(max(s.start - around, 0), s.stop + around) for s in place]
-        if frame.axes.moving:  # motion is that of whole frames
-            wide[1:] = [slice(None)] * 2
-        inner = tuple(
-            slice(s.start - (w.start or 0), s.stop - (w.start or 0)) for s, w in zip(place, wide, strict=True)
-        )
-        corner = tuple(w.start or 0 for w in wide)
+        wide, corner, inner = widened(place, around)
         if blocks.channel_axis is not None:
             wide.insert(blocks.channel_axis, slice(None))
         tasks.append(delayed(looked_at, pure=False)(blocks.image[tuple(wide)], place, corner, inner, frame))
     return figures_in(dask.compute(*tasks), frame, *found.ends_in(frame))
+
+
+def middle_of(shape: Sequence[int], side: int) -> list[slice]:
+    """Return where the middle of an array lies, of so many samples along each axis."""
+    starts = [max((n - side) // 2, 0) for n in shape]
+    return [slice(start, start + side) for start in starts]
+
+
+def widened(
+    place: tuple[slice, ...], around: Sequence[int | None]
+) -> tuple[list[slice], tuple[int, ...], tuple[slice, ...]]:
+    """Return a place with so many samples around it along each axis, or all, its corner, and the place in that."""
+    wide = [
+        slice(None) if by is None else slice(max(s.start - by, 0), s.stop + by)
+        for s, by in zip(place, around, strict=True)
+    ]
+    corner = tuple(w.start or 0 for w in wide)
+    return wide, corner, tuple(slice(s.start - c, s.stop - c) for s, c in zip(place, corner, strict=True))
 
 
 @underflowing

@@ -28,8 +28,10 @@ from nlflow.denoising.large.arrays import (
     levels_of,
     looked_at,
     merged,
+    middle_of,
     statistics_of,
     typical,
+    widened,
 )
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
@@ -103,8 +105,7 @@ def surveyed(
         sigmas = [estimate_sigmas(one, where) for one, where in zip(looked.samples, lost, strict=True)]
         levels = for_all(typical(sigmas), whole)
         if noise == "auto":
-            middle = tuple(slice(max((n - _MIDDLE) // 2, 0), max((n - _MIDDLE) // 2, 0) + _MIDDLE) for n in shape[:2])
-            levels, verdict = examined(begin[:, *middle], axes, whole, known, levels)
+            levels, verdict = examined(begin[:, *middle_of(shape[:2], _MIDDLE)], axes, whole, known, levels)
     wanted = Wanted(axes, begin.dtype, whole, known, quality, model, chosen, sigma is None and model is None)
     frame, texts = wanted.checked(levels, verdict, lambda frame: _figures(begin, whole, frame))
     for text in texts:
@@ -117,10 +118,8 @@ def _figures(begin: Array, whole: Statistics, frame: Frame) -> Figures | None:
     count, *sides = begin.shape[:3]
     found = []
     for place in places_of((count, *sides)):
-        wide = tuple(slice(max(s.start - _AROUND, 0), s.stop + _AROUND) for s in place[1:])
-        corner = (0, *(s.start for s in wide))
-        inner = (place[0], *(slice(s.start - w.start, s.stop - w.start) for s, w in zip(place[1:], wide, strict=True)))
-        found.append(looked_at(begin[:, *wide], place, corner, inner, frame))
+        wide, corner, inner = widened(place, (None, _AROUND, _AROUND))
+        found.append(looked_at(begin[tuple(wide)], place, corner, inner, frame))
     return figures_in(found, frame, *whole.ends_in(frame))
 
 

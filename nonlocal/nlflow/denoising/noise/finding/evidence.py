@@ -278,11 +278,13 @@ class _Looks:
                 for b, (n, _, _) in enumerate(BANDS):
                     if n == size:
                         powers[p, b] = own[:, in_band(b)].mean(axis=1)
-                if size < SIDE:
-                    flatness.append(_spread(squares, size))
+                if size == SIDE:
+                    continue
+                flat = _flattest(squares, size)
+                flatness.append(_spread(flat))
                 if p == 0 and size == 8:
                     strengths, intensities = each / each.mean(), means
-                    by_window, tails = self._windows(squares), _tails(squares, self.independent)
+                    by_window, tails = self._windows(squares), _tails(flat, self.independent)
             tables.append(table.reshape(self.count, size, size))
         reference = powers[0, 1:3, MEASURED].mean()
         logs = 0.5 * np.log(np.maximum(powers, 1e-14 * self.variance) / reference)
@@ -373,35 +375,34 @@ def _across(size: int, other: bool = False) -> NDArray[np.bool_]:
     return np.asarray(along > 2 * down if other else down > 2 * along)
 
 
-def _spread(squares: Array, size: int) -> float:
-    """Return the coefficient of variation of the power of the quietest blocks, over that of a chi-squared law.
-
-    Blocks are chosen by their low frequencies, and measured by their high ones.
-    """
+def _flattest(squares: Array, size: int) -> Array:
+    """Return high frequencies of the quietest blocks, chosen by their low ones; of too few blocks nothing."""
     high = radius(size) > _HIGH
     low = squares[:, ~high & (radius(size) > 0)].sum(axis=1)
     there = low > 1e-9 * float(low.mean())
     if np.count_nonzero(there) < _LEAST:
-        return _UNKNOWN
+        return squares[:0, high]
     order = np.argsort(low[there], kind="stable")
-    power = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].mean(axis=1, dtype=np.float64)
-    return float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / np.count_nonzero(high))) + 1e-3
+    return np.asarray(squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high])
 
 
-def _tails(squares: Array, independent: float) -> float:
-    """Return by how many standard errors the fourth moment within the quietest blocks is not that of Gaussian noise.
+def _spread(flat: Array) -> float:
+    """Return the coefficient of variation of the power of blocks (M, K), over that of a chi-squared law."""
+    if not len(flat):
+        return _UNKNOWN
+    power = flat.mean(axis=1, dtype=np.float64)
+    return float(power.std() / max(power.mean(), 1e-30) / math.sqrt(2 / flat.shape[1])) + 1e-3
+
+
+def _tails(flat: Array, independent: float) -> float:
+    """Return by how many standard errors the fourth moment within blocks (M, K) is not that of Gaussian noise.
 
     An excess of kurtosis has the variance 24 over the number of coefficients.
     """
-    high = radius(8) > _HIGH
-    low = squares[:, ~high & (radius(8) > 0)].sum(axis=1)
-    there = low > 1e-9 * float(low.mean())
-    if np.count_nonzero(there) < _LEAST:
+    if not len(flat):
         return math.inf
-    order = np.argsort(low[there], kind="stable")
-    own = squares[there][order[: max(int(SHARES[0] * len(order)), _LEAST)]][:, high].astype(np.float64)
+    own, count = flat.astype(np.float64), flat.shape[1]
     own /= np.maximum(own.mean(axis=0), 1e-30)  # white, whatever the spectrum
-    count = own.shape[1]
     fourth = np.square(own).mean(axis=1) / np.maximum(np.square(own.mean(axis=1)), 1e-30)
     error = math.sqrt(24 / (count * min(len(own), max(SHARES[0] * independent, _LEAST))))
     return float((fourth.mean() * (count + 2) / count - 3) / error)

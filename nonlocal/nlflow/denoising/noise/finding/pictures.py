@@ -60,17 +60,15 @@ def noise_of_picture(
     places, relative = _light(found, belief)
     advice = [] if sure != "low" else [_ADVICE]
     reasons = [*advice, f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
-    if kind == "white":
-        level = white()
-        # What compression took from white noise is missing at the highest frequencies, which `white` tells.
-        cut = sure != "low" and strength > _MORE * root_mean_square(np.atleast_1d(level))
-        if not cut and (relative is None or np.ptp(np.log(relative)) < math.log(_VARIES)):
+    level = white() if kind == "white" else 0.0
+    # What compression took from white noise is missing at the highest frequencies, which `white` tells.
+    if kind == "white" and (sure == "low" or strength <= _MORE * root_mean_square(np.atleast_1d(level))):
+        if relative is None or np.ptp(np.log(relative)) < math.log(_VARIES):
             return NoiseEstimate(GaussianNoise(level), sure, tuple(reasons), measured)
-        if not cut:
-            level = math.sqrt(float(np.mean(_variances(found, shares))))
-            reasons.append("it follows the intensity")
-            model = GaussianNoise(level, intensities=places, strengths=relative)
-            return NoiseEstimate(model, sure, tuple(reasons), measured, whole=False)
+        level = math.sqrt(float(np.mean(_variances(found, shares))))
+        reasons.append("it follows the intensity")
+        model = GaussianNoise(level, intensities=places, strengths=relative)
+        return NoiseEstimate(model, sure, tuple(reasons), measured, whole=False)
     return NoiseEstimate(coloured(found, shares, places, relative), sure, tuple(reasons), measured)
 
 
