@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import pytest
 from scipy import signal
+from scipy.fft import dctn
 
 import nlflow as nl
 from nlflow.denoising import groupwise
@@ -83,6 +84,8 @@ class Case:
 
 STAGES = {
     "first": Stage(shrink=1.4, running=False),
+    "along cosines": Stage(shrink=1.2, running=False, cosine=True),
+    "along cosines of another pilot": Stage(leave=0.4, shrink=1.2, cosine=True),
     "later": Stage(leave=0.4, factor=0.8),
     "last": Stage(leave=0.0, factor=0.8),
 }
@@ -151,7 +154,14 @@ def reference(groups: Any, images: Images, stage: Stage) -> tuple[Floats, Floats
             rest = max(1 - np.std(seen - z) / np.sqrt(level.mean()), stage.leave) if stage.running else 1.0
             N = matrix * np.sqrt(np.outer(level, level)) * rest**2 * stage.factor
             C = np.cov(source.T, bias=True)
-            if stage.shrink:
+            if stage.cosine:  # of the tokens in which noise is white
+                levels, turned = np.linalg.eigh(matrix)
+                half = np.sqrt(rest**2 * stage.factor * level)[:, None] * ((turned * np.sqrt(levels)) @ turned.T)
+                basis = dctn(np.eye(ph * pw).reshape(-1, ph, pw), axes=(1, 2), norm="ortho").reshape(ph * pw, -1)
+                along = np.linalg.inv(half) @ (source - source.mean(axis=0)).T
+                values = np.maximum(np.square(basis.T @ along).mean(axis=1) - stage.shrink, 0)
+                C = half @ (basis * values) @ basis.T @ half.T
+            elif stage.shrink:
                 half = np.linalg.cholesky(N)  # any root of N gives the same eigenvalues
                 inner = np.linalg.solve(half, np.linalg.solve(half, C).T)
                 values, vectors = np.linalg.eigh((inner + inner.T) / 2)

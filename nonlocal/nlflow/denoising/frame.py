@@ -370,7 +370,8 @@ def _with_sigma(frame: Frame, samples: Array) -> Frame:
     if model is not None and model.is_coloured and samples.ndim < 4:
         own, met = model.strength(samples, frame.missing) or 0.0, sigma
         if not is_by_pixels(frame.quality, frame.axes):
-            met = model.strength(samples, frame.missing, counted=True) or 0.0
+            counted = frame.coloured
+            met = own if counted is None else own * math.sqrt(float(counted.spectrum.mean() / counted.shown.mean()))
         sigma, effective = own, met if is_by_pixels(frame.quality, frame.axes) or met != own else None
     estimated = frame.estimated or frame.found is not None
     return replace(frame, sigma=sigma, sigma_effective=effective, estimated=estimated)

@@ -99,10 +99,11 @@ class GroupPreset:
     cosine: bool = False
     #: Whether the search follows motion along the first axis.
     moving: bool = False
-    #: Groups of the first estimate for weak noise where images have channels, which tell small patches apart, and of
-    #: all steps where the noise is correlated: its matrices ask for several products more, and coarser images see what
-    #: small patches do not.
+    #: Groups of the first estimate for weak noise where images have channels, which tell small patches apart.
     small: Grouping | None = None
+    #: Those where the noise is correlated: covariances count as diagonal in cosines then, so that no matrix is
+    #: inverted, and coarser images see what small patches do not.
+    correlated: Grouping | None = None
 
     def precision(self, extent: float) -> type[np.floating[Any]]:
         """Return the precision for a range in units of the noise: a first estimate has few groups that ask for more."""
@@ -165,6 +166,7 @@ PRESETS = {
         later_signal=_SIGNAL_LATER,
         shrink=2.0,
         small=Grouping(4, 28, 5, 4),
+        correlated=Grouping(6, 28, 6, 6),
     ),
     "balanced": GroupPreset(
         steps=5,
@@ -379,9 +381,9 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
     from nlflow.denoising.noise.spectra import coarse_to_fine, correlation, levels_within
 
     preset = replace(preset, means=False)  # coarser images come first here
-    if preset.small is not None:
-        table = ((math.inf, preset.small),)
-        preset = replace(preset, first=table, later=table)
+    if preset.correlated is not None:
+        table = ((math.inf, preset.correlated),)
+        preset = replace(preset, first=table, later=table, shrink=1.0, cosine=True)
     held = frame.quality == "best" and noise.compressed
     if held:  # -0.03 dB on PolyU, for ten times the time
         preset = PRESETS["balanced"]

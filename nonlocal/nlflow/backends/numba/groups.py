@@ -227,7 +227,7 @@ def filter_wide(
         double,
         (
             tokens, source, count, patch[0] * patch[1] * patch[2], wide_noise, correlation[c].astype(np.float64),
-            whitening[c].astype(np.float64), basis.astype(np.float64), shrink, powers.astype(np.float64), across,
+            whitening[c].astype(np.float64), basis[c].astype(np.float64), shrink, powers.astype(np.float64), across,
             wide_room, wide_among, own_change, own_weight,
         ),
     )  # fmt: skip
@@ -263,8 +263,9 @@ def filter_job(
     sums[:] = 0
     wide = _padded(size, state.itemsize)
     most = (members.shape[1] + ROWS - 1) // ROWS * ROWS
-    source = np.zeros((most + 1, wide), state.dtype)
+    alike = pilot.ctypes.data == state.ctypes.data
     tokens = np.zeros((most + 1, wide), state.dtype)
+    source = tokens if alike else np.zeros((most + 1, wide), state.dtype)
     given = np.zeros((most + 1, wide), state.dtype)
     change = np.zeros((most + 1, wide), state.dtype)
     weight = np.zeros((most + 1, wide), state.dtype)
@@ -329,8 +330,9 @@ def filter_job(
                 rest = real(max(1 - math.sqrt(spread / total), max(part, 1 / 1000)))
             for j in range(size):
                 noise[j] *= rest * rest * scale
-            _gather(pilot, c, places, count, patch, source)
-            _centre(source, wide, count, share, mean)
+            if not alike:
+                _gather(pilot, c, places, count, patch, source)
+                _centre(source, wide, count, share, mean)
             _centre(tokens, wide, count, share, centre)
             trace = zero
             for i in range(count * wide):
@@ -355,8 +357,11 @@ def filter_job(
                 condition = (trace + highest * extremes[c, 1]) / (lowest * extremes[c, 0])
                 if across > 0:
                     condition = max(condition, 1 + count * trace / ridge)
-                # A first estimate inverts 1 + N^-1/2 C N^-1/2, and its errors do not grow with the members.
+                # A first estimate inverts 1 + N^-1/2 C N^-1/2, and its errors do not grow with the members; one along
+                # a basis inverts nothing, and rounds coefficients alone.
                 errors = rounding[0] * condition * (1 if shrink > 0 else count)
+                if basis.size:
+                    errors = rounding[0] * math.sqrt(condition)
                 if errors >= 1 and double[0] == 0:
                     lost[slot] = True
                     return
@@ -364,7 +369,7 @@ def filter_job(
                     _wiener(
                         single,
                         (
-                            tokens, source, count, size, noise, correlation[c], whitening[c], basis, lowered, powers,
+                            tokens, source, count, size, noise, correlation[c], whitening[c], basis[c], lowered, powers,
                             mixed, room, among, change, weight,
                         ),
                     )  # fmt: skip
@@ -484,7 +489,7 @@ def _loops(real):
     counts, members, motion = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2, 3))
     plane, matrices, volumes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (2, 3, 4, 5, 6))
     number, whole = types.float64, types.int64
-    inputs = (*(volumes,) * 4, matrices, matrices, plane, plane, members, counts, places, places, places, whole)
+    inputs = (*(volumes,) * 4, matrices, matrices, plane, volumes, members, counts, places, places, places, whole)
     options = (*(number,) * 3, types.Array(real, 1, "C"), number, types.boolean, types.UniTuple(number, 2))
     along = (sides, whole, motion)
     job = (*inputs, sides, *along, *options, types.Array(types.boolean, 1, "C"), windows)
@@ -507,7 +512,7 @@ def double(dtype: str) -> tuple[int, int]:
     line, plane, room, image = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3, 4))
     whole, number, places = types.int64, types.float64, types.Array(types.int64, 2, "C")
     group = (image, image, whole, places, whole, types.UniTuple(whole, 3), line)
-    matrices = (room, room, plane, number, line, number, room, room, types.Array(number, 1, "C"), plane, plane, plane)
+    matrices = (room, room, image, number, line, number, room, room, types.Array(number, 1, "C"), plane, plane, plane)
     found = callee(number), Callee(filter_wide, (types.intp, *group, *matrices))
     for one in found:
         compiled(one.function, types.void(*one.arguments))

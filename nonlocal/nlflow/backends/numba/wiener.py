@@ -175,13 +175,12 @@ def _quadratic(powers, linear, square, size, out):
 
 
 @njit(fastmath=_FLAGS, **HELPER)
-def _shrunk_inverse(noisy, size, noise, whitening, basis, shrink, powers, room):
+def _shrunk_inverse(noisy, size, noise, whitening, powers, room):
     """Replace C, the covariance of noisy tokens, by N^-1/2 h(N^-1/2 C N^-1/2) N^-1/2.
 
     h is what goes of noisy tokens, a polynomial in B = (1 + N^-1/2 C N^-1/2)^-1, for which no eigenvectors are asked;
-    see `nlflow.denoising.patches.filters.removed`, which gives its `powers`. With a `basis` that is not empty, the
-    variances along its rows stand in for the eigenvalues, and are lowered by `shrink` themselves. N^-1/2 is the
-    `whitening` (none, when it is empty) of samples that were divided by the root of their noise.
+    see `nlflow.denoising.patches.filters.removed`, which gives its `powers`. N^-1/2 is the `whitening` (none, when it
+    is empty) of samples that were divided by the root of their noise.
     """
     stay_whole()
     width = noisy.shape[1]
@@ -193,44 +192,84 @@ def _shrunk_inverse(noisy, size, noise, whitening, basis, shrink, powers, room):
     if whitening.size:
         _product(whitening, noisy, size, rest)
         _product(rest, whitening, size, noisy)
-    if basis.size:
-        _product(basis, noisy, size, square)
-        for k in range(size):
-            value = -shrink
-            for j in range(size):
-                value += square[k, j] * basis[k, j]
-            gain = one / (max(value, 0 * shrink) + one)
-            for j in range(width):
-                rest[k, j] = basis[k, j] * gain
-        result[:] = 0
-        _multiply_add(rest, 0, 1, width, basis, 0, size, size, result, 0)
-    else:
-        for i in range(size):
-            noisy[i, i] += one
-        _invert(noisy, size, square, rest)
-        for i in range(size):
-            for j in range(width):
-                noisy[i, j] += noisy[i, j]
-            noisy[i, i] -= one
-        # With S = 2 B - 1: (q0 + q1 S + q2 S^2) + S^3 ((q3 + q4 S + q5 S^2) + S^3 (q6 + q7 S + q8 S^2)).
-        _product(noisy, noisy, size, square)
-        _product(noisy, square, size, cube)
-        _quadratic(powers[6:9], noisy, square, size, rest)
-        _quadratic(powers[3:6], noisy, square, size, result)
-        _multiply_add(cube, 0, width, 1, rest, 0, size, size, result, 0)
-        _quadratic(powers[0:3], noisy, square, size, rest)
-        _multiply_add(cube, 0, width, 1, result, 0, size, size, rest, 0)
-        for i in range(size):
-            for j in range(width):
-                rest[i, j] *= half
-                result[i, j] = rest[i, j]
-        _multiply_add(noisy, 0, width, 1, rest, 0, size, size, result, 0)
+    for i in range(size):
+        noisy[i, i] += one
+    _invert(noisy, size, square, rest)
+    for i in range(size):
+        for j in range(width):
+            noisy[i, j] += noisy[i, j]
+        noisy[i, i] -= one
+    # With S = 2 B - 1: (q0 + q1 S + q2 S^2) + S^3 ((q3 + q4 S + q5 S^2) + S^3 (q6 + q7 S + q8 S^2)).
+    _product(noisy, noisy, size, square)
+    _product(noisy, square, size, cube)
+    _quadratic(powers[6:9], noisy, square, size, rest)
+    _quadratic(powers[3:6], noisy, square, size, result)
+    _multiply_add(cube, 0, width, 1, rest, 0, size, size, result, 0)
+    _quadratic(powers[0:3], noisy, square, size, rest)
+    _multiply_add(cube, 0, width, 1, result, 0, size, size, rest, 0)
+    for i in range(size):
+        for j in range(width):
+            rest[i, j] *= half
+            result[i, j] = rest[i, j]
+    _multiply_add(noisy, 0, width, 1, rest, 0, size, size, result, 0)
     if whitening.size:
         _product(result, whitening, size, rest)
         _product(whitening, rest, size, result)
     for i in range(size):
         for j in range(size):
             noisy[i, j] = result[i, j] / math.sqrt(noise[i] * noise[j])
+
+
+@njit(fastmath=_FLAGS, **HELPER)
+def _filter_along(tokens, source, count, size, noise, basis, shrink, room, change, weight):
+    """Write what goes of tokens to `change`, and the variances that stay to `weight`, where C is diagonal in a basis.
+
+    Then no matrix is inverted: with v the variance of a coefficient, 1 / (1 + max(v - shrink, 0)) of it goes.
+    """
+    stay_whole()
+    width = tokens.shape[1]
+    zero, one = noise.dtype.type(0), noise.dtype.type(1)
+    share = one / count
+    scaled, own, gains, root = room[0], room[1], room[2, 0], room[2, 1]
+    for j in range(size):
+        root[j] = math.sqrt(noise[j])
+        gains[j] = zero
+    for k in range(count):
+        for j in range(size):
+            scaled[k, j] = source[k, j] / root[j]
+        for j in range(width):
+            own[k, j] = zero
+    _multiply_add(scaled, 0, width, 1, basis[0], 0, size, count, own, 0)
+    for k in range(count):
+        for j in range(size):
+            gains[j] += own[k, j] * own[k, j]
+    for j in range(size):
+        gains[j] = one / (max(gains[j] * share - shrink, zero) + one)
+    if source is not tokens:
+        for k in range(count):
+            for j in range(size):
+                scaled[k, j] = tokens[k, j] / root[j]
+            for j in range(width):
+                own[k, j] = zero
+        _multiply_add(scaled, 0, width, 1, basis[0], 0, size, count, own, 0)
+    for k in range(count):
+        for j in range(size):
+            own[k, j] *= gains[j]
+        for j in range(width):
+            change[k, j] = zero
+    _multiply_add(own, 0, width, 1, basis[1], 0, size, count, change, 0)
+    for k in range(count):
+        for j in range(size):
+            change[k, j] *= root[j]
+    for i in range(size):
+        # What is filtered, and the mean.
+        weight[0, i] = zero
+    for j in range(size):
+        kept = (one - gains[j]) * (one - share) + share
+        for i in range(size):
+            weight[0, i] += kept * basis[1, j, i] * basis[1, j, i]
+    for i in range(size):
+        weight[0, i] *= noise[i]
 
 
 @njit(fastmath=_FLAGS, **HELPER)
@@ -265,43 +304,12 @@ def _mix_across(tokens, source, count, size, noise, across, members, removed, ch
             weight[k, j] += across * (noise[j] * kept - weight[k, j])
 
 
-@njit(fastmath=_FLAGS, **APART)
-def wiener(
-    tokens, source, count, size, noise, correlation, whitening, basis, shrink, powers, across, room, among, change,
-    weight,
-):  # fmt: skip
-    """Filter the tokens of a group, all in one precision. Matrices have rows of a `padded` length.
-
-    Parameters
-    ----------
-    tokens : (.., padded)
-        z - m, of `count` members; as all matrices, a multiple of `ROWS` lines.
-    source : (.., padded)
-        What the covariance C is taken from, about its mean.
-    count, size : int
-        Members, and samples of a patch.
-    noise : (padded,)
-        The diagonal of N.
-    correlation, whitening : (padded, padded)
-        R with N_ij = R_ij (N_ii N_jj)^1/2, and R^-1/2; both are empty for noise that is not correlated.
-    basis : (padded, padded)
-        Orthonormal rows that stand in for the eigenvectors of C where `shrink` > 0; empty for those themselves.
-    shrink : float
-        Multiple of the noise that is taken from the eigenvalues of C.
-    powers : (9,) or (0,)
-        As in `nlflow.denoising.patches.filters.Stage`; empty where they have no part.
-    across : float
-        Share of the step across the members in `change` and in the variances.
-    room : (6, max(padded, members), padded)
-        Scratch.
-    among : (4, max(padded, samples), padded by members)
-        Scratch of the step across the members.
-    change : (.., padded), output
-        N (C + N)^-1 (z - m), mixed with the step across the members.
-    weight : (.., padded), output
-        Inverse variance of each sample of the estimate; without a share of the step across the members in its first
-        row alone, for all of them.
-    """
+@njit(fastmath=_FLAGS, **HELPER)
+def _filter_by_covariance(
+    tokens, source, count, size, noise, correlation, whitening, shrink, powers, room, change, weight
+):
+    """Write N (C + N)^-1 (z - m) to `change`, and the variances that stay to `weight`."""
+    stay_whole()
     width = tokens.shape[1]
     real = noise.dtype.type
     zero, one, members, share = real(0), real(1), real(count), real(1 / count)
@@ -326,7 +334,7 @@ def wiener(
         for i in range(size):
             for j in range(width):
                 matrix[i, j] *= share
-        _shrunk_inverse(matrix, size, noise, whitening, basis, shrink, powers, room)
+        _shrunk_inverse(matrix, size, noise, whitening, powers, room)
     else:
         _invert(matrix, size, room[0], room[1])
         for i in range(size):
@@ -356,6 +364,53 @@ def wiener(
         weight[0, i] = noise[i] * (kept * (one - share) + of_mean)
     change[:] = 0
     _multiply_add(tokens, 0, width, 1, matrix, 0, size, count, change, 0)
+
+
+@njit(fastmath=_FLAGS, **APART)
+def wiener(
+    tokens, source, count, size, noise, correlation, whitening, basis, shrink, powers, across, room, among, change,
+    weight,
+):  # fmt: skip
+    """Filter the tokens of a group, all in one precision. Matrices have rows of a `padded` length.
+
+    Parameters
+    ----------
+    tokens : (.., padded)
+        z - m, of `count` members; as all matrices, a multiple of `ROWS` lines.
+    source : (.., padded)
+        What the covariance C is taken from, about its mean.
+    count, size : int
+        Members, and samples of a patch.
+    noise : (padded,)
+        The diagonal of N.
+    correlation, whitening : (padded, padded)
+        R with N_ij = R_ij (N_ii N_jj)^1/2, and R^-1/2; both are empty for noise that is not correlated.
+    basis : (2, padded, padded)
+        What takes tokens in units of their noise to coefficients that count as independent, and what takes them back,
+        both from the right; empty where C itself is taken.
+    shrink : float
+        Multiple of the noise that is taken from the eigenvalues of C.
+    powers : (9,) or (0,)
+        As in `nlflow.denoising.patches.filters.Stage`; empty where they have no part.
+    across : float
+        Share of the step across the members in `change` and in the variances.
+    room : (6, max(padded, members), padded)
+        Scratch.
+    among : (4, max(padded, samples), padded by members)
+        Scratch of the step across the members.
+    change : (.., padded), output
+        N (C + N)^-1 (z - m), mixed with the step across the members.
+    weight : (.., padded), output
+        Inverse variance of each sample of the estimate; without a share of the step across the members in its first
+        row alone, for all of them.
+    """
+    one = noise.dtype.type(1)
+    if basis.size:
+        _filter_along(tokens, source, count, size, noise, basis, shrink, room, change, weight)
+    else:
+        _filter_by_covariance(
+            tokens, source, count, size, noise, correlation, whitening, shrink, powers, room, change, weight
+        )
     rows = 1
     if across > 0:
         rows = count
@@ -373,5 +428,6 @@ def callee(real):
     line, matrix, rooms = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     number = types.int64
     return Callee(
-        wiener, (matrix, matrix, number, number, line, *(matrix,) * 3, real, line, real, rooms, rooms, matrix, matrix)
+        wiener,
+        (matrix, matrix, number, number, line, matrix, matrix, rooms, real, line, real, rooms, rooms, matrix, matrix),
     )  # fmt: skip

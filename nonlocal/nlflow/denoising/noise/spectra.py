@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.backends.threads import cores
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfSpectra
 
@@ -121,9 +122,9 @@ def down(image: Array) -> Array:
 
     axes = halved(image.shape)
     size = tuple((n + 1) // 2 if axis in axes else n for axis, n in enumerate(image.shape))
-    lower = dctn(image, axes=axes, norm="ortho")[tuple(slice(0, n) for n in size)]
+    lower = dctn(image, axes=axes, norm="ortho", workers=cores())[tuple(slice(0, n) for n in size)]
     scale = math.sqrt(math.prod(size) / math.prod(image.shape))
-    return np.asarray(idctn(lower, axes=axes, norm="ortho") * scale)
+    return np.asarray(idctn(lower, axes=axes, norm="ortho", workers=cores()) * scale)
 
 
 def up(image: Array, shape: tuple[int, ...]) -> Array:
@@ -131,12 +132,14 @@ def up(image: Array, shape: tuple[int, ...]) -> Array:
     from scipy.fft import dctn, idctn
 
     axes = halved(shape)
-    spectrum = dctn(image, axes=axes, norm="ortho") * math.sqrt(math.prod(shape) / math.prod(image.shape))
+    spectrum = dctn(image, axes=axes, norm="ortho", workers=cores()) * math.sqrt(
+        math.prod(shape) / math.prod(image.shape)
+    )
     for axis in axes:
         gain = spectra.fade(np.arange(image.shape[axis]) / image.shape[axis])
         spectrum = spectrum * np.expand_dims(gain, tuple(a for a in range(image.ndim) if a != axis)).astype(image.dtype)
     wide = np.pad(spectrum, [(0, n - m) for n, m in zip(shape, image.shape, strict=True)])
-    return np.asarray(idctn(wide, axes=axes, norm="ortho", overwrite_x=True))
+    return np.asarray(idctn(wide, axes=axes, norm="ortho", overwrite_x=True, workers=cores()))
 
 
 def halved(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -72,6 +72,19 @@ class Correlation:
         extremes = np.stack([values.min(axis=1), values.max(axis=1)], axis=1)
         return cls(raised(1), raised(0.5), raised(-0.5), extremes)
 
+    def along(self, basis: Array) -> Array:
+        """Return what takes tokens to coefficients along the columns of a basis, in which noise is white, and back.
+
+        Both of shape (D, D), from the right, for each plane: (C, 2, D, D).
+        """
+        there = (
+            self.whitening @ basis
+            if self.whitening.size
+            else np.broadcast_to(basis, (len(self.extremes), *basis.shape))
+        )
+        back = basis.T @ self.roots if self.roots.size else np.broadcast_to(basis.T, there.shape)
+        return np.stack([there, back], axis=1)
+
 
 def cosines(patch: tuple[int, int, int]) -> Array:
     """Return the orthonormal cosines of a patch of D samples as columns, shape (D, D)."""
@@ -372,9 +385,11 @@ class CompiledFilter:
             )
         found = Correlation.of(images.correlation, lattice.patch, len(state))
         size = padded(math.prod(lattice.patch), state.itemsize)
-        basis = cosines(lattice.patch).T if stage.cosine else np.zeros((0, 0))
-        matrices = tuple(filled(m, size, state.dtype) for m in (found.matrices, found.whitening))
-        matrices = (*matrices, np.ascontiguousarray(found.extremes, state.dtype), filled(basis, size, state.dtype))
+        basis = (
+            found.along(cosines(lattice.patch)) if stage.cosine and stage.shrink else np.zeros((len(state), 2, 0, 0))
+        )
+        own = tuple(filled(m, size, state.dtype) for m in (found.matrices, found.whitening, basis))
+        matrices = (*own[:2], np.ascontiguousarray(found.extremes, state.dtype), own[2])
         powers = np.array(stage.powers, state.dtype)
         places = lattice.slices, lattice.rows, lattice.columns
         along, lost = (lattice.radii, lattice.run, lattice.motion), np.zeros(len(windows), bool)

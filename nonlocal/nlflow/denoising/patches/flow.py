@@ -220,7 +220,8 @@ class GroupFlow(Flow):
         )
 
     def _images(self, u: Array) -> Images:
-        pilot, state = (as_planes(self._signal(v)) for v in (u, self.state))
+        pilot = as_planes(self._signal(u))
+        state = pilot if self.state is u else as_planes(self._signal(self.state))
         return Images(state, pilot, self._seen_planes(pilot), self._variance, self._correlation)
 
     def step(self, u: Array, leave: float = 0.0) -> tuple[Array, Array]:

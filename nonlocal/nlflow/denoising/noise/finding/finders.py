@@ -144,10 +144,11 @@ def _hinted(samples: Array, absent: NDArray[np.bool_], values: list[Any], low: f
         for k, unit in enumerate(_unit(value, low, span) for value in values):
             (visible,), (hits,) = _counted([view], unit)
             if len(few[k]):
-                count[k] += len(held[k]) * float(np.mean(hits[last[k] - len(few[k]) : last[k]]))
+                met = np.count_nonzero(hits[last[k] - len(few[k]) : last[k]])
+                count[k] += len(held[k]) / len(few[k]) * (met + 2 * math.sqrt(met + 1) * (len(few[k]) < len(held[k])))
             between[k] += np.count_nonzero(_between(view, visible, unit)[last[-1] :])
     least = np.maximum(OfImpulses.least_count, OfImpulses.atom * every * (between - 2 * np.sqrt(between)))
-    return [value for value, near in zip(values, 2 * count >= least, strict=True) if near]
+    return [value for value, near in zip(values, count >= least, strict=True) if near]
 
 
 def _density(views: list[_View], value: float) -> float:

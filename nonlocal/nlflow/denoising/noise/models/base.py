@@ -205,10 +205,8 @@ class Noise(ABC):
         """Whether it is Gaussian in the units of the input, but not white: `strength` is its root mean square then."""
         return False
 
-    def strength(
-        self, samples: Array, missing: NDArray[np.bool_] | None = None, *, counted: bool = False
-    ) -> float | None:
-        """Return the root mean square over samples (..., C), or of what a denoiser counts; None where none is known."""
+    def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> float | None:
+        """Return the root mean square over samples (..., C); None where none is known."""
         return None
 
     def nearest_white(self, channels: int, dimension: int) -> Noise:

@@ -242,10 +242,9 @@ class GaussianNoise(Noise):
             values = values.take(below, axis) * (1 - share) + values.take(above, axis) * share
         return np.asarray(values)
 
-    def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None, *, counted: bool = False) -> float:
-        """Return the root mean square of the noise over samples (..., C), or of what a denoiser counts."""
-        channels, dimension = samples.shape[-1], samples.ndim - 1
-        powers = (self.counted if counted else self.powers)(channels, dimension)
+    def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> float:
+        """Return the root mean square of the noise over samples (..., C)."""
+        powers = self.powers(samples.shape[-1], samples.ndim - 1)
         relative = self.at(samples)
         return math.sqrt(float(powers.mean())) * root_mean_square(relative if missing is None else relative[~missing])
 
