@@ -150,6 +150,9 @@ def _newcomers() -> dict[str, dict[str, bytes]]:
             "of 10^12 numbers": zipped({"a.npy": npy("'<f8'", "(1000000000000,)", bytes(80))}),
             "of zeros, deflated": zipped({"a.npy": npy("'|u1'", f"({MANY},)", bytes(MANY))}, deflate=True),
             "of objects": zipped({"a.npy": npy("'|O'", "(3,)", bytes(80))}),
+            "of a long header": zipped(
+                {"a.npy": b"\x93NUMPY\2\0" + struct.pack("<I", MANY) + b" " * MANY}, deflate=True
+            ),
         },
         "mat": {
             "of 10^12 numbers": mat((10**6, 10**6), 80, bytes(80)),
@@ -220,6 +223,15 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
     for name in ("png of 13000 x 13000 zeros", "tiff of zeros, deflated", "mask of 13000 x 13000", *bombs):
         found[name] = within(2**28, found[name])
 
+    store = folder / "store.zarr"
+    store.mkdir()
+    (store / "zarr.json").write_text(json.dumps({
+        "zarr_format": 3, "node_type": "array", "shape": [50000, 50000], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1000, 1000]}},
+        "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes"}],
+    }))  # fmt: skip
+    found["zarr of 2.5 GB of nothing"] = lambda: files.read(store)
+
     sparse = folder / "sparse.csv"  # a long text that takes no place on the disk
     with sparse.open("wb") as stream:
         stream.truncate(2**40)
@@ -287,6 +299,16 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
         small_model(place)
         (place / "config.json").write_text(json.dumps({**about, name: value}))
         found[f"model with {name} {value}"] = lambda place=place: load_model(place)  # type: ignore[misc]
+    for name, config in {
+        "lists of layers": {"model_type": "qwen2", "num_hidden_layers": 10**9},
+        "a list of many layers": {"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["global"], 10**9]]},
+        "deep stages": {"model_type": "swin", "depths": [10**6]},
+        "many experts": {"model_type": "mixtral", "num_hidden_layers": 1, "num_local_experts": 10**9},
+    }.items():
+        place = folder / name.replace(" ", "-")
+        small_model(place)
+        (place / "config.json").write_text(json.dumps(config))
+        found[f"model with {name}"] = lambda place=place: load_model(place)  # type: ignore[misc]
     for name in ("config.json", "attention.json"):
         place = folder / f"deep-{name}"
         small_model(place)

@@ -276,6 +276,7 @@ def test_a_picture_as_an_array(tmp_path: Path, suffix: str) -> None:
 
 def test_h5py_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    monkeypatch.setenv("NLFLOW_DECODE", "here")
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(FileFormatError, match=r"h5py, which is not installed.*nlflow\[hdf5\]"):
         files.read(tmp_path / "a.h5")

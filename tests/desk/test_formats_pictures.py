@@ -148,6 +148,7 @@ def test_avif(tmp_path: Path) -> None:
 
 def test_avif_without_its_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.avif").write_bytes(b"\0\0\0\x1cftypavif" + bytes(40))
+    monkeypatch.setenv("NLFLOW_DECODE", "here")
     monkeypatch.setattr(features, "check", lambda name: False)
     with pytest.raises(FileFormatError, match=r"Pillow 11\.3 or newer.*pip install --upgrade pillow"):
         files.read(tmp_path / "a.avif")
@@ -194,6 +195,7 @@ def test_a_camera_raw_that_is_cut(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 def test_rawpy_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.nef").write_bytes(b"II*\0" + bytes(100))
+    monkeypatch.setenv("NLFLOW_DECODE", "here")
     monkeypatch.setitem(sys.modules, "rawpy", None)
     with pytest.raises(FileFormatError, match=r"rawpy, which is not installed.*nlflow\[raw\].*darktable-cli .*a\.tif"):
         files.read(tmp_path / "a.nef")

@@ -286,6 +286,7 @@ def test_a_playlist_is_no_film(tmp_path: Path) -> None:
 def test_without_pyav_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     film(tmp_path / "a.mp4", scene(2))
     media = files.read(tmp_path / "a.mp4")
+    monkeypatch.setenv("NLFLOW_DECODE", "here")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(FileFormatError, match=r"PyAV.*pip install 'nlflow\[video\]'"):
         files.read(tmp_path / "a.mp4")

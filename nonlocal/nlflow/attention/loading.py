@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -227,6 +229,9 @@ def _fill(model: nn.Module, path: Path) -> None:
 _LONGEST = 10**8  # bytes of a header of safetensors, as that library has it
 _MOST_LABELS = 10**6
 _FLOOR = 2**24
+# What counts parts of a model that have weights of their own, by its name.
+_COUNTS = re.compile(r"(layers?|depths?|blocks?|block_sizes|attention_types|repeats|stages)$")
+_FEWEST, _MODULES = 10_000, 100  # modules of any model, and for each tensor: some have no weights
 _WIDER = 8  # float32 is 4 times the narrowest stored numbers, and as much again for what may be missing
 _UNSTORED = "pooler"  # a base model may have it, while the trained one was saved without
 
@@ -263,17 +268,16 @@ def check_declared(folder: Path) -> None:
         labels = max([number for name, number in about if name in ("num_labels", "_num_labels")], default=0)
         if labels > _MOST_LABELS:  # the library makes a dictionary of them
             raise ValueError(f"{labels} labels")
+        _check_layers(folder, [number for name, number in about if _COUNTS.search(name)], tensors)
         config = library.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        counts = [number for name, number in _numbers(config.to_dict()) if name.endswith(("layers", "n_layer"))]
+        every = _numbers(config.to_dict())
+        _check_layers(folder, [number for name, number in every if name.endswith(("layers", "n_layer"))], tensors)
+    except FileFormatError:
+        raise
     except Exception as error:  # the library fails in many ways
         raise _damaged(folder / "config.json", error) from error
-    if (layers := max(counts, default=0)) > tensors:
-        raise FileFormatError(
-            f"{folder}: got {layers} layers in config.json and {tensors} tensors in safetensors, expected at least one "
-            "a layer; save the model again with model.save_pretrained(folder)"
-        )
     try:
-        with torch.device("meta"):  # shapes without values
+        with torch.device("meta"), _at_most(_FEWEST + _MODULES * tensors):  # shapes without values
             model = library.AutoModel.from_config(config, trust_remote_code=False)
     except Exception as error:
         raise _damaged(folder / "config.json", error) from error
@@ -285,6 +289,33 @@ def check_declared(folder: Path) -> None:
             f"{folder}: got a config.json of a model of {format_bytes(needed)} with {format_bytes(stored)} of weights, "
             "expected those of one model; save it again with model.save_pretrained(folder)"
         )
+
+
+def _check_layers(folder: Path, counts: list[int], tensors: int) -> None:
+    """Refuse more layers than tensors, before the library makes lists and modules of them."""
+    if (layers := max(counts, default=0)) > tensors:
+        raise FileFormatError(
+            f"{folder}: got {layers} layers in config.json and {tensors} tensors in safetensors, expected at least one "
+            "a layer; save the model again with model.save_pretrained(folder)"
+        )
+
+
+@contextmanager
+def _at_most(count: int) -> Iterator[None]:
+    """Raise `ValueError` where this thread makes a model of more modules."""
+    own, seen = threading.get_ident(), 0
+
+    def one_more(module: nn.Module, name: str, inner: nn.Module | None) -> None:
+        nonlocal seen
+        seen += threading.get_ident() == own
+        if seen > count:
+            raise ValueError(f"a model of more than {count} modules")
+
+    handle = nn.modules.module.register_module_module_registration_hook(one_more)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def check_whole(source: object, missing: Any) -> None:
@@ -319,11 +350,16 @@ def _damaged(path: Path, error: Exception) -> FileFormatError:
 
 
 def _numbers(tree: Any) -> list[tuple[str, int]]:
-    """Return the names and values of all integers of a configuration, also of configurations inside it."""
+    """Return the names and values of all integers of a configuration, also of those in lists and inside it."""
     found: list[tuple[str, int]] = []
     for name, value in tree.items():
-        if isinstance(value, dict):
-            found += _numbers(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            found.append((str(name), value))
+        rest = [value]
+        while rest:
+            one = rest.pop()
+            if isinstance(one, dict):
+                found += _numbers(one)
+            elif isinstance(one, list | tuple):
+                rest += one
+            elif isinstance(one, int) and not isinstance(one, bool):
+                found.append((str(name), one))
     return found

@@ -6,6 +6,7 @@ compared with the length of the file first, and pickles cannot be read.
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from nlflow.errors import check_memory, shortened
 
+_LONGEST = 2**16  # bytes of a header; NumPy itself trusts 10 000
 _HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[Any, ...]]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
@@ -67,7 +69,11 @@ def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
             version = npy.read_magic(stream)
             if version not in _HEADERS:
                 raise ValueError(f"version {version[0]}.{version[1]} of the format")
-            shape, by_columns, dtype = _HEADERS[version](stream)
+            start = stream.read(2 if version == (1, 0) else 4)
+            length = int.from_bytes(start, "little")
+            if length > _LONGEST:
+                raise ValueError(f"a header of {length} bytes")
+            shape, by_columns, dtype = _HEADERS[version](io.BytesIO(start + stream.read(length)))
     except Exception as error:  # a header is a text of Python, which fails to parse in many ways
         raise ValueError(shortened(error)) from error
     return shape, by_columns, dtype

@@ -275,6 +275,9 @@ def denoise(
         words |= {name: reading.get(name) for name in ("channel_axis", "axes", "spacing")}
         _denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
         return
+    from nlflow.desk.formats import prepare
+
+    prepare(sources)
     from nlflow.desk.commands.denoise_file import Request
     from nlflow.desk.commands.jobs import plan, quality_misfit
     from nlflow.desk.commands.pipes import ends

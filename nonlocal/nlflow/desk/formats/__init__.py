@@ -7,15 +7,26 @@ format is loaded when a file of it is read or written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nlflow.desk.formats.media import ARRAYS, JPEG_EXIF_LIMIT, SOUNDS, TABLES, Media, Writing, extension, format_of
+from nlflow.desk.apart import begin, call
+from nlflow.desk.formats.media import (
+    ARRAYS,
+    JPEG_EXIF_LIMIT,
+    SOUNDS,
+    TABLES,
+    Media,
+    Writing,
+    extension,
+    format_of,
+    most_for,
+)
 
-__all__ = ["FORMATS", "Format", "left_out", "written_extension"]
+__all__ = ["FORMATS", "Format", "left_out", "prepare", "written_extension"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,10 @@ class Format:
     dtypes: str = ""  # those that a file stores; empty for any
     extras: str = ""  # keys of `Media.extras` that a file has a place for
     folder: bool = False  # whether a "file" is a folder
+    # apart, library: what of its decoder runs in a child, "all" or "parts" (see `nlflow.desk.apart`), and what that
+    # loads there.
+    apart: str = ""
+    library: str = ""
     decoder: str = "decode"  # reads a file
     encoder: str = "encode"  # writes samples to an open file, or into a new folder
     # checker, noter: returns what else of a stack a file cannot hold (empty if all is well), and what else there is to
@@ -46,6 +61,8 @@ class Format:
 
     def decode(self, path: Path, **words: Any) -> Media:
         """Read a file."""
+        if self.apart == "all":
+            return call(f"{__name__}.{self.module}:{self.decoder}", path, most_for(path), **words)  # type: ignore[no-any-return]
         media: Media = self._own(self.decoder)(path, **words)
         return media
 
@@ -69,25 +86,28 @@ FORMATS = {
     "jpeg": Format("pictures", "image", "u1", "exif icc_profile xmp dpi comment", encoder="encode_jpeg"),
     "tiff": Format("tiff", _STACKED, f"{_INTEGERS} f2 f4 f8", "icc_profile xmp dpi tags tiff"),
     "bmp": Format("pictures", "image", "u1", "dpi", encoder="encode_bmp"),
-    "webp": Format("pictures", "image", "u1", "exif icc_profile xmp", encoder="encode_webp", checker="check_webp",
-                   noter="notes_webp"),
+    "webp": Format("pictures", "image", "u1", "exif icc_profile xmp", apart="all", library="PIL.Image",
+                   encoder="encode_webp", checker="check_webp", noter="notes_webp"),
     "pnm": Format("pnm", "image", "u1 u2", "comment netpbm", checker="check"),
     "pbm": Format("pnm", "image", instead=("a PBM file holds black and white, fewer than a result has", ".pgm")),
     "gif": Format("pictures", "image",
                   instead=("a GIF file holds 256 colours, fewer than a result has", ".png")),
-    "avif": Format("pictures", "image", instead=("AVIF loses detail, so it is read only", ".png")),
-    "raw": Format("pictures", "image", decoder="develop", instead=("camera raws are read only", ".tif")),
+    "avif": Format("pictures", "image", apart="all", library="PIL.Image",
+                   instead=("AVIF loses detail, so it is read only", ".png")),
+    "raw": Format("pictures", "image", apart="all", library="rawpy", decoder="develop",
+                  instead=("camera raws are read only", ".tif")),
     "npy": Format("tables", decoder="decode_npy", encoder="encode_npy"),
     "npz": Format("containers"),
     "mat": Format("mat", dtypes=f"{_INTEGERS} f4 f8", checker="check"),
-    "hdf5": Format("hdf5", dtypes=f"{_INTEGERS} f2 f4 f8", checker="check"),
+    "hdf5": Format("hdf5", dtypes=f"{_INTEGERS} f2 f4 f8", apart="parts", library="h5py", checker="check"),
     "wav": Format("sound", "signal", "u1 i2 i4 i8 f4 f8"),
     "csv": Format("tables", "signal", decoder="decode_csv", encoder="encode_csv"),
     "parquet": Format("parquet", "signal", checker="check"),
     "au": Format("sound", "signal", "i1 i2 i4 f4 f8", decoder="decode_au", encoder="encode_au"),
     "nifti": Format("nifti", _STACKED, f"{_INTEGERS} f4 f8", "nifti", checker="check"),
     "zarr": Format("ngff", _STACKED, f"{_INTEGERS} f2 f4 f8", "ngff", folder=True, checker="check"),
-    "video": Format("film", "clip", "u1 u2", "video", checker="check", noter="notes"),
+    "video": Format("film", "clip", "u1 u2", "video", apart="parts", library="av", checker="check",
+                    noter="notes"),
 }  # fmt: skip
 _NAMES = {
     "exif": "the EXIF block",
@@ -103,6 +123,15 @@ _NAMES = {
     "ngff": "the metadata of the OME-Zarr store",
     "video": "what else the film holds (sound, times of frames)",
 }
+
+
+def prepare(paths: Iterable[Path]) -> None:
+    """Begin what the decoders of these files need, before the caller loads what it needs itself."""
+    for path in paths:
+        form = format_of(path)
+        if form and FORMATS[form].apart:
+            begin(FORMATS[form].library)
+            return
 
 
 def written_extension(path: Path) -> str:

@@ -17,9 +17,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nlflow.desk.apart import call, stream
 from nlflow.desk.formats.axes import arranged, in_unit
 from nlflow.desk.formats.media import Array, Media, Writing, extension, lacking
-from nlflow.errors import FileFormatError, check_memory, file_error, install_command
+from nlflow.errors import FileFormatError, check_memory, file_error, install_command, memory_limit
 
 #: The quality of a film that is written: constant rate factor of H.264 and VP9, where 0 is best.
 QUALITY = 12
@@ -192,106 +193,118 @@ class VideoReader:
     Notes
     -----
     An iteration gives (time in units of ``info.time_base``, duration in them or 0, frame), from the first frame on,
-    each time anew. Memory is that of a few frames.
+    each time anew. Memory is that of a few frames. FFmpeg runs in a child; see `nlflow.desk.apart`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._av = need_av(path)
-        with open_film(path) as container:
-            try:
-                self.info = self._look(container)
-            except self._av.error.FFmpegError as error:
-                got = f"a damaged film ({error.strerror})"
-                raise file_error(path, got, "a whole film", "copy or export it again") from error
-
-    def _look(self, container: Any) -> VideoInfo:
-        videos = container.streams.video
-        if not videos:
-            raise file_error(self.path, "no pictures", "a film", "check the name")
-        stream = videos[0]
-        frame = next(iter(container.decode(stream)), None)
-        if frame is None:
-            raise file_error(self.path, "no frame that can be decoded", "a whole film", "copy or export it again")
-        parts = frame.format.components
-        depth = max(part.bits for part in parts)
-        bits = next(known for known in (8, 10, 12, 14, 16, 32) if known >= depth)
-        if bits > 16:
-            raise file_error(self.path, f"pixels of {depth} bits", "at most 16", "convert it")
-        channels = 1 if len(parts) == 1 or frame.format.name.startswith("ya") else 3
-        shape = (frame.height, frame.width) if channels == 1 else (frame.height, frame.width, 3)
-        matrix: tuple[int, ...] = ()
-        for entry in frame.side_data:
-            if str(entry.type).endswith("DISPLAYMATRIX"):
-                matrix = tuple(np.frombuffer(bytes(entry), np.int32)[:_MATRIX].tolist())
-        context = stream.codec_context
-        rate = stream.average_rate or stream.guessed_rate or stream.base_rate
-        base = stream.time_base or Fraction(1, 90000)
-        others = [(one.type, one.codec_context.name if one.type in ("audio", "video") else "")
-                  for one in container.streams if one is not stream]  # fmt: skip
-        return VideoInfo(
-            self.path, shape, np.dtype(np.uint8 if bits == 8 else np.uint16), bits, Fraction(rate or 25), base,
-            count=stream.frames, duration=self._duration(container, stream, others), pixels=frame.format.name,
-            codec=context.name, colours=(context.color_range, context.colorspace, context.color_primaries,
-                                         context.color_trc),
-            aspect=stream.sample_aspect_ratio or None, matrix=matrix, metadata=dict(container.metadata),
-            words=dict(stream.metadata), others=tuple(others), interlaced=bool(frame.interlaced_frame),
-        )  # fmt: skip
-
-    @staticmethod
-    def _duration(container: Any, stream: Any, others: list[tuple[str, str]]) -> float:
-        if stream.duration and stream.time_base:
-            return float(stream.duration * stream.time_base)
-        told = stream.metadata.get("DURATION", "")
-        with suppress(ValueError):
-            hours, minutes, seconds = map(float, told.split(":"))
-            return 3600 * hours + 60 * minutes + seconds
-        return float(container.duration or 0) / 1e6 if not others else 0.0
+        self.info: VideoInfo = call(f"{__name__}:info_of", path, memory_limit())
 
     def __iter__(self) -> Iterator[tuple[int, int, Array]]:
-        info = self.info
-        form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
-        flags, packets, frames, last, damaged, longest, end, first = _flags(), 0, 0, 0, False, 0, 0, 0
-        with open_film(self.path) as container:
-            stream = container.streams.video[0]
-            stream.thread_type = "AUTO"
-            step = round(1 / (info.rate * info.time_base)) or 1
-            try:
-                for packet in container.demux(stream):
-                    packets += packet.size > 0
-                    damaged = damaged or packet.is_corrupt
-                    for frame in packet.decode():
-                        damaged = damaged or frame.is_corrupt
-                        if (frame.height, frame.width) != info.shape[:2]:
-                            got = f"a frame of {frame.height} x {frame.width} after some of {info.shape[:2]}"
-                            raise file_error(self.path, got, "frames of one size", "convert it")
-                        time = frame.pts if frame.pts is not None else last + step * (frames > 0)
-                        if frames and time <= last:
-                            got = f"frame {frames + 1} at a time that is not after the one before"
-                            raise file_error(self.path, got, "frames in the order of time", "convert it")
-                        first = time if not frames else first
-                        longest = max(longest, time - last if frames else step)
-                        frames, last, end = frames + 1, time, time + int(frame.duration or step)
-                        yield time, int(frame.duration or 0), self._array(frame, form, flags)
-            except self._av.error.FFmpegError as error:
-                raise file_error(self.path, f"{frames} frames and damage behind them ({error.strerror})",
-                                 "a whole film", "copy or export it again") from error  # fmt: skip
-        lost = info.duration - (end - first) * float(info.time_base)  # seconds; times may be rounded to milliseconds
-        short = packets < info.count if info.count else lost > 1.5 * longest * float(info.time_base) + 0.002
-        if damaged or short:
-            told = f" of {info.count}" if info.count else f", {lost:.2f} s less than its header says"
-            got = f"{frames} frames{told}{', some of them damaged' if damaged else ''}: it is cut off"
-            raise file_error(self.path, got, "a whole film", "copy or export it again")
+        return stream(f"{__name__}:frames_of", self.path, memory_limit(), info=self.info)
 
-    def _array(self, frame: Any, form: str, flags: Any) -> Array:
-        words = {}
-        if "420" in frame.format.name or "422" in frame.format.name:
-            # A frame that is written does not say where its colours lie between the pixels. So that they do not move,
-            # the one that is read is not asked either.
-            words = {"src_colorspace": frame.colorspace, "src_color_range": frame.color_range}
-            frame = _bare(self._av, frame)
-        array: Array = frame.reformat(format=form, interpolation=flags, **words).to_ndarray()
-        return array
+
+def info_of(path: Path) -> VideoInfo:
+    """Return what a film is beside its frames."""
+    av = need_av(path)
+    with open_film(path) as container:
+        try:
+            return _look(path, container)
+        except av.error.FFmpegError as error:
+            got = f"a damaged film ({error.strerror})"
+            raise file_error(path, got, "a whole film", "copy or export it again") from error
+
+
+def _look(path: Path, container: Any) -> VideoInfo:
+    videos = container.streams.video
+    if not videos:
+        raise file_error(path, "no pictures", "a film", "check the name")
+    stream = videos[0]
+    frame = next(iter(container.decode(stream)), None)
+    if frame is None:
+        raise file_error(path, "no frame that can be decoded", "a whole film", "copy or export it again")
+    parts = frame.format.components
+    depth = max(part.bits for part in parts)
+    bits = next(known for known in (8, 10, 12, 14, 16, 32) if known >= depth)
+    if bits > 16:
+        raise file_error(path, f"pixels of {depth} bits", "at most 16", "convert it")
+    channels = 1 if len(parts) == 1 or frame.format.name.startswith("ya") else 3
+    shape = (frame.height, frame.width) if channels == 1 else (frame.height, frame.width, 3)
+    matrix: tuple[int, ...] = ()
+    for entry in frame.side_data:
+        if str(entry.type).endswith("DISPLAYMATRIX"):
+            matrix = tuple(np.frombuffer(bytes(entry), np.int32)[:_MATRIX].tolist())
+    context = stream.codec_context
+    rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+    base = stream.time_base or Fraction(1, 90000)
+    others = [(one.type, one.codec_context.name if one.type in ("audio", "video") else "")
+              for one in container.streams if one is not stream]  # fmt: skip
+    return VideoInfo(
+        path, shape, np.dtype(np.uint8 if bits == 8 else np.uint16), bits, Fraction(rate or 25), base,
+        count=stream.frames, duration=_duration(container, stream, others), pixels=frame.format.name,
+        codec=context.name, colours=(context.color_range, context.colorspace, context.color_primaries,
+                                     context.color_trc),
+        aspect=stream.sample_aspect_ratio or None, matrix=matrix, metadata=dict(container.metadata),
+        words=dict(stream.metadata), others=tuple(others), interlaced=bool(frame.interlaced_frame),
+    )  # fmt: skip
+
+
+def _duration(container: Any, stream: Any, others: list[tuple[str, str]]) -> float:
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    told = stream.metadata.get("DURATION", "")
+    with suppress(ValueError):
+        hours, minutes, seconds = map(float, told.split(":"))
+        return 3600 * hours + 60 * minutes + seconds
+    return float(container.duration or 0) / 1e6 if not others else 0.0
+
+
+def frames_of(path: Path, info: VideoInfo) -> Iterator[tuple[int, int, Array]]:
+    """Yield the frames of a film; see `VideoReader`."""
+    av = need_av(path)
+    form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
+    flags, packets, frames, last, damaged, longest, end, first = _flags(), 0, 0, 0, False, 0, 0, 0
+    with open_film(path) as container:
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        step = round(1 / (info.rate * info.time_base)) or 1
+        try:
+            for packet in container.demux(stream):
+                packets += packet.size > 0
+                damaged = damaged or packet.is_corrupt
+                for frame in packet.decode():
+                    damaged = damaged or frame.is_corrupt
+                    if (frame.height, frame.width) != info.shape[:2]:
+                        got = f"a frame of {frame.height} x {frame.width} after some of {info.shape[:2]}"
+                        raise file_error(path, got, "frames of one size", "convert it")
+                    time = frame.pts if frame.pts is not None else last + step * (frames > 0)
+                    if frames and time <= last:
+                        got = f"frame {frames + 1} at a time that is not after the one before"
+                        raise file_error(path, got, "frames in the order of time", "convert it")
+                    first = time if not frames else first
+                    longest = max(longest, time - last if frames else step)
+                    frames, last, end = frames + 1, time, time + int(frame.duration or step)
+                    yield time, int(frame.duration or 0), _array(av, frame, form, flags)
+        except av.error.FFmpegError as error:
+            raise file_error(path, f"{frames} frames and damage behind them ({error.strerror})",
+                             "a whole film", "copy or export it again") from error  # fmt: skip
+    lost = info.duration - (end - first) * float(info.time_base)  # seconds; times may be rounded to milliseconds
+    short = packets < info.count if info.count else lost > 1.5 * longest * float(info.time_base) + 0.002
+    if damaged or short:
+        told = f" of {info.count}" if info.count else f", {lost:.2f} s less than its header says"
+        got = f"{frames} frames{told}{', some of them damaged' if damaged else ''}: it is cut off"
+        raise file_error(path, got, "a whole film", "copy or export it again")
+
+
+def _array(av: Any, frame: Any, form: str, flags: Any) -> Array:
+    words = {}
+    if "420" in frame.format.name or "422" in frame.format.name:
+        # A frame that is written does not say where its colours lie between the pixels. So that they do not move,
+        # the one that is read is not asked either.
+        words = {"src_colorspace": frame.colorspace, "src_color_range": frame.color_range}
+        frame = _bare(av, frame)
+    array: Array = frame.reformat(format=form, interpolation=flags, **words).to_ndarray()
+    return array
 
 
 class VideoWriter:

@@ -14,7 +14,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -195,17 +195,7 @@ def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> N
 
 
 def _decode_hdf5(path: Path, array: str | None) -> Media:
-    with hdf5.need_h5py(path).File(path, "r") as file:
-        found = {name[1:]: entry for name, entry in hdf5.datasets(path, file).items() if not name.startswith("/#")}
-        found = {name: _of_matlab(file[name], entry) for name, entry in found.items()}
-        name = choose(path, array, found, _REMEDY)
-        data = np.ascontiguousarray(hdf5.values_of(path, file[name]).T)
-        data = data.astype(np.bool_) if file[name].attrs.get("MATLAB_class") == b"logical" else data
+    found, name, data, attributes = hdf5.read(path, array, _REMEDY, matlab=True)
+    data = np.ascontiguousarray(data.T)
+    data = data.astype(np.bool_) if attributes.get("MATLAB_class") == b"logical" else data
     return media_of(path, "mat", name, _flat(data), found, keeps=False)
-
-
-def _of_matlab(dataset: Any, entry: Entry) -> Entry:
-    kind = dataset.attrs.get("MATLAB_class", b"")
-    kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
-    numbers = entry.numbers and kind not in ("char", "cell", "struct") and "MATLAB_empty" not in dataset.attrs
-    return Entry(entry.shape[::-1], entry.kind if numbers else f"a {kind or entry.kind}", numbers)

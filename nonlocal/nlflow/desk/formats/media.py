@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import FileFormatError, check_memory, file_error, format_bytes
+from nlflow.desk.apart import size_of
+from nlflow.errors import FileFormatError, check_memory, file_error, format_bytes, memory_limit
 
 Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["image", "signal", "volume", "clip"]
@@ -168,6 +169,11 @@ def format_of(path: Path) -> str:
 def lacking(path: Path, package: str, remedy: str) -> FileFormatError:
     """Return the exception that says which package a file needs that is not installed, and what to do."""
     return FileFormatError(f"{path}: needs {package}, which is not installed; {remedy}")
+
+
+def most_for(path: Path) -> float:
+    """Return how many bytes of memory a decoder of a file may take at most: see `check_declared`."""
+    return min(memory_limit(), 8 * (_FLOOR + _MOST * size_of(path)))
 
 
 def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -> None:

@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nlflow.desk.apart import size_of
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.axes import LONG_UNITS, arranged, scale_of
-from nlflow.desk.formats.media import Array, Media, Writing, lacking
+from nlflow.desk.formats.media import Array, Media, Writing, check_declared, lacking
 from nlflow.errors import check_memory, file_error, install_command
 
 _EXPECTED = "an OME-Zarr image"
@@ -135,6 +136,7 @@ def _loaded(path: Path, array: Any) -> Array:
         raise file_error(path, got, "those that only turn bytes into numbers (zstd, blosc, gzip)", "write it anew")
     needed = array.dtype.itemsize * max(math.prod(array.shape), math.prod(array.chunks))
     check_memory(f"{path}: the array of shape {array.shape}", 2 * needed, "name OUT .zarr, or crop it")
+    check_declared(path, needed, size_of(path), copies=2)
     data: Array = array[...]
     return data
 

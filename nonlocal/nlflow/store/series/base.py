@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.domains import Domain
 from nlflow.errors import FileFormatError, InputError, format_bytes, not_installed
 from nlflow.store.atomic import remove
+
+if TYPE_CHECKING:
+    from nlflow.domains import Domain
 
 Variable = tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]
 """Names of axes, values and attributes."""
