@@ -24,6 +24,9 @@ def main() -> int:
     which.add_argument("--all", action="store_true", help="all readers")
     which.add_argument("--list", action="store_true", help="print the names of the readers and end")
     parser.add_argument("--minutes", type=float, default=1.0, help="for each reader [1]")
+    parser.add_argument(
+        "--mutations", type=int, default=0, help="so many for each reader, at random, in place of minutes"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="readers at a time [2]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("fuzz-output"), help="folder for findings and corpora")
@@ -35,7 +38,8 @@ def main() -> int:
     if importlib.util.find_spec("atheris") is None:
         print(WITHOUT, file=sys.stderr)
     table = campaign_table(given.out, "fuzz", "Hostile files", "python -m validation.robustness.fuzz")
-    found = trials(given.minutes, given.out, names=given.target or (), seed=given.seed)
+    minutes = given.minutes if not given.mutations else max(given.minutes, 120.0)
+    found = trials(minutes, given.out, names=given.target or (), seed=given.seed, mutations=given.mutations)
     with locked(make_folder(given.out), "--out"):
         run_trials(found, table, jobs=given.jobs, threads=True)
     rows = [entry.row for entry in table.entries]

@@ -16,14 +16,14 @@ from validation.robustness import ROOT
 from validation.robustness.contract import Row
 from validation.robustness.fuzz.engine import PATIENCE, WITHOUT, Counts
 from validation.robustness.fuzz.targets import TARGETS
-from validation.robustness.fuzz.watch import READ, REFUSED
+from validation.robustness.fuzz.watch import ENDED, READ, REFUSED
 
 __all__ = ["run_target", "trials"]
 
 _FEWEST = 3.0  # seconds that are worth a start
 
 
-def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 0) -> list[Case]:
+def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 0, mutations: int = 0) -> list[Case]:
     """Return the readers of the package, each to be fuzzed for so long.
 
     Parameters
@@ -36,6 +36,8 @@ def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 
         Of the readers; all by default.
     seed : int
         Of the mutations. With atheris the search depends on the speed of the machine as well.
+    mutations : int
+        So many at random, without a guide, in place of as many as the time allows: then the seed alone says which.
 
     Returns
     -------
@@ -43,13 +45,14 @@ def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 
         Their rows: ``tried`` inputs, how many were read and how many were refused by name, and ``wrong``: other
         exceptions, what a reader may not do, crashes, timeouts, memory.
     """
+    long = f"{mutations} mutations" if mutations else f"{minutes:g} minutes"
     return [
-        Case(f"fuzz, {name}, {minutes:g} minutes, seed {seed}", run_target, (name, minutes, out / name, seed))
+        Case(f"fuzz, {name}, {long}, seed {seed}", run_target, (name, minutes, out / name, seed, mutations))
         for name in names or TARGETS
     ]
 
 
-def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: bool = True) -> Row:
+def run_target(name: str, minutes: float, out: Path, seed: int = 0, mutations: int = 0, *, guided: bool = True) -> Row:
     """Fuzz one reader; a process that dies is started again until the time is over.
 
     Returns
@@ -58,7 +61,7 @@ def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: b
         See `trials`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for pattern in ("counts", "current", "log-*.txt", "wrong-*", "died-*", "crash-*", "oom-*"):
+    for pattern in ("counts", "current", "log-*.txt", "wrong-*", "died-*", "crash-*", "oom-*", "ended-*"):
         for old in out.glob(pattern):
             old.unlink()
     begun = time.monotonic()
@@ -66,7 +69,11 @@ def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: b
     start = 0
     while (left := begun + 60 * minutes - time.monotonic()) > _FEWEST or not start:
         start += 1
-        code = _one_process(name, max(left, _FEWEST), out, seed + start, guided)
+        left_over = mutations - Counts(out / "counts").as_dict()["tried"] if mutations else 0
+        if mutations and left_over <= 0:
+            break
+        unguided = mutations and left_over or 2**62 * (not guided)
+        code = _one_process(name, max(left, _FEWEST), out, seed + start, unguided)
         if code == 0:
             break
         died.append(f"exit code {code} of start {start}: see log-{seed + start}.txt")
@@ -76,7 +83,7 @@ def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: b
     counts = Counts(out / "counts").as_dict()
     wrong = counts["wrong"] + len(died)
     ended = counts["read"] + counts["refused"] + counts["wrong"]
-    outcomes = {READ: counts["read"], REFUSED: counts["refused"]}
+    outcomes = {READ: counts["read"], REFUSED: counts["refused"] - counts["ended"], ENDED: counts["ended"]}
     if counts["wrong"]:
         outcomes["other exception"] = counts["wrong"]
     if counts["tried"] > ended:
@@ -91,7 +98,11 @@ def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: b
         seconds=time.monotonic() - begun,
         details={
             "reader": name,
-            "fuzzer": "atheris" if guided and importlib.util.find_spec("atheris") else WITHOUT,
+            "fuzzer": f"{mutations} mutations at random"
+            if mutations
+            else "atheris"
+            if guided and importlib.util.find_spec("atheris")
+            else WITHOUT,
             "processor seconds": round(counts["busy"] / 1e9),
             "corpus": sum(1 for _ in (out / "corpus").glob("*")),
             "died": died,
@@ -112,7 +123,7 @@ def _first_line(path: Path) -> str:
     return path.read_text(encoding="utf-8").split("\n", 1)[0] if path.suffix == ".txt" else ""
 
 
-def _one_process(name: str, seconds: float, out: Path, seed: int, guided: bool) -> int:
+def _one_process(name: str, seconds: float, out: Path, seed: int, unguided: int) -> int:
     """Run the engine once; return its exit code, 0 when it ended by itself with nothing to tell."""
     environment = {
         **os.environ,
@@ -130,7 +141,7 @@ def _one_process(name: str, seconds: float, out: Path, seed: int, guided: bool) 
         tempfile.TemporaryDirectory(prefix="nlflow-fuzz-", dir=place) as work,
         (out / f"log-{seed}.txt").open("wb") as log,
     ):
-        words = [name, str(seconds), str(out), work, str(seed), *([] if guided else ["--unguided"])]
+        words = [name, str(seconds), str(out), work, str(seed), "--unguided", str(unguided)]
         process = subprocess.Popen(
             [sys.executable, "-m", "validation.robustness.fuzz.engine", *words],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,

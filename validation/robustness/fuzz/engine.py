@@ -24,11 +24,11 @@ from typing import Any
 
 from validation.robustness.fuzz.mutate import MUTATORS, random_bytes
 from validation.robustness.fuzz.targets import TARGETS, Target
-from validation.robustness.fuzz.watch import READ, Guard, broken, judge, place_of
+from validation.robustness.fuzz.watch import ENDED, READ, Guard, broken, judge, place_of
 
 __all__ = ["COUNTS", "PATIENCE", "WITHOUT", "Counts", "main", "mutated"]
 
-COUNTS = ("tried", "read", "refused", "wrong", "busy")  # the last in nanoseconds of a processor
+COUNTS = ("tried", "read", "refused", "wrong", "busy", "ended")  # "busy" in nanoseconds of a processor
 PATIENCE = 30  # seconds for one input, on a machine that has other work
 _MEMORY = 3072  # MiB of a whole process, torch and all
 WITHOUT = "atheris is not installed: pip install 'nlflow[fuzz]'; mutations at random, not guided by coverage, instead"
@@ -109,7 +109,11 @@ def _tester(target: Target, work: Path, found: Path, counts: Counts) -> Callable
         # A thread of the interpreter, which ends the process in whatever compiled code it hangs.
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
         try:
-            counts.add("read" if judge(reader, data, guard) == READ else "refused")
+            outcome = judge(reader, data, guard)
+            counts.add("read" if outcome == READ else "refused")
+            if outcome == ENDED:
+                counts.add("ended")
+                (found / f"ended-{hashlib.sha256(data).hexdigest()[:12]}").write_bytes(data)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a reader that ends the program is a finding as well
@@ -186,13 +190,14 @@ def mutated(target: Target, data: bytes, words: list[bytes], rng: random.Random)
     return data
 
 
-def _unguided(target: Target, test: Callable[[bytes], None], seconds: float, seed: int) -> None:
-    """Mutate the seeds at random until the time is over."""
+def _unguided(target: Target, test: Callable[[bytes], None], seconds: float, seed: int, most: int) -> None:
+    """Mutate the seeds at random until the time is over, or so many times: then the seed alone says how."""
     rng = random.Random(seed)
     contents = target.seeds()
     words = [word.encode() for word in target.words]
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while most and time.monotonic() < end:
+        most -= 1
         test(mutated(target, rng.choice(contents), words, rng))
 
 
@@ -204,9 +209,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("seed", type=int)
-    parser.add_argument("--unguided", action="store_true")
+    parser.add_argument("--unguided", type=int, default=0)
     given = parser.parse_args()
     os.environ["NLFLOW_MEMORY_LIMIT"] = str(128 * 2**20)
+    os.environ["NLFLOW_DECODE_SECONDS"] = str(PATIENCE / 2)  # a child that hangs ends before this process does
     target = TARGETS[given.target]
     counts = Counts(given.out / "counts")
     end = time.monotonic() + given.seconds
@@ -219,7 +225,7 @@ def main() -> None:
     test = _tester(target, given.work, given.out, counts)
     left = end - time.monotonic()
     if atheris is None:
-        _unguided(target, test, left, given.seed)
+        _unguided(target, test, left, given.seed, given.unguided or -1)
     else:
         _guided(atheris, target, test, given.out, left, given.seed)
 

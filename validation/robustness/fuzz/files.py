@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from validation.robustness.fuzz.seeds import GREY, RGB
+from validation.robustness.fuzz.seeds import GREY, RGB, packed
 
-__all__ = ["avif", "bmp", "dng", "gif", "hdf5", "mat", "npz", "raw", "webp"]
+__all__ = ["avif", "bmp", "dng", "gif", "hdf5", "mat", "matlab", "npz", "raw", "webp", "zarr"]
 
 REAL = (GREY / 7).astype(np.float32)
 
@@ -106,7 +106,7 @@ def hdf5() -> list[bytes]:
             content: bytes = file.id.get_file_image()
         return content
 
-    def packed(file: Any) -> None:
+    def filtered(file: Any) -> None:
         file.create_dataset("group/a", data=REAL, chunks=(4, 4), compression="gzip", shuffle=True)
         file["link"] = h5py.SoftLink("/group/a")
         file["elsewhere"] = h5py.ExternalLink("other.h5", "/a")
@@ -114,7 +114,61 @@ def hdf5() -> list[bytes]:
     def several(file: Any) -> None:
         file["a"], file["b/c"], file["text"] = GREY, REAL, "words"
 
-    return [made(lambda file: file.create_dataset("a", data=REAL)), made(packed), made(several)]
+    def checked(**options: Any) -> bytes:
+        return made(lambda file: file.create_dataset("a", data=GREY.astype(np.int32), chunks=(3, 4), **options))
+
+    return [made(lambda file: file.create_dataset("a", data=REAL)), made(filtered), made(several),
+            checked(fletcher32=True), checked(compression="lzf"), checked(scaleoffset=0)]  # fmt: skip
+
+
+def matlab() -> list[bytes]:
+    """Return MAT files of version 7.3, which are HDF5: numbers, truth values, a text, a cell array."""
+    import h5py
+
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", userblock_size=512) as file:
+        for name, value, kind in (("a", REAL, "single"), ("b", (GREY > 99).astype("u1"), "logical"),
+                                  ("text", np.array([[119], [111]], "u2"), "char")):  # fmt: skip
+            file[name] = value
+            file[name].attrs["MATLAB_class"] = np.bytes_(kind)
+        cells = file.create_dataset("cells", (1,), h5py.ref_dtype)
+        cells[0], cells.attrs["MATLAB_class"] = file["a"].ref, np.bytes_("cell")
+    head = b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM"
+    return [head + buffer.getvalue()[128:]]
+
+
+def zarr() -> list[bytes]:
+    """Return zarr arrays of both versions with the usual codecs, and an OME-Zarr image, as zips of folders."""
+    import zarr
+
+    from nlflow.desk import files
+
+    found = []
+    deep = np.arange(6 * 7 * 9, dtype=np.uint16).reshape(6, 7, 9)
+    with tempfile.TemporaryDirectory() as place:
+
+        def kept(name: str) -> None:
+            folder = Path(place) / name
+            inside = sorted(path for path in folder.rglob("*") if path.is_file())
+            found.append(packed({path.relative_to(folder).as_posix(): path.read_bytes() for path in inside}))
+
+        codecs = zarr.codecs
+        kinds: dict[str, Any] = {
+            "zstd": {"compressors": codecs.ZstdCodec()}, "gzip": {"compressors": codecs.GzipCodec()},
+            "blosc": {"compressors": codecs.BloscCodec(cname="lz4")}, "shards": {"shards": (6, 8, 10)},
+        }  # fmt: skip
+        for name, words in kinds.items():
+            array = zarr.create_array(Path(place) / name, shape=deep.shape, chunks=(3, 4, 5), dtype="u2", **words)
+            array[...] = deep
+            kept(name)
+        array = zarr.create_array(Path(place) / "two", shape=(7, 9), chunks=(4, 5), dtype="f4", zarr_format=2)
+        array[...] = REAL
+        kept("two")
+        np.save(Path(place) / "deep.npy", deep)
+        media = files.read(Path(place) / "deep.npy", axes="ZYX")
+        files.write(Path(place) / "image.ome.zarr", media.data.astype(float), media)
+        kept("image.ome.zarr")
+    return found
 
 
 def dng(mosaic: Any, *, orientation: int = 1, balance: tuple[float, ...] = (1.0, 1.0, 1.0)) -> bytes:

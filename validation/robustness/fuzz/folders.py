@@ -14,7 +14,7 @@ import numpy as np
 
 from validation.robustness.fuzz.watch import Reader, quiet, require
 
-__all__ = ["emptied", "model", "run_small_study", "study"]
+__all__ = ["emptied", "model", "run_small_study", "store", "study"]
 
 _STUDY: dict[str, Any] = {"nodes": [4, 5], "boundary": "periodic", "kernel": "gaussian:width=0.3"}
 
@@ -70,6 +70,30 @@ def study(folder: Path) -> Reader:
         json.dumps(result.as_dict(), allow_nan=False)
         require(isinstance(result.report(), str), "a report that is no text")
         require(len(expected) > 0, "nothing measured")
+
+    return read
+
+
+def store(folder: Path) -> Reader:
+    """Return a reader of zarr arrays and OME-Zarr images, whole and block by block."""
+    from nlflow.desk import files
+    from nlflow.desk.large import open_image
+    from nlflow.errors import FileFormatError, NlflowError
+    from validation.robustness.fuzz.readers import check_samples
+
+    place = folder / "in.zarr"
+
+    def read(data: bytes) -> None:
+        if not _unfold(data, place):
+            raise FileFormatError("no folder")
+        with contextlib.suppress(NlflowError), quiet():
+            image, _ = open_image(place, block=8)
+            require(image.ndim <= 3, f"{image.ndim} axes")
+            if image.size < 10**5:
+                image.compute(scheduler="synchronous")
+        with quiet():
+            found = files.load(place)
+        check_samples(found, len(data))
 
     return read
 

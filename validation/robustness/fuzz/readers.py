@@ -16,7 +16,7 @@ import numpy as np
 
 from validation.robustness.fuzz.watch import Reader, quiet, require
 
-__all__ = ["archive", "companion", "layers", "media", "npy", "pictures", "state"]
+__all__ = ["archive", "check_samples", "companion", "layers", "media", "npy", "pictures", "state"]
 
 _KINDS = {
     "png": "u",
@@ -39,6 +39,7 @@ _KINDS = {
     "mat": "biuf",
     "hdf5": "biuf",
     "raw": "u",
+    "zarr": "biuf",
 }
 _LOSSLESS = ("png", "tiff", "npy", "wav", "au", "csv", "nifti", "bmp", "webp", "pnm", "npz", "mat", "hdf5")
 _ARRAYS = ("npy", "npz", "mat", "hdf5")
@@ -46,7 +47,7 @@ _ENDINGS = {"nifti": "nii", "hdf5": "h5"}
 _MOST = 2000  # bytes of samples that one byte of a file may stand for, beside the first 16 MiB
 
 
-def _check_samples(found: Any, size: int) -> None:
+def check_samples(found: Any, size: int) -> None:
     """Hold what was read against what the file can hold, and what is documented of it."""
     from nlflow.desk.files import EXTENSIONS, STACKS
 
@@ -66,8 +67,11 @@ def _check_samples(found: Any, size: int) -> None:
     require(found.sample_rate is None or found.sample_rate >= 0, f"sample rate {found.sample_rate}")
 
 
-def media(suffix: str) -> Callable[[Path], Reader]:
-    """Return the maker of a reader of images or signals; what is read is written and read again."""
+def media(suffix: str, **named: Any) -> Callable[[Path], Reader]:
+    """Return the maker of a reader of images or signals; what is read is written and read again.
+
+    `named` are further arguments of `nlflow.desk.files.read`.
+    """
 
     def make(folder: Path) -> Reader:
         from nlflow.desk import files
@@ -78,8 +82,8 @@ def media(suffix: str) -> Callable[[Path], Reader]:
         def read(data: bytes) -> None:
             source.write_bytes(data)
             with quiet():
-                found = files.read(source)
-            _check_samples(found, len(data))
+                found = files.read(source, **named)
+            check_samples(found, len(data))
             require(found.data.ndim in (1, 2, 3) or bool(found.axes), f"{found.data.ndim} dimensions")
             if found.format not in _LOSSLESS or found.data.size > 10**6:
                 return

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "ENDED",
     "READ",
     "REFUSED",
     "BrokenPropertyError",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 READ, REFUSED = "read", "refused by name"
+ENDED = "refused by name, its decoder ended in its child"
 _SPARE = 512 * 2**20  # bytes by which the peak of memory may grow in one input, with a limit of 128 MiB for an array
 
 # Events of the interpreter (PEP 578) that no reader has a reason for: programs, sockets, pickles.
@@ -38,7 +40,7 @@ _NEVER = (
 _FILES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate",
           "shutil.rmtree", "shutil.move", "shutil.copyfile")  # fmt: skip
 _CACHE = "numba/core/caching.py"
-_TRUSTED = (_CACHE, "importlib/_bootstrap", "frozen importlib", "ctypes/__init__.py")
+_TRUSTED = (_CACHE, "nlflow/desk/apart.py", "importlib/_bootstrap", "frozen importlib", "ctypes/__init__.py")
 
 
 Reader = Callable[[bytes], object]
@@ -144,7 +146,7 @@ def judge(reader: Callable[[bytes], object], data: bytes, guard: Guard | None = 
         # Not kept in a variable: the frames of its trace lead back here, and pixels would wait for the collector.
         if isinstance(error.__cause__, MemoryError) and not isinstance(error.__cause__, NlflowError):
             raise BrokenPropertyError("memory was asked for before the header was looked at") from error
-        outcome = REFUSED
+        outcome = ENDED if "a decoder that ended" in str(error) else REFUSED
     if guard is not None and guard.seen:
         raise BrokenPropertyError(f"a reader did what none may do: {guard.seen[0]}")
     grown = _peak() - before
