@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -457,3 +458,26 @@ def test_datasets_of_odd_layouts_are_read(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "b.h5") as file:
         assert isinstance(file["compact"].attrs["none"], h5py.Empty)
         assert list(file["compact"].attrs["texts"]) == ["a", "bc"]
+
+
+def test_a_chunk_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr = pytest.importorskip("zarr")
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 64), chunks=(32, 32), dtype="u1",
+                              compressors=zarr.codecs.GzipCodec())  # fmt: skip
+    array[...] = np.random.default_rng(0).integers(0, 256, (64, 64))
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    block = bytes(2**24)
+    unfolds = b"".join(packer.compress(block) for _ in range(128)) + packer.flush()  # 2 GiB in 2 MB
+    (tmp_path / "a.zarr/c/0/0").write_bytes(unfolds)
+    monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", str(2**26))
+    with pytest.raises(NlflowError, match=r"a\.zarr: its decoder needed over .*iB"):
+        files.load(tmp_path / "a.zarr")
+    from nlflow.desk.large import open_image
+
+    image, _ = open_image(tmp_path / "a.zarr", block=32)
+    assert image.blocks[1, 1].compute(scheduler="synchronous").shape == (32, 32)
+    with pytest.raises(NlflowError, match=r"a\.zarr: its decoder needed over .*iB"):
+        image.blocks[0, 0].compute(scheduler="synchronous")
+    (tmp_path / "a.zarr/c/0/0").write_bytes(b"no gzip")
+    with pytest.raises(FileFormatError, match=r"a\.zarr: got a damaged block at 0:32 x 0:32 \(Not a gzipped file"):
+        image.blocks[0, 0].compute(scheduler="synchronous")

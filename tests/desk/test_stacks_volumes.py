@@ -326,6 +326,7 @@ def test_a_store_stays_when_the_new_one_cannot_take_its_place(tmp_path: Path, mo
 def test_without_zarr_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr" / "zarr.json").write_text("{}")
+    monkeypatch.setenv("NLFLOW_DECODE", "here")
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(FileFormatError, match=r"zarr.*pip install 'nlflow\[zarr\]'"):
         files.read(tmp_path / "a.zarr")

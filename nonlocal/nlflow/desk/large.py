@@ -22,9 +22,10 @@ from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised, need_dask
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.options import Options
+from nlflow.desk.apart import call
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.tiff_pages import NODATA, check_compression, check_own, no_data_value, opened
-from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
+from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, file_error, memory_limit, shortened
 from nlflow.store.atomic import locked, put_folder, remove, sweep, write_folder
 from nlflow.store.encoding import digest, encode, misfit
 from nlflow.store.storage import load_record, save_record
@@ -32,6 +33,7 @@ from nlflow.store.storage import load_record, save_record
 __all__ = ["denoise_store", "open_image"]
 Array = NDArray[Any]
 _TIFF = (".tif", ".tiff")
+_MOST_BLOCKS = 10**6  # of which each is a task
 
 
 def open_array(path: Path) -> Any:
@@ -143,6 +145,9 @@ def open_stack(
         flat = len(shape) - (axis is not None) < 3
         block = ((1024, 2048) if flat else (256, 192))[quality != "fast"]
     sides = block_sides(shape, stored, axis, block, moving)
+    if (count := math.prod(-(-size // side) for size, side in zip(shape, sides, strict=True))) > _MOST_BLOCKS:
+        got = f"an array of shape {shape}, which is {count} blocks"
+        raise file_error(path, got, f"at most {_MOST_BLOCKS} blocks", "name a part of it, or a larger block")
     chunks = da.core.normalize_chunks(sides, shape, dtype=dtype)
     image = da.map_blocks(reader, str(path), chunks=chunks, dtype=dtype, meta=np.empty((0,) * len(shape), dtype))
     return image, axis, axes
@@ -167,11 +172,24 @@ def _place(block_info: Any) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in block_info[None]["array-location"])
 
 
-def _read_zarr(path: str, block_info: Any = None) -> Array:
-    import zarr
+def _block(path: str, block_info: Any, read: Callable[[Path, list[tuple[int, int]]], Array]) -> Array:
+    """Return a block; what is wrong with it is an error that names the file: decoders fail in any way."""
+    place = [(part.start, part.stop) for part in _place(block_info)]
+    try:
+        return read(Path(path), place)
+    except NlflowError:
+        raise
+    except Exception as error:
+        got = f"a damaged block at {' x '.join(f'{start}:{stop}' for start, stop in place)} ({shortened(error)})"
+        raise file_error(Path(path), got, "whole ones", "copy or export it again") from error
 
-    array: Any = zarr.open(path, mode="r")
-    return np.asarray(array[_place(block_info)])
+
+def _read_zarr(path: str, block_info: Any = None) -> Array:
+    def read(path: Path, place: list[tuple[int, int]]) -> Array:
+        block: Array = call("nlflow.desk.formats.ngff:part", path, memory_limit(), place=place)
+        return block
+
+    return _block(path, block_info, read)
 
 
 def _tiff(path: Path, wanted: str | None) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], int | None]:
@@ -217,11 +235,14 @@ def _nodata(path: Path, dtype: np.dtype[Any]) -> Any:
 
 
 def _read_tiff(path: str, block_info: Any = None) -> Array:
-    import zarr
+    def read(path: Path, place: list[tuple[int, int]]) -> Array:
+        import zarr
 
-    with opened(Path(path)) as tif, tif.aszarr() as store:
-        array: Any = zarr.open(store, mode="r")
-        return np.asarray(array[_place(block_info)])
+        with opened(path) as tif, tif.aszarr() as store:
+            array: Any = zarr.open(store, mode="r")
+            return np.asarray(array[tuple(slice(*part) for part in place)])
+
+    return _block(path, block_info, read)
 
 
 # ---- from an image to a zarr array

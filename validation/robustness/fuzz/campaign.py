@@ -72,7 +72,7 @@ def run_target(name: str, minutes: float, out: Path, seed: int = 0, mutations: i
         left_over = mutations - Counts(out / "counts").as_dict()["tried"] if mutations else 0
         if mutations and left_over <= 0:
             break
-        unguided = mutations and left_over or 2**62 * (not guided)
+        unguided = (mutations and left_over) or 2**62 * (not guided)
         code = _one_process(name, max(left, _FEWEST), out, seed + start, unguided)
         if code == 0:
             break

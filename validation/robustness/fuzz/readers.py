@@ -58,7 +58,7 @@ def check_samples(found: Any, size: int) -> None:
     require(data.size > 0, "an empty array")
     require(data.nbytes <= _MOST * size + 2**24, f"{data.nbytes} bytes of samples from {size} bytes")
     if found.axes:
-        require(len(found.axes) == data.ndim and set(found.axes) <= set("TZCYX"), f"axes {found.axes}")
+        require(len(found.axes) == data.ndim and set(found.axes) <= set("TZCYX?"), f"axes {found.axes}")
     elif found.kind == "image" and found.format not in _ARRAYS:
         require(data.ndim == 2 or (data.ndim == 3 and data.shape[2] >= 2), f"an image of shape {data.shape}")
         require(found.alpha is None or found.alpha.shape == data.shape[:2], "opacity of another shape")

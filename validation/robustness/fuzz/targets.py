@@ -96,7 +96,7 @@ TARGETS: dict[str, Target] = {
     "mat": Target("MAT files", readers.media(".mat"), files.mat, "bytes",
                   (*_FILES, "nlflow.desk.formats.mat", "nlflow.desk.formats.containers")),
     "hdf5": Target("HDF5 files", readers.media(".h5"), files.hdf5, "bytes",
-                   (*_FILES, "nlflow.desk.formats.hdf5", "nlflow.desk.formats.containers")),
+                   (*_FILES, "nlflow.desk.formats.hdf5", "nlflow.desk.formats.containers"), (), 16384),
     "mat-name": Target("MAT files, an array by its name", readers.media(".mat", array="a"), files.mat, "bytes",
                        (*_FILES, "nlflow.desk.formats.mat", "nlflow.desk.formats.containers")),
     "mat73": Target("MAT files of version 7.3", readers.media(".mat", array="a"), files.matlab, "bytes",

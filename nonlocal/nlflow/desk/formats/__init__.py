@@ -105,7 +105,8 @@ FORMATS = {
     "parquet": Format("parquet", "signal", checker="check"),
     "au": Format("sound", "signal", "i1 i2 i4 f4 f8", decoder="decode_au", encoder="encode_au"),
     "nifti": Format("nifti", _STACKED, f"{_INTEGERS} f4 f8", "nifti", checker="check"),
-    "zarr": Format("ngff", _STACKED, f"{_INTEGERS} f2 f4 f8", "ngff", folder=True, checker="check"),
+    "zarr": Format("ngff", _STACKED, f"{_INTEGERS} f2 f4 f8", "ngff", folder=True, apart="all", library="zarr",
+                   checker="check"),
     "video": Format("film", "clip", "u1 u2", "video", apart="parts", library="av", checker="check",
                     noter="notes"),
 }  # fmt: skip

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nlflow.desk.apart import size_of
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.axes import LONG_UNITS, arranged, scale_of
@@ -139,6 +141,13 @@ def _loaded(path: Path, array: Any) -> Array:
     check_declared(path, needed, size_of(path), copies=2)
     data: Array = array[...]
     return data
+
+
+def part(path: Path, place: list[tuple[int, int]]) -> Array:
+    """Return a part of a zarr array that was looked at before."""
+    array: Any = need_zarr(path).open(path, mode="r")
+    found: Array = np.asarray(array[tuple(slice(*ends) for ends in place)])
+    return found
 
 
 def check(media: Media, writing: Writing) -> str:
