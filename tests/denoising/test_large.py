@@ -608,6 +608,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_an_array_of_too_many_blocks_is_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", shape=(10**9, 10**9), chunks=(10, 10), dtype="u1")
     with pytest.raises(
-        FileFormatError, match=r"a\.zarr: got an array of shape .*953\d+ blocks, expected at most 1000000"
+        FileFormatError, match=r"a\.zarr: got an array of shape .*, which is \d{12} blocks, expected at most 1000000"
     ):
         open_image(tmp_path / "a.zarr")
