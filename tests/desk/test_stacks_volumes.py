@@ -8,9 +8,11 @@ import struct
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import tifffile
 
 from nlflow.desk import files
 from nlflow.errors import FileFormatError, InputError
@@ -369,3 +371,82 @@ def test_pictures_are_no_stacks(tmp_path: Path) -> None:
     for name in ("b.nii", "b.zarr", "b.mp4"):
         with pytest.raises(FileFormatError, match="cannot hold an image"):
             files.check_output(tmp_path / name, files.read(tmp_path / "a.npy"))
+
+
+# --- names of channels, of pictures in a folder ----------------------------------------------------------------------
+
+
+def test_names_of_channels_go_from_ome_tiff_to_ome_zarr_and_back(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 4000, (2, 3, 20, 24), dtype=np.uint16)
+    names = ["DAPI", "GFP", "µ <&>"]
+    tifffile.imwrite(tmp_path / "a.ome.tif", data, ome=True, metadata={"axes": "ZCYX", "Channel": {"Name": names}})
+    first = files.read(tmp_path / "a.ome.tif")
+    files.write(tmp_path / "b.ome.zarr", first.data, first)
+    omero = zarr.open(tmp_path / "b.ome.zarr", mode="r").attrs["ome"]["omero"]
+    assert [one["label"] for one in omero["channels"]] == names
+    assert omero["channels"][0]["window"] == {"min": data.min(), "max": data.max(), "start": data.min(),
+                                              "end": data.max()}  # fmt: skip
+    second = files.read(tmp_path / "b.ome.zarr")
+    files.write(tmp_path / "c.ome.tif", second.data, second)
+    with tifffile.TiffFile(tmp_path / "c.ome.tif") as tif:
+        found = ElementTree.fromstring(tif.ome_metadata).findall(".//{*}Channel")
+    assert [one.get("Name") for one in found] == names
+
+
+def test_pictures_are_placed_by_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    data = np.random.default_rng(0).integers(0, 60000, (2, 3, 11, 12, 14), dtype=np.uint16)
+    for t, c, z in np.ndindex(2, 3, 11):
+        tifffile.imwrite(folder / f"cells-2_channel{c}_Z{z}_t00{t + 5}.tif", data[t, c, z])
+    media = files.read(folder, axes="TCZYX")
+    assert media.axes == "TCZYX"
+    np.testing.assert_array_equal(media.data, data)
+    np.testing.assert_array_equal(files.read(folder, axes="ZTCYX").data, data.transpose(2, 0, 1, 3, 4))
+    files.write(tmp_path / "out", media.data, media)
+    for t, c, z in np.ndindex(2, 3, 11):
+        again = tifffile.imread(tmp_path / f"out/cells-2_channel{c}_Z{z}_t00{t + 5}.tif")
+        np.testing.assert_array_equal(again, data[t, c, z])
+    (folder / "cells-2_channel1_Z3_t005.tif").rename(tmp_path / "gone.tif")
+    with pytest.raises(FileFormatError, match=r"got 65 of 66 pictures, the first that lacks is t5_c1_z3"):
+        files.read(folder, axes="TCZYX")
+    tifffile.imwrite(folder / "cells_t5_c0_z1.tif", data[0, 0, 0])
+    with pytest.raises(FileFormatError, match=r"got the place of cells.*expected one picture for each"):
+        files.read(folder, axes="TCZYX")
+    (tmp_path / "colours").mkdir()
+    tifffile.imwrite(tmp_path / "colours/cells_t5.tif", data[0, 0, 0])
+    with pytest.raises(FileFormatError, match=r"got a name that says t, expected names with t, z .* such as t0_z0"):
+        files.read(tmp_path / "colours", axes="TZYX")
+    (tmp_path / "colours/cells_t5.tif").unlink()
+    for c, z in np.ndindex(2, 2):
+        tifffile.imwrite(tmp_path / f"colours/c{c}z{z}.tif", data[0, 0, :3].T.astype("u1"), photometric="rgb")
+    with pytest.raises(FileFormatError, match="pictures in colours whose names say a channel"):
+        files.read(tmp_path / "colours", axes="CZYX")
+
+
+@pytest.mark.parametrize(
+    "words", [{"compression": "zlib"}, {"tile": (16, 16)}, {"compression": "lzw", "tile": (16, 16)}]
+)
+@pytest.mark.parametrize("shape", [(32, 48), (3, 32, 48)])
+def test_packing_that_is_not_kept_is_told(words: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    tifffile.imwrite(
+        tmp_path / "a.tif", data, metadata={"axes": "ZYX"[-len(shape) :]}, photometric="minisblack", **words
+    )
+    media = files.read(tmp_path / "a.tif")
+    notes = [note for note in files.check_output(tmp_path / "b.tif", media) if "in strips without compression" in note]
+    assert len(notes) == 1
+    assert ("tiles of 16 x 16" in notes[0], "compression" in notes[0].split("input")[1]) == (
+        "tile" in words, "compression" in words)  # fmt: skip
+    tifffile.imwrite(tmp_path / "plain.tif", data, metadata={"axes": "ZYX"[-len(shape) :]}, photometric="minisblack")
+    assert not any(
+        "strips" in note for note in files.check_output(tmp_path / "b.tif", files.read(tmp_path / "plain.tif"))
+    )
+
+
+def test_positions_are_told_as_such(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as tif:
+        for _ in range(2):
+            tif.write(np.zeros((7, 20, 24), np.uint16), metadata={"axes": "ZYX"})
+    with pytest.raises(FileFormatError, match=r"got 2 images of 7 x 20 x 24 uint16 each, such as positions.*save one"):
+        files.read(tmp_path / "a.ome.tif")

@@ -414,3 +414,39 @@ def test_films_of_odd_size(tmp_path: Path, pixels: str) -> None:
         assert probe(place)["shape"] == (47, 95)
         held = media.data[..., 1] if media.data.ndim == 4 else media.data
         assert np.abs(seen(place) - held / 255).max() < 3.5 / 255
+
+
+def test_opacity_of_vp9_is_told(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "a.webm"), "w") as out:
+        video = out.add_stream("libvpx-vp9", rate=25)
+        video.height, video.width, video.pix_fmt = 48, 64, "yuva420p"
+        for number, frame in enumerate(scene(2)):
+            made = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="yuva420p")
+            made.pts, made.time_base = number, Fraction(1, 25)
+            out.mux(video.encode(made))
+        out.mux(video.encode())
+    assert any("its opacity is left out" in note for note in files.read(tmp_path / "a.webm").notes)
+    film(tmp_path / "b.webm", scene(2), codec="libvpx-vp9")
+    assert not any("its opacity is left out" in note for note in files.read(tmp_path / "b.webm").notes)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm"])
+def test_a_film_of_one_frame_comes_back_as_one(name: str, tmp_path: Path) -> None:
+    film(tmp_path / name, scene(1), codec="libvpx-vp9" if name == "a.webm" else "libx264")
+    media = files.read(tmp_path / name)
+    assert media.kind == "image"
+    out = tmp_path / f"b{Path(name).suffix}"
+    files.write(out, media.data, media)
+    with av.open(str(out)) as found:
+        assert len(list(found.decode(video=0))) == 1
+    assert np.abs(files.read(out).data.astype(float) - media.data).mean() < 4
+
+
+@pytest.mark.parametrize("pixels", ["nv12", "yuv420p", "yuv410p", "yuv411p"])
+def test_films_of_odd_size_are_read_and_written(pixels: str, tmp_path: Path) -> None:
+    codec = "rawvideo" if pixels == "nv12" else "ffv1"
+    film(tmp_path / "a.mkv", scene(2, 47, 63), codec=codec, pixels=pixels)
+    media = files.read(tmp_path / "a.mkv")
+    assert media.data.shape == (2, 47, 63, 3)
+    files.write(tmp_path / "b.mkv", media.data, media)
+    assert files.read(tmp_path / "b.mkv").data.shape == (2, 47, 63, 3)

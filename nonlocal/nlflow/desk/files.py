@@ -8,6 +8,7 @@ not at all.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +205,47 @@ def pictures_in(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: natural(path.name))
 
 
-def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
-    """Read pictures of one size and type, in this order, as one stack whose first axis the user has to name.
+_NAMED = re.compile(r"(?<![a-z])(time|channel|slice|[tzc])[_-]?(\d+)", re.IGNORECASE)
+_LETTERS = {"time": "T", "channel": "C", "slice": "Z"}
+
+
+def placed_by_name(folder: Path, paths: Sequence[Path], letters: str) -> tuple[list[Path], tuple[int, ...]]:
+    """Return pictures in the order of these axes, as their names say it (``t3_c0_z12``), and how many along each.
+
+    Raises
+    ------
+    FileFormatError
+        If a name does not say it, or if not all places have one picture each.
+    """
+    found: dict[tuple[int, ...], Path] = {}
+    small = letters.lower()
+    wanted = f"names with {', '.join(small)} and a number each, such as {'_'.join(f'{a}0' for a in small)}"
+    for path in paths:
+        said = {}
+        for word, number in _NAMED.findall(path.stem):
+            said[_LETTERS.get(word.lower(), word.upper())] = int(number)
+        if not set(letters) <= set(said):
+            raise file_error(
+                path, f"a name that says {', '.join(sorted(said)).lower() or 'none of them'}", wanted, "rename it"
+            )
+        place = tuple(said[letter] for letter in letters)
+        if place in found:
+            raise file_error(path, f"the place of {found[place].name}", "one picture for each", "take one out")
+        found[place] = path
+    values = [sorted({place[axis] for place in found}) for axis in range(len(letters))]
+    if (count := math.prod(map(len, values))) > len(found):
+        lacking = next(place for place in product(*values) if place not in found)
+        first = "_".join(f"{a}{n}" for a, n in zip(small, lacking, strict=True))
+        got = f"{len(found)} of {count} pictures, the first that lacks is {first}"
+        raise file_error(folder, got, "one for each place", "add what lacks, or take out what is beside it")
+    return [found[place] for place in product(*values)], tuple(map(len, values))
+
+
+def load_frames(folder: Path, paths: Sequence[Path], axes: str | None = None) -> Media:
+    """Read pictures of one size and type as one stack.
+
+    Its first axis, in this order, has to be named by the user. Of several axes beside Y and X (``TCZYX``) the names of
+    the pictures say which is where; see `placed_by_name`.
 
     Raises
     ------
@@ -214,6 +255,9 @@ def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
     if not paths:
         raise FileFormatError(f"{folder}: got no pictures, expected at least one; check the name")
     check_links(folder, paths, "a folder of pictures")
+    beside, sizes = (axes or "").upper().partition("YX")[0], (len(paths),)
+    if len(beside) > 1 and set(beside) <= set("TZC"):
+        paths, sizes = placed_by_name(folder, paths, beside)
     kept: list[Media] = []
     data: Array | None = None
     for number, path in enumerate(paths):
@@ -243,9 +287,13 @@ def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
     notes = list(dict.fromkeys(note for one in kept for note in one.notes))
     if len(notes) > 1:
         notes = [notes[0] + f"; of other frames there are {len(notes) - 1} more such notes"]
-    axes = "?YX" + ("C" if data.ndim == 4 else "")
+    said = (beside if len(sizes) > 1 else "?") + "YX" + ("C" if data.ndim == 4 else "")
+    if said.count("C") > 1:
+        remedy = "leave C out of the axes, or save grey levels"
+        raise file_error(folder, "pictures in colours whose names say a channel", "one or the other", remedy)
+    data = data.reshape(*sizes, *data.shape[1:])
     return Media(folder, "frames", "volume", data, orientation=kept[0].orientation, extras={"frames": tuple(kept)},
-                 notes=tuple(notes), axes=axes)  # fmt: skip
+                 notes=tuple(notes), axes=said)  # fmt: skip
 
 
 # ---- what is read: the axes of arrays and stacks settled
@@ -301,7 +349,7 @@ def read(
         check_choice("first_column", first_column, ("keep", "denoise"))
     path = Path(path)
     if axes is not None and path.is_dir() and not format_of(path):
-        media = load_frames(path, pictures_in(path))
+        media = load_frames(path, pictures_in(path), axes)
     else:
         media = load(path, first_column=first_column, array=array)
     if first_column is not None and media.format not in TABLES:
@@ -428,7 +476,7 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
     got, instead = "", ".csv or .npy" if media.kind == "signal" else ".tif or .npy"
     kinds, dtypes = FORMATS[form].kinds, FORMATS[form].dtypes
-    if media.kind not in kinds.split():
+    if media.kind not in kinds.split() and not (form == media.format == "video"):  # a film of one frame is an image
         got = ARTICLES[media.kind]
         instead = {"image": ".png, .tif or .npy", "signal": ".wav, .csv or .npy", "clip": ".mp4, .tif or .npy",
                    "volume": ".tif, .nii, .ome.zarr or .npy"}[media.kind]  # fmt: skip

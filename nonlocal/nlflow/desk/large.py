@@ -131,6 +131,8 @@ def open_stack(
         reader = _read_zarr
     else:
         raise FileFormatError(f"{path}: got a file of another format, expected a zarr array or a TIFF file; convert it")
+    if 0 in stored:
+        raise FileFormatError(f"{path}: got chunks of shape {stored}, expected at least one sample; write it anew")
     if 0 in shape or not 1 <= len(shape) <= (3 if axes is None else 4):
         expected = "one to three axes" if axes is None else f"the axes {axes}"
         raise FileFormatError(f"{path}: got an array of shape {shape}, expected {expected}; name a part of it")

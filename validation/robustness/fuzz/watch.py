@@ -40,7 +40,15 @@ _NEVER = (
 _FILES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate",
           "shutil.rmtree", "shutil.move", "shutil.copyfile")  # fmt: skip
 _CACHE = "numba/core/caching.py"
-_TRUSTED = (_CACHE, "nlflow/desk/apart.py", "importlib/_bootstrap", "frozen importlib", "ctypes/__init__.py")
+# Dask pickles functions of the package to tell them apart.
+_TRUSTED = (
+    _CACHE,
+    "nlflow/desk/apart.py",
+    "dask/array/core.py",
+    "importlib/_bootstrap",
+    "frozen importlib",
+    "ctypes/__init__.py",
+)
 
 
 Reader = Callable[[bytes], object]

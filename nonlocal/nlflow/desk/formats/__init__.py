@@ -84,7 +84,7 @@ _STACKED = "image volume clip"
 FORMATS = {
     "png": Format("pictures", "image", "u1 u2", "exif icc_profile xmp dpi gamma text", encoder="encode_png"),
     "jpeg": Format("pictures", "image", "u1", "exif icc_profile xmp dpi comment", encoder="encode_jpeg"),
-    "tiff": Format("tiff", _STACKED, f"{_INTEGERS} f2 f4 f8", "icc_profile xmp dpi tags tiff"),
+    "tiff": Format("tiff", _STACKED, f"{_INTEGERS} f2 f4 f8", "icc_profile xmp dpi tags tiff", noter="notes"),
     "bmp": Format("pictures", "image", "u1", "dpi", encoder="encode_bmp"),
     "webp": Format("pictures", "image", "u1", "exif icc_profile xmp", apart="all", library="PIL.Image",
                    encoder="encode_webp", checker="check_webp", noter="notes_webp"),

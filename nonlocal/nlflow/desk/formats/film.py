@@ -99,8 +99,9 @@ def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str],
             continue
         known = [one.name for one in av.codec.Codec(codec, "w").video_formats or ()]
         fitting = _fitting(pixels, known, colours, info.bits)
-        if codec.startswith("libx264") and _odd(fitting, info.shape):  # others hold a part of a pixel's colours
-            whole = fitting.replace("420", "444").replace("422", "444")
+        plain = _PLANAR.get(fitting, fitting)
+        if codec.startswith("libx264") and _odd(plain, info.shape):  # others hold a part of a pixel's colours
+            whole = plain.replace("420", "444").replace("422", "444")
             fitting = whole if whole in known else ""
         if not fitting:
             continue
@@ -111,6 +112,11 @@ def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str],
     remedy = "name it .mkv" if ending != ".mkv" else "write .npy or .tif"
     remedy += "" if ending != ".avi" or lossless else ", or give --write quality=lossless"
     raise FileFormatError(f"{path}: {ending} files cannot hold {what} {words}; {remedy}")
+
+
+# The same pixels with the two colours in planes of their own.
+_PLANAR = {"nv12": "yuv420p", "nv21": "yuv420p", "nv16": "yuv422p", "nv20le": "yuv422p10le", "p010le": "yuv420p10le",
+           "p210le": "yuv422p10le"}  # fmt: skip
 
 
 def _fitting(pixels: str, known: list[str], colours: bool, bits: int) -> str:
@@ -460,7 +466,8 @@ def clip(info: VideoInfo, data: Array, times: Sequence[int], lengths: Sequence[i
         notes.append(f"{path}: the frame rate varies ({low:.4g} to {high:.4g} a second); each frame keeps its time")
     if info.interlaced:
         notes.append(f"{path}: is interlaced; its frames are denoised, and written, as whole pictures")
-    if info.pixels.startswith(_WITH_ALPHA):
+    # The opacity of VP8 and VP9 is a film of its own, which FFmpeg's decoder passes over.
+    if info.pixels.startswith(_WITH_ALPHA) or info.words.get("alpha_mode") == "1":
         notes.append(f"{path}: its opacity is left out; films are written without")
     extras = {"video": {"info": info, "times": times, "lengths": lengths}}
     axes = "TYXC" if data.ndim == 4 else "TYX"

@@ -80,7 +80,8 @@ class Media:
     # What else comes with the samples, written back unchanged where the output's format has a place for it: ``exif``,
     # ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and ``text`` (of a
     # PNG file, by keys) of images; ``resolution`` and ``tags`` of a TIFF file; ``bits`` (of a sample) of a WAV file;
-    # ``array`` (its name and its shape in the file) of one of several arrays; ``sheet`` (the text of a table).
+    # ``array`` (its name and its shape in the file) of one of several arrays; ``sheet`` (the text of a table);
+    # ``channels`` (their names) of a stack; ``packing`` (how the samples of a TIFF file are packed, in words).
     extras: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # the conversions made while reading, for the user
     # One letter for each axis of the data of a stack, and of an image that was read as one: T (time), Z, Y, X, C

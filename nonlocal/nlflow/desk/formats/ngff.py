@@ -91,7 +91,10 @@ def decode(path: Path) -> Media:
     if beside:
         notes.append(f"{path}: {' and '.join(beside)} {'are' if len(beside) > 1 else 'is'} left out")
     own = {"version": version, "attributes": attributes, "axes": axes, "shape": array.shape, "path": level["path"]}
-    extras = {"ngff": {**own, "format": array.metadata.zarr_format, "chunks": array.chunks}}
+    told = own["attributes"].get("ome", own["attributes"]).get("omero", {})
+    labels = tuple(str(one.get("label", "")) for one in told.get("channels", ()))
+    extras: dict[str, Any] = {"channels": labels} if labels and all(labels) else {}
+    extras |= {"ngff": {**own, "format": array.metadata.zarr_format, "chunks": array.chunks}}
     data = _loaded(path, array)
     return Media(path, "zarr", "volume", data, extras=extras, notes=tuple(notes), axes=axes, scale=scale)
 
@@ -171,6 +174,7 @@ def encode(folder: Path, values: Array, media: Media, writing: Writing) -> None:
         axes = "".join(a for a in "TCZYX" if a in media.axes)
         values, version, form, name = arranged(values, media.axes, axes), "0.5", 3, "0"
         attributes = {"ome": {"version": version, "multiscales": [_multiscale(media, axes)]}}
+        attributes["ome"] |= _channels(media, values, axes)
     group = zarr.open_group(folder, mode="w", zarr_format=form)
     more: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}} if form == 2 else {
         "dimension_names": [a.lower() for a in axes]}  # fmt: skip
@@ -189,6 +193,16 @@ def _multiscale(media: Media, axes: str) -> dict[str, Any]:
     factors = [media.scale.get(letter, (1.0, ""))[0] for letter in axes]
     level = {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": factors}]}
     return {"name": media.path.name.split(".")[0], "axes": described, "datasets": [level]}
+
+
+def _channels(media: Media, values: Array, axes: str) -> dict[str, Any]:
+    """Return what OME-Zarr says of channels: their names and, as it wants it, how they are shown."""
+    names = media.extras.get("channels", ())
+    if len(names) != (values.shape[axes.index("C")] if "C" in axes else 1):
+        return {}
+    low, high = float(values.min()), float(values.max())
+    window = {"min": low, "max": high, "start": low, "end": high}
+    return {"omero": {"channels": [{"label": name, "color": "FFFFFF", "window": window} for name in names]}}
 
 
 def _chunks(values: Array) -> tuple[int, ...]:

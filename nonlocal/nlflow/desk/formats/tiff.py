@@ -42,6 +42,7 @@ def decode(path: Path) -> Media:
         stored = np.moveaxis(stored, 0, -1) if series.axes == "SYX" else stored  # planes one after the other
         data, alpha, notes = _in_colours(stored, page, path)
         extras, more = extras_of(page, path)
+        extras |= _packing(page)
         turn = _orientation(page)
     notes += more
     data = np.ascontiguousarray(data)
@@ -182,6 +183,9 @@ def decode_stack(path: Path, tif: Any, count: int) -> Media:
         lost.append(f"{path}: what is special to its kind ({series.kind}) is left out")
     if data.ndim < len(letters):  # grey levels with opacity
         data = data[..., None]
+    if layout["flavour"] == "ome":
+        extras |= _ome_channels(path, layout["description"])
+    extras |= _packing(page)
     told = (*notes, *more, *lost)
     return Media(
         path, "tiff", "volume", data, alpha=alpha, extras=extras, notes=told, axes=letters, scale=scale, bits=bits
@@ -200,6 +204,9 @@ def _whole(tif: Any) -> tuple[Any, str, tuple[int, ...]]:
 def _check_one(path: Path, tif: Any, count: int) -> None:
     if len(tif.series) > 1:
         kinds = [f"{' x '.join(map(str, one.shape))} {one.dtype}" for one in tif.series]
+        if len(set(kinds)) == 1:  # positions of a microscope, most often
+            got, remedy = f"{len(kinds)} images of {kinds[0]} each, such as positions", "save one as a file of its own"
+            raise file_error(path, got, "one image or stack", remedy)
         shown = ", ".join(kinds[:_UNEQUAL]) + (f" and {len(kinds) - _UNEQUAL} more" if len(kinds) > _UNEQUAL else "")
         remedy = "save those of one size and type as a file of their own"
         raise file_error(path, f"{count} pages that are not alike ({shown})", "pages of one size and type", remedy)
@@ -280,6 +287,25 @@ def _ome_scales(path: Path, text: bytes) -> tuple[dict[str, tuple[float, str]], 
     scale["T"] = scale_of(pixels.get("TimeIncrement"), pixels.get("TimeIncrementUnit", "s"))
     bits = pixels.get("SignificantBits", "")
     return {k: v for k, v in scale.items() if v is not None}, int(bits) if bits.isascii() and bits.isdecimal() else None
+
+
+def _ome_channels(path: Path, text: bytes) -> dict[str, Any]:
+    """Return the names of channels that an OME-XML text tells, where it tells all of them."""
+    names = tuple(one.get("Name", "") for one in _ome_pixels(path, text)[1].findall("{*}Channel"))
+    return {"channels": names} if all(names) and names else {}
+
+
+def _packing(page: Any) -> dict[str, Any]:
+    """Return in words how the samples of a page are packed, where it is otherwise than they are written."""
+    words = [] if int(page.compression) == 1 else [f"compression {page.compression.name}"]
+    words += [f"tiles of {page.tilewidth} x {page.tilelength}"] if page.is_tiled else []
+    return {"packing": " in ".join(words)} if words else {}
+
+
+def notes(media: Media, writing: Writing) -> list[str]:
+    """Return what becomes of the packing of the input."""
+    packing = media.extras.get("packing")
+    return [f"{writing.path}: is written in strips without compression; the input has {packing}"] if packing else []
 
 
 def _own_ome(path: Path, text: bytes, planes: int) -> bytes:
@@ -376,7 +402,9 @@ def _encode_anew(stream: BinaryIO, values: Array, media: Media, writing: Writing
     import tifffile
 
     scale, dtype = media.scale, values.dtype.str[1:]
+    names = media.extras.get("channels", ())  # colours have none
     colour = media.channel_axis is not None and values.shape[media.channel_axis] in (3, 4) and dtype in ("u1", "u2")
+    colour = colour and not names
     axes = "TZYXS" if colour else "TZCYX"
     values = arranged(values, media.axes.replace("C", "S") if colour else media.axes, axes)
     large = values.nbytes > 2**32 - 2**25
@@ -395,6 +423,8 @@ def _encode_anew(stream: BinaryIO, values: Array, media: Media, writing: Writing
         tifffile.imwrite(stream, values, imagej=True, metadata=words, **options)
         return
     words = {"axes": axes}
+    if names and len(names) == values.shape[axes.index("C")]:
+        words["Channel"] = {"Name": list(names)}
     for letter in "ZYX":
         if letter in scale:
             words |= {
