@@ -246,8 +246,7 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
     lines = _lines(text, newline)
     delimiter = _delimiter(lines)
     places = list(accumulate((1 + line.count("\n") for line in lines), initial=1))
-    rows, header = _rows(path, lines, delimiter, places)
-    cells = [_cells(lines[number], delimiter) for number in rows]
+    rows, cells, header = _rows(path, lines, delimiter, places)
     decimal = "," if delimiter != "," and _has_commas([cell for row in cells for cell in row]) else "."
     numbers = [places[number] for number in rows]
     width = len(cells[0])
@@ -338,6 +337,8 @@ def _bare(cell: str) -> str:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
+    if '"' not in line and delimiter != " ":
+        return [cell.strip() for cell in line.split(delimiter)]
     return [_bare(cell).replace('""', '"') for cell in _pieces(line, delimiter)[1::2]]
 
 
@@ -369,8 +370,10 @@ def _delimiter(lines: list[str]) -> str:
     return best if any(len(_cells(line, best)) > 1 for line in some) else ","
 
 
-def _rows(path: Path, lines: list[str], delimiter: str, places: list[int]) -> tuple[list[int], tuple[str, ...] | None]:
-    """Return which lines hold samples, and the names of the columns.
+def _rows(
+    path: Path, lines: list[str], delimiter: str, places: list[int]
+) -> tuple[list[int], list[list[str]], tuple[str, ...] | None]:
+    """Return which lines hold samples, their cells, and the names of the columns.
 
     Lines before and after them are texts; between them are rows and comments alone.
     """
@@ -379,7 +382,7 @@ def _rows(path: Path, lines: list[str], delimiter: str, places: list[int]) -> tu
     some = [n for n, kind in kinds.items() if "number" in kind]
     if not some:
         if len(cells) > 1 and len(row := next(iter(cells.values()))) > 1 and "text" in kinds[max(kinds)]:
-            return list(cells)[1:], tuple(row)  # a table of texts, which is told as such
+            return list(cells)[1:], list(cells.values())[1:], tuple(row)  # a table of texts, which is told as such
         raise file_error(path, "no row of numbers", "columns of numbers", "export it again")
     width = Counter(len(kinds[n]) for n in some).most_common(1)[0][0]
     full = [n for n in some if len(kinds[n]) >= width and set(kinds[n][width:]) <= {"nothing"}]
@@ -408,7 +411,7 @@ def _rows(path: Path, lines: list[str], delimiter: str, places: list[int]) -> tu
             raise file_error(path, got, f"{width} as in most lines", "give every line as many cells")
         bad = next((c for c in of_numbers if kinds[n][c] == "text"), of_numbers[0])
         raise _bad_cell(path, cells[n][bad], places[n], bad, header)
-    return rows, header
+    return rows, [cells[n] for n in rows], header
 
 
 def _header(
