@@ -326,3 +326,33 @@ def test_weak_noise_beside_high_peaks_is_taken_out_without_a_warning():
     clean = 50 + 1e5 * np.exp(-(((t - 800) / 30) ** 2)) + 2e4 * np.exp(-(((t - 1900) / 90) ** 2))
     result = denoise(clean + 12 * white(3000))
     assert rms(result - clean) < 5
+
+
+def _walk(size=1500):
+    """A slow signal, and the same number of samples of steps, both under white noise of strength 1."""
+    t, rng = np.arange(size) / size, np.random.default_rng(3)
+    slow = 20 * np.sin(2 * np.pi * 3 * t) + 10 * np.sin(2 * np.pi * 11 * t + 1)
+    steps = 6.0 * np.cumsum(np.where(rng.random(size) < 0.01, rng.choice([-1, 1], size), 0))
+    return slow, steps, rng.normal(size=size)
+
+
+def test_slow_recordings_are_seen_on_coarser_scales():
+    slow, _, noise = _walk()
+    blind, info = denoise(slow + noise, return_info=True)
+    assert np.std(blind - slow) < 0.5 * np.std(denoise(slow + noise, info.sigma) - slow)
+
+
+@pytest.mark.slow
+def test_scales_are_chosen_by_risk(monkeypatch):
+    slow, steps, noise = _walk()
+    blind, info = denoise(steps + noise, return_info=True)
+    np.testing.assert_array_equal(blind, denoise(steps + noise, info.sigma))
+    # A look at the middle of what is long chooses the same.
+    whole, missing = denoise(slow + noise), np.zeros(len(slow), bool)
+    missing[700:720] = True
+    gap = denoise(slow + noise, mask=missing)
+    monkeypatch.setattr("nlflow.denoising.groupwise._LOOKED", 700)
+    np.testing.assert_array_equal(denoise(slow + noise), whole)
+    np.testing.assert_array_equal(denoise(slow + noise, mask=missing), gap)
+    both = denoise(np.stack([slow + noise, slow + noise[::-1]], axis=1), channel_axis=1)
+    assert max(np.std(both[:, 0] - slow), np.std(gap[~missing] - slow[~missing])) < 2 * np.std(whole - slow)

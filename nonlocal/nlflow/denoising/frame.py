@@ -212,7 +212,17 @@ class Frame:
 
             return in_cells(f, self, watch)
         assert self.flow is not None
+        if self.has_scales and not watch.every:
+            from nlflow.denoising.groupwise import at_scales
+
+            return at_scales(f, self, watch)
         return self.flow.run(f, self, watch)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether a recording, of whose noise nothing was said, is looked at on several scales."""
+        even = self.variance is None and self.exact is None
+        return self.quality not in ("fast", "pixels") and even and self.found is not None and len(self.shape) == 1
 
     def solve(self, part: Part, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
         """Return the estimate of the whole that the preset or a rule chooses, its estimated risk, and what is told."""

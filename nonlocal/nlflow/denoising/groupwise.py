@@ -38,10 +38,11 @@ from nlflow._array import namespace, to_numpy
 from nlflow.backends.numba import RUN
 from nlflow.denoising.frame import Coloured, Frame, Spread, channels_for
 from nlflow.denoising.layout import Axes
+from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.patches import GroupAffinity, GroupFlow, Grouping, RelaxedSemiImplicit, TensorFilter
 from nlflow.denoising.patches.affinity import as_planes
 from nlflow.denoising.patches.lattice import Three, three
-from nlflow.denoising.runs import ALONE, Problem, Run, Watch, run, within
+from nlflow.denoising.runs import ALONE, Problem, Run, Watch, run, select, within
 from nlflow.errors import InputError, MemoryLimitError, check_memory, format_bytes, memory_limit
 
 Array = NDArray[Any]
@@ -65,6 +66,8 @@ _AS_WHITE = 0.3  # share of that estimate
 _STRONGER = 2.5  # times the noise, as what lies at low frequencies is more than white noise has there
 _WHITE_STEPS = 2
 _WEAK = 0.15  # noise over signal, a channel: small patches lose little up to here (by hand, on one Kodak picture)
+_SCALES = 4  # coarser recordings, at most
+_LOOKED = 2**15  # samples of a recording in which the risk is estimated
 _WIDEST = 1.4  # times the side of a cube
 
 
@@ -423,6 +426,44 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
         told["parameters"]["as_white"] = _AS_WHITE
         told |= {"tiles": max(told["tiles"], tiles), "memory_bytes": max(told["memory_bytes"], memory)}
     return Run([result], told)
+
+
+def at_scales(f: Array, frame: Frame, watch: Watch) -> Run:
+    """Run the flow on a recording (N, C) alone, and on coarser recordings first; return the run of less risk.
+
+    Patches are short beside what is slow in a recording, so that much slow noise is left; coarser recordings take it
+    out, but ring at steps. Stein's estimate of the risk tells which counts, from the middle of what is long.
+    """
+    from nlflow.denoising.noise.spectra import levels_within
+
+    flow, size, units = frame.flow, len(f), frame.level / frame.unit
+    assert isinstance(flow, Groups)
+    if levels_within(f.shape, 1) == 0:
+        return flow.run(f, frame, watch)
+    first = max(size - _LOOKED, 0) // 2
+    look = slice(first, first + _LOOKED)
+    held = frame if frame.missing is None else replace(frame, missing=frame.missing[look])
+    flat = np.ones((len(flow.colours), 1, OfSpectra.frequencies))
+
+    def alone(g: Array, frame: Frame, watch: Watch) -> Run:
+        return flow.run(g, frame, watch)
+
+    def coarse_first(g: Array, frame: Frame, watch: Watch) -> Run:
+        white = Coloured(flow.colours, flat, np.ones((len(g), 1), g.dtype), _SCALES, flat)
+        return coloured(g, frame, white, flow.preset, watch)
+
+    def both(g: Array, start: float = 0.0, trail: Any = None) -> list[Run]:
+        parts = (within(watch.tell, start + part, start + part + 0.25) for part in (0.0, 0.25))
+        return [
+            way(g, held, replace(watch, tell=tell, trail=trail))
+            for way, tell in zip((alone, coarse_first), parts, strict=True)
+        ]
+
+    runs = both(f[look], trail=watch.trail)
+    seen = slice(None) if held.missing is None else ~held.missing
+    best, *_ = select("sure", f[look], [one.path[-1] for one in runs], lambda moved: [one.path[-1] for one in
+                      both(moved, 0.5)], 1.0, seen, frame.options.seed, units)  # fmt: skip
+    return runs[best] if size <= _LOOKED else (alone, coarse_first)[best](f, frame, replace(watch, tell=None))
 
 
 def _as_white(f: Array, frame: Frame, noise: Coloured, watch: Watch) -> tuple[Array, int, int]:

@@ -76,7 +76,8 @@ def denoise_array(
 ) -> Any:
     """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole.
 
-    Every block is denoised with a halo as wide as the flow looks, so blocks leave no seams. What the whole image
+    Every block is denoised with a halo as wide as the flow looks, so blocks leave no seams; a recording whose noise is
+    found out is looked at on several scales as a whole, but not in blocks. What the whole image
     decides (its mean and range, how noisy it is, after how many steps the flow stops) is computed before this returns,
     on the scheduler that is in force; the result itself is lazy.
 
