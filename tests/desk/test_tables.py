@@ -339,6 +339,7 @@ def test_a_parquet_table_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_pyarrow_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.parquet").write_bytes(b"PAR1" + bytes(40))
+    monkeypatch.setenv("NLFLOW_DECODE", "here")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
         FileFormatError, match=r"in\.parquet: needs pyarrow, which is not installed; .*nlflow\[parquet\]"

@@ -38,7 +38,11 @@ from nlflow.errors import FileFormatError, MemoryLimitError, NlflowError, check_
 _PATIENCE, _RATE = 60.0, 2**18  # seconds that a decoder may take: so many, and one more for so many bytes of a file
 _ROOM = 2**28 + 2**24 * (os.cpu_count() or 1)  # bytes beside the samples: stacks and buffers of threads
 _IDLE = 4  # children that are kept
-_KINDS = {"Media": "nlflow.desk.formats.media", "VideoInfo": "nlflow.desk.formats.film"}
+_KINDS = {
+    "Media": "nlflow.desk.formats.media",
+    "Sheet": "nlflow.desk.formats.tables",
+    "VideoInfo": "nlflow.desk.formats.film",
+}
 _LONGEST = 2**28  # bytes of the text of a reply
 _LARGE = 2**16  # bytes of an array that is not sent
 _PIPE = 2**20  # bytes that wait in a pipe

@@ -102,7 +102,7 @@ FORMATS = {
     "hdf5": Format("hdf5", dtypes=f"{_INTEGERS} f2 f4 f8", apart="parts", library="h5py", checker="check"),
     "wav": Format("sound", "signal", "u1 i2 i4 i8 f4 f8"),
     "csv": Format("tables", "signal", decoder="decode_csv", encoder="encode_csv"),
-    "parquet": Format("parquet", "signal", checker="check"),
+    "parquet": Format("parquet", "signal", apart="all", library="pyarrow.parquet", checker="check"),
     "au": Format("sound", "signal", "i1 i2 i4 f4 f8", decoder="decode_au", encoder="encode_au"),
     "nifti": Format("nifti", _STACKED, f"{_INTEGERS} f4 f8", "nifti", checker="check"),
     "zarr": Format("ngff", _STACKED, f"{_INTEGERS} f2 f4 f8", "ngff", folder=True, apart="all", library="zarr",

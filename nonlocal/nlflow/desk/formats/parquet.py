@@ -19,6 +19,7 @@ def _need_pyarrow(path: Path) -> Any:
     """Return pyarrow with its reader, or raise `FileFormatError` where it is not installed."""
     try:
         import pyarrow
+        import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
         raise lacking(path, "pyarrow", f"{install_command('parquet')}, or save the table as CSV") from error
@@ -46,7 +47,11 @@ def decode(path: Path, first_column: FirstColumn | None = None) -> Media:
     absent = np.stack([table.column(c).is_null().to_numpy() for c in samples], axis=1)
     if data.shape[1] == 1:
         data, absent = data[:, 0], absent[:, 0]
-    extras = {"sheet": Sheet((), (), tuple(samples), len(names) - len(samples)), "parquet": (table, codec)}
+    kept_table = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(kept_table, table.schema) as stream:
+        stream.write_table(table)
+    whole = kept_table.getvalue().to_pybytes()  # as it travels from the child in which it is read
+    extras = {"sheet": Sheet((), (), tuple(samples), len(names) - len(samples)), "parquet": (whole, codec)}
     return Media(
         path, "parquet", "signal", data, header=names, time=tuple(firsts) if kept else None, extras=extras,
         notes=tuple(notes), absent=absent if absent.any() else None,
@@ -61,7 +66,8 @@ def check(media: Media, writing: Writing) -> str:
 def encode(stream: BinaryIO, values: Array, media: Media, writing: Writing) -> None:
     """Write the table of the input with other numbers in its columns of samples, in the types that these have."""
     arrow = _need_pyarrow(writing.path)
-    table, codec = media.extras["parquet"]
+    whole, codec = media.extras["parquet"]
+    table = arrow.ipc.open_stream(whole).read_all()
     values = values.reshape(len(values), -1)
     absent = None if media.absent is None else media.absent.reshape(values.shape)
     for place, column in enumerate(media.extras["sheet"].columns):
