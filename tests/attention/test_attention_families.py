@@ -16,9 +16,11 @@ from tests.problems import devices, torch_on_one_thread
 torch = torch_on_one_thread()
 pytest.importorskip("transformers")
 
+from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from nlflow.attention import Adapter, attach, blocks, detach, load_model, load_terms, probe, save_terms  # noqa: E402
+from nlflow.attention.injection import keeping  # noqa: E402
 from tests.transformer_models import build as known  # noqa: E402
 from tests.transformer_models import checkpointed  # noqa: E402
 from validation.families import RECORD, ROUNDED, look, outputs, page, same  # noqa: E402
@@ -401,6 +403,50 @@ def test_terms_are_saved_with_their_model(learned: Any, tmp_path: Path) -> None:
     attach(learned, fidelity=0.1)
     save_terms(learned, tmp_path / "terms")  # nothing was learned: what the folder had is gone
     assert [path.name for path in (tmp_path / "terms").iterdir()] == ["attention.json"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "written"),
+    [(True, True, "terms.safetensors"), (True, False, "attention.json"), (False, True, "terms.safetensors")],
+)
+def test_a_kill_between_the_two_files_leaves_a_pair(
+    learned: Any, first: bool, second: bool, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old terms or new ones, never the arguments of one save with the values of the other."""
+    given = inputs_of(learned)
+    stock = detach(copy.deepcopy(learned))
+    if not first:
+        attach(learned, fidelity=0.3)
+    save_terms(learned, tmp_path)
+    before = outputs(learned, given)
+    attach(learned, fidelity=0.1, learned=second)
+    after = outputs(learned, given)
+    assert not same(before, after)
+    calls: list[str] = []
+
+    def killed(write: Any) -> Any:
+        def call(path: Path, *words: Any) -> None:
+            if calls:
+                raise KeyboardInterrupt
+            calls.append(path.name)
+            write(path, *words)
+
+        return call
+
+    for name in ("write_content", "remove"):
+        monkeypatch.setattr(keeping, name, killed(getattr(keeping, name)))
+    with pytest.raises(KeyboardInterrupt):
+        save_terms(learned, tmp_path)
+    assert calls == [written]
+    assert same(outputs(load_terms(stock, tmp_path), given), after if first else before)
+
+
+def test_values_of_another_save_are_refused(learned: Any, tmp_path: Path) -> None:
+    save_terms(learned, tmp_path)
+    place = tmp_path / "terms.safetensors"
+    save_file({name: values + 1 for name, values in load_file(place).items()}, place)
+    with pytest.raises(FileFormatError, match=r"is not the one that attention.json names; save both again"):
+        load_terms(detach(copy.deepcopy(learned)), tmp_path)
 
 
 def test_terms_of_an_adapter_and_of_a_head(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.blocks import Adapter, transformers_library
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.injection.inputs import hub_silence
-from nlflow.attention.injection.keeping import LEARNED, SETTINGS, learned_of
+from nlflow.attention.injection.keeping import LEARNED, SETTINGS, learned_of, read_terms
 from nlflow.errors import FileFormatError, InputError, check_choice, check_memory, checked_call, format_bytes, shortened
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -182,9 +182,7 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
             "writes it"
         )
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        if about["format"] != 1:
-            raise ValueError(f"format {about['format']!r}, this version reads 1")
+        about, learned = read_terms(path.parent)
         if about["attach"] is None:
             detach(model)
         else:
@@ -193,7 +191,7 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
             if adapters := arguments.pop("adapter", None):
                 arguments["adapter"] = [Adapter(**one) for one in adapters]
             attach(model, **arguments)
-        _fill(model, path.parent / LEARNED)
+        _fill(model, learned)
     except Exception as error:  # of json, safetensors, torch and attach, each with its own kinds
         detach(model)
         raise FileFormatError(
@@ -203,23 +201,18 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     return model
 
 
-def _fill(model: nn.Module, path: Path) -> None:
-    stored: dict[str, Tensor] = {}
-    if path.is_file():
-        from safetensors.torch import load_file
-
-        stored = load_file(path)
+def _fill(model: nn.Module, stored: dict[str, Tensor]) -> None:
     state: dict[str, Any] = {}
     wanted = learned_of(model)
     for name, tensor in stored.items():
         # They may have been learned with a head on top, or inside a wrapper, which this model may not have.
         found = [key for key in wanted if key == name or key.endswith(f".{name}") or name.endswith(f".{key}")]
         if len(found) != 1:
-            raise ValueError(f"{path.name} has {name}, which the model does not have")
+            raise ValueError(f"{LEARNED} has {name}, which the model does not have")
         state[found[0]] = tensor
     for name in wanted:
         if name not in state:
-            raise ValueError(f"{path.name} does not have {name}, which was learned")
+            raise ValueError(f"{LEARNED} does not have {name}, which was learned")
     if any(f".{TERMS}." in name for name in state):
         model.load_state_dict(state, strict=False)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import nlflow as nl
+from nlflow.attention.injection.keeping import read_terms
 from nlflow.desk.commands.main import main as command
 from nlflow.errors import InputError
 from nlflow.plotting.video import comment_of
@@ -223,6 +224,38 @@ def of_film(path: Path) -> Any:
     return comment_of(path), path.read_bytes() if path.suffix == ".gif" else None
 
 
+# ---- terms of a model, which are two files
+
+
+def terms(*, learned: tuple[bool, bool]) -> Output:
+    """Return terms that take the place of others, with learned values or without."""
+
+    def save(folder: Path, seed: int) -> None:
+        import torch
+
+        from nlflow.attention import attach, save_terms
+
+        atomic._swept.clear()  # the old terms are of another process
+        torch.manual_seed(seed)
+        encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 3)
+        attach(encoder, fidelity=0.1 + seed, learned=learned[seed])
+        for name, values in encoder.named_parameters():
+            if ".neutreno." in name:
+                values.data += seed
+        save_terms(encoder, folder / "terms")
+
+    def result(folder: Path) -> Any:
+        about, values = read_terms(folder / "terms")
+        return about["attach"], {name: one.tolist() for name, one in values.items()}
+
+    def check(folder: Path, before: Any, after: Any) -> str | None:
+        return None if result(folder) in (before, after) else "neither the old terms nor the new ones"
+
+    how = ", then ".join("learned" if one else "given" for one in learned)
+    go = partial(save, seed=1)
+    return Output(f"terms of a model, {how}", go, go, result, partial(save, seed=0), check)
+
+
 OUTPUTS: dict[str, Callable[[], Output]] = {
     "npy": partial(by_command, "out.npy"),
     "npy-old": partial(by_command, "out.npy", old=True),
@@ -241,6 +274,9 @@ OUTPUTS: dict[str, Callable[[], Output]] = {
     "vtk": partial(flow_with, "run.pvd", nl.Frames, of_vtk),
     "gif": partial(flow_with, "run.gif", partial(nl.Film, size=(64, 64)), of_film),
     "mp4": partial(flow_with, "run.mp4", partial(nl.Film, size=(64, 64)), of_film),
+    "terms": partial(terms, learned=(True, True)),
+    "terms-given": partial(terms, learned=(True, False)),
+    "terms-learned": partial(terms, learned=(False, True)),
 }
 
 

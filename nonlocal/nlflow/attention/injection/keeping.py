@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from nlflow.attention.injection.blocks import Adapter
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.terms.neutreno import LayerTerms
 from nlflow.errors import InputError
-from nlflow.store.atomic import make_folder, write_content
+from nlflow.store.atomic import make_folder, remove, write_content
 
 SETTINGS, LEARNED = "attention.json", "terms.safetensors"
 RECORD = "_neutreno_record"  # what detach undoes, and the arguments of attach
@@ -81,16 +82,42 @@ def fidelities(model: nn.Module) -> dict[str, float]:
 
 
 def write_terms(owner: nn.Module, folder: Path) -> None:
-    """Write the terms of the module that was attached into a folder; each file is complete or not there."""
+    """Write the terms of the module that was attached into a folder: whenever it ends, `read_terms` finds a pair."""
     from safetensors.torch import save
 
+    about = {"format": 1, "attach": owner.__dict__[RECORD].arguments, "learned": None}
     state = learned_of(owner)
     if state:
-        write_content(folder / LEARNED, save(state))
-    else:
-        (folder / LEARNED).unlink(missing_ok=True)  # of other terms that were here
-    about = {"format": 1, "attach": owner.__dict__[RECORD].arguments}
+        content = save(state, {"about": json.dumps(about)})
+        about["learned"] = sha256(content).hexdigest()
+        write_content(folder / LEARNED, content)
     write_content(folder / SETTINGS, (json.dumps(about, indent=1) + "\n").encode())
+    if not state:
+        remove(folder / LEARNED)  # of other terms that were here
+
+
+def read_terms(folder: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return what describes the terms in a folder, and what was learned.
+
+    Two files cannot be replaced at once. The first of a new pair describes itself, and the second names the first by
+    its digest, so between them the new pair is known; what a pair without learned values has not removed is left out.
+    """
+    from safetensors import safe_open
+
+    about = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    if about["format"] != 1:
+        raise ValueError(f"format {about['format']!r}, this version reads 1")
+    path = folder / LEARNED
+    digest = about.get("learned", "")  # none where others wrote the files
+    if digest is None or not path.is_file():
+        return about, {}
+    if digest and digest != sha256(path.read_bytes()).hexdigest():
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "null"))
+        if about is None:
+            raise ValueError(f"{LEARNED} is not the one that {SETTINGS} names; save both again")
+    with safe_open(path, "pt") as file:
+        return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
 
 
 def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
