@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import platform
 import re
+import socket
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from nlflow.denoising.noise import GaussianNoise, NoiseEstimate
 from nlflow.denoising.noise.finding import pictures
 from nlflow.denoising.noise.models import gaussian
 from nlflow.desk import terminal
+from nlflow.desk.commands import installed
 from nlflow.desk.commands.main import app
 from nlflow.desk.options import _RULES
 from tests.commands import IMAGE, fails, run
@@ -90,6 +94,49 @@ def test_the_source_is_known() -> None:
     if (package.parents[1] / ".git").exists():
         assert state is not None
         assert re.fullmatch("[0-9a-f]{40}", state["commit"])
+
+
+def test_a_report_holds_no_name_and_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the home nor the user nor the machine, wherever they are written."""
+    for name in ("HOME", "USERPROFILE", "NUMBA_CACHE_DIR", "NLFLOW_SECRET"):
+        monkeypatch.setenv(name, str(folder / "mallory"))
+    monkeypatch.setenv("USER", "mallory")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(socket, "gethostname", lambda: "mallorys-laptop")
+    monkeypatch.setattr(platform, "node", lambda: "mallorys-laptop")
+    monkeypatch.setattr(platform, "release", lambda: "6.1.0-mallory")
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(folder / "mallory"))
+    text, report = run("info", "--support").stdout, json.loads(run("info", "--support", "--json").stdout)
+    assert "mallory" not in text + json.dumps(report)
+    assert not any(str(place) in text for place in (folder, Path(nlflow.__file__).parents[1], Path(sys.prefix)))
+    assert report["environment"]["OMP_NUM_THREADS"] == "3"
+    assert report["environment"]["NLFLOW_SECRET"] == "set"
+    assert report["versions"]["numpy"] == np.__version__
+    assert {"desk", "plots"} <= set(report["extras"]["complete"])
+    assert report["numba_threading_layer"] in ("tbb", "omp", "workqueue")
+    assert report["loop cache"] == {"folder of": "NUMBA_CACHE_DIR", "writable": True, "files": 0, "bytes": 0}
+
+
+def test_licences_are_those_of_the_metadata(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {one["name"]: one for one in json.loads(run("info", "--licenses", "--json").stdout)["packages"]}
+    assert {"numpy", "numba", "llvmlite", "typer", "nlflow"} <= set(found)
+    assert not {"pytest", "ruff", "Sphinx"} & set(found)  # tools of those who work on the package
+    assert found["nlflow"]["license"] == "BSD-3-Clause"
+    assert all(one["license"] not in ("", "not told") for one in found.values())
+    if "av" in found:
+        import av
+
+        holds = [word for word in ("x264", "x265") if f"lib{word}" in av.codecs_available]
+        assert [word for word in ("x264", "x265") if word in found["av"]["inside"]] == holds
+    assert re.search(r"^numpy \S+ +BSD", run("info", "--licenses").stdout, re.MULTILINE)
+    assert "got both, expected one" in fails("info", "--licenses", "--support")
+
+
+def test_packages_that_are_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata.Distribution, "version", "0.1")
+    state = installed._state_of_extras()
+    assert any(line.startswith("typer>=") and line.endswith(", has 0.1") for line in state["too old"])
+    assert "desk" not in state["complete"]
 
 
 def test_info_without_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

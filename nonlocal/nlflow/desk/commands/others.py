@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nlflow.desk.commands.installed import licences, loop_cache, support
 from nlflow.desk.options import ArrayName, AsJson, Axes, parse_axes
 from nlflow.desk.terminal import check_installed, check_out, echo, print_json, print_table, say, shows_progress
 
@@ -105,37 +105,73 @@ def explore(
 
 INFO_HELP = """Show versions, threads, memory and devices.
 
+--support shows what a report of a fault needs, as text to copy: versions of all packages, processor, threads, extras,
+cache of compiled loops. It holds no path, no name of a user and none of the machine. --licenses lists the packages that
+nlflow brings and that are installed, with the licences that their metadata tell, and what wheels hold beside.
+
 \b
 Examples:
   nonlocal info --json
+  nonlocal info --support
+  nonlocal info --licenses
 """
 
 
-def info(as_json: AsJson = False) -> None:
+def info(
+    as_json: AsJson = False,
+    for_support: Annotated[bool, typer.Option("--support", help="What a report of a fault needs.")] = False,
+    licenses: Annotated[bool, typer.Option("--licenses", help="Licences of what is installed.")] = False,
+) -> None:
     """Show versions, threads, memory and devices."""
-    from nlflow.backends import threads
-    from nlflow.backends.devices import found_devices
-    from nlflow.backends.machine import git_state
-    from nlflow.errors import format_bytes, memory_limit, physical_memory
+    from nlflow.errors import InputError, format_bytes
 
-    report: dict[str, Any] = {
-        **_versions(),
-        "git": git_state(),
-        **threads.described(),
-        "numba_cache": str(_loop_cache()),
-        "memory": physical_memory(),
-        "memory_limit": memory_limit(),
-        "devices": found_devices(),
-    }
+    if for_support and licenses:
+        raise InputError("--support, --licenses: got both, expected one of them; leave one out")
+    if licenses:
+        _licences(as_json)
+        return
+    report = support() if for_support else _report()
     if as_json:
         print_json(report)
         return
     for name in ("memory", "memory_limit"):
-        report[name] = "unknown" if report[name] is None else format_bytes(report[name])
+        if name in report:
+            report[name] = "unknown" if report[name] is None else format_bytes(report[name])
     git = report["git"]
     report["git"] = "no checkout" if git is None else git["commit"] + (", changed" if git["changed"] else "")
-    report["devices"] = ", ".join(report["devices"])
-    print_table([(name.replace("_", " "), str(value)) for name, value in report.items()])
+    print_table([(name.replace("_", " "), _in_words(value)) for name, value in report.items()])
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name} {_in_words(one)}" for name, one in value.items()) or "none"
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
+
+
+def _licences(as_json: bool) -> None:
+    found = licences()
+    if as_json:
+        print_json({"packages": found})
+        return
+    rows = [(f"{one['name']} {one['version']}", one["license"], one["inside"]) for one in found]
+    print_table([(name, f"{told}; its wheel holds {more}" if more else told) for name, told, more in rows])
+
+
+def _report() -> dict[str, Any]:
+    from nlflow.backends import threads
+    from nlflow.backends.devices import found_devices
+    from nlflow.backends.machine import git_state
+    from nlflow.errors import memory_limit, physical_memory
+
+    return {
+        **_versions(),
+        "git": git_state(),
+        **threads.described(),
+        "numba_cache": str(loop_cache()[1]),
+        "memory": physical_memory(),
+        "memory_limit": memory_limit(),
+        "devices": found_devices(),
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -148,19 +184,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def _loop_cache() -> Path:
-    import numba
-
-    folder = Path(__file__).parents[2] / "backends" / "numba"
-    if numba.config.CACHE_DIR:
-        return Path(numba.config.CACHE_DIR)
-    if os.access(folder, os.W_OK):
-        return folder / "__pycache__"
-    from numba.misc import appdirs  # as Numba does where the package's folder is read-only
-
-    return Path(appdirs.user_cache_dir(appname="numba", appauthor=False))
 
 
 VALIDATE_HELP = """Run the statements of the theory as programs.
