@@ -118,12 +118,12 @@ ALONE = (
     *("start", "parameters", "explorer", "scale", "scope", "mathematics", "performance", "comparison", "changelog"),
     *("use/photographs", "use/equations", "use/transformers", "use/theory", "families"),
 )
-html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing")}
+html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing", "security", "licences")}
 
 
 # ---- files of the repository that are pages as well
 
-ROOT_PAGES = {name.lower(): name for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING")}
+ROOT_PAGES = {name.lower(): name for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")}
 
 
 def _from_root(app: Any, docname: str, source: list[str]) -> None:

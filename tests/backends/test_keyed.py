@@ -19,9 +19,10 @@ import pytest
 pytest.importorskip("distributed", reason="the extra distributed is not installed")
 
 import dask
-from distributed import Client
+from distributed import Client, LocalCluster
 from distributed.comm import connect, listen
 
+from nlflow import InputError
 from nlflow.backends import keyed, workers
 
 SOURCES = Path(workers.__file__).parents[1]
@@ -141,3 +142,32 @@ def test_no_port_of_a_cluster_runs_code_of_others() -> None:
         assert ip == "127.0.0.1"
         with pytest.raises((OSError, ValueError)):
             Client(f"tcp://{ip}:{port}", timeout="2s")
+
+
+def test_a_client_that_is_connected_is_used() -> None:
+    """With its credentials, whatever they are."""
+    with Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client:
+        address = client.scheduler.address
+        with workers.cluster(address, None):
+            assert Client.current() is client
+        assert dict(workers.completed([(pow, (2, 5))], scheduler=address)) == {0: 32}
+        with pytest.raises(InputError, match="does not answer"), workers.cluster(f"{address}x", None):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Creating scratch directories")
+def test_temporary_credentials_of_a_cluster() -> None:
+    """Those of Dask: certificates that are made in memory, and die with the cluster."""
+    pytest.importorskip("cryptography", reason="Dask makes temporary credentials with cryptography")
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, security=True, protocol="tls://", dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        address = cluster.scheduler_address
+        assert address.startswith("tls://")
+        with pytest.raises(InputError, match=r"open a distributed\.Client with its credentials first"):
+            dict(workers.completed([(pow, (2, 5))], scheduler=address))
+        with Client(cluster):
+            assert dict(workers.completed([(pow, (2, n)) for n in range(4)], scheduler=address)) == {
+                n: 2**n for n in range(4)
+            }

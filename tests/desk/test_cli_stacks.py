@@ -241,7 +241,7 @@ def test_films(folder: Path, denoiser: Denoiser) -> None:
     np.save("clip.npy", np.repeat(STACK[..., None], 3, axis=-1)[:, :8])
     run("denoise", "clip.npy", "a.mkv", "--axes", "TYXC", "--video-quality", "lossless")
     result = run("denoise", "a.mkv", "b.mkv", "--video-quality", "4")
-    assert "coded as H.264 at a rate factor of 4" in result.stderr
+    assert "coded as H.264 by x264 at a rate factor of 4" in result.stderr
     assert "read as TYXC, 5 frames, 3 channels of 8 x 8, 25 frames a second" in result.stderr
     assert denoiser.layouts[-1] == {"axes": "TYXC"}
     for wrong in ("best", "52", "-1", "1.5"):

@@ -105,7 +105,7 @@ def test_a_film_keeps_all_but_its_codec(tmp_path: Path, name: str) -> None:
     assert (media.kind, media.axes, media.data.shape, media.data.dtype) == ("clip", "TYXC", (8, 48, 64, 3), np.uint8)
     assert media.spacing is None
     assert "read as TYXC, 8 frames, 3 channels of 48 x 64, 29.97 frames a second" in media.notes[0]
-    assert notes == (f"{place}: coded as H.264 at a rate factor of 12",)
+    assert notes == (f"{place}: coded as H.264 by x264 at a rate factor of 12",)
     before, after = probe(tmp_path / "a.mp4"), probe(place)
     assert before["sound"] == after["sound"] != []
     near = 0 if name != "out.mkv" else 1e-3  # Matroska counts milliseconds

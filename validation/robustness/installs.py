@@ -29,7 +29,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 VERSIONS = {"lowest": "lowest-direct", "newest": "highest"}
 SYSTEMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin", "windows")
 TOLD = ("numpy", "scipy", "numba", "scikit-image", "tifffile")
-TOOLS = ("pytest>=8.4", "hypothesis>=6.108", "PyWavelets>=1.6", "mpmath>=1.3")
+TOOLS = ("pytest>=9.0.3", "hypothesis>=6.108", "PyWavelets>=1.6", "mpmath>=1.3")
 # What looks at the sources or at other packages, and says nothing about an installation.
 LEFT_OUT = (
     *("docs", "public", "packaging", "hostile", "howto", "gallery", "readme", "mutants", "processors", "validation"),

@@ -108,6 +108,9 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
 def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
     """Let a cluster of Dask run what Dask is given, as long as the context lasts.
 
+    A client of Dask that is connected to this scheduler is used, so its credentials are too: temporary ones stand in
+    no file that another client could read.
+
     Parameters
     ----------
     scheduler : str
@@ -127,14 +130,25 @@ def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
         address: Any = scheduler
         if scheduler == LOCAL:
             address = stack.enter_context(_begun(None if jobs is None or jobs < 0 else jobs))
+        elif _is_connected(distributed.Client, scheduler):
+            yield
+            return
         try:
             stack.enter_context(distributed.Client(address, timeout="10s"))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(
                 f"scheduler: got {scheduler!r}, which does not answer ({shortened(error)}), expected 'local' or the "
-                "address of a running scheduler of Dask, such as tcp://10.0.0.1:8786"
+                "address of a running scheduler of Dask, such as tcp://10.0.0.1:8786; for tls:// open a "
+                "distributed.Client with its credentials first, or name them in Dask's configuration"
             ) from error
         yield
+
+
+def _is_connected(client: Any, address: str) -> bool:
+    try:
+        return bool(client.current().scheduler.address == address)
+    except (ValueError, AttributeError):  # there is none, or it was closed
+        return False
 
 
 def _begun(count: int | None) -> Any:

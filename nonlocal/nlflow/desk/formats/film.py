@@ -91,7 +91,7 @@ def choose(writing: Writing, info: VideoInfo) -> tuple[str, str, dict[str, str],
     if ending == ".webm":
         tried.append((vp9, {"lossless": "1"} if lossless else {"crf": str(quality), "b": "0"}, "VP9"))
     elif ending != ".avi" and not (lossless and ending == ".mkv"):
-        tried.append((x264, {"qp": "0"} if lossless else {"crf": str(quality)}, "H.264"))
+        tried.append((x264, {"qp": "0"} if lossless else {"crf": str(quality)}, "H.264 by x264"))
     if ending == ".mkv" or (ending == ".avi" and lossless):
         tried.append(("ffv1", {"level": "3"}, "FFV1"))
     for codec, options, name in tried:
