@@ -16,55 +16,8 @@ from numba.core import caching
 
 from nlflow import Gaussian, NlflowWarning, Points, affinity
 from nlflow.backends.numba import loading
-
-# What each process computes: a loop over pairs in threads, to the bit.
-PROGRAM = """
-import asyncio, sys
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
-import joblib
-import numpy as np
-from nlflow import Gaussian, Points, affinity, denoise
-
-SEEDS = range(6)
-
-def summed(seed):
-    rng = np.random.default_rng(seed)
-    points = rng.normal(size=(1000, 2))
-    averages = affinity(Gaussian(0.5), Points(points)).average(points)
-    return averages.tobytes() + denoise(rng.normal(size=(48, 48)), sigma=1.0).tobytes()
-
-class Drawn:
-    def __len__(self):
-        return len(SEEDS)
-
-    def __getitem__(self, seed):
-        return summed(seed)
-
-async def awaited():
-    return await asyncio.gather(*(asyncio.to_thread(summed, seed) for seed in SEEDS))
-
-def main():
-    expected = [summed(seed) for seed in SEEDS]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(summed, SEEDS)) == expected, "threads"
-    assert asyncio.run(awaited()) == expected, "asyncio"
-    starts = ["fork", "forkserver", "spawn"] if sys.platform == "linux" else ["spawn"]
-    for start in starts:
-        with get_context(start).Pool(2) as pool:
-            assert pool.map_async(summed, SEEDS).get(120) == expected, start
-    assert joblib.Parallel(2)(joblib.delayed(summed)(seed) for seed in SEEDS) == expected, "loky"
-    try:
-        from torch.utils.data import DataLoader
-    except ImportError:
-        return
-    for start in starts:
-        loader = DataLoader(Drawn(), batch_size=None, num_workers=2, multiprocessing_context=start, timeout=120)
-        assert list(loader) == expected, "DataLoader, " + start
-
-if __name__ == "__main__":
-    main()
-"""
+from validation.robustness import ROOT
+from validation.robustness.faults import guest
 
 
 def summed(seed: int) -> bytes:
@@ -72,15 +25,14 @@ def summed(seed: int) -> bytes:
     return bytes(affinity(Gaussian(0.5), Points(points)).average(points).tobytes())
 
 
-def run(tmp_path, program=PROGRAM, **environment: str) -> str:
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    given = {name: value for name, value in os.environ.items() if name not in environment} | {
-        name: value for name, value in environment.items() if value
-    }
-    ended = subprocess.run([sys.executable, path], env=given, capture_output=True, text=True, timeout=300)
+def run(*words: str, **environment: str) -> None:
+    """Run the program of somebody else, which fails where a way to start work gives other bits."""
+    paths = [str(ROOT / "nonlocal"), str(ROOT)]
+    given = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | environment
+    ended = subprocess.run([sys.executable, *words], env=given, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
-    return ended.stderr
+    ways = words[words.index(guest.__file__) + 1 :] or guest.WAYS
+    assert ended.stdout.split() == list(ways)
 
 
 def test_threads_of_the_caller():
@@ -99,10 +51,44 @@ def test_a_forked_child_computes_the_same():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", ["omp", "workqueue", "tbb"])
-def test_each_threading_layer(layer, tmp_path):
+def test_each_threading_layer(layer: str) -> None:
     if layer == "tbb":
         pytest.importorskip("numba.np.ufunc.tbbpool", reason="needs tbb", exc_type=ImportError)
-    run(tmp_path, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="4")
+    run(guest.__file__, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["-O"], ["-W", "error"]], ids=" ".join)
+def test_switches_of_python(flags: list[str]) -> None:
+    run(*flags, guest.__file__, "threads", "fork" if hasattr(os, "fork") else "spawn")
+
+
+@pytest.mark.slow
+def test_a_layer_that_is_not_there_is_named() -> None:
+    program = "import nlflow, numpy as np; nlflow.denoise(np.eye(40), 1.0)"
+    given = os.environ | {"NUMBA_THREADING_LAYER": "none"}
+    ended = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=600)
+    assert "InputError: NUMBA_THREADING_LAYER: got 'none', which cannot be loaded here" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_notebook_runs_loops_in_threads_and_in_children() -> None:
+    """Its kernel runs a loop of events, and its threads are not those of a program."""
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="needs nbclient and ipykernel")
+    import nbformat
+
+    source = f"""
+import asyncio, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "nonlocal")!r}]
+from validation.robustness.faults import guest
+expected = [guest.summed(seed) for seed in guest.SEEDS]
+awaited = list(await asyncio.gather(*(asyncio.to_thread(guest.summed, seed) for seed in guest.SEEDS)))
+[found == expected for found in (awaited, guest.by_threads(), guest.by_pool("{guest.STARTS[0]}"), guest.by_loky())]
+"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute()
+    assert book.cells[0].outputs[-1]["data"]["text/plain"] == "[True, True, True, True]"
 
 
 def fill(function: Any) -> float:
@@ -136,5 +122,5 @@ def test_a_cache_that_cannot_be_written_is_said_once(fails, monkeypatch):
 
 
 @pytest.mark.slow
-def test_compilers_switched_off_for_other_functions(tmp_path):
-    run(tmp_path, NUMBA_DISABLE_JIT="1")
+def test_compilers_switched_off_for_other_functions():
+    run(guest.__file__, NUMBA_DISABLE_JIT="1")

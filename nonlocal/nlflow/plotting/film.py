@@ -33,7 +33,8 @@ class Film(Resumable):
     Parameters
     ----------
     path : path
-        Ends with ``.mp4`` (extra ``film``: H.264 by x264, where PyAV has it, or MPEG-4) or ``.gif`` (no extra). A free one, or the film of the same problem.
+        Ends with ``.mp4`` (extra ``film``: H.264 by x264, where PyAV has it, or MPEG-4) or ``.gif`` (no extra). A free
+        one, or the film of the same problem.
     every, interval, at
         When it looks; see `nlflow.flows.trackers.Tracker`.
     limits : (float, float), optional

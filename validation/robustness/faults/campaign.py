@@ -12,9 +12,12 @@ from validation.robustness.faults.disks import full_disk, mountable, read_only, 
 from validation.robustness.faults.kills import killed, killed_at_calls
 from validation.robustness.faults.others import clock_back, dead_workers, second_writer
 from validation.robustness.faults.outputs import OUTPUTS
+from validation.robustness.faults.page import closed_sessions, hostile_requests
+from validation.robustness.faults.soak import endured
+from validation.robustness.faults.surroundings import LIMITS, limited, met, surrounded
 from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training
 
-__all__ = ["trials"]
+__all__ = ["guests", "trials"]
 
 
 def trials(kills: int, seed: int, folder: Path) -> Iterator[Case]:
@@ -59,3 +62,14 @@ def trials(kills: int, seed: int, folder: Path) -> Iterator[Case]:
     for cluster in (False, True):
         what = f"workers of {'Dask' if cluster else 'joblib'}, {some} times, seed {seed}"
         yield Case(what, dead_workers, (cluster, some, folder / "workers", seed))
+
+
+def guests(calls: int, folder: Path) -> Iterator[Case]:
+    """Yield what guests meet and bring: other surroundings, limits, strangers at the page, and many calls."""
+    for name in met():
+        yield Case(f"program in surroundings: {name}", surrounded, (name, folder / "surroundings"))
+    for limit in LIMITS:
+        yield Case(f"command under ulimit -{limit}", limited, (limit, folder / "limits"))
+    yield Case("strangers at the page", hostile_requests, (folder / "page",))
+    yield Case("50 closed sessions of the page", closed_sessions, (50, folder / "page"))
+    yield Case(f"{calls} calls in one process", endured, (calls, folder / "soak"))

@@ -125,10 +125,14 @@ class Running:
             self.process.kill()
             self.process.wait()
             code = 999
-        self._said.seek(0)
-        text = self._said.read()
+        text = self.said()
         self._said.close()
         return Ended(code, text)
+
+    def said(self) -> str:
+        """Return what the process has said so far."""
+        number = self._said.fileno()  # whose place is that of the process, too: it must not move
+        return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")
 
 
 def run(victim: Victim, folder: Path, environment: Mapping[str, str] | None = None) -> Ended:

@@ -16,10 +16,12 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
+from numba import config
 from numba.core.cgutils import intp_t
 from numba.np.ufunc import parallel
 
 from nlflow.backends import forks
+from nlflow.errors import InputError
 
 _LAYER, _OWN = "numba_parallel_for", "nlflow_parallel_for"
 _INT, _ADDRESS, _NOTHING = ir.IntType(32), intp_t, ir.VoidType()
@@ -41,7 +43,13 @@ def linked() -> Iterator[None]:
 @cache
 def _launcher() -> tuple[int, Any]:
     """Return the address of the layer's function, and what holds the compiled one of ours."""
-    parallel._launch_threads()
+    try:
+        parallel._launch_threads()
+    except ValueError as error:
+        raise InputError(
+            f"NUMBA_THREADING_LAYER: got {config.THREADING_LAYER!r}, which cannot be loaded here, expected one that "
+            "can be; unset it, set it to workqueue, or install the layer, as with pip install tbb"
+        ) from error
     layer = llvm.address_of_symbol(_LAYER)
     module = llvm.parse_assembly(str(_launching(layer, one_at_a_time=parallel.threading_layer() == "workqueue")))
     engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine(opt=2))
