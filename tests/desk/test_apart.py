@@ -481,3 +481,19 @@ def test_a_chunk_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch
     (tmp_path / "a.zarr/c/0/0").write_bytes(b"no gzip")
     with pytest.raises(FileFormatError, match=r"a\.zarr: got a damaged block at 0:32 x 0:32 \(Not a gzipped file"):
         image.blocks[0, 0].compute(scheduler="synchronous")
+
+
+def test_a_child_is_begun_before_it_is_needed_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nlflow.desk.formats import prepare
+
+    apart._end_all()
+    prepare([tmp_path / "a.png", tmp_path / "b.tif", tmp_path / "c"])
+    monkeypatch.setenv("NLFLOW_DECODE", "here")
+    prepare([tmp_path / "a.h5"])
+    assert apart._idle == []
+    monkeypatch.delenv("NLFLOW_DECODE")
+    prepare([tmp_path / "a.png", tmp_path / "a.h5"])
+    (child,) = apart._idle
+    prepare([tmp_path / "a.mkv"])
+    assert (call("pid"), apart._idle) == (child.process.pid, [child])
+    assert "h5py" in call("modules")

@@ -274,6 +274,11 @@ _lock = forks.renewed(threading.Lock())
 _inside = False  # whether this is a child itself
 
 
+def _is_here() -> bool:
+    """Return whether decoders run in this process: in a child, and where somebody wants it."""
+    return _inside or os.environ.get("NLFLOW_DECODE") == "here"
+
+
 def _forget() -> None:
     for child in _children:
         child.forget()
@@ -296,7 +301,7 @@ def _end_all() -> None:
 def begin(library: str) -> None:
     """Let a child come to life, and load a library, while this process does other things."""
     with _lock, suppress(OSError):  # what is wrong is said when a file is read
-        if not _idle:
+        if not (_idle or _is_here()):
             _idle.append(_Child(library))
 
 
@@ -374,7 +379,7 @@ def stream(function: str, path: Path, memory: float, **words: Any) -> Iterator[A
     NlflowError, ValueError
         As the function does; what is no error of the package is a `ValueError` here.
     """
-    if _inside or os.environ.get("NLFLOW_DECODE") == "here":
+    if _is_here():
         yield from _called(function, path, words)
         return
     seconds, allowed = seconds_for(path), int(min(memory, 2**62)) + _ROOM

@@ -61,6 +61,8 @@ class Format:
 
     def decode(self, path: Path, **words: Any) -> Media:
         """Read a file."""
+        if self.apart:
+            begin(self.library)
         if self.apart == "all":
             return call(f"{__name__}.{self.module}:{self.decoder}", path, most_for(path), **words)  # type: ignore[no-any-return]
         media: Media = self._own(self.decoder)(path, **words)
