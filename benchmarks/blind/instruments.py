@@ -464,12 +464,56 @@ def position(number: int, rng: Generator) -> Sample:
     return sample(noisy, truth)
 
 
+def clicks(number: int, rng: Generator) -> Sample:
+    """Tones that swell and fade, as a microphone hears them, with clicks of one to three samples."""
+    t = np.arange(6000) / 8000
+    truth = np.zeros(t.size)
+    for pitch, loud in ((220 + 30 * number, 0.5), (440 + 60 * number, 0.3), (663, 0.2), (1330, 0.1)):
+        swell = gaussian_filter(rng.random(t.size) ** 8, 200)
+        truth += loud * swell / swell.max() * np.sin(2 * np.pi * pitch * t + rng.uniform(0, 6))
+    noisy = truth + 0.01 * rng.normal(size=t.size)
+    for place in rng.integers(0, t.size - 5, 12):
+        noisy[place : place + rng.integers(1, 4)] += rng.choice([-1, 1]) * rng.uniform(0.3, 1)
+    return sample(noisy, truth)
+
+
+def thermometer(number: int, rng: Generator) -> Sample:
+    """Degrees in steps of a sixteenth, over ten days; stretches are lost, and single readings are those of a reset."""
+    days = np.arange(3000) / 288
+    wander = gaussian_filter(np.cumsum(rng.normal(size=days.size)), 20)
+    truth = 15 + (4 + number) * np.sin(2 * np.pi * days) + 2 * (wander - wander.mean()) / wander.std()
+    noisy = np.round((truth + 0.15 * rng.normal(size=days.size)) * 16) / 16
+    noisy[rng.random(days.size) < 0.01] = 85.0
+    lost = rng.random(days.size) < 0.02
+    lost[(begin := int(rng.integers(0, 2800))) : begin + 120] = True
+    return sample(np.where(lost, np.nan, noisy), np.where(lost, np.nan, truth))
+
+
+def light_curve(number: int, rng: Generator) -> Sample:
+    """The light of a star that varies, with transits of a planet, gaps, and single frames that went wrong both ways."""
+    t = np.arange(4000)
+    phase = np.abs((t + 90 * number) % (520 + 110 * number) - 250)
+    truth = 1 + 0.003 * np.sin(2 * np.pi * t / 700 + number) - 0.004 * np.clip((22 - phase) / 5, 0, 1)
+    noisy = truth + 0.0008 * rng.normal(size=t.size)
+    noisy[rng.integers(0, t.size, 20)] += rng.choice([-1, 1], 20) * rng.uniform(0.006, 0.03, 20)
+    lost = (rng.random(t.size) < 0.02) | ((t > 1800) & (t < 2100))
+    return sample(np.where(lost, np.nan, noisy), np.where(lost, np.nan, truth))
+
+
+def channel_current(number: int, rng: Generator) -> Sample:
+    """Picoamperes through a channel that opens and closes: steps, softened by the filter of the amplifier."""
+    turns = rng.random(6000) < (0.008, 0.015, 0.004)[number]
+    truth = -3 * gaussian_filter((np.cumsum(turns) % 2).astype(float), 1.0)
+    return sample(truth + 0.6 * rng.normal(size=truth.size), truth)
+
+
 INSTRUMENTS: Final[dict[str, Callable[[int, Generator], Sample]]] = {
     function.__name__.replace("_", " "): function
     for function in (
         white_camera, scanned_text, photon_counting, confocal, emccd, scmos, bayer, phone, drizzled_sky,
         astronomical_ccd, ultrasound, radar, magnitude_mri, parallel_mri, tomograph, electron_microscope, thermal,
         jpeg_scan, dithered, radiograph, depth_camera, elevation, raman, chromatogram, diffraction, brain_waves,
-        heartbeat, lidar, time_of_flight, film, atomic_force, polarization, side_scan, video_tape, position,
+        heartbeat, lidar, time_of_flight, film, atomic_force, polarization, side_scan, video_tape, position, clicks,
+        thermometer, light_curve, channel_current,
     )
 }  # fmt: skip

@@ -209,6 +209,60 @@ def test_spikes_of_one_channel_are_interpolated_in_it_alone():
     assert np.abs(found.samples - clean[:, None]).max() < 30 < np.abs(both - clean[:, None]).max()
 
 
+def jumps(clean, count=8, seed=4, lengths=(1, 6)):
+    """Jumps of a few samples that go both ways, and where they are; the clean recording with noise beside them."""
+    rng, noisy = np.random.default_rng(seed), clean + white(len(clean))
+    places = np.zeros(len(clean), bool)
+    for start in rng.choice(np.arange(20, len(clean) - 20, 40), count, replace=False):
+        run = slice(start, start + rng.integers(*lengths))
+        noisy[run] += rng.choice([-1, 1]) * rng.uniform(15, 40)
+        places[run] = True
+    return noisy, places
+
+
+def test_jumps_of_a_track_go_both_ways():
+    noisy, places = jumps(20 * np.sin(np.arange(2000) / 150))
+    assert np.array_equal(Spikes(0.01).reduce(noisy[:, None]).missing, places)
+
+
+def test_clicks_on_tones_are_found_and_tones_that_begin_are_none():
+    t = np.arange(4000)
+    tones = 80 * np.sin(t * 0.17) + 50 * np.sin(t * 0.52 + 1)
+    noisy, places = jumps(tones, 20, lengths=(1, 4))
+    found = Spikes(0.01).hits(noisy[:, None])[:, 0]
+    assert np.count_nonzero(found & places) > 0.5 * np.count_nonzero(places)
+    assert np.count_nonzero(found & ~places) < 0.5 * np.count_nonzero(places)
+    begins = tones * (t % 700 > 300) + white(4000)
+    assert Spikes(0.01).reduce(begins[:, None]).missing is None
+
+
+@pytest.mark.parametrize("value", [85.0, -40.0, 15.0])
+def test_one_value_in_place_of_samples_is_missing(value):
+    rng = np.random.default_rng(6)
+    warm = np.round(15 + 6 * np.sin(np.arange(2000) / 200) + 0.1 * white(), 6)
+    lost = rng.random(2000) < 0.03
+    found = Spikes(0.01).reduce(np.where(lost, value, warm)[:, None]).missing
+    assert not (found & ~lost).any()
+    assert np.abs(warm - value)[lost & ~found].max(initial=0.0) < 0.6
+    assert np.count_nonzero(found) > 0.7 * np.count_nonzero(lost)
+    # Peaks that are cut off have flanks, and pulses at equal intervals are the signal.
+    cut = np.minimum(lines(3.0, count=40, heights=(30, 300)) + white(), 20.0)
+    assert Spikes(0.01).reduce(cut[:, None]).missing is None
+    pulses = np.where(np.arange(2000) % 50 == 0, 85.0, warm)
+    assert Spikes(0.01).reduce(pulses[:, None]).missing is None
+
+
+def test_channels_are_looked_at_together():
+    slow = 20 * np.sin(np.arange(2000) / 150)
+    noisy, places = jumps(slow, lengths=(2, 3))
+    few = slow + white(seed=9)
+    few[[300, 301, 1200, 1201]] += 25.0  # by itself no more than narrow lines
+    assert Spikes(0.01).reduce(few[:, None]).missing is None
+    hits = Spikes(0.01).hits(np.stack([noisy, few], axis=1))
+    assert np.array_equal(hits[:, 0], places)
+    assert np.flatnonzero(hits[:, 1]).tolist() == [300, 301, 1200, 1201]
+
+
 # ---- the verdict
 
 

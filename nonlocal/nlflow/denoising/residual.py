@@ -122,7 +122,7 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
         level = level * np.sqrt(_cut_off(estimate - low, high - estimate, level[..., None]).mean(axis=-1))
         away = ended = ((samples <= low) | (samples >= high)).any(axis=-1)
         if (own := one.missing) is not None:
-            if spatial > 1 and one.taken is not None:  # spikes of recordings are runs of up to three samples
+            if spatial > 1 and one.taken is not None:  # spikes of recordings are runs of a few samples
                 hidden.append(one.taken)
             away = away | own
         if frame.exact is not None:  # what is free of noise, such as a background that was taken away

@@ -332,13 +332,12 @@ class OfSpikes(Figures, source=BY_HAND):
     """Spikes of recordings, and lines that are none."""
 
     beside = figure(5, "samples on each side of a run, over which a recording is a parabola, or more is seen")
-    longest = figure(3, "samples of a spike")
+    longest = figure(5, "samples of a spike")
+    rounds = figure(4, "of looking for more where there are some", COST)
     noise = figure(0.01, "chance that noise leaves more beside the parabola, from which on it is structure")
     lines = figure((2.0, 2.5, 3.0, 4.0, 6.0), "samples, of lines at half height: sampling asks for two")
     narrow = figure((1.2, 1.4, 1.6, 1.8), "of lines of an instrument that samples too rarely")
-    apart = figure(
-        0.1, "of the energy of several samples, that narrow lines leave: shapes between those on the list leave less"
-    )
+    apart = figure(0.03, "of the energy of a spike, that lines leave: shapes between those on the list leave less")
     near = figure(64, "samples over which the noise is measured")
     proved = figure(0.1, "of the spikes are narrower than any line: a third are one sample wide where all widths occur")
     few = figure(4, "spikes tell whether they are alike")

@@ -94,11 +94,11 @@ def _are_multiples(lines: Sequence[float], base: float, size: int) -> list[bool]
 
 def _spikes_of(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Noise | None, str]:
     present = np.ones(len(samples), bool) if missing is None else ~missing
-    each = [spikes_in(np.asarray(channel, np.float64), present) for channel in samples.T]
-    count = sum(int(np.count_nonzero(found)) for found, _ in each)
+    found, why = spikes_in(np.asarray(samples, np.float64), present)
+    count = int(np.count_nonzero(found))
     if count == 0:
-        return None, next((why for _, why in each if why), "")
-    why = f"{count} samples in runs of one to three stick out, narrower than any line that an instrument resolves"
+        return None, why
+    why = f"{count} samples in runs of a few stick out as no line does that an instrument resolves"
     return Spikes(count / samples.size), why
 
 
@@ -523,7 +523,7 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
         return None
     kept = _kept(np.log(power), error)
     smooth, blur = _smoothed(np.log(power), error, kept)
-    middle = np.arange(OfRecordings.slow + 1, len(power))
+    middle = np.arange(max(OfRecordings.slow + 1, int(OfRecordings.hump * len(power) / 2)), len(power))
     deviation = np.abs(smooth[middle] - np.average(smooth[middle], weights=blur[middle] ** -2))
     if not (deviation > np.maximum(OfRecordings.white * blur[middle], OfRecordings.flat)).any():
         return None

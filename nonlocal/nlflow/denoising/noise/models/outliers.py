@@ -291,7 +291,7 @@ class HotPixels(Strewn):
         if plane.ndim == 1:
             from nlflow.denoising.noise.models.spikes import spikes_in
 
-            return spikes_in(plane.astype(np.float64), ~absent)[0]
+            return spikes_in(plane.astype(np.float64)[:, None], ~absent)[0][:, 0]
         mask = outliers_of(plane, absent, self.fixed).mask
         return np.broadcast_to(mask if self.fixed else mask.reshape(plane.shape), plane.shape) & ~absent
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -12,10 +11,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
-from nlflow.denoising.noise.figures import OfHot, OfImpulses, OfRecordings, OfSpikes
+from nlflow.denoising.noise.figures import TO_SIGMA, OfHot, OfImpulses, OfRecordings, OfSpikes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.noise.models.base import Array, Reduction, Strewn
-from nlflow.denoising.noise.models.recordings import check_recording, interpolated, spread_of
+from nlflow.denoising.noise.models.recordings import check_recording, interpolated
 
 _CUBIC: Final = np.array([1, -4, 6, -4, 1]) / math.sqrt(70)  # of norm 1: leaves white noise its strength
 
@@ -23,7 +22,7 @@ _CUBIC: Final = np.array([1, -4, 6, -4, 1]) / math.sqrt(70)  # of norm 1: leaves
 @underflowing
 @dataclass(frozen=True)
 class Spikes(Strewn):
-    """Runs of one to three samples of a recording are replaced by something far off: cosmic rays, sparks, pops.
+    """Runs of a few samples of a recording are replaced by something far off: cosmic rays, clicks, jumps, dropouts.
 
     Parameters
     ----------
@@ -41,14 +40,17 @@ class Spikes(Strewn):
     -----
     A spike is narrower than what an instrument lets through; a line of a spectrum is two samples wide at half of its
     height, or wider, and has flanks. So `reduce` holds two hypotheses against each other on the samples around each
-    run: a parabola and free values in the run, or a parabola and a line of a width and place that fit best. A spike is
-    one where the second leaves more than the first by an amount that chance explains once in a thousand recordings:
-    by the law of chi-squared where the first leaves no more than the noise, by that of F where there is structure.
+    run of up to five: a parabola and free values in the run, or a parabola and a line or a decay of a width and place
+    that fit best. A spike is one where the second leaves more than the first by an amount that chance explains once in
+    a thousand recordings: by the law of chi-squared where the first leaves no more than the noise, by that of F where
+    there is structure. Recordings of tones, which no parabola follows, are made white first. Where there are spikes,
+    weaker ones are likely, and are looked for beside them. Samples of one value, strewn and far from their neighbours,
+    are what a sensor gives in place of none, and count too.
 
     Nothing counts as a spike in these cases, since it may be what was recorded:
 
-    - Spikes are alike in height or follow each other at equal intervals, as beats and pulses do.
-    - They are many, or all of them may be lines narrower than two samples.
+    - Spikes of different values are alike in height, or any follow each other at equal intervals, as beats do.
+    - They are many, or all of them may be lines narrower than two samples, and go one way.
     - Nothing but noise is beside them.
     - There is no noise.
 
@@ -95,8 +97,10 @@ class Spikes(Strewn):
     def _found(self, samples: Array, missing: NDArray[np.bool_] | None) -> Spikes:
         return Spikes(float(Spikes(0.5).hits(samples, missing).mean()))
 
-    def _hits(self, plane: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return spikes_in(np.asarray(plane, np.float64), ~absent)[0]
+    def hits(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+        """Return which samples (N, C) are hit; channels are looked at together."""
+        present = np.ones(len(samples), bool) if missing is None else ~missing
+        return spikes_in(np.asarray(samples, np.float64), present)[0]
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Say where spikes are, or interpolate where there are several channels; see the notes.
@@ -121,41 +125,47 @@ class _Run(NamedTuple):
     chance: float  # logarithm, that a line of two samples or more looks so
     start: int
     length: int
-    height: float
+    height: float  # of the highest sample, with its sign
     apart: float  # what narrower lines leave more than a spike, in variances of the noise
     proved: bool  # no such line looks so
 
 
 class _Shapes(NamedTuple):
-    """What the samples around a run are compared with: rows of norm 1, beside all parabolas."""
+    """What the samples around a run are compared with, beside all parabolas: rows of norm 1, as `basis` sees them."""
 
-    inside: NDArray[np.bool_]
-    whole: Floats  # orthonormal parabolas over all samples, as columns
-    outside: Floats  # the same over those beside the run
-    through: Floats  # from the samples beside the run to the parabola over all
+    basis: Floats  # (size, n), of which parabolas have nothing
+    free: Floats  # (n, length), values of their own in the run
     lines: Floats  # lines of two samples and more
     narrow: Floats  # and narrower ones
+    tones: bool  # whether the recording is far above the noise beside parabolas all over
 
 
-@lru_cache
-def _shapes(length: int) -> _Shapes:
-    size = length + 2 * OfSpikes.beside
+def _shapes(length: int, windows: Floats) -> _Shapes:
+    """Return the shapes for runs of a length, by windows (n, size) of the recording without any.
+
+    What tones are used to weighs less: their windows are made white.
+    """
+    size = windows.shape[1]
     t = np.linspace(-1, 1, size)
-    parabolas = np.stack([t**0, t, t**2], axis=1)
-    inside = np.zeros(size, bool)
-    inside[OfSpikes.beside : -OfSpikes.beside] = True
-    whole, outside = np.linalg.qr(parabolas)[0], np.linalg.qr(parabolas[~inside])[0]
+    basis = np.linalg.svd(np.stack([t**0, t, t**2]))[2][3:].T
+    rest = windows @ basis
+    energy = np.square(rest).sum(axis=1)
+    tones = len(rest) > 0 and bool(np.median(energy) > OfRecordings.disagree**2 * basis.shape[1])
+    if tones:
+        power, axes = np.linalg.eigh(rest.T @ rest / len(rest))
+        basis = basis @ (axes / np.sqrt(np.maximum(power, 1.0))) @ axes.T
+    reach = (length + 1) / 2
+    centres = np.linspace(-reach, reach, int(20 * reach) + 1)
 
     def lines(widths: tuple[float, ...]) -> Floats:
-        reach = (length + 1) / 2
-        centres = np.linspace(-reach, reach, int(20 * reach) + 1)
         place = (np.arange(size) - (size - 1) / 2 - centres[:, None])[None] / np.array(widths)[:, None, None]
-        both = np.concatenate([np.exp2(-4 * place**2), 1 / (1 + 4 * place**2)]).reshape(-1, size)
-        both = both - (both @ whole) @ whole.T
-        return np.asarray(both / np.linalg.norm(both, axis=1, keepdims=True))
+        decays = np.where(place >= 0, np.exp2(-np.abs(place)), 0.0)
+        shapes = [np.exp2(-4 * place**2), 1 / (1 + 4 * place**2), decays, decays[..., ::-1]]
+        seen = np.concatenate(shapes).reshape(-1, size) @ basis
+        return np.asarray(seen / np.linalg.norm(seen, axis=1, keepdims=True))
 
-    through = parabolas @ np.linalg.pinv(parabolas[~inside])
-    return _Shapes(inside, whole, outside, through, lines(OfSpikes.lines), lines(OfSpikes.narrow))
+    free = basis[OfSpikes.beside : -OfSpikes.beside].T
+    return _Shapes(basis, free, lines(OfSpikes.lines), lines(OfSpikes.narrow), tones)
 
 
 def rough_of(values: Floats) -> Floats:
@@ -163,65 +173,122 @@ def rough_of(values: Floats) -> Floats:
     return np.convolve(np.pad(values, 2, mode="reflect", reflect_type="odd"), _CUBIC, "valid")
 
 
-def spikes_in(values: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], str]:
-    """Return where a recording (N,) has spikes, and why what looks like them stays; empty where nothing does."""
+def spikes_in(samples: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], str]:
+    """Return where channels (N, C) of a recording have spikes, and why what looks like them stays.
+
+    Where there are spikes, weaker ones are likely: they are looked for again beside the first.
+    """
+    found = np.zeros(samples.shape, bool)
+    if len(samples) < 4 * OfSpikes.beside + 3 or np.count_nonzero(present) < len(samples) / 2:
+        return found, ""
+    channels = [np.where(present, one, 0.0) / (np.abs(one[present]).max() or 1.0) for one in samples.T]
+    found |= np.stack([_of_one_value(one, present) for one in channels], axis=1)
+    for established in [False] + [True] * OfSpikes.rounds:
+        looks = [_look(one, present & ~f, established) for one, f in zip(channels, found.T, strict=True)]
+        each, more = [look.runs for look in looks], found.copy()
+        for runs, which in zip(each, more.T, strict=True):
+            for run in runs:
+                which[run.start : run.start + run.length] = True
+        if np.array_equal(more, found):
+            break
+        if not established:
+            why = _kept(each, len(samples)) or _alone(looks, ~more)
+            if why:
+                return found, why
+        found = more
+    return found, ""
+
+
+class _Look(NamedTuple):
+    """One channel without what is missing, what the noise is in it, and runs that are spikes by themselves."""
+
+    values: Floats
+    level: Floats
+    runs: list[_Run]
+
+
+def _look(values: Floats, known: NDArray[np.bool_], established: bool) -> _Look:
     from scipy.ndimage import median_filter
 
-    found = np.zeros(len(values), bool)
-    if len(values) < 4 * OfSpikes.beside + 3 or np.count_nonzero(present) < len(values) / 2:
-        return found, ""
-    scale = float(np.abs(values[present]).max(initial=0.0))
-    values = interpolated(np.where(present, values, 0.0), present) / (scale or 1.0)
-    sigma = float(estimate_sigmas(values[:, None], ~present)[0])
+    values = interpolated(values, known)
+    sigma = float(estimate_sigmas(values[:, None], ~known)[0])
     rough = np.abs(rough_of(values))
-    level = np.maximum(spread_of(np.ones(1)) * median_filter(rough, OfSpikes.near, mode="reflect"), sigma)
-    if sigma < OfSpikes.nothing * float(np.ptp(values)):
-        return found, ""
-    rough_places = np.flatnonzero(rough > OfImpulses.spike * level)
-    if len(rough_places) == 0 or len(rough_places) > len(values) / 10:
-        return found, ""
-    runs = [run for run in _runs(values, level, rough_places) if present[run.start : run.start + run.length].all()]
-    if not runs:
-        return found, ""
-    for run in runs:
-        found[run.start : run.start + run.length] = True
-    why = _kept(runs, len(values)) or _alone(interpolated(values, ~found), level)
-    return (np.zeros_like(found), why) if why else (found, "")
+    level = np.maximum(TO_SIGMA * median_filter(rough, OfSpikes.near, mode="reflect"), sigma)
+    places = np.flatnonzero(rough > OfImpulses.spike * level)
+    if sigma < OfSpikes.nothing * float(np.ptp(values)) or not 0 < len(places) <= len(values) / 10:
+        return _Look(values, level, [])
+    runs = _runs(values, level, places, established)
+    return _Look(values, level, [run for run in runs if known[run.start : run.start + run.length].all()])
 
 
-def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]:
-    """Return runs that are spikes by themselves, none of which touches another."""
+def _of_one_value(values: Floats, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the samples of one value, far from what is beside them: what sensors and links give in place of none.
+
+    Pulses of one height have the noise of what they stand on, and peaks that are cut off have flanks.
+    """
+    from scipy.ndimage import binary_dilation, label
+
+    different, counts = np.unique(values[present], return_counts=True)
+    for k in {0, len(counts) - 1, int(counts.argmax())}:
+        near = np.delete(counts[max(k - 1, 0) : k + 2], min(k, 1))
+        hit = present & (values == different[k])
+        pieces, count = label(hit)
+        if OfSpikes.few * near.max(initial=1) > count or np.bincount(pieces[hit]).max() > OfSpikes.longest:
+            continue
+        wider = binary_dilation(hit)
+        base = interpolated(values, present & ~wider)
+        sigma = float(estimate_sigmas(base[:, None], ~present | wider)[0])
+        off = np.abs(values - base) > OfImpulses.spike * sigma
+        begins = np.flatnonzero(np.diff(pieces, prepend=0) > 0)
+        if sigma > 0 and off[hit].mean() > 0.5 > off[wider & ~hit & present].mean() and not _alike(np.diff(begins)):
+            return np.asarray(hit)
+    return np.zeros(len(values), bool)
+
+
+def _alike(numbers: Any) -> bool:
+    """Tell whether numbers differ as little as the heights, or the intervals, of beats."""
+    return bool(np.std(numbers) < OfSpikes.alike * abs(np.mean(numbers)))
+
+
+def _runs(values: Floats, level: Floats, places: NDArray[np.intp], established: bool) -> list[_Run]:
+    """Return runs that are spikes by themselves, none of which touches another; more are likely beside others."""
     from scipy.ndimage import label, median_filter
     from scipy.stats import chi2
     from scipy.stats import f as law_of_f
 
     size, most = len(values), OfSpikes.longest
-    limit = math.log(OfRecordings.false / size)
+    limit = math.log(OfRecordings.false / (1 if established else size))
     starts = np.unique(np.clip(np.add.outer(places, np.arange(-most, 3)).ravel(), 0, size - 1))
     margin = OfSpikes.beside + most
     padded, middle = np.pad(values, margin, mode="reflect", reflect_type="odd"), np.pad(values, margin, mode="edge")
     middle = median_filter(middle, 2 * most + 1)
     islands = label(np.abs(padded - middle) > OfImpulses.spike * np.pad(level, margin, mode="edge"))[0]
     islands[np.bincount(islands.ravel())[islands] > most] = 0
+    rough = np.zeros(size + 2 * margin, bool)
+    rough[places + margin] = True
     freedom = 2 * OfSpikes.beside - 3
     found: list[_Run] = []
     proofs: dict[tuple[int, int], tuple[float, bool]] = {}
     for length in range(1, most + 1):
-        shapes, start = _shapes(length), starts[starts + length <= size]
-        own, others, calm = (
-            sliding_window_view(one, length + 2 * OfSpikes.beside)[start + most] for one in (padded, islands, middle)
+        start, wide = starts[starts + length <= size], length + 2 * OfSpikes.beside
+        windows, others, calm, strange = (
+            sliding_window_view(one, wide)[most : most + size + 1 - length] for one in (padded, islands, middle, rough)
         )
-        # Another spike of the same sign nearby, with calm samples between the two, says nothing of this one.
+        unit = level[np.minimum(np.arange(len(windows)) + length // 2, size - 1)][:, None]
+        usual = np.flatnonzero(~strange.any(axis=1))[:: math.ceil(size / OfRecordings.most_windows)]
+        shapes = _shapes(length, (windows[usual] - windows[usual, :1]) / unit[usual])
+        own, others, calm, unit = windows[start], others[start], calm[start], unit[start]
+        # Another spike nearby, with calm samples between the two, says nothing of this one; of the other sign it may be
+        # the same event.
         near = others[:, OfSpikes.beside - 1 : 1 - OfSpikes.beside]
-        sign = np.sign(own - calm)
-        others = np.where(sign == sign[:, OfSpikes.beside, None], others, 0)
+        if not established:
+            sign = np.sign(own - calm)
+            others = np.where(sign == sign[:, OfSpikes.beside, None], others, 0)
         own = np.where((others > 0) & ~(others[:, :, None] == near[:, None]).any(axis=2), calm, own)
-        unit = level[np.minimum(start + length // 2, size - 1)]
-        own = (own - own[:, :1]) / unit[:, None]
-        beside = own[:, ~shapes.inside]
-        rest = np.square(beside - (beside @ shapes.outside) @ shapes.outside.T).sum(axis=1)
-        smooth = own - (own @ shapes.whole) @ shapes.whole.T
-        energy = np.square(smooth).sum(axis=1)
+        own = ((own - own[:, :1]) / unit) @ shapes.basis
+        energy = np.square(own).sum(axis=1)
+        height = own @ np.linalg.pinv(shapes.free).T
+        rest = np.square(own - height @ shapes.free.T).sum(axis=1)
         is_noise = rest < chi2.isf(OfSpikes.noise, freedom)
 
         def chance(left: Floats, rest: Floats = rest, is_noise: Any = is_noise, length: int = length) -> Floats:
@@ -231,23 +298,23 @@ def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]
             by_structure = law_of_f.logsf(ratio, length, freedom)
             return np.asarray(np.where(is_noise, by_noise, np.maximum(by_noise, by_structure)))
 
-        wide_left, narrow_left = (energy - np.square(smooth @ s.T).max(axis=1) for s in (shapes.lines, shapes.narrow))
-        wide = chance(wide_left)
-        height = own[:, shapes.inside] - (beside @ shapes.through.T)[:, shapes.inside]
+        wide_left, narrow_left = (energy - np.square(own @ s.T).max(axis=1) for s in (shapes.lines, shapes.narrow))
+        by_line = chance(wide_left)
         one_sign = (np.sign(height) == np.sign(height[:, :1])).all(axis=1)
         # A line has neighbours, wherever it lies; of longer runs that counts which no line on the list looks like.
-        apart = chance(narrow_left) < limit
-        if length > 1:
-            apart &= narrow_left - rest > OfSpikes.apart * (energy - rest)
-        by_place = zip(start, np.where(is_noise, narrow_left - rest, 0.0), apart, strict=True)
+        # Tones begin as abruptly as spikes, and prove nothing.
+        apart = (
+            (not shapes.tones) & (chance(narrow_left) < limit) & (narrow_left - rest > OfSpikes.apart * (energy - rest))
+        )
+        by_place = zip(start, np.where(is_noise & (not shapes.tones), narrow_left - rest, 0.0), apart, strict=True)
         proofs |= {(int(s), length): (float(m), bool(p)) for s, m, p in by_place}
         error = np.sqrt(np.maximum(rest / freedom, 1.0))
-        for k in np.flatnonzero((wide < limit) & one_sign):
+        for k in np.flatnonzero((by_line < limit) & one_sign & (wide_left - rest > OfSpikes.apart * (energy - rest))):
             clear = np.flatnonzero(np.abs(height[k]) > OfImpulses.spike * error[k])
             if len(clear):
                 first, last = int(clear[0]), int(clear[-1])
-                high = float(np.abs(height[k]).max() * unit[k])
-                found.append(_Run(float(wide[k]), int(start[k]) + first, last - first + 1, high, 0.0, False))
+                high = float(height[k, np.abs(height[k]).argmax()] * unit[k, 0])
+                found.append(_Run(float(by_line[k]), int(start[k]) + first, last - first + 1, high, 0.0, False))
     taken = np.zeros(size + 2, bool)
     chosen = []
     for run in sorted(found):
@@ -258,33 +325,39 @@ def _runs(values: Floats, level: Floats, places: NDArray[np.intp]) -> list[_Run]
     return chosen
 
 
-def _kept(runs: list[_Run], size: int) -> str:
-    """Return why spikes may be the signal by their number, heights and places; empty where they are not."""
+def _kept(each: list[list[_Run]], size: int) -> str:
+    """Return why spikes of channels may be the signal by their number, heights and places; empty where they are not."""
     from scipy.stats import chi2
 
-    what = f"{len(runs)} runs of one to three samples stick out"
-    if sum(run.length for run in runs) > OfHot.most_share * size:
+    runs = [run for one in each for run in one]
+    what = f"{len(runs)} runs of few samples stick out"
+    if sum(run.length for run in runs) > OfHot.most_share * size * len(each):
         return f"{what}, too many to be spikes: they stay"
     single = [run.apart for run in runs if run.length == 1]
     together = bool(single) and chi2.logsf(sum(single), len(single)) < math.log(OfRecordings.false / size)
-    if max(sum(run.proved for run in runs), together * len(single)) < OfSpikes.proved * len(runs):
+    down = sum(run.height < 0 for run in runs)
+    both_ways = OfSpikes.few * min(down, len(runs) - down) >= len(runs) >= OfSpikes.few  # lines go one way
+    proved = max(sum(run.proved and run.length < OfSpikes.few for run in runs), together * len(single))
+    if proved < OfSpikes.proved * len(runs) and not both_ways:
         return f"{what}, but may be lines as narrow as that: they stay"
-    if len(runs) >= OfSpikes.few:
-        heights, gaps = np.array([run.height for run in runs]), np.diff(np.sort([run.start for run in runs]))
+    for own in each:
+        heights, gaps = [run.height for run in own], np.diff(np.sort([run.start for run in own]))
         for kind, numbers in (("heights", heights), ("intervals", gaps)):
-            if np.std(numbers) < OfSpikes.alike * np.mean(numbers):
+            if len(own) >= OfSpikes.few and _alike(numbers):
                 return f"{what}, but their {kind} are alike, as those of beats and pulses: they stay"
     return ""
 
 
-def _alone(values: Floats, level: Floats) -> str:
-    """Return why spikes may be the signal since nothing else is one; empty where something is."""
+def _alone(looks: list[_Look], known: NDArray[np.bool_]) -> str:
+    """Return why spikes may be the signal since nothing else is one in any channel; empty where something is."""
     from scipy.stats import chi2
 
     side = OfSpikes.near // 4
-    count = len(values) // side
-    middle = np.median((values / level)[: count * side].reshape(count, side), axis=1)
-    # Of that of means the variance of medians is pi / 2.
-    if count > 2 and 2 / math.pi * side * float(np.var(middle)) * count > chi2.isf(OfRecordings.false, count - 1):
-        return ""
+    count = len(known) // side
+    for look, own in zip(looks, known.T, strict=True):
+        values = interpolated(look.values, own)
+        middle = np.median((values / look.level)[: count * side].reshape(count, side), axis=1)
+        # Of that of means the variance of medians is pi / 2.
+        if count > 2 and 2 / math.pi * side * float(np.var(middle)) * count > chi2.isf(OfRecordings.false, count - 1):
+            return ""
     return "single samples stick out, but nothing else is in the recording: they may be the signal, and stay"
