@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster
 from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
 from nlflow.denoising.groupwise import PRESETS
 from nlflow.denoising.large import denoise_array
-from nlflow.denoising.large.arrays import Blocks, estimated, surveyed
+from nlflow.denoising.large.survey import Blocks, estimated, surveyed
 from nlflow.denoising.noise import GaussianNoise, Speckle, estimate_sigma
 from nlflow.desk import large as storing
 from nlflow.desk.large import denoise_store, open_image

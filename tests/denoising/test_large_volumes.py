@@ -17,7 +17,7 @@ import zarr
 import nlflow as nl
 from nlflow.denoising.groupwise import CLIPS, VOLUMES, GroupPreset, Groups
 from nlflow.denoising.large import denoise_array
-from nlflow.denoising.large.arrays import Blocks, estimated, surveyed
+from nlflow.denoising.large.survey import Blocks, estimated, surveyed
 from nlflow.denoising.patches import Grouping
 from nlflow.desk import large as storing
 from nlflow.desk.large import block_sides, denoise_store

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,49 +15,33 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.threads import one_loop_thread
-from nlflow.denoising.frame import Frame, Part, Spread, in_units, live_of, numbers_of, units_of
+from nlflow.denoising.frame import Frame, Part, Spread, live_of, numbers_of, units_of
 from nlflow.denoising.given import (
-    SOME,
-    Beside,
     Known,
     as_given,
-    candidates,
-    guess,
     refuse_unordered,
-    some_of,
-    told_of,
 )
 from nlflow.denoising.info import DenoiseInfo, check_units
+from nlflow.denoising.large.survey import Blocks, Statistics, estimated, place, surveyed
 from nlflow.denoising.layout import Axes
-from nlflow.denoising.noise.finding.sigma import (
-    PART_HALO,
-    PartWindows,
-    channel_levels,
-    sigma_of_parts,
-    window_sides,
-    windows_of_part,
-)
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough
 from nlflow.denoising.residual import Figures, Looked, figures_in, milder, places_of
-from nlflow.domains.samples import exact_sums, mean_of_sums, rounded
+from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
-from nlflow.store.encoding import digest, encode
+from nlflow.store.encoding import digest
 from nlflow.store.identity import described
 
 Array = NDArray[Any]
 _BLOCKS = "an array in blocks"
 # Blocks whose residuals are asked for at a time: enough for many workers, few beside all.
 _BATCH = 64
-NO_SAMPLE = "image: got no sample that is a number (all are NaN or masked), expected at least one"
-_MIDDLE = {1: 2**20, 2: 1024, 3: 64}  # samples along each axis of the middle, by whose noise the kind is told
 # Samples around a place whose residual is looked at, by the number of axes: fewer than the flow looks at, which
 # changes its estimate by little.
 _AROUND = {1: 512, 2: 32, 3: 8}
-_PLANES = 9  # of a volume, from which its noise is estimated
 
 
 @partial(checked_call, more=OPTIONS)
@@ -313,232 +297,6 @@ def _said(halo: tuple[int, ...]) -> str:
     return str(halo[0]) if len(set(halo)) == 1 else " x ".join(map(str, halo))
 
 
-def place(
-    chunks: Sequence[tuple[int, ...]], halos: tuple[int, ...], index: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """Return where the halo of a block begins in the image, and where the block lies in its halo; without channels."""
-    corner, inner = [], []
-    for sizes, halo, k in zip(chunks, halos, index, strict=True):
-        start = sum(sizes[:k])
-        corner.append(max(start - halo, 0) if len(sizes) > 1 else 0)
-        inner.append(slice(start - corner[-1], start - corner[-1] + sizes[k]))
-    return tuple(corner), tuple(inner)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """An image as a Dask array, its channels in one chunk."""
-
-    image: Any
-    channel_axis: int | None
-
-    def without_channels(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the entries of the axes that are no channels."""
-        return tuple(value for axis, value in enumerate(values) if axis != self.channel_axis)
-
-    @property
-    def axes(self) -> Axes:
-        """The axes of the image as those of space."""
-        letters = "ZYX"[-len(self.shape) :]
-        return Axes(self.image.shape, letters, (1.0,) * len(letters), self.channel_axis)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape without channels."""
-        return self.without_channels(self.image.shape)
-
-    @property
-    def chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes of the blocks without channels."""
-        return self.without_channels(self.image.chunks)
-
-    def middle(self) -> Array:
-        """Return the middle of the image."""
-        cut = middle_of(self.shape, _MIDDLE[len(self.shape)])
-        if self.channel_axis is not None:
-            cut.insert(self.channel_axis, slice(None))
-        return np.asarray(self.image[tuple(cut)].compute())
-
-    def even(self, size: int) -> tuple[int, ...]:
-        """Return a number for each axis that is no channel."""
-        return (size,) * len(self.shape)
-
-    def _with_channels(self, values: Sequence[int]) -> list[int]:
-        """Return numbers of the axes that are no channels with a 0 for the channels."""
-        found = list(values)
-        if self.channel_axis is not None:
-            found.insert(self.channel_axis, 0)
-        return found
-
-    def at_least(self, size: tuple[int, ...]) -> Blocks:
-        """Return the same image with neighbouring blocks joined until none is smaller than this, if need be."""
-        wanted = self._with_channels(size)
-        chunks = tuple(_joined(sizes, n) for sizes, n in zip(self.image.chunks, wanted, strict=True))
-        return self if chunks == self.image.chunks else Blocks(self.image.rechunk(chunks), self.channel_axis)
-
-    def with_halo(self, halo: tuple[int, ...]) -> Any:
-        """Return the array whose blocks are these with a halo, except where the image ends."""
-        from dask.array.overlap import overlap
-
-        wanted = zip(self.image.chunks, self._with_channels(halo), strict=True)
-        depth = {axis: 0 if len(sizes) == 1 else n for axis, (sizes, n) in enumerate(wanted)}
-        return overlap(self.image, depth, boundary="none", allow_rechunk=False)
-
-    def each(self, halo: tuple[int, ...], function: Callable[..., Any], **words: Any) -> list[Any]:
-        """Return ``function(block, corner, inner, **words)`` of every block as a delayed value; see `place`."""
-        from dask import delayed
-
-        later, array = delayed(function, pure=False), self.with_halo(halo)
-        pairs = zip(array.to_delayed().ravel().tolist(), np.ndindex(*array.numblocks), strict=True)
-        return [
-            later(block, *place(self.chunks, halo, self.without_channels(index)), **words) for block, index in pairs
-        ]
-
-
-def _joined(sizes: tuple[int, ...], least: int) -> tuple[int, ...]:
-    result: list[int] = []
-    for size in sizes:
-        if result and result[-1] < least:
-            result[-1] += size
-        else:
-            result.append(size)
-    if len(result) > 1 and result[-1] < least:
-        last = result.pop()
-        result[-1] += last
-    return tuple(result)
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Of the samples of an image or a part of it, counts stabilized."""
-
-    count: int  # samples of a channel
-    low: Array  # (C,)
-    high: Array  # (C,)
-    sums: list[int]  # by `exact_sums`: they do not depend on the blocks
-    moments: Array  # (C, C), sums of products about the mean
-    #: Of the statistics of all parts: images that differ in a sample differ in it, but for changes that keep every sum.
-    digest: str = ""
-    size: int = 0  # samples of a channel, the missing ones too
-    empty: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))  # (C,), channels without any sample
-    some: Array = field(default_factory=lambda: np.zeros(0))  # some of the samples that are present, as they were given
-    ends: tuple[Any, Any] = (math.inf, -math.inf)  # the lowest and the highest of these
-
-    @property
-    def mean(self) -> Array:
-        """Of each channel, correctly rounded."""
-        return mean_of_sums(self.sums, self.count)
-
-    def ends_in(self, frame: Frame) -> tuple[Array, Array]:
-        """Return the lowest and the highest sample of the channels that vary (C,), in units of the noise."""
-        live = slice(None) if frame.live is None else frame.live
-        # With the bits that the samples have, which are compared with these.
-        low, high = (in_units(one[live], frame.offset, frame.level) for one in (self.low, self.high))
-        return low, high
-
-    def of_channels(self, which: NDArray[np.bool_]) -> Statistics:
-        """Return those of some channels."""
-        sums = [self.sums[c] for c in np.flatnonzero(which)]
-        return replace(self, low=self.low[which], high=self.high[which], sums=sums,
-                       moments=self.moments[np.ix_(which, which)])  # fmt: skip
-
-
-def surveyed(blocks: Blocks, model: Noise | None, nodata: Any = None) -> tuple[Statistics, Known, str]:
-    """Return the statistics of what is present in an image, what says nothing, and a warning where that is a guess.
-
-    In one pass over the image; in three where a value may stand for "no data", unless that is told.
-    """
-    import dask
-
-    known, guessed, told = Known(nodata), "", list[str]()
-    found = statistics(blocks, model, known)
-    if found.empty.any() and not found.empty.all():
-        known = replace(known, empty=found.empty)
-        found = statistics(blocks, model, known)
-    if not found.count:
-        raise InputError(NO_SAMPLE)
-    if found.count < found.size:
-        what = "NaN" if nodata is None else f"{nodata:g} or NaN"
-        told.append(told_of((found.size - found.count, found.size), what))
-    for value in candidates(found.some, *found.ends) if nodata is None else ():
-        parts = dask.compute(*blocks.each(blocks.even(0), _beside, axes=blocks.axes, value=value, known=known))
-        if why := Beside.of_parts(parts).why(found.some):
-            known, present = replace(known, nodata=value), found.count
-            found = statistics(blocks, model, known)
-            told.append(told_of((present - found.count, found.size), why))
-            guessed = guess(told[-1])
-            break
-    return found, replace(known, told=tuple(told)), guessed
-
-
-def _beside(
-    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], axes: Axes, value: Any, known: Known
-) -> Beside:
-    return Beside.of(value, block, axes.channel, as_given(block, replace(axes, shape=block.shape), known=known).missing)
-
-
-def statistics(blocks: Blocks, model: Noise | None, known: Known) -> Statistics:
-    """Return the statistics of an image, in one pass over it."""
-    import dask
-
-    count = math.prod(len(sizes) for sizes in blocks.image.chunks)
-    tasks = blocks.each(
-        blocks.even(0), statistics_of, axes=blocks.axes, model=model, known=known, some=max(SOME // count, 64)
-    )
-    parts: tuple[Statistics, ...] = dask.compute(*tasks)
-    told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
-    return replace(merged(parts), digest=digest(encode(told)))
-
-
-def merged(parts: Sequence[Statistics]) -> Statistics:
-    """Return the statistics of several parts as those of one."""
-    count = sum(part.count for part in parts)
-    sums = [sum(column) for column in zip(*(part.sums for part in parts), strict=True)]
-    moments = np.zeros_like(parts[0].moments)
-    for part in parts:  # in the order of the blocks
-        if part.count:
-            shift = part.mean - mean_of_sums(sums, count)
-            moments += part.moments + part.count * np.outer(shift, shift)
-    low, high = (f([getattr(part, name) for part in parts], axis=0) for f, name in ((np.min, "low"), (np.max, "high")))
-    ends = min(part.ends[0] for part in parts), max(part.ends[1] for part in parts)
-    return Statistics(
-        count, low, high, sums, moments, size=sum(part.size for part in parts),
-        empty=np.all([part.empty for part in parts], axis=0), some=np.concatenate([part.some for part in parts]),
-        ends=ends,
-    )  # fmt: skip
-
-
-def statistics_of(
-    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], axes: Axes, model: Noise | None, known: Known,
-    some: int = SOME,
-) -> Statistics:  # fmt: skip
-    """Return the statistics of a block."""
-    try:
-        looked = as_given(block, replace(axes, shape=block.shape), known=known)
-        signal = looked.samples if model is None else model.reduce(looked.samples, looked.missing).samples
-    except InputError as error:
-        raise InputError(f"{error} (in the block that begins at {corner})") from error
-    there = slice(None) if looked.missing is None else ~looked.missing
-    flat, given = signal[there].reshape(-1, signal.shape[-1]), _last(block, axes.channel)[there]
-    nan = np.isnan(_last(block, axes.channel)) if block.dtype.kind == "f" else np.zeros(signal.shape, bool)
-    empty = np.asarray(nan.reshape(-1, signal.shape[-1]).all(axis=0))
-    size = math.prod(signal.shape[:-1])
-    if not len(flat):
-        nothing = np.full(signal.shape[-1], math.inf)
-        zero = np.zeros((len(empty), len(empty)))
-        return Statistics(0, nothing, -nothing, [0] * len(empty), zero, size=size, empty=empty, some=given.ravel())
-    sums = exact_sums(flat)
-    about = flat - mean_of_sums(sums, len(flat))
-    return Statistics(
-        len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about, size=size, empty=empty,
-        some=some_of(given, some), ends=(given.min().item(), given.max().item()),
-    )  # fmt: skip
-
-
-def _last(block: Array, channel: int | None) -> Array:
-    return block if channel is None else np.moveaxis(block, channel, -1)
-
-
 def examined(
     middle: Array, axes: Axes, found: Statistics, known: Known, levels: Array
 ) -> tuple[Array, NoiseEstimate | None]:
@@ -613,18 +371,12 @@ def _figures(blocks: Blocks, found: Statistics, frame: Frame) -> Figures | None:
     around: list[int | None] = [min(max(frame.halo, default=0), _AROUND[len(blocks.shape)])] * len(blocks.shape)
     if frame.axes.moving:  # motion is that of whole frames
         around[1:] = [None] * 2
-    for place in places_of(blocks.shape):
-        wide, corner, inner = widened(place, around)
+    for where in places_of(blocks.shape):
+        wide, corner, inner = widened(where, around)
         if blocks.channel_axis is not None:
             wide.insert(blocks.channel_axis, slice(None))
-        tasks.append(delayed(looked_at, pure=False)(blocks.image[tuple(wide)], place, corner, inner, frame))
+        tasks.append(delayed(looked_at, pure=False)(blocks.image[tuple(wide)], where, corner, inner, frame))
     return figures_in(dask.compute(*tasks), frame, *found.ends_in(frame))
-
-
-def middle_of(shape: Sequence[int], side: int) -> list[slice]:
-    """Return where the middle of an array lies, of so many samples along each axis."""
-    starts = [max((n - side) // 2, 0) for n in shape]
-    return [slice(start, start + side) for start in starts]
 
 
 def widened(
@@ -647,83 +399,6 @@ def looked_at(
     part = frame.part(block)
     u = _estimate(part, corner, frame, math.inf)
     return Looked(place, part.f[inner], u[inner], None if part.missing is None else part.missing[inner])
-
-
-def estimated(blocks: Blocks, found: Statistics, known: Known) -> Array:
-    """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole, in a pass.
-
-    A second pass, and a third, are made where too few windows are left, as in memory. Of a volume or a clip some planes
-    are looked at, evenly far apart, each as an image; the median counts. A channel that is constant has none.
-    """
-    return for_all(_levels(blocks, found, known), found)
-
-
-def for_all(levels: Array, found: Statistics) -> Array:
-    """Return one number for all channels that vary where their levels are near each other, and 0 for the others."""
-    live = found.high > found.low
-    result = np.zeros(len(live))
-    if live.any():
-        result[live] = channel_levels(levels[live])
-    return result
-
-
-def _levels(blocks: Blocks, found: Statistics, known: Known) -> Array:
-    """Return the noise of each channel by itself; 0 of one that is constant."""
-    import dask
-
-    if len(blocks.shape) == 3:
-        return _of_planes(blocks, known)
-    limits = {c: (float(low), float(high)) for c, (low, high) in enumerate(zip(found.low, found.high, strict=True))}
-    pending = {c: pair for c, pair in limits.items() if 0 < pair[1] - pair[0] < math.inf}
-    sigmas = dict.fromkeys(limits, 0.0)
-    halo = blocks.even(PART_HALO)
-    blocks = blocks.at_least(halo)
-    for side in window_sides(blocks.shape):
-        if not pending:
-            break
-        tasks = blocks.each(
-            halo, _windows, axes=blocks.axes, whole=blocks.shape, limits=pending, side=side, known=known
-        )
-        parts: tuple[dict[int, PartWindows], ...] = dask.compute(*tasks)
-        for c, pair in list(pending.items()):
-            sigma = sigma_of_parts([part[c] for part in parts], blocks.shape, pair, side)
-            if sigma is not None:
-                sigmas[c] = sigma
-                del pending[c]
-    return np.array(list(sigmas.values()))
-
-
-def _of_planes(blocks: Blocks, known: Known) -> Array:
-    """Return the median of the estimates for planes across the first axis; planes without noise, as of air, aside."""
-    count = blocks.shape[0]
-    first = 1 if blocks.channel_axis == 0 else 0
-    axis = None if blocks.channel_axis is None else max(blocks.channel_axis - (blocks.channel_axis > first), 0)
-    places = sorted({(2 * k + 1) * count // (2 * _PLANES) for k in range(_PLANES)})
-    planes = [Blocks(blocks.image[(slice(None),) * first + (place,)], axis) for place in places]
-    return typical([estimated(plane, statistics(plane, None, known), known) for plane in planes])
-
-
-def typical(sigmas: Sequence[Array]) -> Array:
-    """Return the median of the estimates of each channel (C,), but for zeros; 0 if there are no others."""
-    found = [of_channel[of_channel > 0] for of_channel in np.array(sigmas).T]
-    return np.array([float(np.median(one)) if one.size else 0.0 for one in found])
-
-
-def _windows(
-    block: Array,
-    corner: tuple[int, ...],
-    inner: tuple[slice, ...],
-    axes: Axes,
-    whole: tuple[int, ...],
-    limits: dict[int, tuple[float, float]],
-    side: int,
-    known: Known,
-) -> dict[int, PartWindows]:
-    looked = as_given(block, replace(axes, shape=block.shape), known=known)
-    return {
-        c: windows_of_part(looked.samples[..., c], corner, inner, whole, pair, side, looked.missing)
-        for c, pair in limits.items()
-    }
 
 
 def settled(blocks: Blocks, frame: Frame, present: int) -> tuple[Frame, str]:

@@ -17,21 +17,23 @@ from nlflow.denoising.frame import Frame
 from nlflow.denoising.given import Known, as_given, find_nodata, told_of
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.large.arrays import (
-    NO_SAMPLE,
-    Statistics,
     Wanted,
     counts_only,
     denoise_part,
     examined,
-    for_all,
     info_of,
     levels_of,
     looked_at,
+    widened,
+)
+from nlflow.denoising.large.survey import (
+    NO_SAMPLE,
+    Statistics,
+    for_all,
     merged,
     middle_of,
     statistics_of,
     typical,
-    widened,
 )
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
