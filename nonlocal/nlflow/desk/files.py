@@ -255,7 +255,8 @@ def load_frames(folder: Path, paths: Sequence[Path], axes: str | None = None) ->
     if not paths:
         raise FileFormatError(f"{folder}: got no pictures, expected at least one; check the name")
     check_links(folder, paths, "a folder of pictures")
-    beside, sizes = (axes or "").upper().partition("YX")[0], (len(paths),)
+    beside = (axes or "").upper().partition("YX")[0]
+    sizes: tuple[int, ...] = (len(paths),)
     if len(beside) > 1 and set(beside) <= set("TZC"):
         paths, sizes = placed_by_name(folder, paths, beside)
     kept: list[Media] = []
