@@ -497,3 +497,12 @@ def test_a_child_is_begun_before_it_is_needed_and_only_then(tmp_path: Path, monk
     prepare([tmp_path / "a.mkv"])
     assert (call("pid"), apart._idle) == (child.process.pid, [child])
     assert "h5py" in call("modules")
+
+
+def test_large_files_have_more_time(tmp_path: Path) -> None:
+    assert (apart.seconds_for(0), apart.seconds_for(2**30)) == (60, 60 + 4096)
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c").write_bytes(bytes(300))
+    (tmp_path / "a/d").write_bytes(bytes(20))
+    (tmp_path / "a/up").symlink_to(tmp_path)  # which is not followed
+    assert (apart.size_of(tmp_path / "a"), apart.size_of(tmp_path / "none")) == (320, 0)

@@ -337,8 +337,8 @@ def _borrowed(path: Path) -> Iterator[_Child]:
         child.end()
 
 
-def seconds_for(path: Path) -> float:
-    """Return how long a decoder may take: a minute and more for large files, or ``NLFLOW_DECODE_SECONDS``."""
+def seconds_for(size: int) -> float:
+    """Return how long so many bytes may take a decoder: a minute and more, or ``NLFLOW_DECODE_SECONDS``."""
     given = os.environ.get("NLFLOW_DECODE_SECONDS")
     if given is not None:
         try:
@@ -347,7 +347,7 @@ def seconds_for(path: Path) -> float:
             raise errors.InputError(
                 f"NLFLOW_DECODE_SECONDS: got {given!r}, expected a number of seconds > 0; correct it, or unset it"
             ) from error
-    return _PATIENCE + size_of(path) / _RATE
+    return _PATIENCE + size / _RATE
 
 
 def size_of(path: Path) -> int:
@@ -357,7 +357,7 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def stream(function: str, path: Path, memory: float, **words: Any) -> Iterator[Any]:
+def stream(function: str, path: Path, memory: float, *, size: int = 0, **words: Any) -> Iterator[Any]:
     """Yield what a function ``module:name`` yields for a file, computed in a child.
 
     Parameters
@@ -367,6 +367,8 @@ def stream(function: str, path: Path, memory: float, **words: Any) -> Iterator[A
     path : Path
     memory : float
         Bytes that the samples may take in the child, and on their way from it in all.
+    size : int
+        Bytes of the file that one item may take, where they are many.
     **words
         Plain data.
 
@@ -382,7 +384,7 @@ def stream(function: str, path: Path, memory: float, **words: Any) -> Iterator[A
     if _is_here():
         yield from _called(function, path, words)
         return
-    seconds, allowed = seconds_for(path), int(min(memory, 2**62)) + _ROOM
+    seconds, allowed = seconds_for(size), int(min(memory, 2**62)) + _ROOM
     try:
         place = str(Path.cwd())
     except OSError:  # a folder that is gone
@@ -410,9 +412,9 @@ def stream(function: str, path: Path, memory: float, **words: Any) -> Iterator[A
         raise (raised if isinstance(raised, type) and issubclass(raised, NlflowError) else FileFormatError)(content)
 
 
-def call(function: str, path: Path, memory: float, **words: Any) -> Any:
+def call(function: str, path: Path, memory: float, *, size: int = 0, **words: Any) -> Any:
     """Return what a function ``module:name`` returns for a file; see `stream`."""
-    (found,) = stream(function, path, memory, **words)
+    (found,) = stream(function, path, memory, size=size, **words)
     return found
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nlflow.desk.apart import begin, call
+from nlflow.desk.apart import begin, call, size_of
 from nlflow.desk.formats.media import (
     ARRAYS,
     JPEG_EXIF_LIMIT,
@@ -64,7 +64,8 @@ class Format:
         if self.apart:
             begin(self.library)
         if self.apart == "all":
-            return call(f"{__name__}.{self.module}:{self.decoder}", path, most_for(path), **words)  # type: ignore[no-any-return]
+            function, size = f"{__name__}.{self.module}:{self.decoder}", size_of(path)
+            return call(function, path, most_for(path), size=size, **words)  # type: ignore[no-any-return]
         media: Media = self._own(self.decoder)(path, **words)
         return media
 
