@@ -158,7 +158,12 @@ def endured(calls: int, folder: Path) -> Row:
     if trouble is not None:
         tally.note(trouble)
         return tally.row(calls)
-    looks = [json.loads(line) for line in ended.text.splitlines() if line.startswith("[")]
+    return judged(ended.text, calls, tally)
+
+
+def judged(text: str, calls: int, tally: Tally) -> Row:
+    """Return the row of what the program has printed."""
+    looks = [json.loads(line) for line in text.splitlines() if line.startswith("[")]
     grown = growth(looks)
     for name, (before, after), most in zip(("memory", "open files", "threads"), grown, (MOST, 0, 0), strict=True):
         if after - before > most:
