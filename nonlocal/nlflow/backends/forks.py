@@ -4,10 +4,15 @@ GNU OpenMP ends a child of `os.fork` that asks it for threads, and Numba's own p
 child therefore runs compiled loops in one thread: see `nlflow.backends.numba.launch`.
 """
 
+from __future__ import annotations
+
 import os
 from array import array
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # as that of typing, which takes a quarter of `import nlflow` to load
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _state = array("i", [0])
 _answers: list[Callable[[], None]] = []
