@@ -285,7 +285,8 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
     if samples.ndim != 3:
         return None
     present = samples if missing is None else samples[~missing]
-    span = float(present.max()) - float(present.min()) if present.size else 0.0
+    low = float(present.min()) if present.size else 0.0
+    span = float(present.max()) - low if present.size else 0.0
     if span == 0 or math.isinf(span):
         return None
     found = []
@@ -293,10 +294,11 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
         if samples.shape[axis] < OfStripes.least_rows or samples.shape[1 - axis] < OfStripes.least_rows:
             continue
         marks: list[_Marks] = []
-        for rows in lines(samples, missing, Stripes(1, axis, False)):
-            some = rows[:, :: math.ceil(rows.size / OfVerdict.most)]
+        some = slice(None, None, math.ceil(samples[..., 0].size / OfVerdict.most))
+        seen = (slice(None), some) if axis == 0 else (some, slice(None))
+        for rows in lines(samples[seen], None if missing is None else missing[seen], Stripes(1, axis, False)):
             # From 0 to 1: what is found does not depend on the units then.
-            marks.append(_Marks.of(((some - float(present.min())) / span).astype(np.float32)))
+            marks.append(_Marks.of(((rows - low) / span).astype(np.float32)))
             if not marks[-1].striped:
                 break
         else:
@@ -360,7 +362,7 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
     from scipy.special import ndtr
 
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
-    present = samples[~absent]
+    present = samples if missing is None else samples[~missing]
     if present.size == 0 or present.min() < 0 or present.min() == present.max() or not _dark_as_noise(samples, absent):
         return None
     seen = _Magnitudes.of(samples, absent, 1.0)

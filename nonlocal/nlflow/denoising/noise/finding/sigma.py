@@ -233,13 +233,14 @@ def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) -> float:
-    present = plane[~absent]
+    present = plane[~absent] if absent.any() else plane
     span = range_of(present) if present.size else 0.0
     if span == 0 or math.isinf(span):
         return 0.0
     # float64, from 0 to 1: the estimate does not depend on the units then.
     low = float(present.min())
-    scaled = np.where(absent, 0.0, (np.where(absent, low, plane).astype(np.float64) - low) / span)
+    known = plane if present is plane else np.where(absent, low, plane)
+    scaled = (known.astype(np.float64) - low) / span
     filled = absent | _constant(scaled, dimension)
     sides = [side for side in OfWindows.sides[dimension] if side <= min(plane.shape[-dimension:])]
 
@@ -249,7 +250,7 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     counts = int(np.count_nonzero(filled & ~absent)), int(np.count_nonzero(~absent))
     if _few(*counts) or _noisy(windows_of(sides[0], filled), _repeated(scaled, filled), counts[1] - counts[0]):
         absent = filled
-    limits = limits_of(*at_ends(scaled[~absent]))
+    limits = limits_of(*at_ends(scaled[~absent] if absent.any() else scaled))
     for side in sides:
         windows = windows_of(side, absent)
         if len(windows.structure) >= windows.first / 2:
@@ -272,10 +273,13 @@ def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
 
 def _any_in(marked: NDArray[np.bool_], shape: tuple[int, int]) -> NDArray[np.bool_]:
     """Tell of each window of a shape, by its corner, whether it holds a marked sample."""
-    total = np.zeros([n + 1 for n in marked.shape], np.int32)
-    np.cumsum(np.cumsum(marked, axis=1, dtype=np.int32), axis=0, out=total[1:, 1:])
-    down = total[shape[0] :] - total[: -shape[0]]
-    return np.asarray(down[:, shape[1] :] != down[:, : -shape[1]])
+    for axis, size in enumerate(shape):
+        lines, wide = np.moveaxis(marked, axis, 0), 1
+        while wide < size:
+            step = min(wide, size - wide)
+            lines, wide = lines[:-step] | lines[step:], wide + step
+        marked = np.moveaxis(lines, 0, axis)
+    return marked
 
 
 def _few(filled: int, present: int) -> bool:
