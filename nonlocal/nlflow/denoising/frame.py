@@ -280,7 +280,8 @@ class Part:
     def result(self, u: Array, frame: Frame) -> Array:
         """Return an estimate in units of the noise as samples (..., C)."""
         whole = u if self.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
-        gaussian = (whole * frame.level + frame.offset).astype(self.f.dtype)
+        gaussian = whole * frame.level
+        gaussian = np.add(gaussian, frame.offset, out=gaussian).astype(self.f.dtype, copy=False)
         return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame)
 
     def with_known(self, u: Array, frame: Frame) -> Array:
@@ -378,10 +379,14 @@ def _with_sigma(frame: Frame, samples: Array) -> Frame:
     """Return the frame with what is told of the strength of the noise in samples."""
     sigma, effective, model = root_mean_square(frame.level), None, frame.model
     if model is not None and model.is_coloured and samples.ndim < 4:
-        own, met = model.strength(samples, frame.missing) or 0.0, sigma
+        noise, own, met = frame.coloured, 0.0, sigma
+        if noise is not None and model.kind == "gaussian":  # its strength is known at all samples
+            relative = noise.strength if frame.missing is None else noise.strength[~frame.missing]
+            own = sigma * math.sqrt(float(noise.shown.mean()) * float(relative.mean(dtype=np.float64)))
+        else:
+            own = model.strength(samples, frame.missing) or 0.0
         if not is_by_pixels(frame.quality, frame.axes):
-            counted = frame.coloured
-            met = own if counted is None else own * math.sqrt(float(counted.spectrum.mean() / counted.shown.mean()))
+            met = own if noise is None else own * math.sqrt(float(noise.spectrum.mean() / noise.shown.mean()))
         sigma, effective = own, met if is_by_pixels(frame.quality, frame.axes) or met != own else None
     estimated = frame.estimated or frame.found is not None
     return replace(frame, sigma=sigma, sigma_effective=effective, estimated=estimated)
@@ -481,7 +486,8 @@ def idle_for(span: float, strongest: float) -> str:
 def in_units(signal: Array, offset: Array, level: Array) -> Array:
     """Return samples (..., C) about 0 in units of their noise."""
     # In double precision, since an offset or a level may be no number of the samples' precision.
-    return np.asarray(((signal - offset) / level).astype(signal.dtype))
+    shifted = signal - offset
+    return np.asarray(np.divide(shifted, level, out=shifted).astype(signal.dtype, copy=False))
 
 
 def live_of(varies: Mask) -> Mask | None:

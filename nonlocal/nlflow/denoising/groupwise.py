@@ -403,10 +403,10 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
     shares /= shares[-1]
 
     def run(signal: Array, spectrum: Array, strength: Array, level: int) -> Array:
-        powers = spectrum.mean(axis=(1, 2))
-        precision = preset.precision(float(np.ptp(signal)) / math.sqrt(float(powers.mean())))
-        ratio = Spread.of(signal / math.sqrt(float(powers.mean()))).ratio
-        groupings = preset.groupings(ratio, dimension)
+        powers, spread = spectrum.mean(axis=(1, 2)), Spread.of(signal)
+        mean = float(powers.mean())
+        precision = preset.precision(spread.extent / math.sqrt(mean))
+        groupings = preset.groupings(replace(spread, variance=spread.variance / mean).ratio, dimension)
         turned = count - 1 - level
         path, tiles, memory = _path(
             signal.astype(precision, copy=False), preset, groupings,
