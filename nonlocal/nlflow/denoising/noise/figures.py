@@ -333,7 +333,6 @@ class OfSpikes(Figures, source=BY_HAND):
 
     beside = figure(5, "samples on each side of a run, over which a recording is a parabola, or more is seen")
     longest = figure(5, "samples of a spike")
-    rounds = figure(4, "of looking for more where there are some", COST)
     noise = figure(0.01, "chance that noise leaves more beside the parabola, from which on it is structure")
     lines = figure((2.0, 2.5, 3.0, 4.0, 6.0), "samples, of lines at half height: sampling asks for two")
     narrow = figure((1.2, 1.4, 1.6, 1.8), "of lines of an instrument that samples too rarely")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -183,7 +184,7 @@ def spikes_in(samples: Floats, present: NDArray[np.bool_]) -> tuple[NDArray[np.b
         return found, ""
     channels = [np.where(present, one, 0.0) / (np.abs(one[present]).max() or 1.0) for one in samples.T]
     found |= np.stack([_of_one_value(one, present) for one in channels], axis=1)
-    for established in [False] + [True] * OfSpikes.rounds:
+    for established in chain([False], repeat(True)):
         looks = [_look(one, present & ~f, established) for one, f in zip(channels, found.T, strict=True)]
         each, more = [look.runs for look in looks], found.copy()
         for runs, which in zip(each, more.T, strict=True):
