@@ -94,23 +94,25 @@ def _put(
     first,
     step,
     kind,
+    more,
     out,
     base,
 ):
     """Add the rows of filtered patches to places in windows of sums, whose kinds are `kind` apart.
 
-    Weights of patches are `spread` apart; 0 where all patches have the same.
+    Those of the next state, the last kind, are left out unless `more`. Weights of patches are `spread` apart; 0 where
+    all patches have the same.
     """
     signature = types.void(
         tokens, change, centre, weight, spread, keep, start, width, count, rows, columns, places, first, step, kind,
-        out, base,
+        more, out, base,
     )  # fmt: skip
 
     def codegen(context, builder, signature, arguments):
-        _, _, _, _, spread, keep, start, width, count, rows, columns, _, first, step, kind, _, base = arguments
+        _, _, _, _, spread, keep, start, width, count, rows, columns, _, first, step, kind, more, _, base = arguments
         v = Vectors(builder, signature.args[0].dtype.bitwidth, _SHORT)
         tokens, change, centre, weight, places, out = (
-            _data(context, builder, signature, arguments, i) for i in (0, 1, 2, 3, 11, 15)
+            _data(context, builder, signature, arguments, i) for i in (0, 1, 2, 3, 11, 16)
         )
         kept, nothing = v.broadcast(keep), v.constant(0.0)
 
@@ -129,11 +131,13 @@ def _put(
                     share = v.where(inside, v.load(weight, builder.add(common, trust)), nothing)
                     now = builder.fadd(v.load(tokens, here), v.load(centre, builder.add(common, b)))
                     estimate = builder.fmul(share, builder.fsub(now, taken))
-                    following = v.multiply_add(builder.fmul(share, kept), taken, estimate)
-                    at = target
-                    for value in (estimate, following, share):
+                    after = builder.add(target, kind)
+                    for value, at in ((estimate, target), (share, after)):
                         v.store(builder.fadd(v.load(out, at), value), out, at)
-                        at = builder.add(at, kind)
+                    with builder.if_then(more):
+                        at = builder.add(after, kind)
+                        following = v.multiply_add(builder.fmul(share, kept), taken, estimate)
+                        v.store(builder.fadd(v.load(out, at), following), out, at)
                     return [builder.add(target, step), builder.add(common, columns)]
 
                 v.repeat(rows, 1, [place, start], row)
@@ -285,7 +289,7 @@ def filter_job(
     # Where the patches of a group lie in a channel, frame by frame, and in the window.
     places = np.empty((pz, most), np.int64)
     there = np.empty((pz, most), np.int64)
-    kind = sums.size // 3
+    kind = sums.size // sums.shape[0]
     for reference in range(first, last):
         number = (job // runs) * columns.shape[0] + reference
         count = np.int64(counts[number])
@@ -385,7 +389,7 @@ def filter_job(
             for q in range(pz):
                 _put(
                     tokens, change, centre, weight, apart, keep, q * ph * pw, wide, count, ph, pw, there, q * most,
-                    sums.shape[4], kind, sums, c * (kind // planes),
+                    sums.shape[4], kind, sums.shape[0] == 3, sums, c * (kind // planes),
                 )  # fmt: skip
 
 
@@ -431,9 +435,10 @@ def filter_groups(
         enough, and of double precision, in which the others are.
     lost : (jobs,) bool, output
         Which jobs came to a group that asks for double precision where there is none, and have to be done again.
-    windows : (jobs, 3, C, 2 Rz + pz, 2 Ry + ph, width), output
-        Sums of weight x estimate, of weight x next state and of weights, from slice ``slices[a] - Rz``, row
-        ``rows[b] - Ry`` and column ``columns[first] - Rx`` on, each slice displaced by its motion.
+    windows : (jobs, 2 or 3, C, 2 Rz + pz, 2 Ry + ph, width), output
+        Sums of weight x estimate, of weights and, where there are three, of weight x next state, from slice
+        ``slices[a] - Rz``, row ``rows[b] - Ry`` and column ``columns[first] - Rx`` on, each slice displaced by its
+        motion.
     count : int
         Of the jobs.
     """
@@ -476,7 +481,7 @@ _add_bands = jobs(add_band)
 
 @njit(cache=True, no_cfunc_wrapper=True)
 def add_windows(each, one, windows, slices, rows, columns, begun, last, radii, run, motion, out):
-    """Add the windows of `filter_groups` to the image ``out`` (3, C, Z, H, W), in the order of the jobs.
+    """Add the windows of `filter_groups` to the image ``out`` (2 or 3, C, Z, H, W), in the order of the jobs.
 
     Each thread has some rows of the image.
     """

@@ -16,6 +16,7 @@ from numpy.polynomial import chebyshev, polynomial
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, to_numpy
+from nlflow.backends.threads import one_blas_thread
 from nlflow.denoising.patches.lattice import Lattice, nearest_offsets
 from nlflow.errors import InputError, NumericalError
 
@@ -62,15 +63,13 @@ class Correlation:
         )
         inside = (across == 0) & (np.abs(down) <= reach[0]) & (np.abs(along) <= reach[1])
         places = np.where(inside, down, 0) + reach[0], np.where(inside, along, 0) + reach[1]
-        values, vectors = np.linalg.eigh(np.where(inside, function[:, places[0], places[1]], 0.0))
-        values = np.maximum(values, LEAST)
-        turned = np.swapaxes(vectors, 1, 2)
-
-        def raised(power: float) -> Array:
-            return np.asarray((vectors * values[:, None] ** power) @ turned)
-
-        extremes = np.stack([values.min(axis=1), values.max(axis=1)], axis=1)
-        return cls(raised(1), raised(0.5), raised(-0.5), extremes)
+        with one_blas_thread():  # for such small matrices threads wait for each other fifty times as long as they work
+            values, vectors = np.linalg.eigh(np.where(inside, function[:, places[0], places[1]], 0.0))
+            values = np.maximum(values, LEAST)
+            extremes = np.stack([values.min(axis=1), values.max(axis=1)], axis=1)
+            turned = np.swapaxes(vectors, 1, 2)
+            raised = [np.asarray((vectors * values[:, None] ** power) @ turned) for power in (1, 0.5, -0.5)]
+        return cls(raised[0], raised[1], raised[2], extremes)
 
     def along(self, basis: Array) -> Array:
         """Return what takes tokens to coefficients along the columns of a basis, in which noise is white, and back.
@@ -368,9 +367,10 @@ class CompiledFilter:
 
         lattice, total = groups.lattice, groups.lattice.jobs
         state, pilot, observed = (_volumes(one, lattice) for one in (images.state, images.pilot, images.observed))
-        sums = np.zeros((3, *state.shape), state.dtype)
+        kinds = 3 if stage.leave else 2  # a state of which no noise is left is the estimate
+        sums = np.zeros((kinds, *state.shape), state.dtype)
         a, b, c = lattice.window
-        windows = np.empty((min(_JOBS, total), 3, len(state), a, b, c + search.lanes(state.dtype)), state.dtype)
+        windows = np.empty((min(_JOBS, total), kinds, len(state), a, b, c + search.lanes(state.dtype)), state.dtype)
         rounding = tuple(float(np.finfo(kind).eps) / loops.ERROR for kind in (state.dtype, np.float64))
         filter_groups = loops.loop("filter_groups", state.dtype.name)
         add_windows = loops.loop("add_windows", state.dtype.name)
@@ -407,11 +407,14 @@ class CompiledFilter:
                 lost[:] = False
             add_windows(windows, *places, first, last, *along, sums)
             during(last / total)
-        estimate, next_state, weights = sums
+        weights = sums[1]
         bare = weights == 0  # near the cut of a strip, which is cut off afterwards
-        estimate[bare], next_state[bare], weights[bare] = state[bare], state[bare], 1
-        shape = images.state.shape
-        return (estimate / weights).reshape(shape), (next_state / weights).reshape(shape)
+        weights[bare] = 1
+        found = []
+        for values in (sums[0], sums[-1])[: kinds - 1]:
+            values[bare] = state[bare]
+            found.append(np.divide(values, weights, out=values).reshape(images.state.shape))
+        return found[0], found[-1]
 
 
 def filled(matrices: Array, size: int, dtype: Any) -> Array:
