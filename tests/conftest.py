@@ -13,13 +13,15 @@ import hypothesis
 import pytest
 
 # Threads of BLAS and of torch that wait keep the cores busy, and processes test side by side: with a thread for each
-# core small fits took seventy times as long on a busy machine. Set before NumPy is loaded; programs inherit it.
+# core small fits took seventy times as long on a busy machine. What xdist and tests start inherits this; `one_thread`
+# holds a NumPy that a plugin has loaded before.
 os.environ.setdefault("NLFLOW_TEST_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ["NLFLOW_TEST_THREADS"])
 os.environ.setdefault("OMP_NUM_THREADS", os.environ["NLFLOW_TEST_THREADS"])
 
 import numba
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from tests.covering import sample
 
@@ -79,13 +81,15 @@ def _first_value(item: pytest.Function) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Run compiled loops in one thread: on a busy machine the start of a thread costs more than all of a small loop.
+    """Compute in one thread: on a busy machine the start of a thread costs more than all of a small loop.
 
     ``NLFLOW_TEST_THREADS`` asks for another number.
     """
+    threads = int(os.environ["NLFLOW_TEST_THREADS"])
     before = numba.get_num_threads()
-    numba.set_num_threads(min(int(os.environ["NLFLOW_TEST_THREADS"]), before))
-    yield
+    numba.set_num_threads(min(threads, before))
+    with threadpool_limits(threads, "blas"):
+        yield
     numba.set_num_threads(before)
 
 
