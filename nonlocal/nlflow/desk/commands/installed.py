@@ -88,7 +88,7 @@ def licences() -> list[dict[str, str]]:
 
 
 def _licence(one: metadata.Distribution) -> str:
-    about = one.metadata
+    about: Any = one.metadata  # a message, which says less of itself
     if expression := about.get("License-Expression"):
         return str(expression)
     told = [
