@@ -47,6 +47,9 @@ def underflowing(item: Item) -> Item:
     return item
 
 
+_PIECE = 2**20  # entries at a time, of whose squares copies are made
+
+
 def power_of_two(size: float) -> float:
     """Return the power of two in (size / 2, size], or 1 where `size` is 0 or not finite.
 
@@ -58,8 +61,13 @@ def power_of_two(size: float) -> float:
 def root_mean_square(values: Array) -> float:
     """Return the root of the mean square of all entries, whose squares may be out of range."""
     xp = namespace(values)
-    size = power_of_two(scalar(xp.max(xp.abs(values))))
-    return size * scalar(xp.sqrt(xp.mean(xp.astype(values / size, xp.float64) ** 2)))
+    parts = [values]
+    if isinstance(values, np.ndarray) and values.size > _PIECE:
+        parts = np.array_split(values.reshape(-1), -(-values.size // _PIECE))
+    size = power_of_two(max(scalar(xp.max(xp.abs(part))) for part in parts))
+    means = [scalar(xp.mean(xp.astype(part / size, xp.float64) ** 2)) for part in parts]
+    shares = [math.prod(part.shape) / math.prod(values.shape) for part in parts]
+    return size * math.sqrt(sum(mean * share for mean, share in zip(means, shares, strict=True)))
 
 
 def namespace(*arrays: Array) -> Any:

@@ -237,11 +237,11 @@ def denoise(
             frame, part = observe(image, sigma, noise, placed, quality, chosen, mask=mask, keep=keep, found=less)
             u, told, less = _solved(frame, part, replace(watch, tell=within(tell, first, 1.0)))
         present = slice(None) if frame.missing is None else ~frame.missing
-        samples, estimated = part.samples[present], u[present]
-        words = {**frame.told(), "residual": root_mean_square((u - part.samples)[present]), **told}
+        samples, removed = part.samples[present], root_mean_square((u - part.samples)[present])
+        words = {**frame.told(), "residual": removed, **told}
         seconds, loaded = time.perf_counter() - begun, loading.seconds - compiled
         result = finish(image, part.restore(u), preserve_range)
-        for text in (frame.too_strong(range_of(samples)), *doubts(samples, estimated, frame.found)):
+        for text in (frame.too_strong(range_of(samples)), *doubts(samples, removed, frame.found)):
             if text:
                 warnings.warn(text, NlflowWarning, stacklevel=4)
         if tell is not None:

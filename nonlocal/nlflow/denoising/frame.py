@@ -24,7 +24,7 @@ from nlflow.denoising.noise.names import choose_noise
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
-from nlflow.domains.samples import exact_means, range_of, varying
+from nlflow.domains.samples import by_rows, exact_means, range_of, variance_of, varying
 from nlflow.errors import InputError, NlflowWarning, check_floats, check_number
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Spread:
             flat = f.reshape(-1, f.shape[-1]).astype(np.float64)
             return np.asarray(flat.T @ flat)
 
-        return cls(float(np.ptp(f)), float(np.var(f, dtype=np.float64)), int(f.shape[-1]), f.dtype, moments)
+        return cls(float(np.ptp(f)), variance_of(f), int(f.shape[-1]), f.dtype, moments)
 
     @property
     def ratio(self) -> float:
@@ -280,8 +280,7 @@ class Part:
     def result(self, u: Array, frame: Frame) -> Array:
         """Return an estimate in units of the noise as samples (..., C)."""
         whole = u if self.missing is not None or frame.coloured is not None else with_peaks(self.f, u)
-        gaussian = whole * frame.level
-        gaussian = np.add(gaussian, frame.offset, out=gaussian).astype(self.f.dtype, copy=False)
+        gaussian = by_rows(lambda rows: rows * frame.level + frame.offset, whole, self.f.dtype)
         return self.with_known(self.reduction.back(gaussian).astype(self.samples.dtype, copy=False), frame)
 
     def with_known(self, u: Array, frame: Frame) -> Array:
@@ -486,8 +485,7 @@ def idle_for(span: float, strongest: float) -> str:
 def in_units(signal: Array, offset: Array, level: Array) -> Array:
     """Return samples (..., C) about 0 in units of their noise."""
     # In double precision, since an offset or a level may be no number of the samples' precision.
-    shifted = signal - offset
-    return np.asarray(np.divide(shifted, level, out=shifted).astype(signal.dtype, copy=False))
+    return by_rows(lambda rows: (rows - offset) / level, signal, signal.dtype)
 
 
 def live_of(varies: Mask) -> Mask | None:

@@ -352,8 +352,12 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
 
-def problem(f: Any, preset: GroupPreset, groupings: tuple[Grouping, ...], **options: Any) -> Problem:
-    """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
+def problem(
+    f: Any, preset: GroupPreset, groupings: tuple[Grouping, ...], powers: Any = None, **options: Any
+) -> Problem:
+    """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`, a variance times `powers` (C,)."""
+    if powers is not None:
+        options["variance"] = options["variance"] * powers
     flow = GroupFlow(
         f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,
         factor=preset.factor, across=preset.across, search_every=preset.search_every, **options,
@@ -407,19 +411,22 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
         mean = float(powers.mean())
         precision = preset.precision(spread.extent / math.sqrt(mean))
         groupings = preset.groupings(replace(spread, variance=spread.variance / mean).ratio, dimension)
-        turned = count - 1 - level
+        turned, make = count - 1 - level, partial(problem, correlation=correlation(spectrum))
+        variance, powers = strength.astype(precision, copy=False), powers.astype(precision)
+        if watch.device.tensors:
+            variance = variance * powers
+        else:  # of each part by itself
+            make = partial(make, powers=powers)
         path, tiles, memory = _path(
-            signal.astype(precision, copy=False), preset, groupings,
-            strength.astype(precision, copy=False) * powers.astype(precision),
-            frame.missing if level == 0 else None, partial(problem, correlation=correlation(spectrum)),
+            signal.astype(precision, copy=False), preset, groupings, variance, frame.missing if level == 0 else None,
+            make,
             replace(watch, every=False, tell=within(watch.tell, shares[turned], shares[turned + 1]), trail=None),
         )  # fmt: skip
         told.update(described(groupings))
         told["tiles"], told["memory_bytes"] = max(told["tiles"], tiles), max(told["memory_bytes"], memory)
         return path[-1]
 
-    planes = channels_of(f, noise.axes, f.dtype)
-    found = coarse_to_fine(planes, noise.spectrum, noise.strength, noise.levels, run)
+    found = coarse_to_fine(channels_of(f, noise.axes, f.dtype), noise.spectrum, noise.strength, noise.levels, run)
     told |= {"steps": (preset.steps + 1) * count, "stopped_by": _AS_BALANCED if held else _ALL}
     told["parameters"] = {**told["parameters"], "coarser_images": count - 1}
     result = back_from(found, noise.axes, f)

@@ -148,13 +148,13 @@ def check_units(dtype: np.dtype[Any], sigma: Any, stacklevel: int) -> None:
         warnings.warn(text, NlflowWarning, stacklevel=stacklevel + 1)
 
 
-def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate | None) -> list[str]:
-    """Return warnings about the result u of samples, both of shape (..., C); none where its noise was given."""
+def doubts(samples: NDArray[Any], removed: float, found: NoiseEstimate | None) -> list[str]:
+    """Return warnings about a result of samples (..., C), from which so much was removed; none for given noise."""
     if found is None:
         return []
     from nlflow.denoising.noise.finding.verdict import TWO_VALUES
 
-    span, removed = _bulk_of(samples), root_mean_square(samples - u)
+    span = _bulk_of(samples)
     if span == 0:
         return []
     if found.reasons == (TWO_VALUES,):

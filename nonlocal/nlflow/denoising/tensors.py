@@ -113,7 +113,7 @@ def denoised_tensor(
         for frame, sample, u in zip(task.frames, items, placed.items(result.detach()), strict=True):
             said = [frame.too_strong(float(sample.max() - sample.min()))]
             if frame.found is not None:
-                said += doubts(to_numpy(sample), to_numpy(u), frame.found)
+                said += doubts(to_numpy(sample), root_mean_square(to_numpy(u - sample)), frame.found)
             for text in filter(None, said):
                 warnings.warn(text, NlflowWarning, stacklevel=5)
         if tell is not None:

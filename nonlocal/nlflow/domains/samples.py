@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,11 @@ def check_scale(image: Any, preserve_range: bool) -> None:
 
 def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[Any]:
     """Give the result the dtype and range that scikit-image gives a float version of the input."""
-    given, values = np.asarray(image).dtype, np.asarray(result)
-    if given.kind in "biu":
-        values = values.astype(np.float64)
-        if not preserve_range and given.kind != "b":
-            values = np.maximum(values / float(np.iinfo(given).max), -1)  # the lowest signed integer is -1 too
-    values = np.array(values)  # never a view of the input
+    given = np.asarray(image).dtype
+    values = np.array(result, np.float64 if given.kind in "biu" else None)  # never a view of the input
+    if given.kind in "iu" and not preserve_range:
+        values /= float(np.iinfo(given).max)
+        np.maximum(values, -1, out=values)  # the lowest signed integer is -1 too
     if isinstance(result, np.ma.MaskedArray):
         return np.ma.array(values, mask=result.mask, fill_value=result.fill_value)
     return values
@@ -78,7 +78,8 @@ def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     limits = np.iinfo(dtype)
     # The float next to 2^63 - 1 is 2^63, which would wrap: the largest float that fits is the one below.
     top = float(limits.max) if float(limits.max) <= limits.max else np.nextafter(float(limits.max), 0)
-    return np.asarray(np.clip(np.rint(values.astype(np.float64)), float(limits.min), top).astype(dtype))
+    whole = values.astype(np.float64)
+    return np.clip(np.rint(whole, out=whole), float(limits.min), top, out=whole).astype(dtype)
 
 
 def exact_sums(signal: NDArray[Any]) -> list[int]:
@@ -116,6 +117,22 @@ def mean_of_sums(sums: list[int], count: int) -> Floats:
 def exact_means(signal: NDArray[Any]) -> Floats:
     """Return the mean of each channel of finite samples (..., C), correctly rounded."""
     return mean_of_sums(exact_sums(signal), math.prod(signal.shape[:-1]))
+
+
+def by_rows(convert: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Return what is made of values of at least one axis, some rows at a time: what is between takes little memory."""
+    result = np.empty(values.shape, dtype)
+    rows = max(_PIECE * len(values) // max(values.size, 1), 1)
+    for first in range(0, len(values), rows):
+        result[first : first + rows] = convert(values[first : first + rows])
+    return result
+
+
+def variance_of(values: NDArray[Any]) -> float:
+    """Return the variance of all samples, in double precision without a copy of them."""
+    pieces = np.array_split(values.reshape(-1), -(-values.size // _PIECE))
+    mean = sum(float(piece.sum(dtype=np.float64)) for piece in pieces) / values.size
+    return sum(float(np.square(piece - mean, dtype=np.float64).sum()) for piece in pieces) / values.size
 
 
 def is_ruled(values: NDArray[Any]) -> bool:

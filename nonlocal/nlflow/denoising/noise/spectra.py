@@ -153,6 +153,7 @@ def coarse_to_fine(
     strength: Array,
     levels: int,
     run: Callable[[Array, spectra.Spectrum, Array, int], Array],
+    level: tuple[int, int] | None = None,
 ) -> Array:
     """Return the estimate of an image whose low frequencies come from coarser ones.
 
@@ -168,26 +169,21 @@ def coarse_to_fine(
     run : callable
         Returns the estimate of an image with the spectrum and the relative variance of its noise, and the number of its
         level (0 for the image itself).
+    level : pair of int, optional
+        That of f, where f is one of the coarser images, and the last one.
     """
-    return _estimate(f, spectrum, strength, (0, levels_within(f.shape, levels)), run)
+    now, last = (0, levels_within(f.shape, levels)) if level is None else level
+    if now < last:
+        half = down(f)
+        weaker = np.maximum(down(strength), 0.05)  # the cosine transform rings below 0
+        found = coarse_to_fine(half, spectra.coarser(spectrum), weaker, levels, run, (now + 1, last))
+        change = up(half - found, f.shape)
+        f = np.subtract(f, change, out=change).astype(f.dtype, copy=False)  # the only one that is held from here on
+        spectrum = spectra.remaining(spectrum)
+    return run(f, spectrum, strength, now)
 
 
 def levels_within(shape: tuple[int, ...], levels: int) -> int:
     """Return how many times an image (..., C) can be halved, at most `levels`."""
     least = min((shape[axis] for axis in halved(shape)), default=0)
     return max(k for k in range(levels + 1) if k == 0 or least >= OfSpectra.least << k)
-
-
-def _estimate(
-    f: Array, spectrum: spectra.Spectrum, strength: Array, level: tuple[int, int],
-    run: Callable[[Array, spectra.Spectrum, Array, int], Array],
-) -> Array:  # fmt: skip
-    now, last = level
-    if now < last:
-        half = down(f)
-        weaker = np.maximum(down(strength), 0.05)  # the cosine transform rings below 0
-        found = _estimate(half, spectra.coarser(spectrum), weaker, (now + 1, last), run)
-        change = up(half - found, f.shape)
-        f = np.subtract(f, change, out=change).astype(f.dtype, copy=False)
-        spectrum = spectra.remaining(spectrum)
-    return run(f, spectrum, strength, now)

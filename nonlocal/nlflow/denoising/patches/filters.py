@@ -410,11 +410,11 @@ class CompiledFilter:
         weights = sums[1]
         bare = weights == 0  # near the cut of a strip, which is cut off afterwards
         weights[bare] = 1
-        found = []
+        results = []
         for values in (sums[0], sums[-1])[: kinds - 1]:
             values[bare] = state[bare]
-            found.append(np.divide(values, weights, out=values).reshape(images.state.shape))
-        return found[0], found[-1]
+            results.append(np.divide(values, weights, out=values).reshape(images.state.shape))
+        return results[0], results[-1]
 
 
 def filled(matrices: Array, size: int, dtype: Any) -> Array:

@@ -363,7 +363,10 @@ def smoothed(samples: Array) -> Array:
     """Return the intensity of samples (..., C), the mean of the channels, as noise follows it."""
     from scipy.ndimage import gaussian_filter
 
-    intensity = samples.mean(axis=-1, dtype=np.float64)
+    intensity = samples[..., 0].astype(np.float64)
+    for c in range(1, samples.shape[-1]):  # over a last axis of three NumPy takes ten times as long
+        intensity += samples[..., c]
+    intensity /= samples.shape[-1]
     widths = [OfSpectra.smoothing if n > 1 else 0 for n in intensity.shape]
     return np.asarray(gaussian_filter(intensity, widths, mode="reflect"))
 
