@@ -87,13 +87,11 @@ def test_figure_of_a_picture() -> None:
     found = estimate_noise(noisy)
     figure = noise_figure(noisy, found, channel_axis=None, title="a $file$.png")
     assert figure.get_suptitle() == f"a $file$.png\n{found}"
-    titles = [axis.get_title() for axis in figure.axes]
-    assert titles[:5] == [
+    assert [axis.get_title() for axis in figure.axes if axis.get_title()] == [
         "the picture", "σ of a sample by intensity", "power by frequency, mean over directions",
-        "power by both frequencies, measured", "power by both frequencies, model",
+        "how likely each kind is: for the verdict, and against it", "power by both frequencies, model",
     ]  # fmt: skip
-    assert labels(figure.axes[1]) == ["model", "measured, rescaled"]
-    assert labels(figure.axes[2]) == ["model", "measured"]
+    assert labels(figure.axes[1]) == ["σ of the whole, interval", "model", "measured, rescaled"]
     assert render(figure, "png").startswith(b"\x89PNG")
 
 
