@@ -47,7 +47,7 @@ def underflowing(item: Item) -> Item:
     return item
 
 
-_PIECE = 2**20  # entries at a time, of whose squares copies are made
+_PIECE = 2**20  # entries of which a copy takes little memory
 
 
 def power_of_two(size: float) -> float:
@@ -58,12 +58,16 @@ def power_of_two(size: float) -> float:
     return 2.0 ** (math.frexp(size)[1] - 1) if 0 < size < math.inf else 1.0
 
 
+def pieces_of(values: Array) -> list[Array]:
+    """Return an array in flat pieces, of which copies take little memory; a tensor, and what is small, as it is."""
+    if not isinstance(values, np.ndarray) or values.size <= _PIECE:
+        return [values]
+    return np.array_split(values.reshape(-1), -(-values.size // _PIECE))
+
+
 def root_mean_square(values: Array) -> float:
     """Return the root of the mean square of all entries, whose squares may be out of range."""
-    xp = namespace(values)
-    parts = [values]
-    if isinstance(values, np.ndarray) and values.size > _PIECE:
-        parts = np.array_split(values.reshape(-1), -(-values.size // _PIECE))
+    xp, parts = namespace(values), pieces_of(values)
     size = power_of_two(max(scalar(xp.max(xp.abs(part))) for part in parts))
     means = [scalar(xp.mean(xp.astype(part / size, xp.float64) ** 2)) for part in parts]
     shares = [math.prod(part.shape) / math.prod(values.shape) for part in parts]

@@ -12,9 +12,9 @@ For each quality a kernel, a functional, an integrator and a rule to stop:
 A step on groups takes the running tokens z for f (a minimizing movement) and the covariance C of the running estimate:
 u = (I + C/s^2)^-1 (Pz + C/s^2 z), where s is the noise that z still holds. Of the way from z to u a part is taken such
 that a wanted fraction of the noise is left; u itself is the estimate. The first estimate has C from the noisy tokens,
-with the eigenvalues lowered by a multiple of the noise. In volumes, clips and compressed photographs the variances
-along the cosines of a patch stand in for the eigenvalues: blocks have too many samples for their covariances to be told
-from noisy ones, and compression works along cosines.
+with the eigenvalues lowered by a multiple of the noise. In volumes, clips and compressed photographs, and for all
+correlated noise in ``fast``, the variances along the cosines of a patch stand in for the eigenvalues: blocks have too
+many samples for their covariances to be told from noisy ones, and compression works along cosines.
 
 ``best`` averages estimates whose errors differ, in each step: that from the covariance of the samples with that from
 the covariance of the members, and the means over 2 x 2 samples with what groups of such means give; wide patches and

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats
+from nlflow._array import Floats, pieces_of
 from nlflow.errors import InputError, check_array, check_integer
 
 _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary digits of 2^-1074
@@ -130,9 +130,9 @@ def by_rows(convert: Callable[[NDArray[Any]], NDArray[Any]], values: NDArray[Any
 
 def variance_of(values: NDArray[Any]) -> float:
     """Return the variance of all samples, in double precision without a copy of them."""
-    pieces = np.array_split(values.reshape(-1), -(-values.size // _PIECE))
+    pieces = pieces_of(values)
     mean = sum(float(piece.sum(dtype=np.float64)) for piece in pieces) / values.size
-    return sum(float(np.square(piece - mean, dtype=np.float64).sum()) for piece in pieces) / values.size
+    return sum(float(np.square(piece.astype(np.float64) - mean).sum()) for piece in pieces) / values.size
 
 
 def is_ruled(values: NDArray[Any]) -> bool:

@@ -221,6 +221,20 @@ def _shrunk_inverse(noisy, size, noise, whitening, powers, room):
 
 
 @njit(fastmath=_FLAGS, **HELPER)
+def _take_coefficients(tokens, count, size, root, basis, scaled, out):
+    """Write the coefficients of tokens in units of their noise to `out`; `scaled` is scratch."""
+    stay_whole()
+    width = tokens.shape[1]
+    zero = root.dtype.type(0)
+    for k in range(count):
+        for j in range(size):
+            scaled[k, j] = tokens[k, j] / root[j]
+        for j in range(width):
+            out[k, j] = zero
+    _multiply_add(scaled, 0, width, 1, basis, 0, size, count, out, 0)
+
+
+@njit(fastmath=_FLAGS, **HELPER)
 def _filter_along(tokens, source, count, size, noise, basis, shrink, room, change, weight):
     """Write what goes of tokens to `change`, and the variances that stay to `weight`, where C is diagonal in a basis.
 
@@ -234,24 +248,14 @@ def _filter_along(tokens, source, count, size, noise, basis, shrink, room, chang
     for j in range(size):
         root[j] = math.sqrt(noise[j])
         gains[j] = zero
-    for k in range(count):
-        for j in range(size):
-            scaled[k, j] = source[k, j] / root[j]
-        for j in range(width):
-            own[k, j] = zero
-    _multiply_add(scaled, 0, width, 1, basis[0], 0, size, count, own, 0)
+    _take_coefficients(source, count, size, root, basis[0], scaled, own)
     for k in range(count):
         for j in range(size):
             gains[j] += own[k, j] * own[k, j]
     for j in range(size):
         gains[j] = one / (max(gains[j] * share - shrink, zero) + one)
     if source is not tokens:
-        for k in range(count):
-            for j in range(size):
-                scaled[k, j] = tokens[k, j] / root[j]
-            for j in range(width):
-                own[k, j] = zero
-        _multiply_add(scaled, 0, width, 1, basis[0], 0, size, count, own, 0)
+        _take_coefficients(tokens, count, size, root, basis[0], scaled, own)
     for k in range(count):
         for j in range(size):
             own[k, j] *= gains[j]
@@ -262,10 +266,9 @@ def _filter_along(tokens, source, count, size, noise, basis, shrink, room, chang
         for j in range(size):
             change[k, j] *= root[j]
     for i in range(size):
-        # What is filtered, and the mean.
         weight[0, i] = zero
     for j in range(size):
-        kept = (one - gains[j]) * (one - share) + share
+        kept = (one - gains[j]) * (one - share) + share  # of what is filtered, and of the mean
         for i in range(size):
             weight[0, i] += kept * basis[1, j, i] * basis[1, j, i]
     for i in range(size):
