@@ -30,7 +30,7 @@ _IN_ROOMS = {
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (
         "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant FisherKPP ForwardBackward Frames "
-        "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Reaction Solution Status"
+        "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Reaction Solution Source Status"
     ),
     "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
     "kernels": "Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland",

@@ -12,3 +12,4 @@ from .nearest import neighbour_graph as neighbour_graph
 from .sparse import SparseAffinity as SparseAffinity
 from .stencil import PatchStencil as PatchStencil
 from .stencil import TableStencil as TableStencil
+from .unlinked import Unlinked as Unlinked

@@ -18,6 +18,7 @@ from .p_flow import PFlow as PFlow
 from .reactions import AllenCahn as AllenCahn
 from .reactions import FisherKPP as FisherKPP
 from .reactions import Reaction as Reaction
+from .reactions import Source as Source
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve

@@ -11,6 +11,7 @@ are linear; `velocity` and what is measured of a signal use the kernel of that s
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any, Self
@@ -22,7 +23,7 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
-from nlflow.flows.reactions import Reaction, Terms, as_terms
+from nlflow.flows.reactions import Reaction, Source, Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
@@ -189,6 +190,32 @@ class LinearFlow(Flow):
             result = result + now.moved(now.fidelity.times(now.observed - u))
         return now.free(result + now.moved(now.terms.driving(now.time, u)) if now.terms.drives else result)
 
+    def jacobian(self, u: Array, v: Array) -> Array:
+        """Return the derivative of `velocity` at `u` along `v`: -A v, and that of a reaction; see `Flow.jacobian`.
+
+        Exact for a frozen kernel and a reaction with a derivative; by differences where the kernel follows the signal,
+        and where `velocity` is overridden alone. One average.
+        """
+        if (self.evolving and self.every == 1) or self.overridden("linear"):
+            return super().jacobian(u, v)
+        u, v = self.held(u), self.free(v)
+        result = -self.linear(v)
+        if self.terms.reaction is not None:
+            result = result + self.moved(self.terms.reaction.jacobian(u, v))
+        return self.free(result)
+
+    def __add__(self, term: Reaction | Source | Constraint) -> Self:
+        """Return a copy of the flow with one term more; reactions and sources add up.
+
+        Raises
+        ------
+        InputError
+            For what is no term, for a second constraint, and for reactions that do not go together.
+        """
+        result = copy.copy(self)
+        result.terms, result._pulled, result._count = self.terms.joined(term, self.affinity), [], [0]
+        return result
+
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, for which its terms are known, or raise `InputError`."""
         u = self.held(super().check_signal(name, value))
@@ -349,7 +376,7 @@ class GradientFlow(LinearFlow):
     reaction : Reaction, optional
         A pointwise term R(u) that is added to du/dt, such as `AllenCahn`. Where it has a potential F the flow descends
         J (or E) + sum m F(u) with m = w (L2) or w d (degree), which `energy` is then.
-    source : array or callable, optional
+    source : array, callable or Source, optional
         A term g that is added to du/dt: an array shaped like the signal, or a callable of t, or of t and the nodes, of
         shape (N, m), that returns one. It adds -sum m g u to the energy, which only falls where g does not change.
     observed : callable, optional
@@ -357,6 +384,10 @@ class GradientFlow(LinearFlow):
     constraint : Constraint, optional
         Values at some nodes, held exactly at all times and in all stages; they may depend on time. The other nodes see
         them and move. The start takes them too. Functionals fall where they do not depend on time.
+
+    Notes
+    -----
+    Terms may be added afterwards, and add up: ``GradientFlow(J(a)) + AllenCahn() + Source(g)``.
 
     Examples
     --------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from nlflow._array import (
 )
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, all_digits, check_integer, check_number, shortened
-from nlflow.functionals.constraint import Held, as_constraint, count_arguments
+from nlflow.flows.flow import difference
+from nlflow.functionals.constraint import Constraint, Held, as_constraint, count_arguments
 
 _SAMPLES = 128  # places at which what is claimed of a reaction is compared with its values
 _FINE = 4097  # places at which the largest slope is looked for
@@ -126,6 +127,14 @@ class Reaction:
                 "that keeps the signal bounded"
             )
         return value
+
+    def jacobian(self, u: Array, v: Array) -> Array:
+        """Return the derivative of R at `u` along `v`, by `derivative` or by central differences."""
+        return difference(self, u, v) if self.derivative is None else self.derivative(u) * v
+
+    def __add__(self, other: Any) -> Reaction:
+        """Return the sum of two reactions, where both are known."""
+        return SumOfReactions(self, other) if isinstance(other, Reaction) else NotImplemented
 
     def check_start(self, name: str, u: Array) -> None:
         """Raise `InputError` unless the values of `u` lie in the interval, up to rounding."""
@@ -236,6 +245,47 @@ class Reaction:
         return f"{self.name}({', '.join(all_digits(end) for end in self.interval)})"
 
 
+@underflowing
+class SumOfReactions(Reaction):
+    """The sum of two reactions, on the interval that both know: its bound is the sum of theirs at most.
+
+    Raises
+    ------
+    InputError
+        For intervals without a common one, and for different numbers of components.
+    """
+
+    def __init__(self, first: Reaction, second: Reaction) -> None:
+        counts = {one.components for one in (first, second)} - {None}
+        if len(counts) > 1:
+            raise InputError(f"reaction: got {first!r} and {second!r}, expected the same number of components")
+        low, high = (pick(a, b) for pick, a, b in zip((max, min), first.interval, second.interval, strict=True))
+        if not low < high:
+            raise InputError(
+                f"reaction: got {first!r} and {second!r}, expected intervals that overlap; the signal must stay where "
+                "both are known"
+            )
+        self.parts = (first, second)
+        slopes = [one.derivative for one in self.parts]
+        potentials = [one.potential for one in self.parts]
+        super().__init__(
+            lambda u: first.function(u) + second.function(u), (low, high),
+            derivative=None if None in slopes else lambda u: sum(slope(u) for slope in slopes),  # type: ignore[misc]
+            bound=None if None not in slopes else first.bound + second.bound,
+            potential=None if None in potentials or counts else lambda u: sum(f(u) for f in potentials),  # type: ignore[misc]
+            components=next(iter(counts), None), name=f"{first!r} + {second!r}",
+        )  # fmt: skip
+        self.turns = first.turns or second.turns
+
+    def jacobian(self, u: Array, v: Array) -> Array:
+        """Return the derivative of the sum at `u` along `v`."""
+        first, second = self.parts
+        return first.jacobian(u, v) + second.jacobian(u, v)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 def _finite(values: Array) -> bool:
     xp = namespace(values)
     return bool(xp.all(xp.isfinite(values)))
@@ -310,6 +360,29 @@ class FisherKPP(Reaction):
         )  # fmt: skip
 
 
+class Source:
+    """A term g that is added to du/dt: ``flow + Source(g)``.
+
+    Parameters
+    ----------
+    values : array or callable
+        An array shaped like the signal, or a callable of t, or of t and the nodes, of shape (N, m), that returns one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import GradientFlow, Gaussian, Grid, J, affinity, solve
+    >>> from nlflow.flows import Source
+    >>> flow = GradientFlow(J(affinity(Gaussian(1.0), Grid(8)))) + Source(np.ones(8))
+    >>> flow = flow + Source(lambda t: 2 * t * np.ones(8))
+    >>> round(float(solve(flow, np.zeros(8), t=1.0).final.mean()), 6)  # t + t^2
+    2.0
+    """
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+
 class TermError(NumericalError):
     """A term has no value at some time, whatever the signal is: no shorter step changes that."""
 
@@ -350,6 +423,19 @@ class Signal:
         return f" at t={t:.6g}" if self.timed else ""
 
 
+class SumOfSignals(Signal):
+    """The sum of two signals."""
+
+    def __init__(self, first: Signal, second: Signal) -> None:
+        self.name, self.timed = first.name, first.timed or second.timed
+        self._parts = (first, second)
+
+    def at(self, t: float, like: Array | None = None) -> Array:
+        """Return the sum at time t; see `Signal.at`."""
+        first, second = self._parts
+        return first.at(t, like) + second.at(t, like)
+
+
 def _own(signal: Array) -> Array:
     return namespace(signal).astype(signal, signal.dtype, copy=True)
 
@@ -362,6 +448,19 @@ class Terms:
     source: Signal | None = None
     observed: Signal | None = None
     constraint: Held | None = None
+
+    def joined(self, term: Any, affinity: Affinity) -> Terms:
+        """Return these terms and one more, or raise `InputError`."""
+        if isinstance(term, Reaction):
+            return replace(self, reaction=term if self.reaction is None else self.reaction + term)
+        if isinstance(term, Source):
+            more = Signal("source", term.values, affinity)
+            return replace(self, source=more if self.source is None else SumOfSignals(self.source, more))
+        if isinstance(term, Constraint):
+            if self.constraint is not None:
+                raise InputError("constraint: the flow has one, expected one Constraint that holds all values")
+            return replace(self, constraint=as_constraint(affinity, term))
+        raise InputError(f"flow: got {type(term).__name__} to be added, expected a Reaction, a Source or a Constraint")
 
     @property
     def timed(self) -> bool:
@@ -444,6 +543,7 @@ def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = Non
         )
     if observed is not None and not callable(observed):
         raise InputError(f"observed: got {type(observed).__name__}, expected a callable of t; a fixed one is that of E")
+    source = source.values if isinstance(source, Source) else source
     return Terms(
         reaction,
         None if source is None else Signal("source", source, affinity),
