@@ -54,8 +54,8 @@ def test_mutated_inputs_are_read_or_refused_by_name(name: str, guard: Guard, mon
         pytest.importorskip("transformers", minversion="5")
         # No name of a model is looked up: the variable HF_HUB_OFFLINE is read once, perhaps long ago.
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    if name in ("raw", "hdf5"):
-        pytest.importorskip({"raw": "rawpy", "hdf5": "h5py"}[name])
+    if name in (libraries := {"raw": "rawpy", "hdf5": "h5py", "parquet": "pyarrow"}):
+        pytest.importorskip(libraries[name])
     monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", str(2**27))
     target = TARGETS[name]
     with tempfile.TemporaryDirectory(dir=guard.folder) as work:

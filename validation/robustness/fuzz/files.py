@@ -12,7 +12,7 @@ import numpy as np
 
 from validation.robustness.fuzz.seeds import GREY, RGB, packed
 
-__all__ = ["avif", "bmp", "dng", "gif", "hdf5", "mat", "matlab", "npz", "raw", "webp", "zarr"]
+__all__ = ["avif", "bmp", "dng", "gif", "hdf5", "mat", "matlab", "npz", "parquet", "raw", "webp", "zarr"]
 
 REAL = (GREY / 7).astype(np.float32)
 
@@ -199,6 +199,23 @@ def dng(mosaic: Any, *, orientation: int = 1, balance: tuple[float, ...] = (1.0,
         path = Path(folder) / "raw.dng"
         tifffile.imwrite(path, mosaic, photometric="cfa", extratags=tags, metadata=None)
         return path.read_bytes()
+
+
+def parquet() -> list[bytes]:
+    """Return Parquet tables: numbers of several types with texts and gaps, in several codecs and encodings."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    time = pyarrow.array([f"2026-01-{day:02}" for day in range(1, 13)])
+    counts = pyarrow.array([1, None, *range(2, 12)], pyarrow.int16())
+    table = pyarrow.table({"time": time, "counts": counts, "level": pyarrow.array(np.linspace(-1, 1, 12), "float64")})
+    found = []
+    for words in ({}, {"compression": "none", "use_dictionary": False}, {"compression": "zstd", "row_group_size": 5},
+                  {"compression": "gzip", "data_page_version": "2.0"}):  # fmt: skip
+        buffer = io.BytesIO()
+        write_table(table, buffer, **words)
+        found.append(buffer.getvalue())
+    return found
 
 
 def raw() -> list[bytes]:

@@ -103,6 +103,8 @@ TARGETS: dict[str, Target] = {
                     (*_FILES, "nlflow.desk.formats.mat", "nlflow.desk.formats.hdf5"), (), 65536),
     "zarr": Target("zarr stores", folders.store, files.zarr, "model",
                    (*_FILES, "nlflow.desk.formats.ngff", "nlflow.desk.large", "nlflow.desk.foreign"), (), 16384),
+    "parquet": Target("Parquet tables", readers.media(".parquet"), files.parquet, "bytes",
+                      (*_FILES, "nlflow.desk.formats.parquet", "nlflow.desk.formats.tables")),
     "raw": Target("camera raws", readers.media(".dng"), files.raw, "bytes", (*_FILES, "nlflow.desk.formats.pictures")),
     "wav": Target("WAV signals", readers.media(".wav"), seeds.wav, "bytes",
                   (*_FILES, "nlflow.desk.formats.sound", "scipy.io.wavfile")),
