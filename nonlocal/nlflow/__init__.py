@@ -30,6 +30,7 @@ _IN_ROOMS = {
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (
         "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant FisherKPP ForwardBackward Frames "
+        "function_of "
         "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Reaction Solution Source Status"
     ),
     "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",

@@ -1,4 +1,7 @@
 from .frames import Frames as Frames
+from .functions import FunctionOf as FunctionOf
+from .functions import FunctionValue as FunctionValue
+from .functions import function_of as function_of
 from .integrators import ETD2RK as ETD2RK
 from .integrators import ETD4RK as ETD4RK
 from .integrators import IMEX as IMEX

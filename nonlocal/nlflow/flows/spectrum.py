@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, constant_like, to_numpy
+from nlflow._array import Array, Floats, constant_like, to_numpy
 from nlflow.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
@@ -26,21 +26,32 @@ _RATE_DIGITS = 1e-4  # of a slowest rate: at most its error, for symmetric opera
 _ROUNDING, _ROUNDING_SINGLE = 1e-11, 1e-4  # of the largest eigenvalue: residuals that products leave
 
 
-def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
-    """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
+def on_columns(flow: LinearFlow, operator: Callable[[Array], Array], columns: Floats) -> Floats:
+    """Return a linear map of signals times the columns of an (N, M) array, float64; uncounted.
 
-    With a constraint between free nodes, and 0 elsewhere. Where the fidelity mixes D channels, A acts on (N D, M).
+    Where the fidelity mixes D channels the columns are those of (N D, M).
     """
     domain, counted = flow.affinity.domain, flow.applications
     size, width = columns.size // len(columns), len(columns) // domain.size
     # Channels that the fidelity mixes come last, so that it meets one vector of them after another.
     aside = columns.reshape(domain.size, width, size).swapaxes(1, 2)
-    signal = flow.affinity.as_signal(aside.reshape(*domain.shape, size * width))
-    signal = flow.free(signal)
-    result = flow.free(flow.diffusion(signal) if diffusion else flow.linear(signal))
+    result = operator(flow.affinity.as_signal(aside.reshape(*domain.shape, size * width)))
     flow.applications = counted  # analysis, not part of the integration
     back = np.asarray(to_numpy(result), dtype=np.float64).reshape(domain.size, size, width)
     return back.swapaxes(1, 2).reshape(len(columns), size)
+
+
+def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
+    """Return A = r (I - P) + phi, or r (I - P), times columns; see `on_columns`.
+
+    With a constraint between free nodes, and 0 elsewhere.
+    """
+
+    def operator(signal: Array) -> Array:
+        signal = flow.free(signal)
+        return flow.free(flow.diffusion(signal) if diffusion else flow.linear(signal))
+
+    return on_columns(flow, operator, columns)
 
 
 def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> Floats:

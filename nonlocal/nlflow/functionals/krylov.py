@@ -1,4 +1,4 @@
-"""Krylov methods for many right-hand sides at once: conjugate gradients in any inner product, and GMRES.
+"""Krylov methods for many right-hand sides at once: conjugate gradients in any inner product, GMRES, Lanczos.
 
 SciPy's solvers take one NumPy vector in the Euclidean inner product. Here operators are self-adjoint in a weighted one,
 signals may be tensors on another device, and one average serves the systems of all channels: for 16 channels of 1500
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nlflow._array import Array, constant_like, namespace, to_numpy
+from nlflow._array import Array, Floats, constant_like, namespace, to_numpy
 
 _ROUND = 50  # iterations between two looks at the true residual
 _PATIENCE = 1000  # iterations without a smaller residual after which there is no hope of one
@@ -254,3 +254,108 @@ def gmres(
         if relative > 0.99 * before:  # rounding is all that is left
             break
     return Solved(x, relative, done, residual)
+
+
+class Lanczos:
+    """Lanczos iterations for vectors side by side, each with a tridiagonal matrix T of its own.
+
+    After k steps A V = V T + b v e_k^T, with V orthonormal in the inner product, v a unit vector beside it, and b the
+    last of `betas`. One application of the operator a step, for all vectors together (Lanczos 1950, doi
+    10.6028/jres.045.026).
+
+    Parameters
+    ----------
+    operator : callable
+        Linear and self-adjoint in `inner`.
+    v : array
+        Where it starts.
+    inner : callable
+        Inner product of two arrays in float64, one number for each system, broadcastable to `v`.
+    keep : bool
+        Keep V, and make each vector orthogonal to all before it; else three vectors are enough, for eigenvalues of T.
+    free : callable
+        Projects on the space in which the iteration is to stay.
+
+    Attributes
+    ----------
+    sizes : array of shape (systems,)
+        Norms of `v`.
+    alphas, betas : list of arrays of shape (systems,)
+        The diagonal of T, and what is beside it; b ends the second list. 0 from where a system is exhausted on.
+    basis : list of arrays
+        V, or its last vectors.
+    """
+
+    def __init__(
+        self,
+        operator: Callable[[Array], Array],
+        v: Array,
+        inner: Callable[[Array, Array], Array],
+        *,
+        keep: bool,
+        free: Callable[[Array], Array] = lambda v: v,
+    ) -> None:
+        self._operator, self._inner, self._keep, self._free = operator, inner, keep, free
+        xp = namespace(v)
+        size = xp.sqrt(inner(v, v))
+        self._rounding = 10 * float(xp.finfo(v.dtype).eps)
+        self.sizes = np.ravel(to_numpy(size)).astype(np.float64)
+        self.alphas: list[Floats] = []
+        self.betas: list[Floats] = []
+        self.basis = [_over(v, size)]
+        self._moved = np.zeros_like(self.sizes)  # the largest norm of A v so far
+
+    def step(self) -> bool:
+        """Take a step; return whether any system has something left."""
+        now = self.basis[-1]
+        xp = namespace(now)
+        w = self._operator(now)
+        moved = np.ravel(to_numpy(xp.sqrt(self._inner(w, w))))
+        self._moved = np.maximum(self._moved, moved)
+        alpha = self._inner(now, w)
+        w = w - xp.astype(alpha, w.dtype) * now
+        if len(self.basis) > 1 and not self._keep:
+            w = w - constant_like(self.betas[-1].reshape(tuple(alpha.shape)), w) * self.basis[-2]
+        if self._keep:
+            for _ in range(2):  # once more, for what rounding has left
+                for v in self.basis:
+                    w = w - xp.astype(self._inner(v, w), w.dtype) * v
+        w = self._free(w)
+        beta = xp.sqrt(self._inner(w, w))
+        self.alphas.append(np.ravel(to_numpy(alpha)).astype(np.float64))
+        numbers = np.ravel(to_numpy(beta)).astype(np.float64)
+        left = numbers > self._rounding * self._moved
+        self.betas.append(np.where(left, numbers, 0.0))
+        w = _over(w, constant_like(np.where(left, numbers, 0.0).reshape(tuple(beta.shape)), beta))
+        self.basis = [*self.basis, w] if self._keep else [now, w]
+        return bool(left.any())
+
+    def eigen(self, system: int) -> tuple[Floats, Floats]:
+        """Return the eigenvalues of T of a system, and its eigenvectors as columns."""
+        alphas, betas = self.tridiagonal(system)
+        return eigen_tridiagonal(alphas, betas[:-1])
+
+    def tridiagonal(self, system: int) -> tuple[Floats, Floats]:
+        """Return the diagonal of T of a system and what is beside it, with b as the last entry."""
+        alphas = np.array([alpha[system] for alpha in self.alphas])
+        betas = np.array([beta[system] for beta in self.betas])
+        ends = np.flatnonzero(betas == 0)
+        count = int(ends[0]) + 1 if len(ends) else len(alphas)
+        return alphas[:count], betas[:count]
+
+
+def eigen_tridiagonal(diagonal: Floats, beside: Floats) -> tuple[Floats, Floats]:
+    """Return eigenvalues of a symmetric tridiagonal matrix, and its eigenvectors as columns."""
+    from scipy.linalg import eigh_tridiagonal
+
+    if len(diagonal) == 1:
+        return diagonal, np.ones((1, 1))
+    values, vectors = eigh_tridiagonal(diagonal, beside)
+    return np.asarray(values, np.float64), np.asarray(vectors, np.float64)
+
+
+def _over(v: Array, size: Array) -> Array:
+    """Return v / size, and 0 where size is 0."""
+    xp = namespace(v)
+    safe = xp.where(size > 0, size, xp.ones_like(size))
+    return xp.where(size > 0, v / xp.astype(safe, v.dtype), xp.zeros_like(v))

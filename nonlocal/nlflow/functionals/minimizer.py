@@ -83,7 +83,7 @@ def minimize(
         # by 1 / fidelity.
         guess = 0 * centred if choice.used == "transform" else centred
     rows = Rows.of(operator, fidelity, f, axes)
-    run = _running(rows, choice, fidelity, _inner(measure, axes, fidelity), maxiter)
+    run = _running(rows, choice, fidelity, inner_product(measure, axes, fidelity), maxiter)
     result = rows.solved(run, fidelity.times(centred), guess, rtol, rows._top(centred))
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
@@ -160,7 +160,7 @@ def minimize_held(
     b = held.free(drawn / size - system(inside / size))
     guess = 0 * f if start is None else held.free((start - shift) / size)
     rows = Rows.of(operator, fidelity, f, axes, stopped=over_channels(held.seen(affinity), f), free=held.free)
-    run = _running(rows, choice, fidelity, _inner(measure, axes, fidelity), maxiter)
+    run = _running(rows, choice, fidelity, inner_product(measure, axes, fidelity), maxiter)
     result = rows.solved(run, b, guess, rtol, rows._top(inside) / size)
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore"):
@@ -181,7 +181,7 @@ def minimize_source(
     axes = tuple(range(len(shape)))
     parts = _parts(affinity, source)
     measure = over_channels(affinity.measure("degree", source), source)
-    inner = _inner(measure, axes, NodeFidelity(0.0))
+    inner = inner_product(measure, axes, NodeFidelity(0.0))
 
     shares = []
     for number, part in enumerate(parts):
@@ -320,7 +320,7 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
     return Minimizer(u, residual, 0, success, f"residual {residual:.3g} by Cholesky's method{advice}")
 
 
-def _inner(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:
+def inner_product(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:
     """Return the inner product in a measure. A matrix couples the channels: they are one system, otherwise one each."""
     xp = namespace(measure)
 

@@ -29,7 +29,7 @@ _MOST = 2**20
 
 
 def chebyshev_coefficients(
-    function: Callable[[Floats], NDArray[Any]], low: float, high: float, tol: float
+    function: Callable[[Floats], NDArray[Any]], low: float, high: float, tol: float, most: int = _MOST
 ) -> tuple[Floats, float]:
     """Return Chebyshev coefficients of `function` on [low, high], and a bound of what they leave out.
 
@@ -42,10 +42,10 @@ def chebyshev_coefficients(
     Raises
     ------
     NumericalError
-        When a million terms do not reach `tol`: the time span is too long for a polynomial.
+        When `most` samples, a million by default, do not reach `tol`: the time span is too long for a polynomial.
     """
     n = 32
-    while n <= _MOST:
+    while n <= most:
         angles = np.pi * (np.arange(n) + 0.5) / n
         # The distance from the lower end to full relative accuracy, on which exp(-t a) for large t depends.
         values = np.asarray(function(low + (high - low) * np.cos(angles / 2) ** 2))
@@ -66,7 +66,7 @@ def chebyshev_coefficients(
                 return coefficients[:count], float(remainders[count] + dropped[: 2 * count].sum())
         n *= 2
     raise NumericalError(
-        f"the expansion needs more than {_MOST} terms for tol={tol:g}: the time span times the largest eigenvalue "
+        f"the expansion needs more than {most} terms for tol={tol:g}: the time span times the largest eigenvalue "
         f"({high:.4g}) is too large; use a shorter span, or the equilibrium (minimizer) for the limit"
     )
 

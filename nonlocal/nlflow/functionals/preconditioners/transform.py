@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,51 @@ class Diagonal:
         if self._cosine:
             return np.asarray(fft.idctn(image, **options), dtype=dtype)
         return np.asarray(fft.irfftn(image, s=self._shape, **options), dtype=dtype)
+
+    @property
+    def multiplicities(self) -> Floats:
+        """How many eigenvectors each of `rest` has, broadcastable to it: 2 where a wave is told by its conjugate."""
+        if self._cosine:
+            return np.ones(1)
+        n = self._shape[-1]
+        counts = np.full(n // 2 + 1, 2.0)
+        counts[0] = 1.0
+        if n % 2 == 0:
+            counts[-1] = 1.0
+        return counts
+
+    def power(self, image: NDArray[Any]) -> Floats:
+        """Return what each of `rest` has of the sum of squares of the signal with this transform."""
+        power = np.abs(image) ** 2 / math.prod(self._shape)
+        if not self._cosine:
+            counts = self.multiplicities
+            return np.asarray(power * counts.reshape(counts.shape + (1,) * (image.ndim - len(self._shape))))
+        for axis in self._axes:  # waves of frequency 0 have twice the norm of the others
+            power = power / 2
+            np.moveaxis(power, axis, 0)[0] /= 2
+        return np.asarray(power)
+
+    def diagonal(self, gains: Floats) -> Floats:
+        """Return the diagonal of a function of P, one value for each node; O(N log N)."""
+        if not self._cosine:
+            return np.full(self._shape, float(np.sum(gains * self.multiplicities)) / math.prod(self._shape))
+        for axis in self._axes:
+            gains = np.moveaxis(_squared_waves(np.moveaxis(gains, axis, -1)), -1, axis)
+        return gains
+
+
+def _squared_waves(gains: Floats) -> Floats:
+    """Return sum_k g_k phi_k(i)^2 along the last axis, phi_k being the orthonormal waves of the cosine transform.
+
+    phi_k^2 = (1 + cos(2 pi k (i + 1/2) / n)) / n for k > 0: waves of twice the frequency, which n folds back.
+    """
+    n = gains.shape[-1]
+    folded = np.zeros_like(gains)
+    below, above = np.arange(1, (n + 1) // 2), np.arange(n // 2 + 1, n)
+    folded[..., 2 * below] = gains[..., below]
+    folded[..., 2 * n - 2 * above] -= gains[..., above]
+    waves = fft.dct(folded, type=3, axis=-1, workers=cores()) / 2
+    return np.asarray((np.sum(gains, axis=-1, keepdims=True) + waves) / n)
 
 
 class Transform(Diagonal):

@@ -1,0 +1,549 @@
+"""Functions of the linear operator A of a flow: heat, roots, resolvents, Matérn fields, with bounds of their errors.
+
+g(A) v is taken from the eigenvalues where a transform or a whole matrix gives them, from a Chebyshev expansion where g
+is smooth on the interval that holds the spectrum, and from Lanczos iteration where it is not, as the root at 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator
+
+from nlflow._array import (
+    Array,
+    Floats,
+    check_untracked,
+    constant_like,
+    namespace,
+    over_channels,
+    to_numpy,
+    underflowing,
+)
+from nlflow.affinities import Affinity, SparseAffinity
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_choice,
+    check_floats,
+    check_integer,
+    check_memory,
+    check_number,
+    checked_call,
+)
+from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums, modes_of
+from nlflow.flows.linear import GradientFlow, LinearFlow
+from nlflow.flows.spectrum import dense_operator, on_columns, relaxation_rate
+from nlflow.functionals.energies import J
+from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.functionals.krylov import Lanczos
+from nlflow.functionals.metrics import Metric
+from nlflow.functionals.minimizer import inner_product
+
+METHODS = ("auto", "transform", "dense", "chebyshev", "lanczos")
+_DENSE_NODES = 400  # up to which ``auto`` takes the whole matrix
+_LONG = 2**11  # samples of g for the longest expansion that ``auto`` takes
+_LOOK = 10  # steps of Lanczos iteration between two looks at its error
+_NEAR = 1e-7  # of the interval: eigenvalues of T so near to a point say nothing about a quotient there
+
+Function = Callable[[Floats], Any]
+
+
+@dataclass(frozen=True)
+class FunctionValue:
+    """g(A) v and how far it may be off.
+
+    Attributes
+    ----------
+    u : array
+        Shaped like v.
+    error : float
+        A bound of the norm of what `u` is off, over that of v, in the flow's measure; channels are added up. What the
+        method leaves out and what rounding may add.
+    left_out : float
+        The first part alone.
+    applications : int
+        How often A was applied.
+    success : bool
+        Whether `left_out` is within the tolerance.
+    message : str
+    """
+
+    u: Array
+    error: float
+    left_out: float
+    applications: int
+    success: bool
+    message: str
+
+
+@underflowing
+class FunctionOf(LinearOperator):  # type: ignore[type-arg]  # SciPy's class takes no parameter when it runs
+    r"""g(A) as a SciPy operator on flat signals, and by a call on signals; made by `function_of`.
+
+    Attributes
+    ----------
+    flow : LinearFlow
+    method : {'transform', 'dense', 'chebyshev', 'lanczos'}
+    interval : tuple of float
+        Holds the spectrum of A.
+    scale : float
+        The largest \|g\| there, or on the eigenvalues where they are known; the norm of g(A) is at most that.
+    error : float
+        A bound of the norm of what g(A) v is off, over that of v, for any v, in the flow's measure; NaN for Lanczos
+        iteration, where `evaluate` knows it for one v.
+    tol : float
+        What `error` may be, rounding apart.
+    applications : int
+        How often A was applied so far; the eigenvalues of a whole matrix apart.
+    """
+
+    def __init__(self, flow: LinearFlow, function: Function, tol: float, method: str, maxiter: int) -> None:
+        self.flow, self._function, self._maxiter = flow, function, maxiter
+        fidelity = flow.fidelity
+        width = 1 if fidelity is None else fidelity.width
+        size = flow.affinity.domain.size * width
+        super().__init__(np.dtype(np.float64), (size, size))
+        self._like = flow.affinity.log_degree
+        self._eps = float(namespace(self._like).finfo(self._like.dtype).eps)
+        self._inner_of = NodeFidelity(0.0) if fidelity is None else fidelity
+        self._aside = is_aside(flow)
+        self.applications = 0
+        low, high = flow.spectral_bounds()
+        self.interval = (low, max(high, low + 1e-300))
+        self._modes: Any = None
+        self.method = self._chosen(method, tol)
+
+    # ---- which method, and its error
+
+    def _chosen(self, method: str, tol: float) -> str:
+        modes = modes_of(self.flow, self._like) if method in ("auto", "transform") else None
+        if method == "transform" and modes is None:
+            raise InputError(
+                "method: got 'transform', expected another one here: it needs a position kernel on a periodic or "
+                "reflecting grid and one fidelity for all nodes"
+            )
+        if modes is not None:
+            self._modes, values = modes.basis, modes.values(self.flow)
+            self._gains = self._known(np.maximum(values, self.interval[0]), 8 * math.log2(self.shape[0] + 2))
+            self.tol = tol * self.scale
+            return "transform"
+        if method == "dense" or (method == "auto" and self.shape[0] <= _DENSE_NODES):
+            self._whole()
+            self.tol = tol * self.scale
+            return "dense"
+        self._sampled()
+        self.tol = tol * self.scale
+        return "lanczos" if method == "lanczos" else self._expanded(method)
+
+    def _known(self, values: Floats, terms: float) -> Floats:
+        """Return g at known eigenvalues; set `scale` and `error`, for sums of so many terms."""
+        gains = self._at(values)
+        low, high = self.interval
+        self.scale = float(np.abs(gains).max())
+        # Rounding moves eigenvalues by some multiple of the largest one; that of constants, the first, is known.
+        values, others = (values.ravel()[1:], gains.ravel()[1:]) if self._aside else (values.ravel(), gains.ravel())
+        change = terms * self._eps * high
+        apart = max(
+            float(np.abs(self._at(np.clip(values + sign * change, low, high)) - others).max(initial=0.0))
+            for sign in (-1, 1)
+        )
+        self.error = 4 * terms * self._eps * self.scale + (1 + math.log(self.shape[0])) * apart
+        return gains
+
+    def _whole(self) -> None:
+        values, vectors, root = eigenpairs(self.flow)
+        gains = self._known(np.clip(values, *self.interval), 2 * (len(values) + 8))
+        self._matrix = (vectors * gains) @ vectors.T / root[:, None] * root
+
+    def _sampled(self) -> None:
+        """Set `scale`, from samples of the interval, and raise `InputError` where g is not finite on it."""
+        low, high = self.interval
+        if not self._aside and not np.isfinite(self._raw(np.array([low]))).all():
+            # The bound costs nothing; where g has no value there, the smallest eigenvalue is worth an iteration.
+            low = relaxation_rate(self.flow) * (1 - 1e-6)
+            self.interval = (low, high)
+        self.scale = float(np.abs(self._at(_points(low, high))).max())
+
+    def _expanded(self, method: str) -> str:
+        low, high = self.interval
+        try:
+            self._coefficients, left = chebyshev_coefficients(
+                self._at, low, high, self.tol, most=_LONG if method == "auto" else 2**20
+            )
+        except NumericalError as error:
+            if method == "chebyshev":
+                raise NumericalError(
+                    f"function: no polynomial reaches tol={self.tol:.3g} on [{low:.6g}, {high:.6g}], as where a slope "
+                    "of the function is infinite; use method='lanczos', or a larger tol"
+                ) from error
+            self.error = math.nan
+            return "lanczos"
+        self.left_out = min(left, self.tol)  # what is more is coefficients at the rounding of the samples
+        self.error = left + self._step_rounding() * _growth(self._coefficients)
+        return "chebyshev"
+
+    def _step_rounding(self) -> float:
+        """Return what a step of the recurrence adds by rounding, over its largest value."""
+        low, high = self.interval
+        return 2 * (self._eps * ((self._terms() + 8) * 2 * high / (high - low) + 4) + self.flow.affinity.error_estimate)
+
+    def _terms(self) -> float:
+        """Return how many terms an average adds up, at most."""
+        affinity = self.flow.affinity
+        if affinity.method == "convolution":
+            return 8 * math.log2(affinity.domain.size + 2)
+        if affinity.method == "stencil":
+            return affinity._edge_bound() / affinity.domain.size
+        if isinstance(affinity, SparseAffinity):
+            return float(np.diff(affinity._graph.indptr).max())
+        return float(affinity.domain.item_size)
+
+    # ---- values of g
+
+    def _raw(self, a: Floats) -> Floats:
+        with np.errstate(all="ignore"):
+            try:
+                values = np.asarray(self._function(a))
+            except Exception as error:
+                raise InputError(
+                    f"function: it failed for an array of eigenvalues ({type(error).__name__}: {error}), expected one "
+                    "that takes an array of float64 and returns one of its shape"
+                ) from error
+        if values.dtype.kind not in "fiub" or values.shape not in (a.shape, ()):
+            raise InputError(
+                f"function: it returned {values.dtype} of shape {values.shape} for eigenvalues of shape {a.shape}, "
+                "expected real numbers of their shape"
+            )
+        return np.broadcast_to(values.astype(np.float64), a.shape)
+
+    def _at(self, a: Any) -> Floats:
+        a = np.asarray(a, np.float64)
+        values = self._raw(a)
+        wrong = ~np.isfinite(values)
+        if wrong.any():
+            low, high = self.interval
+            where = float(a[wrong].ravel()[0])
+            advice = "shift its argument, as in (kappa**2 + a) ** -nu"
+            if self._aside and where <= 0:
+                advice += ", or give E a fidelity > 0: 0 is the eigenvalue of constants"
+            raise InputError(
+                f"function: got {values[wrong].ravel()[0]} at {where:.6g}, expected finite values on "
+                f"[{low:.6g}, {high:.6g}], which holds the spectrum; {advice}"
+            )
+        return values
+
+    # ---- applied to signals
+
+    def __call__(self, v: Any) -> Array:
+        """Return g(A) v for a signal, an array or tensor of shape ``domain.shape`` or ``domain.shape + (D,)``.
+
+        Raises
+        ------
+        NumericalError
+            When Lanczos iteration does not reach the tolerance.
+        """
+        found = self.evaluate(v)
+        if not found.success:
+            raise NumericalError(f"function: {found.message}")
+        return found.u
+
+    def evaluate(self, v: Any) -> FunctionValue:
+        """Return g(A) v for a signal, and a bound of its error; see `FunctionValue`."""
+        v = self.flow.affinity.check_signal("v", v)
+        width = self.shape[0] // self.flow.affinity.domain.size
+        if width > 1 and (v.ndim == len(self.flow.affinity.domain.shape) or v.shape[-1] % width):
+            raise InputError(f"v: got shape {tuple(v.shape)}, expected a multiple of {width} channels, which are mixed")
+        check_untracked("v or features", self.flow.affinity.tracked or getattr(v, "requires_grad", False), "autograd")
+        counted, before = self.flow.applications, self.applications
+        apply = {
+            "transform": self._by_transform, "dense": self._by_matrix,
+            "chebyshev": self._by_expansion, "lanczos": self._by_iteration,
+        }[self.method]  # fmt: skip
+        if self._aside:
+            mean = self.flow.mean(v)
+            u, left, error = apply(v - mean)
+            u = u - self.flow.mean(u) + float(self._at(np.array([self.interval[0]]))[0]) * mean
+        else:
+            u, left, error = apply(v)
+        self.flow.applications = counted
+        success = left <= self.tol
+        message = f"by {self.method}: the error is at most {error:.3g} of the norm of v"
+        if not success:
+            message = (
+                f"Lanczos iteration has an error of up to {left:.3g} of the norm of v after {len(self._steps.alphas)} "
+                f"steps, expected at most {self.tol:.3g}; raise maxiter or tol"
+            )
+        return FunctionValue(u, error, left, self.applications - before, success, message)
+
+    def _by_transform(self, v: Array) -> tuple[Array, float, float]:
+        image = self._modes.times(self._gains, self._modes.forward(v))
+        return self._modes.back(image, v.dtype), 0.0, self._rounded(v)
+
+    def _by_matrix(self, v: Array) -> tuple[Array, float, float]:
+        domain = self.flow.affinity.domain
+        width = self.shape[0] // domain.size
+        flat = np.asarray(to_numpy(v), np.float64).reshape(domain.size, -1, width).swapaxes(1, 2)
+        found = self._matrix @ flat.reshape(self.shape[0], -1)
+        found = found.reshape(domain.size, width, -1).swapaxes(1, 2)
+        return constant_like(found.reshape(tuple(v.shape)), v), 0.0, self._rounded(v)
+
+    def _rounded(self, v: Array) -> float:
+        return self.error + 4 * float(namespace(v).finfo(v.dtype).eps) * self.scale
+
+    def _operator(self, v: Array) -> Array:
+        self.applications += 1
+        return self.flow.linear(v)
+
+    def _by_expansion(self, v: Array) -> tuple[Array, float, float]:
+        u = chebyshev_sums(self._operator, v, *self.interval, [self._coefficients])[0]
+        ratio = float(namespace(v).finfo(v.dtype).eps) / self._eps  # a signal may have another precision
+        return u, self.left_out, self.left_out + (self.error - self.left_out) * ratio
+
+    def _by_iteration(self, v: Array) -> tuple[Array, float, float]:
+        xp, flow = namespace(v), self.flow
+        flat = v[..., None] if v.ndim == len(flow.affinity.domain.shape) else v
+        check_memory(
+            f"{self._maxiter} vectors of Lanczos iteration", self._maxiter * math.prod(flat.shape) * 8,
+            "lower maxiter, raise tol, or take fewer channels at a time",
+        )  # fmt: skip
+        axes = tuple(range(len(flow.affinity.domain.shape)))
+        inner = inner_product(over_channels(flow.measure(v), flat), axes, self._inner_of)
+        free: Any = (lambda w: w - flow.mean(w)) if self._aside else (lambda w: w)
+        steps = self._steps = Lanczos(self._operator, flat, inner, keep=True, free=free)
+        total = float(np.linalg.norm(steps.sizes)) or 1.0
+        left, rounding, weights = 0.0, 0.0, np.zeros((0, len(steps.sizes)))
+        for k in range(1, self._maxiter + 1):
+            more = steps.step()
+            if k % _LOOK and more and k < self._maxiter:
+                continue
+            weights = np.zeros((k, len(steps.sizes)))
+            bounds = np.zeros((2, len(steps.sizes)))
+            for system, size in enumerate(steps.sizes):
+                column, *found = self._projected(steps, system)
+                weights[: len(column), system] = size * column
+                bounds[:, system] = size * np.array(found)
+            left, rounding = (float(b) for b in np.linalg.norm(bounds, axis=1) / total)
+            if left <= self.tol or not more:
+                break
+        u = xp.zeros_like(flat)
+        for row, vector in zip(weights, steps.basis, strict=False):
+            u = u + constant_like(np.broadcast_to(row, (1,) * len(axes) + (len(row),)), u) * vector
+        return xp.reshape(u, v.shape), left, left + rounding
+
+    def _projected(self, steps: Lanczos, system: int) -> tuple[Floats, float, float]:
+        """Return g(T) e_1 for a unit vector, and bounds of what is left out and of what rounding adds.
+
+        g(A) v - V g(T) e_1 = b h(A) v', with h(a) = e_k^T (g(T) - g(a)) (T - a)^-1 e_1, from Cauchy's integral of the
+        residuals of resolvents. So the error is at most b times the largest |h| on the interval, here on points of it.
+        """
+        low, high = self.interval
+        ritz, vectors = steps.eigen(system)
+        ritz = np.clip(ritz, low, high)
+        gains = self._at(ritz)
+        last = steps.tridiagonal(system)[1][-1]
+        points = _points(low, high)
+        points = points[np.abs(points[:, None] - ritz).min(axis=1) > _NEAR * (high - low)]
+        quotients = (gains - self._at(points)[:, None]) / (ritz - points[:, None])
+        h = np.abs(quotients @ (vectors[-1] * vectors[0])).max(initial=0.0)
+        beyond = quotients[points >= ritz.min()]
+        slope = np.abs(beyond).max(initial=0.0)
+        k = len(ritz)
+        moved = (self._step_rounding() * (high - low) + k * self._eps * high) * math.sqrt(k)
+        rounding = (1 + math.log(k)) * moved * slope + 4 * k * self._eps * self.scale
+        return (vectors * gains) @ vectors[0], float(last * h), float(rounding)
+
+    # ---- SciPy's side, flat signals in float64
+
+    def _matmat(self, X: Any) -> Floats:
+        return on_columns(self.flow, self, check_floats("X", X))
+
+    def _matvec(self, x: Any) -> Floats:
+        return self._matmat(np.reshape(x, (-1, 1)))[:, 0]
+
+    def _rmatmat(self, X: Any) -> Floats:
+        measure = _root_measure(self.flow, self.shape[0])[:, None] ** 2
+        return measure * self._matmat(X / measure)
+
+    def _rmatvec(self, x: Any) -> Floats:
+        return self._rmatmat(np.reshape(x, (-1, 1)))[:, 0]
+
+    def _adjoint(self) -> LinearOperator:  # type: ignore[type-arg]
+        return LinearOperator(
+            self.shape, matvec=self._rmatvec, rmatvec=self._matvec, matmat=self._rmatmat, rmatmat=self._matmat,
+            dtype=self.dtype,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        n, low, high = self.shape[0], *self.interval
+        return f"<FunctionOf on {n} unknowns, method={self.method!r}, spectrum in [{low:.4g}, {high:.4g}]>"
+
+
+def _points(low: float, high: float) -> Floats:
+    """Return points of an interval, dense towards both ends, towards the lower one by decades."""
+    angles = np.concatenate([np.linspace(0, np.pi, 301), np.pi * np.logspace(-7, -2, 50)])
+    return np.unique(np.clip(low + (high - low) * np.sin(angles / 2) ** 2, low, high))
+
+
+def _growth(coefficients: Floats) -> float:
+    """Return how much of the rounding of steps an expansion sum_k c_k T_k keeps: sum_j max |b_j| on the interval.
+
+    A rounding d of T_j comes back as d U_{k-j} in T_k, so as d b_j in the sum, b_j = sum_{k >= j} c_k U_{k-j} being
+    those of Clenshaw's recurrence b_j = c_j + 2 x b_{j+1} - b_{j+2}.
+    """
+    x = np.cos(np.concatenate([np.linspace(0, np.pi, 65), np.pi / len(coefficients) * np.linspace(0.1, 3, 16)]))
+    x = np.concatenate([x, -x])
+    now, after, total = np.zeros_like(x), np.zeros_like(x), 0.0
+    for c in coefficients[:0:-1]:
+        now, after = c + 2 * x * now - after, now
+        total += float(np.abs(now).max())
+    return total + float(np.abs(coefficients).sum())
+
+
+@checked_call
+@underflowing
+def function_of(
+    L: Any,
+    function: Function,
+    metric: str | Metric = "l2",
+    *,
+    tol: float | None = None,
+    method: str = "auto",
+    maxiter: int = 300,
+) -> FunctionOf:
+    r"""Return g(A) for the linear operator A of a frozen symmetric flow, as an operator with a bound of its error.
+
+    A = r (I - P) + phi, which is L + lambda in the L2 metric, and self-adjoint in the flow's measure. Some functions::
+
+        lambda a: np.exp(-t * a)                   # heat: the J-flow after the time t
+        np.sqrt                                    # the half Laplacian
+        lambda a: 1 / np.sqrt(a)                   # whitens; A with a fidelity > 0
+        lambda a: (kappa**2 + a) ** -nu            # Matérn: a Gaussian field with the precision (kappa^2 + L)^(2 nu)
+
+    Parameters
+    ----------
+    L : GradientFlow, AttentionFlow, J, E or Affinity
+        Whose operator: of a flow its own A, of a functional that of its gradient flow in `metric`, of an affinity that
+        of its J. Terms beside A have no part in it.
+    function : callable
+        g, of an array of eigenvalues, finite on the spectrum.
+    metric : {'l2', 'degree'}
+        For functionals and affinities.
+    tol : float, optional
+        What may be left out, relative to the largest \|g\|; 1e-12 in float64 and 1e-6 in float32 by default.
+    method : {'auto', 'transform', 'dense', 'chebyshev', 'lanczos'}
+        - ``transform``: on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
+        - ``dense``: eigenvalues and eigenvectors, O(N^3) once and O(N^2) memory.
+        - ``chebyshev``: as many averages as the expansion has terms, about sqrt(t rho log(1 / tol)) for heat. Its error
+          is known for any v before the first average.
+        - ``lanczos``: as many averages as it takes, fewer where g has a singularity at or near the interval. Its error
+          is known after each v; memory for `maxiter` signals.
+        - ``auto``: the transform; the whole matrix up to 400 unknowns; an expansion of up to 2000 terms; Lanczos.
+    maxiter : int
+        Steps of Lanczos iteration.
+
+    Returns
+    -------
+    FunctionOf
+        Call it with a signal, NumPy or torch as the flow's; or take it as a ``LinearOperator`` on flat signals, with
+        ``matvec``, ``matmat`` and an adjoint.
+
+    Raises
+    ------
+    InputError
+        For flows that are not linear, frozen and symmetric, that have a constraint or an operator of their own; for a
+        metric that is no sum over nodes; where g is not finite on the spectrum, as a negative power of L alone, for
+        which constants are in the way; for g that is not real.
+    NumericalError
+        Where no expansion of a million terms is enough, for ``chebyshev``.
+
+    Notes
+    -----
+    The bounds hold in the norm of the flow's measure, channels added up. Of an expansion it is the sum of the
+    coefficients left out (see `Exponential`); of Lanczos iteration the largest of a divided difference on 350 points of
+    the interval (in the spirit of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3, for any g; the
+    largest value between the points is not looked for). Rounding is bounded by the worst case of each sum. Where an
+    affinity approximates (`Affinity.error_estimate`), its estimate is part of the bound.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import Gaussian, Grid, affinity
+    >>> from nlflow.flows import function_of
+    >>> grid = Grid(100, spacing=0.01, boundary="reflect")
+    >>> heat = function_of(affinity(Gaussian(0.05), grid), lambda a: np.exp(-3 * a))
+    >>> half = function_of(affinity(Gaussian(0.05), grid), lambda a: np.exp(-1.5 * a))
+    >>> f = np.sin(7 * grid.nodes[:, 0])
+    >>> bool(np.abs(half(half(f)) - heat(f)).max() < 1e-12)
+    True
+    """
+    flow = symmetric_flow(L, metric)
+    if not callable(function):
+        raise InputError(f"function: got {type(function).__name__}, expected a callable of an array of eigenvalues")
+    like = flow.affinity.log_degree
+    single = like.dtype == namespace(like).float32
+    tol = check_number("tol", (1e-6 if single else 1e-12) if tol is None else tol, minimum=0, strict=True)
+    method = check_choice("method", method, METHODS)
+    return FunctionOf(flow, function, tol, method, check_integer("maxiter", maxiter, minimum=1))
+
+
+def is_aside(flow: LinearFlow) -> bool:
+    """Whether constants are an eigenvector of A, which is known to all digits then, with the smallest eigenvalue."""
+    return flow.plain and (flow.fidelity is None or flow.fidelity.uniform is not None)
+
+
+def eigenpairs(flow: LinearFlow) -> tuple[Floats, Floats, Floats]:
+    """Return eigenvalues a, orthonormal vectors V and r with A = R^-1 V a V^T R, R = diag(r); O(N^3).
+
+    r^2 is the flow's measure over its largest value. The eigenvalue of constants is exact, if they are an eigenvector.
+    """
+    width = 1 if flow.fidelity is None else flow.fidelity.width
+    n = flow.affinity.domain.size * width
+    check_memory(f"the eigenvectors of {n} unknowns", 32 * n * n, "use method='lanczos'")
+    root = _root_measure(flow, n)
+    matrix = root[:, None] * dense_operator(flow) / root
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    if is_aside(flow):
+        values[0] = flow.spectral_bounds()[0]
+        vectors[:, 0] = root / np.linalg.norm(root)
+    return values, vectors, root
+
+
+def _root_measure(flow: LinearFlow, size: int) -> Floats:
+    measure = to_numpy(flow.measure(flow.affinity.log_degree)).ravel().astype(np.float64)
+    if not measure.min() > 0:
+        raise NumericalError(
+            "affinity: the degrees of some nodes underflow beside those of the others; use method='chebyshev' or "
+            "'lanczos', a wider kernel or smaller logits"
+        )
+    return np.repeat(np.sqrt(measure / measure.max()), size // len(measure))
+
+
+def symmetric_flow(given: Any, metric: str | Metric = "l2", name: str = "L") -> LinearFlow:
+    """Return the flow of what stands for A, frozen, self-adjoint in its measure, without a constraint."""
+    if isinstance(given, Affinity):
+        given = J(given)
+    if isinstance(given, J):
+        given = GradientFlow(given, metric)
+    if not isinstance(given, LinearFlow):
+        raise InputError(
+            f"{name}: got {type(given).__name__}, expected a GradientFlow or AttentionFlow, a J or E, or an affinity"
+        )
+    if given.evolving:
+        raise InputError(f"{name}: got an evolving kernel, which has no operator of its own; take flow.at(u)'s, frozen")
+    if not given.symmetric:
+        raise InputError(
+            f"{name}: got a flow that is not symmetric, whose eigenvalues need not be real; take the J of its "
+            "affinity, which symmetrizes it, or give all nodes and channels one fidelity"
+        )
+    if not given.inner.by_nodes:
+        raise InputError(f"{name}: got the metric {given.metric!r}, expected 'l2' or 'degree'")
+    if not given.plainly_linear:
+        raise InputError(f"{name}: got a {type(given).__name__} with an operator of its own, expected r (I - P) + phi")
+    if given.terms.constraint is not None:
+        raise InputError(f"{name}: got a flow with a constraint, expected one without; let a large fidelity hold nodes")
+    return given
