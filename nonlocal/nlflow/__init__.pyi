@@ -29,6 +29,7 @@ from .flows.reactions import AllenCahn as AllenCahn
 from .flows.solver import solve as solve
 from .flows.sphere import SphereFlow as SphereFlow
 from .flows.sphere import on_sphere as on_sphere
+from .flows.systems import SystemFlow as SystemFlow
 from .flows.trackers import Checkpoint as Checkpoint
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState

@@ -30,6 +30,7 @@ from .sphere import GeodesicMidpoint as GeodesicMidpoint
 from .sphere import LayerStep as LayerStep
 from .sphere import SphereFlow as SphereFlow
 from .sphere import on_sphere as on_sphere
+from .systems import SystemFlow as SystemFlow
 from .trackers import Callback as Callback
 from .trackers import Checkpoint as Checkpoint
 from .trackers import DiscrepancyPrinciple as DiscrepancyPrinciple

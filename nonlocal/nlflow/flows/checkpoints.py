@@ -103,11 +103,11 @@ def _is_array(piece: Any) -> bool:
 
 
 def probe(flow: Flow, like: Array) -> NDArray[np.float64]:
-    """Return log d and P of one fixed signal, which stand for the kernel: hardly any other has both.
+    """Return log d and P of one fixed signal, which stand for a kernel: hardly any other has both.
 
     To be compared up to rounding, which may differ between machines and numbers of threads.
     """
     affinity = flow.affinity
     signal = affinity.own(np.random.default_rng(0).standard_normal(affinity.whole_shape), like)
-    pair = (affinity.log_degree, affinity._average(signal))
-    return np.stack([np.asarray(affinity.whole(values), dtype=np.float64) for values in pair])
+    seen = [values for one in flow.affinities for values in (one.log_degree, one._average(signal))]
+    return np.stack([np.asarray(affinity.whole(values), dtype=np.float64) for values in seen])

@@ -98,6 +98,11 @@ class Flow:
             )
 
     @property
+    def affinities(self) -> list[Affinity]:
+        """What averages are taken by."""
+        return [self.affinity]
+
+    @property
     def applications(self) -> int:
         """How often P has been applied so far."""
         return self._count[0]

@@ -23,6 +23,7 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
+from nlflow.flows.modes import Modes, bases_of
 from nlflow.flows.reactions import Reaction, Source, Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
@@ -68,6 +69,7 @@ class LinearFlow(Flow):
         alike = self.inner.by_nodes or fidelity is None or fidelity.uniform is not None
         self.symmetric = affinity.symmetric and alike
         self._pulled: list[tuple[Array, Array]] = []  # one place for the flow at all times
+        self._modes: list[Modes | None] = []
         self.rate: Array | float = self.inner.rate(affinity)
 
     @property
@@ -147,6 +149,21 @@ class LinearFlow(Flow):
         if not self._pulled or self._pulled[0][0] is not values:
             self._pulled[:] = [(values, self.linear(values))]
         return self._pulled[0][1]
+
+    @property
+    def modes(self) -> Modes | None:
+        """The modes of A between all nodes, where a transform gives them; None elsewhere."""
+        if not self._modes:
+            self._modes.append(self._found_modes())
+        return self._modes[0]
+
+    def _found_modes(self) -> Modes | None:
+        uniform = 0.0 if self.fidelity is None else self.fidelity.uniform
+        if not self.plain or uniform is None or (bases := bases_of(self.affinity)) is None:
+            return None
+        # Where a transform diagonalizes P all degrees are alike.
+        rate = 1.0 if self.inner.normalized else math.exp(float(self.affinity.log_degree.ravel()[0]))
+        return Modes(bases[0], rate * bases[0].rest + uniform)
 
     @property
     def conserves_mean(self) -> bool:
@@ -246,16 +263,27 @@ class LinearFlow(Flow):
             return 2 / low_high[1]
         return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
 
+    def width(self, *, diffusion: bool = False) -> int:
+        """Return how many channels A, or `diffusion`, moves together; 1 where each moves as the others do."""
+        return 1 if diffusion or self.fidelity is None else self.fidelity.width
+
+    @property
+    def mixes(self) -> bool:
+        """Whether `diffusion` moves a channel by another."""
+        return False
+
+    @property
+    def has_own_bounds(self) -> bool:
+        """Whether `spectral_bounds` are known to be those of the operator that the flow has."""
+        return self.plainly_linear
+
     def diffusion_bound(self) -> float:
         """Return an upper bound of the spectrum of `diffusion`."""
         return self.inner.diffusion_bound(self._bound())
 
     def _bound(self) -> float:
-        """Return an upper bound of the spectrum of r (I - P): max r, or twice that when k may be indefinite."""
-        rate = self.rate if isinstance(self.rate, float) else float(namespace(self.rate).max(self.rate))
-        definite = self.affinity.symmetric and self.affinity.positive_semidefinite
-        # What approximates a definite kernel has eigenvalues that are below 0 by its error at most.
-        return rate * min(1 + self.affinity.error_estimate, 2) if definite else 2 * rate
+        """Return an upper bound of the spectrum of r (I - P)."""
+        return bound_of(self.affinity, self.rate)
 
     def tension(self, u: Array) -> float:
         """Return the norms of r u, phi u, phi f and of what drives, which cancel in du/dt where the flow is at rest."""
@@ -345,6 +373,14 @@ class LinearFlow(Flow):
         if name in vars(self):
             return 0
         return 1 + next(i for i, cls in enumerate(type(self).__mro__) if name in vars(cls))
+
+
+def bound_of(affinity: Affinity, rate: Array | float) -> float:
+    """Return an upper bound of the spectrum of r (I - P): max r, or twice that when k may be indefinite."""
+    rate = rate if isinstance(rate, float) else float(namespace(rate).max(rate))
+    definite = affinity.symmetric and affinity.positive_semidefinite
+    # What approximates a definite kernel has eigenvalues that are below 0 by its error at most.
+    return rate * min(1 + affinity.error_estimate, 2) if definite else 2 * rate
 
 
 def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:

@@ -78,8 +78,7 @@ def _by_rates(flow: LinearFlow, matrix: Floats) -> Floats:
 
 def _unknowns(flow: LinearFlow, diffusion: bool) -> int:
     """Return the number of rows of A: one for each node, or one for each channel of a node, if they are mixed."""
-    width = 1 if diffusion or flow.fidelity is None else flow.fidelity.width
-    return flow.affinity.domain.size * width
+    return flow.affinity.domain.size * flow.width(diffusion=diffusion)
 
 
 def _symmetric(matrix: Floats, nodes: int) -> Floats:
@@ -166,7 +165,7 @@ def _known(flow: LinearFlow) -> Floats | None:
 
 def _uniform(flow: LinearFlow) -> bool:
     alike = flow.fidelity is None or flow.fidelity.uniform is not None
-    return alike and flow.terms.constraint is None
+    return alike and flow.terms.constraint is None and flow.width(diffusion=True) == 1
 
 
 def _free(flow: LinearFlow, n: int) -> NDArray[np.bool_]:
@@ -212,6 +211,8 @@ def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any
         When the iteration for them does not converge.
     """
     n = _unknowns(flow, diffusion)
+    if flow.modes is not None and flow.fidelity is None and flow.terms.constraint is None:
+        return flow.modes.eigenvalues()
     if n <= _DENSE_NODES:
         free = _free(flow, n)
         return np.asarray(np.linalg.eigvals(dense_operator(flow, diffusion=diffusion)[np.ix_(free, free)]))

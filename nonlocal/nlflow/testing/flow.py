@@ -122,7 +122,7 @@ def _check_pieces(contract: Contract, flow: LinearFlow, u: Any, velocity: Any) -
             "velocity is made of linear(), pulled() and driven()", made, flow.free(velocity), 100 * rounding,
             "the same du/dt; override velocity() and linear() together, and leave pulled() and driven() to follow",
         )  # fmt: skip
-    unknowns = flow.affinity.domain.size * (1 if flow.fidelity is None else flow.fidelity.width)
+    unknowns = flow.affinity.domain.size * flow.width()
     if flow.symmetric and unknowns <= _DENSE:
         values = np.linalg.eigvals(dense_operator(flow))
         low, high = flow.spectral_bounds()

@@ -16,7 +16,7 @@ from nlflow._array import Array, constant_like, namespace
 from nlflow.errors import InputError, StabilityError
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import LinearFlow, as_linear
-from nlflow.flows.spectrum import is_told
+from nlflow.flows.spectrum import euler_limit, is_told
 
 # A limit that comes from an eigenvalue is known up to rounding; a step this close to it is let through.
 SLACK = 1 + 1e-9
@@ -194,13 +194,14 @@ def check_terms(flow: Flow, integrator: Integrator) -> None:
         )
 
 
-def with_bound(flow: Flow, limit: float) -> float:
-    """Return a limit of explicit steps for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound).
+def explicit_limit(flow: Flow, *, free: bool = False) -> float:
+    """Return the limit of explicit Euler for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound).
 
     For eigenvalues of A anywhere in the disk of that limit and real slopes of the reaction, up to the bound. NaN where
-    the flow has more, of which no slope is known.
+    the flow has more, of which no slope is known. With `free` a lower limit that costs nothing.
     """
-    if not is_told(as_linear(flow)):
+    linear = as_linear(flow)
+    if not is_told(linear):
         return math.nan
-    bound = as_linear(flow).terms.bound
+    limit, bound = linear.safe_step if free else euler_limit(linear), linear.terms.bound
     return limit if bound == 0 else 1 / (1 / limit + bound / 2)

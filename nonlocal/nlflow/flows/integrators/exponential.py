@@ -9,21 +9,19 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
 from nlflow._array import Array, Floats, is_numpy, namespace, underflowing
-from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, check_made_of
 from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.linear import LinearFlow, as_linear
+from nlflow.flows.modes import Modes, phi
 from nlflow.flows.spectrum import check_bounds
-from nlflow.functionals.preconditioners.choice import has_transform
 
 _MOST = 2**20
 
@@ -218,34 +216,12 @@ class Exponential(Integrator):
         return xp.reshape(sums[0][..., :channels] + sums[1][..., channels:], u.shape), target
 
 
-_TERMS = 20  # of the Taylor series of phi_k on [0, 1]: the next is 1 / 20!, below the rounding of a float64
-_GAINS = 16  # functions of a spectrum that are kept, each as large as a signal
 _KEPT = 64  # expansions that are kept: of a run's two step lengths, and of those of a few others
-
-
-def phi(k: int, z: NDArray[Any]) -> Floats:
-    """Return phi_k(-z) for z >= 0, to a few roundings.
-
-    phi_0(x) = exp(x), phi_{k+1}(x) = (phi_k(x) - 1 / k!) / x. The recurrence cancels near 0, so below 1 the Taylor
-    series sum_j x^j / (j + k)! is taken, by Horner's rule.
-    """
-    z = np.asarray(z, dtype=np.float64)
-    if k == 0:
-        return np.asarray(np.exp(-z))
-    large = np.maximum(z, 1.0)
-    value = -np.expm1(-large) / large
-    for j in range(1, k):
-        value = (1 / math.factorial(j) - value) / large
-    near = np.minimum(z, 1.0)
-    series = np.full_like(near, 1 / math.factorial(_TERMS + k))
-    for j in range(_TERMS - 1, -1, -1):
-        series = 1 / math.factorial(j + k) - near * series
-    return np.asarray(np.where(z < 1, series, value))
 
 
 def _check_own(flow: LinearFlow) -> None:
     """Raise `InputError` for an operator of one's own whose spectrum is not where it is said to be."""
-    if not flow.plainly_linear:
+    if not flow.has_own_bounds:
         check_bounds(flow)
 
 
@@ -274,8 +250,8 @@ class ExponentialStep(SplitStep):
     def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
         """Return h phi_k(-h A) v for each (k, h): transforms of it, or by one Chebyshev recurrence; see `back`."""
         if modes := modes_of(flow, v):
-            image = modes.basis.forward(v)
-            return [modes.basis.times(modes.gain(k, h, flow), image) for k, h in functions]
+            image = modes.forward(v)
+            return [modes.phi(k, h, image) for k, h in functions]
         low, high = flow.spectral_bounds()
         high = max(high, low + 1e-300, 1e-300)
         tol = 1e-7 if v.dtype == namespace(v).float32 else 1e-14
@@ -286,50 +262,12 @@ class ExponentialStep(SplitStep):
     def back(flow: LinearFlow, image: Array, like: Array) -> Array:
         """Return the signal that a sum of what `applied` returns stands for."""
         modes = modes_of(flow, like)
-        return image if modes is None else modes.basis.back(image, like.dtype)
+        return image if modes is None else modes.back(image, like.dtype)
 
 
-class _Modes:
-    """The modes of P, those of a transform, and functions of A in them that are kept."""
-
-    def __init__(self, affinity: Affinity) -> None:
-        from nlflow.functionals.preconditioners.transform import Diagonal
-
-        self.basis = Diagonal(affinity)
-        self._log_degree = float(affinity.log_degree.ravel()[0])  # where a transform diagonalizes P all are alike
-        self._gains: dict[tuple[int, float, float, float], Floats] = {}
-
-    def _numbers(self, flow: LinearFlow) -> tuple[float, float]:
-        rate = 1.0 if flow.inner.normalized else math.exp(self._log_degree)
-        return rate, 0.0 if flow.fidelity is None else (flow.fidelity.uniform or 0.0)
-
-    def values(self, flow: LinearFlow) -> Floats:
-        """Return the eigenvalues of A."""
-        rate, drawn = self._numbers(flow)
-        return rate * self.basis.rest + drawn
-
-    def gain(self, k: int, h: float, flow: LinearFlow) -> Floats:
-        """Return h phi_k(-h a) at the eigenvalues a of A."""
-        key = (k, h, *self._numbers(flow))
-        if key not in self._gains:
-            if len(self._gains) >= _GAINS:
-                self._gains.pop(next(iter(self._gains)))  # the oldest
-            self._gains[key] = h * phi(k, h * self.values(flow))
-        return self._gains[key]
-
-
-_transforms: WeakKeyDictionary[Affinity, _Modes] = WeakKeyDictionary()
-
-
-def modes_of(flow: LinearFlow, v: Array) -> _Modes | None:
-    """Return the modes of A that a transform gives, None where there is none."""
-    uniform = flow.fidelity is None or flow.fidelity.uniform is not None
-    if not flow.plain or flow.terms.constraint is not None or not uniform or not is_numpy(v):
-        return None
-    # Each stage asks, and to find out whether a stencil has a transform takes one.
-    if flow.affinity not in _transforms and has_transform(flow.affinity):
-        _transforms[flow.affinity] = _Modes(flow.affinity)
-    return _transforms.get(flow.affinity)
+def modes_of(flow: LinearFlow, v: Array) -> Modes | None:
+    """Return the modes of A that a transform gives for signals like `v`, None where there is none."""
+    return flow.modes if is_numpy(v) and flow.terms.constraint is None else None
 
 
 @underflowing

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, check_number, checked_call
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import Integrator, check_made_of, with_bound
+from nlflow.flows.integrators.base import Integrator, check_made_of, explicit_limit
 from nlflow.flows.linear import LinearFlow, as_linear
 from nlflow.flows.spectrum import euler_limit, is_told, largest_eigenvalue, limit_of, own_eigenvalues
 
@@ -85,7 +85,8 @@ class SplitStep(FixedStep):
         name, linear = type(self).__name__, as_linear(flow)
         if linear.evolving:
             raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
-        if self.self_adjoint and not linear.symmetric:
+        by_transform = linear.modes is not None and linear.terms.constraint is None
+        if self.self_adjoint and not (linear.symmetric or by_transform):
             raise InputError(f"integrator: {name} needs a symmetric affinity; use RungeKutta()")
         if over := linear.overridden("linear"):
             raise InputError(
@@ -116,12 +117,12 @@ class ExplicitEuler(FixedStep):
 
     def stability_limit(self, flow: Flow) -> float:
         """Return 2 / (rho(A) + b), A being the linear part of the flow with the kernel that it holds; NaN for more."""
-        return with_bound(flow, euler_limit(as_linear(flow)))
+        return explicit_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
         """Whether a bound of the spectrum that costs nothing allows the step."""
         linear = as_linear(flow)
-        return linear.plainly_linear and self.dt <= with_bound(flow, linear.safe_step)
+        return linear.has_own_bounds and self.dt <= explicit_limit(flow, free=True)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return u + dt du/dt."""

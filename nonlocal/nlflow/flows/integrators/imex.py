@@ -43,13 +43,12 @@ class ImplicitStep(SplitStep):
         xp = namespace(b)
         lift = 1 + s * shift
         if modes := modes_of(flow, b):
-            gain, basis = 1 / (lift + s * modes.values(flow)), modes.basis
-            return basis.back(basis.times(gain, basis.forward(b)), b.dtype)
+            return modes.back(modes.inverse(lift, s, modes.forward(b)), b.dtype)
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
         size = power_of_two(scalar(xp.max(xp.abs(b))))  # squares of very large and very small values have no float
         # Over the diagonal: a node of a large degree or fidelity is stiff by itself, and hides the others.
         outer, relative = lift + s * flow.spectral_bounds()[1], None
-        if flow.inner.by_nodes:
+        if flow.inner.by_nodes and not flow.mixes:
             outer = lift + s * over_channels(flow.rate, b)
             relative = None if flow.fidelity is None else flow.fidelity.scaled(s / (lift + s * flow.rate))
         axes = tuple(range(len(flow.affinity.domain.shape)))
@@ -57,11 +56,11 @@ class ImplicitStep(SplitStep):
             lambda v: lift * v + s * flow.on_free(v), relative, b, axes, outer=outer, stopped=lift / outer,
             free=flow.free,
         )  # fmt: skip
-        run = rows.by_gmres(_MOST)
-        if flow.symmetric:
+        run = rows.by_gmres(_MOST, _over_all if flow.mixes else None)
+        if flow.symmetric and not flow.mixes:
             run = rows.by_conjugate_gradients(over_channels(flow.measure(b), b), _MOST, measured=rows.scaled)
         # What bounds the error by the residual holds for walkers alone, which go from node to node.
-        enough, allowed = 100 * rtol, error_allowed(rtol) if flow.inner.by_nodes else math.inf
+        enough, allowed = 100 * rtol, error_allowed(rtol) if flow.inner.by_nodes and not flow.mixes else math.inf
         found = rows.solved(lambda b, x, left: run(b, x, left / 100), b / size, guess / size, enough, allowed=allowed)
         if not found.residual <= enough or not found.error <= allowed:
             raise StepFailureError(
@@ -69,6 +68,11 @@ class ImplicitStep(SplitStep):
                 f"{found.error:.3g} of its largest value; use a smaller dt, or ETD4RK(dt)"
             )
         return size * found.x
+
+
+def _over_all(v: Array, w: Array) -> Array:
+    """Return the inner product of two signals whose channels are one system."""
+    return namespace(v).reshape(namespace(v).sum(v * w, dtype=namespace(v).float64), (1,))
 
 
 @underflowing

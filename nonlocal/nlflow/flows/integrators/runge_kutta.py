@@ -12,11 +12,11 @@ import numpy as np
 from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import Integrator, StepFailureError, with_bound
+from nlflow.flows.integrators.base import Integrator, StepFailureError, explicit_limit
 from nlflow.flows.integrators.fixed_step import FixedStep
 from nlflow.flows.linear import as_linear
 from nlflow.flows.reactions import TermError
-from nlflow.flows.spectrum import euler_limit, is_told
+from nlflow.flows.spectrum import is_told
 
 
 class Tolerances:
@@ -178,7 +178,7 @@ class RungeKutta(Integrator):
         """
         if self.adaptive:
             return math.inf
-        return self.tableau.reach / 2 * with_bound(flow, euler_limit(as_linear(flow)))
+        return self.tableau.reach / 2 * explicit_limit(flow)
 
     @property
     def length(self) -> float | None:

@@ -1,0 +1,151 @@
+"""The modes of a flow's linear part A where a transform diagonalizes it, and functions of A in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats
+from nlflow.affinities import Affinity
+from nlflow.functionals.preconditioners.choice import has_transform
+from nlflow.functionals.preconditioners.transform import Diagonal
+
+_TERMS = 20  # of the Taylor series of phi_k on [0, 1]: the next is 1 / 20!, below the rounding of a float64
+_GAINS = 16  # functions of a spectrum that are kept, each as large as a signal
+
+
+def phi(k: int, z: NDArray[Any]) -> Floats:
+    """Return phi_k(-z) for z >= 0, to a few roundings.
+
+    phi_0(x) = exp(x), phi_{k+1}(x) = (phi_k(x) - 1 / k!) / x. The recurrence cancels near 0, so below 1 the Taylor
+    series sum_j x^j / (j + k)! is taken, by Horner's rule.
+    """
+    z = np.asarray(z, dtype=np.float64)
+    if k == 0:
+        return np.asarray(np.exp(-z))
+    large = np.maximum(z, 1.0)
+    value = -np.expm1(-large) / large
+    for j in range(1, k):
+        value = (1 / math.factorial(j) - value) / large
+    near = np.minimum(z, 1.0)
+    series = np.full_like(near, 1 / math.factorial(_TERMS + k))
+    for j in range(_TERMS - 1, -1, -1):
+        series = 1 / math.factorial(j + k) - near * series
+    return np.asarray(np.where(z < 1, series, value))
+
+
+def phi_of_matrices(k: int, z: Floats) -> Floats:
+    """Return phi_k(-Z) of square matrices Z, shape (..., D, D), whose eigenvalues have real parts >= 0.
+
+    By scaling to a norm of at most 1/2, Taylor series and doubling (Skaflestad and Wright 2009, doi
+    10.1016/j.apnum.2008.07.013)::
+
+        phi_k(2 x) = 2^-k (phi_0(x) phi_k(x) + sum_{j=1}^k phi_j(x) / (k - j)!)
+    """
+    size = np.abs(z).sum(axis=-1).max(axis=-1)
+    doublings = int(max(np.ceil(np.log2(max(float(size.max(initial=0.0)), 1e-300))) + 1, 0))
+    # Each matrix is scaled by itself: to double a small one often would lose its digits.
+    own = np.clip(np.ceil(np.log2(np.maximum(size, 1e-300))) + 1, 0, doublings).astype(np.int64)
+    x = -z / np.exp2(own)[..., None, None]
+    unit = np.broadcast_to(np.eye(z.shape[-1]), z.shape)
+    values = [_taylor(j, x, unit) for j in range(k + 1)]
+    for step in range(doublings):
+        left = (own > step)[..., None, None]
+        doubled = [values[0] @ values[0]]
+        for j in range(1, k + 1):
+            rest = sum((values[i] / math.factorial(j - i) for i in range(1, j + 1)), 0 * unit)
+            doubled.append((values[0] @ values[j] + rest) / 2**j)
+        values = [np.where(left, new, old) for new, old in zip(doubled, values, strict=True)]
+    return np.asarray(values[k])
+
+
+def _taylor(k: int, x: Floats, unit: Floats) -> Floats:
+    series = unit / math.factorial(_TERMS + k)
+    for j in range(_TERMS - 1, -1, -1):
+        series = unit / math.factorial(j + k) + x @ series
+    return series
+
+
+class Modes:
+    """A of a flow in the modes of a transform.
+
+    Parameters
+    ----------
+    basis : Diagonal
+        The transform.
+    values : array of the shape of its images, or with an axis of D channels or two of D x D matrices beside
+        Eigenvalues of A, one for all channels or one for each, or what A does to the channels of a mode.
+    """
+
+    def __init__(self, basis: Diagonal, values: Floats) -> None:
+        self._basis = basis
+        beside = values.ndim - basis.rest.ndim
+        self._values = values[..., None] if beside == 0 else values
+        self._mixed = beside == 2
+        self._gains: dict[tuple[Any, ...], Floats] = {}
+
+    def forward(self, v: NDArray[Any]) -> NDArray[Any]:
+        """Return the image of a signal, in double precision."""
+        return self._basis.forward(v)
+
+    def back(self, image: NDArray[Any], dtype: Any) -> NDArray[Any]:
+        """Return the signal that has this image."""
+        return self._basis.back(image, dtype)
+
+    def linear(self, image: NDArray[Any]) -> NDArray[Any]:
+        """Return A times what has this image."""
+        return self._times(self._values, image)
+
+    def phi(self, k: int, h: float, image: NDArray[Any]) -> NDArray[Any]:
+        """Return h phi_k(-h A) times what has this image."""
+        of = phi_of_matrices if self._mixed else phi
+        return self._times(self._gain(("phi", k, h), lambda: h * of(k, h * self._values)), image)
+
+    def inverse(self, lift: float, s: float, image: NDArray[Any]) -> NDArray[Any]:
+        """Return (lift + s A)^-1 times what has this image."""
+
+        def gain() -> Floats:
+            if not self._mixed:
+                return 1 / (lift + s * self._values)
+            return np.asarray(np.linalg.inv(lift * np.eye(self._values.shape[-1]) + s * self._values), np.float64)
+
+        return self._times(self._gain(("inverse", lift, s), gain), image)
+
+    def eigenvalues(self) -> NDArray[Any]:
+        """Return the eigenvalues of A."""
+        return np.asarray(np.linalg.eigvals(self._values) if self._mixed else self._values).ravel()
+
+    def _gain(self, key: tuple[Any, ...], made: Callable[[], Floats]) -> Floats:
+        if key not in self._gains:
+            if len(self._gains) >= _GAINS:
+                self._gains.pop(next(iter(self._gains)))  # the oldest
+            self._gains[key] = made()
+        return self._gains[key]
+
+    def _times(self, gain: Floats, image: NDArray[Any]) -> NDArray[Any]:
+        if not self._mixed:
+            return np.asarray((gain[..., 0] if image.ndim < gain.ndim else gain) * image)
+        result = np.empty_like(image)
+        for i in range(gain.shape[-1]):
+            result[..., i] = sum(gain[..., i, j] * image[..., j] for j in range(gain.shape[-1]))
+        return result
+
+
+_bases: WeakKeyDictionary[Affinity, list[Diagonal]] = WeakKeyDictionary()
+
+
+def bases_of(*affinities: Affinity) -> list[Diagonal] | None:
+    """Return the transforms of affinities, all of which are diagonal in the same one; None where there is none."""
+    found = []
+    for one in affinities:
+        if one not in _bases:  # to find out whether a stencil has a transform takes one
+            _bases[one] = [Diagonal(one)] if has_transform(one) else []
+        if not _bases[one] or one.domain != affinities[0].domain:
+            return None
+        found += _bases[one]
+    return found
