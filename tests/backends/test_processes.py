@@ -71,6 +71,15 @@ def test_a_layer_that_is_not_there_is_named() -> None:
     assert "InputError: NUMBA_THREADING_LAYER: got 'none', which cannot be loaded here" in ended.stderr
 
 
+@pytest.mark.parametrize("count", ["0", "-3", "5000"])
+def test_a_number_of_threads_that_is_none_is_named(count: str) -> None:
+    given = os.environ | {"NUMBA_NUM_THREADS": count}
+    command = [sys.executable, "-m", "nlflow.desk.commands.main", "info"]
+    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"nonlocal: error: NUMBA_NUM_THREADS: got {count}, expected a number of threads")
+
+
 @pytest.mark.slow
 def test_a_notebook_runs_loops_in_threads_and_in_children() -> None:
     """Its kernel runs a loop of events, and its threads are not those of a program."""

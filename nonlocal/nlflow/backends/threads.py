@@ -40,10 +40,14 @@ def counts() -> dict[str, int]:
     return {name: int(count()) for name, count in found.items() if count is not None}
 
 
+def _numba() -> Any:
+    import_module("nlflow.backends.numba")  # which says what is wrong with a number of threads
+    return import_module("numba")
+
+
 def described() -> dict[str, Any]:
     """Return the cores, the threads of compiled loops and what starts them, by name."""
-    import numba
-
+    numba = _numba()
     return {
         "cpu_threads": cores(),
         "numba_threads": numba.get_num_threads(),
@@ -67,8 +71,7 @@ def _pool(layer: str, priority: tuple[str, ...]) -> str:
 @contextmanager
 def one_loop_thread() -> Iterator[None]:
     """Run compiled loops in the calling thread alone, for callers that run many at a time in threads of their own."""
-    import numba
-
+    numba = _numba()
     before = numba.get_num_threads()
     numba.set_num_threads(1)
     try:

@@ -56,8 +56,8 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         ensure_streams()
         with terminable() as terminated:
-            tell_of_compiling(quiet=bool(kwargs.get("quiet")))
             try:
+                tell_of_compiling(quiet=bool(kwargs.get("quiet")))
                 return command(*args, **kwargs)
             except KeyboardInterrupt:
                 echo(f"nonlocal: {'terminated' if terminated() else 'interrupted'}", err=True)
