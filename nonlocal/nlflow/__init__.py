@@ -26,7 +26,10 @@ _IN_ROOMS = {
     "denoising.noise": "GaussianNoise Poisson",
     "denoising.patches": "PatchGroups",
     "domains": "Batch Mask",
-    "equilibria": "diversity Equilibrium fidelity_for_diversity largest_stable_fidelity",
+    "equilibria": (
+        "diversity Equilibrium fidelity_for_diversity find_equilibria find_equilibrium largest_stable_fidelity "
+        "stability"
+    ),
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (
         "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant FisherKPP ForwardBackward Frames "

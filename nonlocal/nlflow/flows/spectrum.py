@@ -98,11 +98,19 @@ def extreme(
     matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False,
     rounding: float = _ROUNDING, relative: float = math.inf, **options: Any,
 ) -> NDArray[Any]:  # fmt: skip
+    """Return k extreme eigenvalues of a matrix that is known by its products; see `extreme_pairs`."""
+    return extreme_pairs(matvec, n, which, k, symmetric=symmetric, rounding=rounding, relative=relative, **options)[0]
+
+
+def extreme_pairs(
+    matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False,
+    rounding: float = _ROUNDING, relative: float = math.inf, **options: Any,
+) -> tuple[NDArray[Any], NDArray[Any], Floats]:  # fmt: skip
     """Return k extreme eigenvalues of a matrix that is known by its products, by Lanczos or Arnoldi iteration.
 
-    From a fixed start: the same matrix has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``. The
-    residual of each, computed anew, is at most 10 ``tol``, or `rounding`, times the size of the products, and at most
-    `relative` times the eigenvalue.
+    Beside them their eigenvectors, shape (n, k), and the norms of their residuals. From a fixed start: the same matrix
+    has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``. The residual of each, computed anew, is
+    at most 10 ``tol``, or `rounding`, times the size of the products, and at most `relative` times the eigenvalue.
 
     Raises
     ------
@@ -115,7 +123,7 @@ def extreme(
     start = np.random.default_rng(0).standard_normal(n)
     moved = matvec(start)
     if not np.any(moved):
-        return np.zeros(k)  # nothing moves; the iterations need something that does
+        return np.zeros(k), np.eye(n, k), np.zeros(k)  # nothing moves; the iterations need something that does
     solve: Any = eigsh if symmetric else eigs
     try:
         values, vectors = solve(operator, k=k, which=which, v0=start, **options)
@@ -123,16 +131,18 @@ def extreme(
         raise NumericalError(f"affinity: {k} eigenvalues of {n} were not found by iteration ({error})") from error
     size = max(float(np.abs(values).max()), float(np.linalg.norm(moved) / np.linalg.norm(start)))
     allowed = max(10 * options.get("tol", 0.0), rounding) * size
+    residuals = []
     for value, vector in zip(values, vectors.T, strict=True):
         moved = matvec(np.ascontiguousarray(vector.real)) + 1j * matvec(np.ascontiguousarray(vector.imag))
         left = float(np.linalg.norm(moved - value * vector))
+        residuals.append(left)
         most = min(allowed, max(relative * abs(value), _LAST_DIGITS * size))
         if not left <= most:
             raise NumericalError(
                 f"affinity: an eigenvalue {value:.6g} of {n} has the residual {left:.2g} after iteration, expected at "
                 f"most {most:.2g}"
             )
-    return np.asarray(values)
+    return np.asarray(values), np.asarray(vectors), np.array(residuals)
 
 
 def _rounding(flow: LinearFlow) -> float:

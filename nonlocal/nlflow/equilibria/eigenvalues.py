@@ -1,0 +1,242 @@
+"""Whether an equilibrium is stable: the rightmost eigenvalues of the Jacobian, and what they are off by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, underflowing
+from nlflow.equilibria.equations import DENSE, Border, Equations, Neutral, Tangent
+from nlflow.errors import NumericalError, check_integer, checked_call
+from nlflow.flows.flow import Flow
+from nlflow.flows.spectrum import extreme_pairs
+
+_AT_REST = 1e-6, 1e-3  # |F| relative to what cancels in it, up to which a signal counts as at rest; in float32
+_DIGITS = 1e-11  # residual of an iteration, relative to the Jacobian
+
+
+@dataclass(frozen=True)
+class Stability:
+    """What the Jacobian at an equilibrium says of the flow near it.
+
+    Neutral directions, in which the equilibrium may be moved and stays one (what the flow conserves, translations), are
+    left out of it.
+
+    Attributes
+    ----------
+    verdict : {'stable', 'unstable', 'cannot tell'}
+        Whether all real parts are below 0 by more than the error, or one is above it by more.
+    margin : float
+        Less the largest real part: the rate at which a stable equilibrium is approached; below 0 where it is unstable.
+    error : float
+        Bound of what the largest real part is off by, for a self-adjoint Jacobian: the residual. Otherwise an
+        estimate of first order, the residual and the error of products times the condition number of the eigenvalue;
+        beyond 600 unknowns, where that is not known, without the condition number.
+    unstable : int
+        How many eigenvalues have positive real parts. Beyond 600 unknowns among those that were computed: at least so
+        many.
+    eigenvalues : array of shape (k,), complex
+        By decreasing real part.
+    vectors : array of shape (k, ...), complex
+        Their eigenvectors, shaped like the signal; root mean square 1.
+    residuals : array of shape (k,)
+        |J v - mu v|, recomputed, for root mean square 1.
+    neutral : int
+        Directions that were left out.
+    symmetric : bool
+        Whether the Jacobian is self-adjoint in the flow's measure.
+    residual : float
+        |du/dt| at the signal, relative to the size of what cancels in it.
+    message : str
+    """
+
+    verdict: str
+    margin: float
+    error: float
+    unstable: int
+    eigenvalues: NDArray[np.complex128]
+    vectors: NDArray[np.complex128]
+    residuals: Floats
+    neutral: int
+    symmetric: bool
+    residual: float
+    message: str
+
+
+@checked_call
+@underflowing
+def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
+    """Return whether an equilibrium of a flow is stable, with the eigenvalues of the Jacobian that say so.
+
+    Up to 600 unknowns all eigenvalues of the matrix, O(n^3); beyond, `k` of them by Lanczos iteration where the
+    Jacobian is self-adjoint in the flow's measure, by Arnoldi iteration otherwise, one product each step. Residuals are
+    computed anew.
+
+    Parameters
+    ----------
+    flow : Flow
+    u : array
+        An equilibrium, as `find_equilibrium` returns it.
+    k : int
+        Eigenvalues to return.
+
+    Returns
+    -------
+    Stability
+
+    Raises
+    ------
+    InputError
+        As `find_equilibrium`.
+    NumericalError
+        When the iteration does not converge.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import AllenCahn, Gaussian, GradientFlow, Grid, J, affinity
+    >>> from nlflow.equilibria import stability
+    >>> flow = GradientFlow(J(affinity(Gaussian(width=9.0), Grid(4))), "degree", reaction=AllenCahn(0.1))
+    >>> one, zero = stability(flow, np.ones(4)), stability(flow, np.zeros(4))
+    >>> one.verdict, round(one.margin, 6), zero.verdict, zero.unstable
+    ('stable', 0.2, 'unstable', 1)
+    """
+    k = check_integer("k", k, minimum=1)
+    equations = Equations(flow, "u", u)
+    x = equations.start
+    left, size = equations.norm(equations(x)), equations.cancelling(x)
+    residual = left / size if size > 0 else (0.0 if left == 0 else math.inf)
+    spectrum = Spectrum.of(equations, x, k)
+    error = float(spectrum.errors[0]) if len(spectrum.errors) else 0.0
+    leading = float(spectrum.values[0].real) if len(spectrum.values) else -math.inf
+    verdict = "stable" if leading < -error else "unstable" if leading > error else "cannot tell"
+    message = f"largest real part {leading:.6g}, off by at most {error:.2g}"
+    if verdict == "cannot tell":
+        message += ", which does not tell its sign: nonlinear terms decide; follow the flow with solve()"
+    if not spectrum.symmetric:
+        message = message.replace("at most", "about")
+    if spectrum.neutral.count:
+        message += f"; up to {spectrum.neutral.words}, in which the equilibrium may be moved"
+    if residual > _AT_REST[equations.single] and not _near_rest(equations, x):
+        verdict = "cannot tell"
+        message = (
+            f"u is not at rest: du/dt is {residual:.2g} of what cancels in it; take u of find_equilibrium; {message}"
+        )
+    return Stability(
+        verdict, -leading, error, spectrum.unstable, spectrum.values[:k],
+        np.array([equations.shaped(v) for v in spectrum.vectors.T[:k]]), spectrum.residuals[:k],
+        spectrum.neutral.count, spectrum.symmetric, residual, message,
+    )  # fmt: skip
+
+
+def _near_rest(equations: Equations, x: Floats) -> bool:
+    """Whether one Newton step leads to where the Jacobian is the same, as it does near an equilibrium 0."""
+    neutral = equations.neutral(x)
+    step = Tangent(equations, x).solve(-equations(x), Border.of(equations, neutral), np.zeros(neutral.count)).v
+    if not np.isfinite(step).all():
+        return False
+    probe = np.random.default_rng(3).standard_normal(len(x))
+    here, there = equations.times(x, probe), equations.times(x + step, probe)
+    return equations.norm(here - there) <= _AT_REST[equations.single] * equations.norm(here)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Rightmost eigenpairs of a Jacobian, neutral directions moved to the other end of the spectrum.
+
+    `errors` are those of the eigenvalues; `vectors` has columns.
+    """
+
+    values: NDArray[Any]
+    vectors: NDArray[Any]
+    residuals: Floats
+    errors: Floats
+    unstable: int
+    neutral: Neutral
+    symmetric: bool
+
+    @classmethod
+    def of(cls, equations: Equations, x: Floats, k: int, tangent: Tangent | None = None) -> Spectrum:
+        """Return k rightmost eigenpairs at `x`, with all of them up to `DENSE` unknowns."""
+        tangent = tangent or Tangent(equations, x)
+        neutral = equations.neutral(x)
+        n, root = len(x), np.sqrt(equations.weights)
+        rng = np.random.default_rng(2)
+        v, w = rng.standard_normal((2, n))
+        moved, other = tangent.times(v / root), tangent.times(w / root)
+        size = max(float(np.linalg.norm(root * moved) / np.linalg.norm(v)), 1e-300)
+        both = tangent.equations.times(x, (v + w) / root)
+        noise = float(np.linalg.norm(root * (both - moved - other))) / (2 * size * math.sqrt(n))
+        noise = max(noise, equations.rounding)
+        skew = abs(float(w @ (root * moved) - v @ (root * other)))
+        symmetric = bool(skew <= 1e2 * noise * size * np.linalg.norm(v) * np.linalg.norm(w))
+        away = 10 * size
+        columns = root[:, None] * neutral.columns
+
+        def product(y: Floats) -> Floats:
+            # In units in which the measure is that of the Euclidean inner product (Brauer's shift of eigenvalues).
+            return np.asarray(root * tangent.times(y / root) - away * (columns @ (columns.T @ y)))
+
+        if n <= DENSE:
+            matrix = root[:, None] * tangent.matrix / root - away * columns @ columns.T
+            values, vectors, conditions = _all_pairs(matrix, symmetric)
+            kept = slice(0, min(max(k, int(np.sum(values.real > 0))), n - neutral.count))
+            values, vectors, conditions = values[kept], vectors[:, kept], conditions[kept]
+            residuals = np.linalg.norm(matrix @ vectors - values * vectors, axis=0)
+        else:
+            digits = max(_DIGITS, 10 * noise)
+            values, vectors, residuals = _some_pairs(product, n, k, symmetric, digits)
+            conditions = np.ones(len(values))
+        off = conditions * (residuals + 10 * noise * size)
+        unstable = int(np.sum(values.real > 0))
+        return cls(values, vectors / root[:, None], residuals, off, unstable, neutral, symmetric)
+
+    def shown(self, k: int) -> NDArray[np.complex128]:
+        """Return k eigenvalues, filled up with NaN."""
+        result = np.full(k, np.nan + 0j)
+        result[: min(k, len(self.values))] = self.values[:k]
+        return result
+
+
+def _all_pairs(matrix: Floats, symmetric: bool) -> tuple[NDArray[Any], NDArray[Any], Floats]:
+    """Return eigenvalues by decreasing real part, eigenvectors of length 1, and condition numbers of eigenvalues."""
+    from scipy.linalg import eig
+
+    if not np.isfinite(matrix).all():
+        raise NumericalError("u: the Jacobian has values that are not finite there; take another signal")
+    if symmetric:
+        values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+        return values[::-1] + 0j, vectors[:, ::-1] + 0j, np.ones(len(values))
+    found: tuple[Any, Any, Any] = eig(matrix, left=True, right=True)
+    values, left, right = found
+    order = np.lexsort((values.imag < 0, -values.real))
+    values, left, right = values[order], left[:, order], right[:, order]
+    likeness = np.abs(np.sum(left.conj() * right, axis=0))
+    return values, right, 1 / np.maximum(likeness, 1e-300)
+
+
+def _some_pairs(
+    product: Callable[[Floats], Floats], n: int, k: int, symmetric: bool, digits: float
+) -> tuple[NDArray[Any], NDArray[Any], Floats]:
+    try:
+        values, vectors, residuals = extreme_pairs(
+            product,
+            n,
+            "LA" if symmetric else "LR",
+            min(k, n - 2),
+            symmetric=symmetric,
+            rounding=digits,
+            tol=digits / 10,
+        )
+    except NumericalError as error:
+        raise NumericalError(
+            f"u: {k} eigenvalues of the Jacobian were not found by iteration; ask for more (k) or at most {DENSE} "
+            f"unknowns, where all are computed ({error})"
+        ) from error
+    order = np.lexsort((values.imag < 0, -values.real))
+    return values[order] + 0j, vectors[:, order] + 0j, residuals[order]

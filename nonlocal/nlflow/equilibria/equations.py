@@ -1,0 +1,433 @@
+"""A flow as equations F(x) = 0 of a vector, x being the free entries of a signal and F their du/dt.
+
+Norms are those of the flow's measure. Directions in which an equilibrium may be moved and stays one are found out:
+conserved quantities from what sums of F are, translations on a periodic grid from what F makes of shifted signals.
+Linear systems with the Jacobian are bordered by them, and spectra are those of the other directions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from nlflow._array import Array, Floats, check_untracked, constant_like, namespace, to_numpy
+from nlflow.domains import Grid
+from nlflow.errors import InputError, NumericalError
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators.exponential import modes_of
+from nlflow.flows.linear import LinearFlow
+from nlflow.flows.spectrum import dense_operator
+from nlflow.flows.sphere import SphereFlow
+from nlflow.functionals.krylov import gmres
+
+DENSE = 600
+"""Unknowns up to which the Jacobian is formed as a matrix."""
+_SINGULAR = 1e-13  # reciprocal condition number below which a matrix counts as singular
+_ALMOST = 1e-2  # of the Jacobian: what a translation may be moved by, and still borders a step of Newton's method
+_NEUTRAL = 1e-6  # of the Jacobian: what a neutral direction may be moved by
+_MOST, _RESTART = 2000, 80  # products of one linear system, and of one of its Krylov spaces
+
+
+def check_autonomous(flow: Any, name: str = "flow") -> Flow:
+    """Return a flow that may have equilibria, or raise `InputError`."""
+    if not isinstance(flow, Flow):
+        raise InputError(f"{name}: got {type(flow).__name__}, expected a flow, such as a GradientFlow with a reaction")
+    if isinstance(flow, SphereFlow):
+        raise InputError(
+            f"{name}: got a SphereFlow, whose signals stay on a sphere, expected one that moves in all directions; "
+            "follow it with solve() until it is stationary (SteadyState)"
+        )
+    if flow.timed:
+        raise InputError(
+            f"{name}: got {flow!r}, in which something depends on time, so that nothing stays at rest; take "
+            f"{name}.when(t) as it is at one time with terms that are arrays, or follow it with solve()"
+        )
+    if flow.evolving and flow.every > 1:
+        raise InputError(
+            f"{name}: got every={flow.every}, whose kernel is held for some steps, expected every=1, where du/dt is a "
+            "function of u"
+        )
+    return flow
+
+
+class Equations:
+    """F(x) = du/dt at the free entries of a signal.
+
+    Attributes
+    ----------
+    flow : Flow
+    like : array
+        A signal of the flow.
+    weights : array of shape (n,)
+        The flow's measure of each unknown; over nodes it sums to 1.
+    free : array of bool
+        Which entries of a signal are unknowns.
+    """
+
+    def __init__(self, flow: Flow, name: str, value: Any) -> None:
+        self.flow = check_autonomous(flow)
+        self.like = flow.check_signal(name, value)
+        tracked = flow.affinity.tracked or getattr(self.like, "requires_grad", False)
+        check_untracked(f"{name} or features", tracked, "numbers without gradients")
+        full = np.asarray(to_numpy(self.like), dtype=np.float64)
+        self._held = full.copy()
+        self.free = np.ones(full.shape, bool)
+        if isinstance(flow, LinearFlow) and flow.terms.constraint is not None:
+            mask = flow.terms.constraint.mask
+            self.free = np.broadcast_to(~mask.reshape(mask.shape + (1,) * (full.ndim - mask.ndim)), full.shape).copy()
+        measure = np.asarray(to_numpy(flow.measure(self.like)), dtype=np.float64)
+        measure = measure.reshape(measure.shape + (1,) * (full.ndim - measure.ndim)) / measure.sum()
+        self.weights: Floats = np.broadcast_to(measure, full.shape)[self.free].copy()
+        self.start: Floats = full[self.free]
+        self.single = self.like.dtype == namespace(self.like).float32
+        self.rounding = 1e-6 if self.single else 1e-14
+        self._linear: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def of(self, flow: Flow) -> Self:
+        """Return the equations of another flow of the same signals."""
+        result = copy.copy(self)
+        result.flow = check_autonomous(flow)
+        for name in ("invariants", "shifts"):
+            vars(result).pop(name, None)
+        return result
+
+    # ---- vectors and signals
+
+    def signal(self, x: Floats) -> Array:
+        """Return the signal of unknowns `x`."""
+        full = self._held.copy()
+        full[self.free] = x
+        return constant_like(full, self.like)
+
+    def _direction(self, v: Floats) -> Array:
+        full = np.zeros_like(self._held)
+        full[self.free] = v
+        return constant_like(full, self.like)
+
+    def _vector(self, signal: Array) -> Floats:
+        return np.asarray(to_numpy(signal), dtype=np.float64)[self.free]
+
+    def shaped(self, v: Any) -> Any:
+        """Return a direction, real or complex, in the shape of the signal, 0 at nodes that are held."""
+        full = np.zeros(self.free.shape, dtype=np.asarray(v).dtype)
+        full[self.free] = v
+        return full
+
+    def inner(self, v: Floats, w: Floats) -> float:
+        """Return the inner product in the flow's measure."""
+        return float(np.sum(self.weights * v * w))
+
+    def norm(self, v: Floats) -> float:
+        """Return the root mean square in the flow's measure; infinity where a value is none."""
+        size = float(np.max(np.abs(v), initial=0.0))
+        if not math.isfinite(size):
+            return math.inf
+        return size * math.sqrt(self.inner(v / size, v / size)) if size > 0 else 0.0
+
+    # ---- F and its derivative
+
+    def __call__(self, x: Floats) -> Floats:
+        """Return F(x); NaN where it has no value. One average, which is not counted."""
+        counted = self.flow.applications
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._vector(self.flow.velocity(self.signal(x)))
+        except NumericalError:
+            return np.full_like(x, np.nan)
+        finally:
+            self.flow.applications = counted
+
+    def times(self, x: Floats, v: Floats) -> Floats:
+        """Return the Jacobian at `x` times `v`."""
+        counted = self.flow.applications
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._vector(self.flow.jacobian(self.signal(x), self._direction(v)))
+        finally:
+            self.flow.applications = counted
+
+    def cancelling(self, x: Floats) -> float:
+        """Return how large the parts are that cancel in F at an equilibrium."""
+        counted = self.flow.applications
+        try:
+            told = self.flow.tension(self.signal(x))
+        except NumericalError:
+            told = 0.0
+        self.flow.applications = counted
+        return max(told if math.isfinite(told) else 0.0, self.norm(self.times(x, x)))
+
+    # ---- the Jacobian as a matrix
+
+    def matrix(self, x: Floats) -> Floats:
+        """Return the Jacobian at `x`, shape (n, n).
+
+        Of a frozen linear flow with a term that is local, A is formed once, and only what is local is found anew: one
+        product a channel. It is compared with another product; where they differ, and for other flows, n products.
+        """
+        quick = self._from_parts(x)
+        if quick is not None:
+            return quick
+        return np.stack([self.times(x, e) for e in np.eye(len(x))], axis=1)
+
+    def _from_parts(self, x: Floats) -> Floats | None:
+        flow = self.flow
+        if not isinstance(flow, LinearFlow) or flow.evolving or not self.free.all():
+            return None
+        nodes = flow.affinity.domain.size
+        channels = len(x) // nodes
+        if flow.fidelity is not None and flow.fidelity.width > 1:
+            return None
+        probe = np.random.default_rng(0).standard_normal(len(x))
+        target = self.times(x, probe)
+        for _ in range(2):
+            if self._linear is None:
+                self._linear = -dense_operator(flow)
+            result = self._with_local(x, nodes, channels)
+            off = np.abs(result @ probe - target).max()
+            if off <= max(1e3 * self.rounding, 1e-11) * max(np.abs(result).sum(axis=1).max(), 1e-300):
+                return result
+            self._linear = None  # that of a flow with another parameter
+        return None
+
+    def _with_local(self, x: Floats, nodes: int, channels: int) -> Floats:
+        assert self._linear is not None
+        sums = self._linear.sum(axis=1)
+        result = np.zeros((nodes, channels, nodes, channels))
+        own = np.arange(nodes)
+        for channel in range(channels):
+            ones = np.zeros((nodes, channels))
+            ones[:, channel] = 1.0
+            local = self.times(x, ones.ravel()).reshape(nodes, channels)
+            local[:, channel] -= sums
+            result[:, channel, :, channel] = self._linear
+            result[own, :, own, channel] += local
+        return result.reshape(nodes * channels, nodes * channels)
+
+    # ---- neutral directions
+
+    @cached_property
+    def invariants(self) -> list[Floats]:
+        """Directions a such that sum_i m_i a_i u_i is conserved, whatever u: constants in some mix of channels."""
+        if not self.free.all():
+            return []
+        nodes = self.flow.affinity.domain.size
+        channels = len(self) // nodes
+        probes = [self._probe(seed) for seed in range(channels + 2)]
+        rows = []
+        for probe in probes:
+            parts = (self.weights * self(probe)).reshape(nodes, channels)
+            size = float(np.abs(parts).sum())
+            if not (math.isfinite(size) and size > 0):
+                return []
+            rows.append(parts.sum(axis=0) / size)
+        _, sizes, mixes = np.linalg.svd(np.array(rows))
+        allowed = 1e-5 if self.single else 1e-11
+        return [np.tile(mix, nodes) for mix, size in zip(mixes, sizes, strict=True) if size <= allowed]
+
+    def _probe(self, seed: int) -> Floats:
+        """Return a signal near the start that varies as noise does."""
+        noise = np.random.default_rng(seed).uniform(-1, 1, len(self))
+        size = float(np.abs(self.start).max()) or 1.0
+        probe = self.start + 0.1 * size * noise
+        reaction = self.flow.terms.reaction if isinstance(self.flow, LinearFlow) else None
+        return probe if reaction is None else np.clip(probe, *reaction.interval)
+
+    @cached_property
+    def shifts(self) -> list[int]:
+        """Axes of a periodic grid along which a shifted signal is moved as the signal is."""
+        grid = self.flow.affinity.domain
+        if not isinstance(grid, Grid) or grid.boundary != "periodic" or not self.free.all():
+            return []
+        probe = self._probe(0).reshape(self.free.shape)
+        moved = self(probe.ravel()).reshape(probe.shape)
+        allowed = 1e3 * self.rounding * max(self.cancelling(probe.ravel()), self.norm(moved.ravel()))
+        found = []
+        for axis in range(grid.ndim):
+            other = self(np.roll(probe, 1, axis).ravel()).reshape(probe.shape)
+            if self.norm((other - np.roll(moved, 1, axis)).ravel()) <= allowed:
+                found.append(axis)
+        return found
+
+    def translations(self, x: Floats) -> list[Floats]:
+        """Return the derivatives of the signal along the axes of `shifts`."""
+        if not self.shifts:
+            return []
+        result = []
+        signal = x.reshape(self.free.shape)
+        for axis in self.shifts:
+            count = int(signal.shape[axis])
+            waves = np.fft.rfftfreq(count, 1 / count)
+            if count % 2 == 0:
+                waves[-1] = 0.0
+            waves = waves.reshape((-1,) + (1,) * (signal.ndim - axis - 1))
+            slope = np.fft.irfft(1j * waves * np.fft.rfft(signal, axis=axis), count, axis=axis)
+            if np.abs(slope).max() > 1e-9 * max(float(np.abs(x).max()), 1e-3):
+                result.append(slope.ravel())
+        return result
+
+    def neutral(self, x: Floats, within: float = _NEUTRAL) -> Neutral:
+        """Return the neutral directions at `x`: those of `invariants`, and translations that hardly move."""
+        found = [a / self.norm(a) for a in self.invariants]
+        conserved = len(found)
+        translations = self.translations(x)
+        if translations:
+            probe = np.random.default_rng(1).standard_normal(len(x))
+            size = self.norm(self.times(x, probe)) / self.norm(probe)
+            for slope in translations:
+                slope = slope / self.norm(slope)
+                if self.norm(self.times(x, slope)) > within * size:
+                    continue
+                for other in found:
+                    slope = slope - self.inner(other, slope) * other
+                if (left := self.norm(slope)) > 1e-3:
+                    found.append(slope / left)
+        columns = np.stack(found, axis=1) if found else np.zeros((len(x), 0))
+        return Neutral(columns, conserved)
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """Directions of which the Jacobian says nothing: columns, orthonormal in the measure, conserved ones first."""
+
+    columns: Floats
+    conserved: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.columns.shape[1])
+
+    @property
+    def words(self) -> str:
+        """What they are, for messages."""
+        moved = self.count - self.conserved
+        parts = [f"{self.conserved} conserved mean{'s' * (self.conserved > 1)}"] * bool(self.conserved)
+        parts += [f"{moved} translation{'s' * (moved > 1)}"] * bool(moved)
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True)
+class Border:
+    """Rows and columns beside a Jacobian: J v + columns c = b, rows v + corner c = d."""
+
+    columns: Floats
+    rows: Floats
+    corner: Floats
+
+    @classmethod
+    def of(cls, equations: Equations, neutral: Neutral) -> Border:
+        """Return the border that leaves neutral directions as they are."""
+        rows = (equations.weights[:, None] * neutral.columns).T
+        return cls(neutral.columns, rows, np.zeros((neutral.count, neutral.count)))
+
+    def and_parameter(self, column: Floats, row: Floats, corner: float) -> Border:
+        """Return the border with one more column and row, those of a parameter."""
+        k = len(self.corner)
+        wide = np.zeros((k + 1, k + 1))
+        wide[:k, :k], wide[k, k] = self.corner, corner
+        return Border(np.column_stack([self.columns, column]), np.vstack([self.rows, row]), wide)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Solution of a bordered system: v, c, what is left of it relative to the right-hand side, and its rank."""
+
+    v: Floats
+    c: Floats
+    residual: float
+    singular: bool = False
+
+
+class Tangent:
+    """The Jacobian at x, less `shift` times the identity: a matrix up to `DENSE` unknowns, products beyond."""
+
+    def __init__(self, equations: Equations, x: Floats, shift: float = 0.0) -> None:
+        self.equations, self.x, self.shift = equations, x, shift
+        self.dense = len(x) <= DENSE
+
+    @cached_property
+    def matrix(self) -> Floats:
+        """The Jacobian as a matrix."""
+        return self.equations.matrix(self.x)
+
+    def times(self, v: Floats) -> Floats:
+        """Return J v, without the shift."""
+        return self.matrix @ v if self.dense else self.equations.times(self.x, v)
+
+    def solve(self, b: Floats, border: Border, d: Floats, rtol: float = 1e-10) -> Answer:
+        """Solve the bordered system; of a singular matrix the solution of least squares and length."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._directly(b, border, d) if self.dense else self._iterated(b, border, d, rtol)
+
+    def _directly(self, b: Floats, border: Border, d: Floats) -> Answer:
+        from scipy.linalg import lapack, lu_solve
+
+        n, k = len(b), len(d)
+        whole = np.zeros((n + k, n + k))
+        whole[:n, :n] = self.matrix - self.shift * np.eye(n)
+        whole[:n, n:], whole[n:, :n], whole[n:, n:] = border.columns, border.rows, border.corner
+        right = np.concatenate([b, d])
+        if not (np.isfinite(whole).all() and np.isfinite(right).all()):
+            return Answer(np.full(n, np.nan), np.full(k, np.nan), math.inf)
+        # Rows and columns of one size, so that small units do not look singular.
+        rows = 1 / np.maximum(np.abs(whole).max(axis=1), 1e-300)
+        columns = 1 / np.maximum(np.abs(rows[:, None] * whole).max(axis=0), 1e-300)
+        scaled = rows[:, None] * whole * columns
+        norm = float(np.abs(scaled).sum(axis=0).max())
+        lu, pivots, failed = lapack.dgetrf(scaled)
+        known = 0.0 if failed else float(lapack.dgecon(lu, norm)[0])
+        singular = not known > _SINGULAR
+        if singular:
+            found = columns * np.linalg.lstsq(scaled, rows * right, rcond=1e-11)[0]
+        else:
+            found = columns * lu_solve((lu, pivots), rows * right, check_finite=False)
+        size = float(np.linalg.norm(right))
+        left = float(np.linalg.norm(whole @ found - right)) / size if size > 0 else 0.0
+        return Answer(found[:n], found[n:], left, singular)
+
+    def _iterated(self, b: Floats, border: Border, d: Floats, rtol: float) -> Answer:
+        n, root = len(b), np.sqrt(self.equations.weights)
+        precondition = self._preconditioner()
+
+        def whole(y: Floats) -> Floats:
+            # In units in which the measure of nodes is that of the Euclidean inner product.
+            v, c = precondition(y[:n, 0] / root), y[n:, 0]
+            top = self.times(v) - self.shift * v + border.columns @ c
+            return np.concatenate([root * top, border.rows @ v + border.corner @ c])[:, None]
+
+        right = np.concatenate([root * b, d])[:, None]
+        solved = gmres(whole, right, np.zeros_like(right), rtol=rtol, maxiter=_MOST, restart=_RESTART)
+        return Answer(precondition(solved.x[:n, 0] / root), solved.x[n:, 0], solved.residual)
+
+    def _preconditioner(self) -> Callable[[Floats], Floats]:
+        """Return -(A + s)^-1 by the transform that diagonalizes A, or by its diagonal; s is the slope of the terms."""
+        flow, equations = self.equations.flow, self.equations
+        if not isinstance(flow, LinearFlow) or flow.evolving:
+            return lambda v: v
+        high = flow.spectral_bounds()[1]
+        lift = abs(self.shift) + max(flow.terms.bound, 1e-2 * high)
+        if equations.free.all() and (modes := modes_of(flow, equations.like)):
+            gain, basis = -1 / (modes.values(flow) + lift), modes.basis
+
+            def transformed(v: Floats) -> Floats:
+                shaped = v.reshape(equations.free.shape)
+                return basis.back(basis.times(gain, basis.forward(shaped)), np.float64).ravel()
+
+            return transformed
+        if isinstance(flow.rate, float):
+            return lambda v: v
+        rate = np.asarray(to_numpy(flow.rate), np.float64)
+        rate = np.broadcast_to(
+            rate.reshape(rate.shape + (1,) * (equations.free.ndim - rate.ndim)), equations.free.shape
+        )
+        diagonal = -1 / (rate[equations.free] + lift)
+        return lambda v: diagonal * v

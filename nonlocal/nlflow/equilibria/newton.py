@@ -1,0 +1,317 @@
+"""Equilibria of any flow: Newton's method, pseudo-transient continuation, and deflation for several of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nlflow._array import Floats, underflowing
+from nlflow.equilibria.equations import Border, Equations, Neutral, Tangent
+from nlflow.equilibria.limits import Equilibrium
+from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
+from nlflow.flows.flow import Flow
+from nlflow.functionals.krylov import default_rtol
+
+_METHODS = ("auto", "newton", "transient")
+_SHORTEST = 2.0**-20  # share of a Newton step below which there is no descent
+_GROWTH = 10.0  # of a pseudo-time step
+_SMALL = 1e-3  # of what cancels at the start: what is left where the equilibrium is 0
+_SAME = 1e-6  # of the size of an equilibrium: nearer ones are the same
+_POWER, _SHIFT = 2, 1.0  # of the deflation, as Farrell, Birkisson and Funke take them
+
+
+@dataclass
+class Search:
+    """A search for F(x) = 0: where it stands, and what happened."""
+
+    equations: Equations
+    rtol: float
+    x: Floats
+    iterations: int = 0
+    singular: bool = False
+    size: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = _SMALL * self.equations.cancelling(self.x)
+
+    def residual(self, x: Floats, value: Floats | None = None) -> float:
+        """Return |F(x)| relative to the size of what cancels in it."""
+        left = self.equations.norm(self.equations(x) if value is None else value)
+        if left == 0 or not math.isfinite(left):
+            return left
+        size = max(self.equations.cancelling(x), self.size)
+        return left / size if size > 0 else math.inf
+
+    def newton(
+        self, maxiter: int, deflated: Deflation | None = None, *, bordered: bool = True, damped: bool = True
+    ) -> bool:
+        """Iterate from where it stands; return whether F(x) = 0 was reached. Damped: each step lowers |F|."""
+        equations, x = self.equations, self.x
+        value = equations(x)
+        for _ in range(maxiter):
+            if self.residual(x, value) <= self.rtol:
+                break
+            neutral = equations.neutral(x, 1e-2) if bordered else Neutral(np.zeros((len(x), 0)), 0)
+            answer = Tangent(equations, x).solve(-value, Border.of(equations, neutral), np.zeros(neutral.count))
+            self.iterations += 1
+            self.singular = answer.singular
+            if not np.isfinite(answer.v).all() or answer.residual > 0.9:
+                break
+            step = answer.v if deflated is None else deflated.factor(x, answer.v) * answer.v
+            weight = (lambda y: 1.0) if deflated is None else deflated.value
+            before, share = weight(x) * equations.norm(value), 1.0
+            while True:
+                there = x + share * step
+                found = equations(there)
+                after = weight(there) * equations.norm(found)
+                if not damped or after <= (1 - 1e-4 * share) * before or share < _SHORTEST:
+                    break
+                share /= 2
+            if not (after < before or (not damped and math.isfinite(after))):
+                break
+            x, value = there, found
+        self.x = x
+        return self.residual(x, value) <= self.rtol
+
+    def transient(self, maxiter: int) -> bool:
+        """Follow the flow by implicit Euler steps that grow as |F| falls; return whether F(x) = 0 was reached.
+
+        (Kelley and Keyes 1998, doi 10.1137/S0036142996304796.)
+        """
+        equations, x = self.equations, self.x
+        value = equations(x)
+        probe = np.random.default_rng(0).standard_normal(len(x))
+        rate = equations.norm(equations.times(x, probe)) / equations.norm(probe)
+        step = 1 / rate if rate > 0 else 1.0
+        none = Border.of(equations, Neutral(np.zeros((len(x), 0)), 0))
+        for _ in range(maxiter):
+            if self.residual(x, value) <= self.rtol:
+                break
+            answer = Tangent(equations, x, 1 / step).solve(-value, none, np.zeros(0))
+            self.iterations += 1
+            there = x + answer.v
+            found = equations(there)
+            before, after = equations.norm(value), equations.norm(found)
+            if not math.isfinite(after) or after > 1e3 * before:
+                step /= _GROWTH
+                if step * rate < 1e-12:
+                    break
+                continue
+            step *= min(max(before / after if after > 0 else _GROWTH, 0.3), _GROWTH)
+            x, value = there, found
+        self.x = x
+        return self.residual(x, value) <= self.rtol
+
+    def result(self, method: str) -> Equilibrium:
+        """Return where the search ended, its residual computed anew from the signal itself."""
+        equations = self.equations
+        u = equations.signal(self.x)
+        residual = self.residual(equations._vector(u))
+        success = residual <= self.rtol * 1.0001
+        how = "Newton's method" if method == "newton" else "pseudo-transient continuation"
+        words = [f"residual {residual:.3g} by {how}"]
+        if not success:
+            words.append(
+                f"above rtol={self.rtol:g}: start nearer to an equilibrium, for instance from the end of solve(flow, "
+                "...), take method='transient', or raise maxiter or rtol"
+            )
+        neutral = equations.neutral(self.x)
+        if success and neutral.count:
+            words.append(f"one of a family: it keeps the {neutral.words} of the start")
+        elif success and self.singular:
+            words.append("the Jacobian is singular: the equilibrium is not isolated, or a bifurcation")
+        if equations.flow.evolving:
+            words.append("the Jacobian of an evolving kernel is by differences")
+        return Equilibrium(u, residual, self.iterations, success, "; ".join(words), method)
+
+
+@checked_call
+@underflowing
+def find_equilibrium(
+    flow: Flow, start: Any, *, method: str = "auto", rtol: float | None = None, maxiter: int = 100
+) -> Equilibrium:
+    """Return a signal at which a flow is at rest, du/dt = 0, near a start; stable or not.
+
+    Newton's method with steps that are shortened until |du/dt| falls; where that comes to no end, pseudo-transient
+    continuation, implicit Euler steps that grow and lead to a stable equilibrium most times (Kelley and Keyes 1998, doi
+    10.1137/S0036142996304796). The Jacobian, `Flow.jacobian`, is a matrix up to 600 unknowns; beyond, GMRES solves with
+    it, preconditioned by the linear part where a transform diagonalizes it. What the flow conserves keeps the value
+    that it has at the start, and a signal on a periodic grid is not moved along it: these directions, in which the
+    Jacobian is singular, border the linear systems.
+
+    Parameters
+    ----------
+    flow : Flow
+        Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1.
+    start : array
+        Where the search begins; at nodes with a constraint its values count.
+    method : {'auto', 'newton', 'transient'}
+    rtol : float, optional
+        |du/dt| relative to the size of what cancels in it (`Flow.tension`, or |J u|), or to a thousandth of that size
+        at the start, for an equilibrium 0; 1e-10 in float64 and 1e-5 in float32 by default.
+    maxiter : int
+        Newton steps, and as many implicit Euler steps.
+
+    Returns
+    -------
+    Equilibrium
+        ``success`` says whether the residual of ``u`` itself is within `rtol`; how far off an equilibrium is then
+        depends on the Jacobian. Whether it is stable says `stability`.
+
+    Raises
+    ------
+    InputError
+        For a flow that depends on time, one on a sphere, a kernel that is held for some steps, and a start of another
+        shape or with NaN.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import AllenCahn, Gaussian, GradientFlow, Grid, J, affinity
+    >>> from nlflow.equilibria import find_equilibrium
+    >>> weights = affinity(Gaussian(width=1.0), Grid(32))
+    >>> flow = GradientFlow(J(weights), "degree", reaction=AllenCahn(0.5))
+    >>> found = find_equilibrium(flow, np.tanh(np.arange(32) - 15.5))
+    >>> found.success, round(float(found.u[0]), 6)
+    (True, -1.0)
+    """
+    rtol, maxiter = _checked(rtol, maxiter)
+    method = check_choice("method", method, _METHODS)
+    equations = Equations(flow, "start", start)
+    return _searched(equations, method, rtol, maxiter)
+
+
+def _checked(rtol: float | None, maxiter: int) -> tuple[float | None, int]:
+    rtol = None if rtol is None else check_number("rtol", rtol, minimum=0, strict=True)
+    return rtol, check_integer("maxiter", maxiter, minimum=1)
+
+
+def _searched(equations: Equations, method: str, rtol: float | None, maxiter: int) -> Equilibrium:
+    search = Search(equations, default_rtol(equations.like) if rtol is None else rtol, equations.start)
+    if method != "transient":
+        if search.newton(maxiter) or method == "newton":
+            return search.result("newton")
+        if search.equations.shifts and search.newton(maxiter, bordered=False):  # a pattern that its grid holds
+            return search.result("newton")
+        search.x = equations.start
+    if search.transient(maxiter) or method == "transient":
+        return search.result("transient")
+    return search.result("newton" if search.newton(maxiter, bordered=False) else "transient")
+
+
+class Deflation:
+    """What makes known equilibria repel a search: F is multiplied by prod_k (|x - x_k|^-2 + 1).
+
+    A translation of a known one is it, too. Distances are relative to `size`.
+    """
+
+    def __init__(self, equations: Equations, known: Sequence[Floats], size: float) -> None:
+        self.equations, self.known, self.size = equations, known, size
+
+    def nearest(self, x: Floats, other: Floats) -> Floats:
+        """Return the translation of a known equilibrium that is nearest to `x`."""
+        axes = tuple(self.equations.shifts)
+        if not axes:
+            return other
+        shape = self.equations.free.shape
+        here, there = (np.fft.fftn(v.reshape(shape), axes=axes) for v in (x, other))
+        likeness = np.fft.ifftn(here * there.conj(), axes=axes).real
+        likeness = likeness.sum(axis=tuple(i for i in range(len(shape)) if i not in axes))
+        best = np.unravel_index(int(np.argmax(likeness)), likeness.shape)
+        return np.roll(other.reshape(shape), best, axes).ravel()
+
+    def _distances(self, x: Floats) -> list[tuple[float, Floats]]:
+        gaps = [(x - self.nearest(x, other)) / self.size for other in self.known]
+        return [(max(self.equations.norm(gap), 1e-150), gap) for gap in gaps]
+
+    def value(self, x: Floats) -> float:
+        """Return the factor at `x`."""
+        return math.prod(far**-_POWER + _SHIFT for far, _ in self._distances(x))
+
+    def factor(self, x: Floats, step: Floats) -> float:
+        """Return by what a Newton step of F is multiplied to be one of the deflated F (Sherman and Morrison)."""
+        slope = 0.0  # of the logarithm of the factor along the step
+        for far, gap in self._distances(x):
+            inner = self.equations.inner(gap, step / self.size)
+            slope += -_POWER * far ** (-_POWER - 2) * inner / (far**-_POWER + _SHIFT)
+        return 1 / (1 - slope) if slope != 1 else 1.0
+
+    def is_new(self, x: Floats) -> bool:
+        """Whether `x` is none of the known ones."""
+        return all(far > _SAME for far, _ in self._distances(x))
+
+
+@checked_call
+@underflowing
+def find_equilibria(
+    flow: Flow, starts: Any, *, most: int = 20, rtol: float | None = None, maxiter: int = 100
+) -> list[Equilibrium]:
+    """Return several equilibria of a flow, by deflation of those that are known.
+
+    From each start Newton's method is run again and again: each equilibrium that it finds is divided out, du/dt times
+    prod_k (|u - u_k|^-2 + 1), so that the next run ends at another one (Farrell, Birkisson and Funke 2015, doi
+    10.1137/140984798). A step costs what one of `find_equilibrium` does. That there are no others is not known.
+
+    Parameters
+    ----------
+    flow, rtol, maxiter
+        As in `find_equilibrium`.
+    starts : array, or sequence of arrays
+        One signal, or several.
+    most : int
+        Equilibria after which it ends.
+
+    Returns
+    -------
+    list of Equilibrium
+        Those that were reached, in the order in which they were found; on a periodic grid one of each family of
+        translations.
+
+    Raises
+    ------
+    InputError
+        As `find_equilibrium`, and for no start.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import AllenCahn, Gaussian, GradientFlow, Grid, J, affinity
+    >>> from nlflow.equilibria import find_equilibria
+    >>> flow = GradientFlow(J(affinity(Gaussian(width=9.0), Grid(4))), "degree", reaction=AllenCahn(0.1))
+    >>> found = find_equilibria(flow, 0.3 * np.ones(4))
+    >>> sorted(round(float(one.u[0]), 6) + 0.0 for one in found)
+    [-1.0, 0.0, 1.0]
+    """
+    rtol, maxiter = _checked(rtol, maxiter)
+    most = check_integer("most", most, minimum=1)
+    given = list(starts) if isinstance(starts, list | tuple) else [starts]
+    if not given:
+        raise InputError("starts: got none, expected a signal, or a list of signals")
+    several = [Equations(flow, "starts", start) for start in given]
+    found: list[Equilibrium] = []
+    known: list[Floats] = []
+    for equations in several:
+        tolerance = default_rtol(equations.like) if rtol is None else rtol
+        size = max(*(equations.norm(one.start) for one in several), 0.0, 0.0) or 1.0
+        while len(found) < most:
+            search = Search(equations, tolerance, equations.start)
+            if not _another(search, Deflation(equations, known, size), maxiter):
+                break
+            known.append(search.x)
+            found.append(search.result("newton"))
+    return found
+
+
+def _another(search: Search, deflated: Deflation, maxiter: int) -> bool:
+    """Return whether a search ends at an equilibrium that was not known, in one of the ways there are."""
+    repelled, start = deflated if deflated.known else None, search.x
+    for damped in (True, False):
+        for bordered in (True, False) if search.equations.shifts else (True,):
+            search.x = start
+            if search.newton(maxiter, repelled, bordered=bordered, damped=damped) and deflated.is_new(search.x):
+                return True
+    return False

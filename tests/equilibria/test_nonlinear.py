@@ -1,0 +1,240 @@
+"""Equilibria of flows with reactions: against SciPy and dense matrices; neutral directions; what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import root
+
+import nlflow as nl
+from nlflow.equilibria import equations as equations_module
+from nlflow.equilibria import find_equilibria, find_equilibrium, stability
+from nlflow.equilibria.equations import Equations
+from nlflow.flows.flow import Flow
+from nlflow.flows.spectrum import relaxation_rate
+
+Floats = NDArray[np.float64]
+
+
+class Cubic:
+    """A flow by a matrix of random weights with s (u - u^3) + g, and du/dt written out."""
+
+    def __init__(self, metric: str, symmetric: bool = True, n: int = 24, strength: float = 0.4) -> None:
+        rng = np.random.default_rng(3)
+        self.w = rng.uniform(0.3, 2.0, n) / n
+        k = rng.random((n, n)) ** 3
+        g = 0.05 * rng.standard_normal(n)
+        points = nl.Points(np.zeros(n), weights=self.w)
+        self.s = strength
+        reaction = nl.AllenCahn(strength, interval=(-3.0, 3.0))
+        if symmetric:
+            both = (k + k.T) * self.w
+            self.flow: Any = nl.GradientFlow(nl.J(nl.from_matrix(k, points)), metric, reaction=reaction, source=g)
+        else:
+            both = k * self.w
+            self.flow = nl.AttentionFlow(nl.from_matrix(k, points), reaction=reaction, source=g)
+        degree = both.sum(axis=1)
+        self.linear = both - np.diag(degree)
+        if metric == "degree":
+            self.linear = self.linear / degree[:, None]
+        self.g = g
+
+    def velocity(self, u: Floats) -> Floats:
+        return self.linear @ u + self.s * (u - u**3) + self.g
+
+    def jacobian(self, u: Floats) -> Floats:
+        return self.linear + np.diag(self.s * (1 - 3 * u**2))
+
+
+KINDS = (("l2", True), ("degree", True), ("degree", False))
+
+
+@pytest.mark.parametrize(("metric", "symmetric"), KINDS)
+def test_equilibria_are_those_of_scipy_and_eigenvalues_those_of_the_matrix(metric: str, symmetric: bool) -> None:
+    p = Cubic(metric, symmetric)
+    start = np.sign(np.random.default_rng(0).standard_normal(24))
+    expected = root(p.velocity, start, jac=p.jacobian, tol=1e-13)
+    found = find_equilibrium(p.flow, start)
+    assert expected.success
+    assert found.success, found.message
+    assert np.abs(p.velocity(found.u)).max() < 1e-9
+    assert np.abs(found.u - root(p.velocity, found.u, jac=p.jacobian, tol=1e-13).x).max() < 1e-8
+    values = np.linalg.eigvals(p.jacobian(found.u))
+    values = values[np.lexsort((values.imag < 0, -values.real))]
+    told = stability(p.flow, found.u, 6)
+    assert told.symmetric == symmetric
+    assert np.abs(told.eigenvalues - values[:6]).max() < 1e-12
+    assert told.unstable == np.count_nonzero(values.real > 0)
+    assert told.verdict == ("stable" if values.real.max() < 0 else "unstable")
+    assert told.margin == pytest.approx(-values.real.max(), abs=1e-12)
+    for value, vector in zip(told.eigenvalues, told.vectors, strict=True):
+        assert np.abs(p.jacobian(found.u) @ vector - value * vector).max() < 1e-11
+
+
+@pytest.mark.parametrize(("metric", "symmetric"), KINDS)
+def test_iterations_find_what_matrices_do(metric: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Cubic(metric, symmetric)
+    start = np.random.default_rng(1).uniform(-1, 1, 24)
+    dense = find_equilibrium(p.flow, start), stability(p.flow, find_equilibrium(p.flow, start).u, 4)
+    monkeypatch.setattr(equations_module, "DENSE", 4)
+    monkeypatch.setattr("nlflow.equilibria.eigenvalues.DENSE", 4)
+    krylov = find_equilibrium(p.flow, start), stability(p.flow, dense[0].u, 4)
+    assert krylov[0].success
+    assert np.abs(krylov[0].u - dense[0].u).max() < 1e-8
+    assert np.abs(krylov[1].eigenvalues.real - dense[1].eigenvalues.real).max() < 1e-9
+    assert krylov[1].verdict == dense[1].verdict
+
+
+def test_the_matrix_of_the_jacobian_is_that_of_products() -> None:
+    p = Cubic("l2")
+    u = np.random.default_rng(5).uniform(-1, 1, 24)
+    assert np.abs(Equations(p.flow, "u", u).matrix(u) - p.jacobian(u)).max() < 1e-12
+    mixed = nl.Reaction(
+        lambda u: np.stack([u[..., 1] ** 2, -u[..., 0] * u[..., 1]], -1), (-2, 2), components=2, bound=9.0
+    )
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(6))), "degree", reaction=mixed)
+    v = np.random.default_rng(5).uniform(-1, 1, (6, 2))
+    equations = Equations(flow, "u", v)
+    x = v.ravel()
+    products = np.stack([equations.times(x, e) for e in np.eye(12)], axis=1)
+    assert np.abs(equations.matrix(x) - products).max() < 1e-9
+
+
+def test_a_search_that_newton_does_not_end_follows_the_flow() -> None:
+    # From 1/sqrt(3) the slope of u - u^3 is 0: Newton's first step goes nowhere.
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(9.0), nl.Grid(5))), "degree", reaction=nl.AllenCahn(0.5))
+    start = np.full(5, 3**-0.5)
+    found = find_equilibrium(flow, start)
+    assert (found.success and np.abs(np.abs(found.u).max() - 1) < 1e-9) or np.abs(found.u).max() < 1e-9
+    transient = find_equilibrium(flow, start, method="transient")
+    assert transient.success
+    assert transient.method == "transient"
+    assert np.abs(transient.u - 1).max() < 1e-8  # where the flow itself goes
+    short = find_equilibrium(flow, start, method="transient", maxiter=1)
+    assert not short.success
+    assert "maxiter" in short.message
+
+
+def test_what_is_conserved_stays() -> None:
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(2.0), nl.Grid(20))))
+    start = np.random.default_rng(0).standard_normal((20, 2)) * [1.0, 5.0]
+    found = find_equilibrium(flow, start)
+    assert found.success
+    assert "2 conserved means" in found.message
+    assert np.abs(found.u - flow.mean(start)).max() < 1e-10
+    told = stability(flow, found.u)
+    assert (told.verdict, told.neutral) == ("stable", 2)
+    assert told.margin == pytest.approx(relaxation_rate(flow), rel=1e-9)
+
+
+def test_a_pattern_on_a_circle_is_told_up_to_translation() -> None:
+    grid = nl.Grid(256, spacing=1 / 256, boundary="periodic")
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.2), grid)), "degree", reaction=nl.AllenCahn(0.6))
+    found = find_equilibrium(flow, 0.3 * np.cos(2 * np.pi * grid.nodes[:, 0] - 0.3))
+    assert found.success
+    assert "1 translation" in found.message
+    told = stability(flow, found.u)
+    assert told.neutral == 1
+    assert told.verdict == "unstable"
+    equations = Equations(flow, "u", found.u)
+    values = np.sort(np.linalg.eigvals(equations.matrix(equations.start)).real)[::-1]
+    inside = np.abs(values) > 1e-6 * np.abs(values).max()
+    assert np.count_nonzero(~inside) == 1
+    assert np.abs(told.eigenvalues[:4].real - values[inside][:4]).max() < 1e-9
+
+
+def test_deflation_finds_the_others() -> None:
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.5), nl.Grid(4))), "degree", reaction=nl.AllenCahn(0.9))
+    found = find_equilibria(flow, [np.array([0.9, -0.7, 0.8, 0.6]), 0.2 * np.ones(4)], most=9)
+    signals = np.array([one.u for one in found])
+    assert all(one.success for one in found)
+    assert len(found) == 9
+    gaps = np.abs(signals[:, None] - signals).max(axis=2) + np.eye(len(found))
+    assert gaps.min() > 1e-4
+    for one in found:
+        assert np.abs(flow.velocity(one.u)).max() < 1e-9
+
+
+def test_float32_stays_what_it_is() -> None:
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(32))), "degree", reaction=nl.AllenCahn(0.5))
+    start = np.tanh(np.arange(32, dtype=np.float32) - 15.5)
+    found = find_equilibrium(flow, start)
+    assert found.success
+    assert found.u.dtype == np.float32
+    double = find_equilibrium(flow, start.astype(np.float64))
+    assert np.abs(found.u - double.u).max() < 1e-3
+    assert stability(flow, found.u).verdict == stability(flow, double.u).verdict
+
+
+def test_values_that_are_held_stay() -> None:
+    held = nl.Constraint([0, 31], [-1.0, 1.0])
+    flow = (
+        nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(32))), "degree", reaction=nl.AllenCahn(0.3)) + held
+    )
+    found = find_equilibrium(flow, np.zeros(32))
+    assert found.success
+    assert (found.u[0], found.u[31]) == (-1.0, 1.0)
+    assert np.abs(flow.velocity(found.u)).max() < 1e-9
+    told = stability(flow, found.u)
+    equations = Equations(flow, "u", found.u)
+    assert len(equations) == 30
+    assert np.all(told.vectors[:, [0, 31]] == 0)
+
+
+def test_kernels_that_follow_the_signal() -> None:
+    x = np.random.default_rng(0).standard_normal((8, 2))
+    flow = nl.AttentionFlow(nl.affinity(nl.Gaussian(2.0), nl.Points(x), features=x), evolving=True)
+    found = find_equilibrium(flow, 0.1 * x, method="transient", maxiter=300)
+    assert found.success
+    assert "differences" in found.message
+    assert np.ptp(found.u, axis=0).max() < 1e-6
+
+
+def refuse(message: str, flow: Any, start: Any) -> None:
+    for function in (find_equilibrium, find_equilibria, stability):
+        with pytest.raises(nl.InputError, match=re.escape(message)):
+            function(flow, start)
+
+
+def test_refusals() -> None:
+    p = Cubic("degree")
+    refuse("flow: got int, expected a flow", 3, np.zeros(24))
+    refuse("NaN", p.flow, np.full(24, np.nan))
+    refuse("shape", p.flow, np.zeros(23))
+    timed = nl.GradientFlow(nl.J(p.flow.affinity), source=lambda t: t * np.ones(24))
+    refuse("depends on time", timed, np.zeros(24))
+    x = nl.on_sphere(np.random.default_rng(0).standard_normal((4, 3)))
+    refuse("SphereFlow", nl.SphereFlow(x), x)
+    y = np.random.default_rng(0).standard_normal((8, 2))
+    slow = nl.AttentionFlow(nl.affinity(nl.Gaussian(2.0), nl.Points(y), features=y), evolving=True, every=3)
+    refuse("every=3", slow, y)
+    with pytest.raises(nl.InputError, match="starts: got none"):
+        find_equilibria(p.flow, [])
+    with pytest.raises(nl.InputError, match="method"):
+        find_equilibrium(p.flow, np.zeros(24), method="secant")
+    far = stability(p.flow, np.ones(24))
+    assert far.verdict == "cannot tell"
+    assert "not at rest" in far.message
+
+
+def test_flows_of_ones_own() -> None:
+    class Pendulum(Flow):
+        """du/dt = (v, -sin u - v / 2) at one node."""
+
+        def velocity(self, u: Any) -> Any:
+            return np.stack([u[..., 1], -np.sin(u[..., 0]) - u[..., 1] / 2], axis=-1)
+
+    flow = Pendulum(nl.affinities.Unlinked(nl.Points([0.0])), "l2", None, evolving=False, every=1)
+    found = find_equilibrium(flow, np.array([[0.4, 0.3]]))
+    assert found.success
+    assert np.abs(found.u).max() < 1e-9
+    told = stability(flow, found.u)
+    assert told.verdict == "stable"
+    assert np.abs(told.eigenvalues - np.roots([1, 0.5, 1])).max() < 1e-8
+    above = find_equilibrium(flow, np.array([[3.0, 0.0]]))
+    assert above.u[0, 0] == pytest.approx(np.pi, abs=1e-9)
+    assert (stability(flow, above.u).verdict, stability(flow, above.u).unstable) == ("unstable", 1)
