@@ -89,6 +89,26 @@ def test_iterations_find_what_matrices_do(metric: str, symmetric: bool, monkeypa
     assert krylov[1].verdict == dense[1].verdict
 
 
+@pytest.mark.parametrize("boundary", ["periodic", "reflect"])
+def test_transforms_precondition(boundary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = nl.Grid((12, 10), boundary=boundary)
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), grid)), reaction=nl.AllenCahn(3.0))
+    start = np.where(grid.nodes[:, 0].reshape(12, 10) < 5.5, 1.0, -1.0)
+    dense = find_equilibrium(flow, start)
+    monkeypatch.setattr(equations_module, "DENSE", 4)
+    products: list[int] = []
+    times = Equations.times
+    monkeypatch.setattr(Equations, "times", lambda *given: products.append(1) or times(*given))
+    krylov = find_equilibrium(flow, start)
+    with_transform = len(products)
+    monkeypatch.setattr(equations_module, "modes_of", lambda flow, like: None)
+    assert find_equilibrium(flow, start).success
+    assert dense.success
+    assert krylov.success
+    assert np.abs(dense.u - krylov.u).max() < 1e-8
+    assert with_transform < len(products) - with_transform
+
+
 def test_the_matrix_of_the_jacobian_is_that_of_products() -> None:
     p = Cubic("l2")
     u = np.random.default_rng(5).uniform(-1, 1, 24)
@@ -102,6 +122,11 @@ def test_the_matrix_of_the_jacobian_is_that_of_products() -> None:
     x = v.ravel()
     products = np.stack([equations.times(x, e) for e in np.eye(12)], axis=1)
     assert np.abs(equations.matrix(x) - products).max() < 1e-9
+    weights = nl.affinity(nl.Gaussian(1.0), nl.Grid(6))
+    for diffusivity in ([1.0, 0.2], [[1.0, 0.3], [0.2, 1.0]]):
+        system = Equations(nl.SystemFlow(nl.J(weights), diffusivity, reaction=mixed), "u", v)
+        products = np.stack([system.times(x, e) for e in np.eye(12)], axis=1)
+        assert np.abs(system.matrix(x) - products).max() < 1e-9
 
 
 def test_a_search_that_newton_does_not_end_follows_the_flow() -> None:

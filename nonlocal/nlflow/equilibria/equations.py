@@ -182,35 +182,31 @@ class Equations:
         flow = self.flow
         if not isinstance(flow, LinearFlow) or flow.evolving or not self.free.all():
             return None
-        nodes = flow.affinity.domain.size
-        channels = len(x) // nodes
-        if flow.fidelity is not None and flow.fidelity.width > 1:
-            return None
         probe = np.random.default_rng(0).standard_normal(len(x))
         target = self.times(x, probe)
         for _ in range(2):
             if self._linear is None:
-                self._linear = -dense_operator(flow)
-            result = self._with_local(x, nodes, channels)
+                operator = dense_operator(flow)  # of each channel alike, or of all together
+                self._linear = -np.kron(operator, np.eye(len(x) // len(operator)))
+            result = self._linear + self._local(x, self._linear)
             off = np.abs(result @ probe - target).max()
             if off <= max(1e3 * self.rounding, 1e-11) * max(np.abs(result).sum(axis=1).max(), 1e-300):
                 return result
             self._linear = None  # that of a flow with another parameter
         return None
 
-    def _with_local(self, x: Floats, nodes: int, channels: int) -> Floats:
-        assert self._linear is not None
-        sums = self._linear.sum(axis=1)
-        result = np.zeros((nodes, channels, nodes, channels))
+    def _local(self, x: Floats, linear: Floats) -> Floats:
+        """Return what the Jacobian is beside a linear part, if it moves each node by its own channels alone."""
+        nodes = self.flow.affinity.domain.size
+        channels = len(x) // nodes
+        blocks = np.zeros((nodes, channels, nodes, channels))
         own = np.arange(nodes)
         for channel in range(channels):
             ones = np.zeros((nodes, channels))
             ones[:, channel] = 1.0
-            local = self.times(x, ones.ravel()).reshape(nodes, channels)
-            local[:, channel] -= sums
-            result[:, channel, :, channel] = self._linear
-            result[own, :, own, channel] += local
-        return result.reshape(nodes * channels, nodes * channels)
+            moved = self.times(x, ones.ravel()) - linear @ ones.ravel()
+            blocks[own, :, own, channel] = moved.reshape(nodes, channels)
+        return blocks.reshape(len(x), len(x))
 
     # ---- neutral directions
 
@@ -416,13 +412,8 @@ class Tangent:
         high = flow.spectral_bounds()[1]
         lift = abs(self.shift) + max(flow.terms.bound, 1e-2 * high)
         if equations.free.all() and (modes := modes_of(flow, equations.like)):
-            gain, basis = -1 / (modes.values(flow) + lift), modes.basis
-
-            def transformed(v: Floats) -> Floats:
-                shaped = v.reshape(equations.free.shape)
-                return basis.back(basis.times(gain, basis.forward(shaped)), np.float64).ravel()
-
-            return transformed
+            shape, found = equations.free.shape, modes
+            return lambda v: -found.back(found.inverse(lift, 1.0, found.forward(v.reshape(shape))), np.float64).ravel()
         if isinstance(flow.rate, float):
             return lambda v: v
         rate = np.asarray(to_numpy(flow.rate), np.float64)
