@@ -32,9 +32,10 @@ _IN_ROOMS = {
     ),
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (
-        "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant FisherKPP ForwardBackward Frames "
-        "function_of "
-        "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Reaction Solution Source Status"
+        "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama ExactGaussian ExponentialEuler "
+        "FisherKPP ForwardBackward Frames "
+        "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Milstein Noise PlatenWeak2 Reaction "
+        "Solution Source Status ensemble function_of"
     ),
     "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
     "kernels": "Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland",

@@ -144,6 +144,8 @@ class Affinity(ABC):
     terms: int | None = None
     """How many terms of a sum are added up in the precision of signals, the rest in float64; None for all N."""
     device: Any = None
+    shared: bool = False
+    """Whether nodes are shared out among processes."""
     _sound: bool = False  # whether `check_affinity` has looked at it
 
     def __init__(
@@ -570,6 +572,13 @@ class Affinity(ABC):
     def own(self, whole: NDArray[Any], like: Array) -> Array:
         """Return this process's part of a NumPy array of all nodes, with the kind of `like`."""
         return constant_like(whole, like)
+
+    def formed(self, rows: Callable[[int, int], Floats], like: Array) -> Array:
+        """Return a signal that each process forms of its own nodes, with the kind of `like`.
+
+        `rows` returns the rows (count, D) of the nodes from a first one on, in the order of all nodes.
+        """
+        return constant_like(rows(0, self.domain.size).reshape(tuple(like.shape)), like)
 
     def agreed(self, answer: bool) -> bool:
         """Return what the process that writes files thinks."""

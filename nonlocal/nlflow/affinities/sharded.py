@@ -26,6 +26,7 @@ raise `ProcessError`, at the latest after the timeout that ``init_process_group`
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -227,6 +228,7 @@ def _between(
 class _Sharded(Affinity):
     """What affinities whose nodes are shared out among processes have in common: their signals are shards."""
 
+    shared = True
     _processes: Processes
 
     def shard(self, values: Tensor) -> Tensor:
@@ -290,6 +292,12 @@ class _Sharded(Affinity):
         before = self._processes.before
         rows = constant_like(whole[before : before + self.domain.size], Shard.rows(like))
         return Shard.of(rows, self._processes)
+
+    def formed(self, rows: Callable[[int, int], Floats], like: Array) -> Array:
+        """Return a signal of which this process forms its own rows; see `Affinity.formed`."""
+        mine = Shard.rows(like)
+        own = rows(self._processes.before, self.domain.size).reshape(tuple(mine.shape))
+        return Shard.of(constant_like(own, mine), self._processes)
 
     def agreed(self, answer: bool) -> bool:
         """Return what the first process thinks."""

@@ -1,3 +1,5 @@
+from .ensemble import Ensemble as Ensemble
+from .ensemble import ensemble as ensemble
 from .frames import Frames as Frames
 from .functions import FunctionOf as FunctionOf
 from .functions import FunctionValue as FunctionValue
@@ -8,13 +10,20 @@ from .integrators import IMEX as IMEX
 from .integrators import Adaptive as Adaptive
 from .integrators import AttentionStep as AttentionStep
 from .integrators import ConvexSplitting as ConvexSplitting
+from .integrators import EulerMaruyama as EulerMaruyama
+from .integrators import ExactGaussian as ExactGaussian
 from .integrators import ExplicitEuler as ExplicitEuler
 from .integrators import Exponential as Exponential
+from .integrators import ExponentialEuler as ExponentialEuler
+from .integrators import Milstein as Milstein
 from .integrators import NeutrenoStep as NeutrenoStep
+from .integrators import PlatenWeak2 as PlatenWeak2
 from .integrators import RungeKutta as RungeKutta
 from .integrators import SemiImplicit as SemiImplicit
 from .linear import AttentionFlow as AttentionFlow
 from .linear import GradientFlow as GradientFlow
+from .noise import Noise as Noise
+from .noise import normals as normals
 from .p_flow import ForwardBackward as ForwardBackward
 from .p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .p_flow import PFlow as PFlow

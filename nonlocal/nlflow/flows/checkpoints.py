@@ -29,7 +29,14 @@ FINGERPRINTS = "bits:"
 MEMORY = "memory/"
 """What the names of signals begin with in a checkpoint that the integrator remembers."""
 
-_REMEMBERED = ("h", "error", "error_bound", "rejected", "search")  # by the package's own integrators, from step to step
+_REMEMBERED = (
+    "h",
+    "error",
+    "error_bound",
+    "rejected",
+    "search",
+    "draws",
+)  # by the package's own integrators, from step to step
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,21 @@ def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -
     return None
 
 
+def unseeded(meta: Meta, flow: Flow) -> str | None:
+    """Return what is wrong with the seed of a flow's noise for a checkpoint, None where nothing is."""
+    seed, noise = meta.get("seed"), flow.noise
+    if seed is None and noise is None:
+        return None
+    if noise is None:
+        return f"the checkpoint is of a flow with noise of the seed {seed}, got one without; add Noise(..., rng={seed})"
+    if seed is None:
+        return f"the checkpoint is of a flow without noise, got {noise!r}; leave it out, or start afresh"
+    if seed == noise.seed:
+        return None
+    got = f"the seed {noise.seed}" if noise.seeded else "none, for which another was drawn"
+    return f"the checkpoint is of a run with the seed {seed}, got {got}; resume with Noise(..., rng={seed})"
+
+
 def fingerprint(
     flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator, looks: list[str] | None = None
 ) -> str:
@@ -83,7 +105,7 @@ def fingerprint(
     given = flow.given()
     words = [word for word in given if isinstance(word, str)]
     own = [piece for piece in given if not (piece is None or isinstance(piece, str) or _is_array(piece))]
-    objects = (flow.affinity.kernel, integrator, *own)
+    objects = (flow.affinity.kernel, integrator, *own, *([] if flow.noise is None else [flow.noise.given()]))
     texts = (repr(flow), repr(flow.affinity.whole_shape), *words, *(looks or []), *map(described, objects))
     for text in texts:
         digest.update(text.encode())

@@ -115,6 +115,8 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
         now = flow.rebuilt(u) if flow.evolving else flow
         check_admitted(now, integrator)
         check_same_flow(now, integrator, u)
+    if flow.noise is not None:
+        raise InputError(f"flow: got {flow!r}, which has noise, expected one without; use solve()")
     if flow.timed:
         raise InputError(f"flow: got {flow!r}, whose terms depend on time, expected one that does not; use solve()")
     check_terms(flow, integrator)

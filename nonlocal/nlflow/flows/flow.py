@@ -16,6 +16,7 @@ import numpy as np
 from nlflow._array import Array, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
 from nlflow.affinities import Affinity, shown
 from nlflow.errors import InputError, NumericalError, check_integer
+from nlflow.flows.noise import Noise
 from nlflow.functionals.metrics import Metric, as_metric
 from nlflow.store.notebook import card
 
@@ -62,6 +63,10 @@ class Flow:
         The moment of the step or stage, to which what depends on time belongs; see `when`.
     timed : bool
         Whether something depends on time beside the signal.
+    noise : Noise or None
+        What moves it at random beside its velocity.
+    takes_noise : bool
+        Whether it may have noise.
     during : callable
         A long step calls it with the share of the step that is done; the time loop tells it to trackers.
     """
@@ -72,6 +77,8 @@ class Flow:
     differentiated: str = "nlflow.flows.derivatives.run"
     time: float = 0.0
     during: Callable[[float], Any] = staticmethod(lambda share: None)
+    noise: Noise | None = None
+    takes_noise: bool = True
 
     def __init__(
         self,
@@ -88,6 +95,7 @@ class Flow:
         self.evolving = bool(evolving)
         self.every = check_integer("every", every, minimum=1)
         self._count = [0]  # one for all flows that come of this one by `rebuilt`
+        self._root: list[tuple[Affinity, Array]] = []  # of the mass, for the flow at all times
         self._seen: Array | None = None  # the signal that `rebuilt` took the kernel from
         self.affinity = affinity
         if self.evolving and not affinity.evolves:
@@ -128,6 +136,19 @@ class Flow:
     def held(self, u: Array) -> Array:
         """Return `u` with the values that a constraint gives at the flow's time; `u` itself without one."""
         return u
+
+    def free(self, v: Array) -> Array:
+        """Return `v` with 0 where a constraint gives values; `v` itself without one."""
+        return v
+
+    def __add__(self, term: Any) -> Self:
+        """Return a copy of the flow with noise; `InputError` for what is none, and where it takes none."""
+        if not isinstance(term, Noise):
+            raise InputError(f"flow: got {type(term).__name__} to be added to a {type(self).__name__}, expected Noise")
+        term.check(self)
+        result = copy.copy(self)
+        result.noise, result._count, result._root = term, [0], []
+        return result
 
     def is_like(self, other: Flow | None) -> bool:
         """Whether another flow, one that came of this one, has the velocities of this one."""
@@ -203,6 +224,26 @@ class Flow:
     def measure(self, like: Array) -> Array:
         """Return the flow's node measure: w (L2 metric) or the stationary law w d / sum w d (degree metric)."""
         return self.affinity.measure(self.inner.measure, like, by_item=True)
+
+    def mass(self, like: Array) -> Array:
+        """Return m_i, in whose sums over nodes the flow descends its functional: w_i, or w_i d_i (degree metric)."""
+        return self._mass_of(getattr(self.functional, "affinity", self.affinity), like)
+
+    def _mass_of(self, affinity: Affinity, like: Array) -> Array:
+        measure = affinity.measure(self.inner.measure, like)
+        total = affinity.log_total() if self.inner.normalized else 0.0
+        if abs(total) > 700:
+            raise NumericalError(
+                f"noise: the sum of degrees is exp({total:.4g}), out of the range of floats; scale the kernel's "
+                "amplitude or logits, or give the noise white='nodes'"
+            )
+        return math.exp(total) * measure
+
+    def root_mass(self, like: Array) -> Array:
+        """Return m_i^-1/2 in the precision of a signal, kept while the kernel stays; unit noise is multiplied by it."""
+        if not self._root or self._root[0][0] is not self.affinity or self._root[0][1].dtype != like.dtype:
+            self._root[:] = [(self.affinity, namespace(like).astype(self.mass(like) ** -0.5, like.dtype))]
+        return self._root[0][1]
 
     def mean(self, u: Array) -> Array:
         """Return the mean that the J-flow conserves and tends to, for each channel (symmetric affinities)."""

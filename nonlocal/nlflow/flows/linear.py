@@ -24,6 +24,7 @@ from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.modes import Modes, bases_of
+from nlflow.flows.noise import Noise
 from nlflow.flows.reactions import Reaction, Source, Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
@@ -221,14 +222,16 @@ class LinearFlow(Flow):
             result = result + self.moved(self.terms.reaction.jacobian(u, v))
         return self.free(result)
 
-    def __add__(self, term: Reaction | Source | Constraint) -> Self:
+    def __add__(self, term: Reaction | Source | Constraint | Noise) -> Self:
         """Return a copy of the flow with one term more; reactions and sources add up.
 
         Raises
         ------
         InputError
-            For what is no term, for a second constraint, and for reactions that do not go together.
+            For what is no term, for a second constraint or noise, and for reactions that do not go together.
         """
+        if isinstance(term, Noise):
+            return super().__add__(term)
         result = copy.copy(self)
         result.terms, result._pulled, result._count = self.terms.joined(term, self.affinity), [], [0]
         return result
@@ -327,6 +330,10 @@ class LinearFlow(Flow):
         result = self._with(affinity, u)
         result._take(affinity, fidelity)
         return result
+
+    @property
+    def _words(self) -> list[str]:
+        return [*self.terms.words, *([] if self.noise is None else [repr(self.noise)])]
 
     # ---- which pieces a subclass says more than
 
@@ -481,7 +488,7 @@ class GradientFlow(LinearFlow):
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
         what = f"{type(self._functional).__name__}, metric={self.metric!r}, {kind}, every={self.every}"
-        more = "".join(f", {word}" for word in self.terms.words)
+        more = "".join(f", {word}" for word in self._words)
         return f"{type(self).__name__}({what}{more}, {self.affinity!r})"
 
 
@@ -547,5 +554,5 @@ class AttentionFlow(LinearFlow):
 
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
-        more = "".join(f", {word}" for word in self.terms.words)
+        more = "".join(f", {word}" for word in self._words)
         return f"{type(self).__name__}({kind}, every={self.every}{more}, {self.affinity!r})"

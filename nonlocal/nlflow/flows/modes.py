@@ -39,6 +39,11 @@ def phi(k: int, z: NDArray[Any]) -> Floats:
     return np.asarray(np.where(z < 1, series, value))
 
 
+def deviation(h: float, a: Any) -> Floats:
+    """Return ((1 - exp(-2 h a)) / (2 a))^1/2, h^1/2 at a = 0: of an Ornstein-Uhlenbeck process with the rate a >= 0."""
+    return np.asarray(np.sqrt(h * phi(1, 2 * h * np.maximum(a, 0.0))))
+
+
 def phi_of_matrices(k: int, z: Floats) -> Floats:
     """Return phi_k(-Z) of square matrices Z, shape (..., D, D), whose eigenvalues have real parts >= 0.
 
@@ -105,6 +110,10 @@ class Modes:
         """Return h phi_k(-h A) times what has this image."""
         of = phi_of_matrices if self._mixed else phi
         return self._times(self._gain(("phi", k, h), lambda: h * of(k, h * self._values)), image)
+
+    def deviation(self, h: float, image: NDArray[Any]) -> NDArray[Any]:
+        """Return `deviation` of A times what has this image; of modes in which no channel is mixed."""
+        return self._times(self._gain(("deviation", 0, h), lambda: deviation(h, self._values)), image)
 
     def inverse(self, lift: float, s: float, image: NDArray[Any]) -> NDArray[Any]:
         """Return (lift + s A)^-1 times what has this image."""

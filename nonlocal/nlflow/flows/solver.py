@@ -38,9 +38,10 @@ from nlflow.flows.checkpoints import (
     fingerprint,
     incomplete,
     probe,
+    unseeded,
 )
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators import Exponential, RungeKutta, StepFailureError
+from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta, StepFailureError
 from nlflow.flows.integrators.base import SLACK, Integrator, check_admitted, check_same_flow, check_terms
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.result import Solution, Status
@@ -57,13 +58,13 @@ _OF_SIZE = 1e-8  # and of what a signal of this size can have
 class Descent:
     """Looks whether an energy rises without reason, at outputs and after 16, 32, 64, ... steps.
 
-    Of linear flows with a frozen kernel that are given by it, their fidelity and terms that do not depend on time:
-    of others the energy may rise.
+    Of linear flows with a frozen kernel that are given by it, their fidelity and terms that do not depend on time,
+    without noise: of others the energy may rise.
     """
 
     def __init__(self, flow: Flow, integrator: Integrator) -> None:
         self.watched = isinstance(flow, LinearFlow) and flow.has_energy and flow.plain
-        self.watched = self.watched and not (flow.evolving or flow.timed)
+        self.watched = self.watched and not (flow.evolving or flow.timed or flow.noise is not None)
         self._integrator = integrator
         self._start = self._lowest = math.nan
 
@@ -128,8 +129,8 @@ def solve(
     t_eval : array_like, optional
         Increasing output times; 0 and `t` by default.
     integrator : Integrator, optional
-        By default `Exponential` for frozen symmetric flows that are linear, and `RungeKutta` for others; a flow of
-        groups needs one.
+        By default `Exponential` for frozen symmetric flows that are linear (`ExactGaussian` with noise), and
+        `RungeKutta` for others; a flow of groups needs one, and so does noise beside what is not linear.
     trackers : sequence of Tracker
         Energies, distances, checkpoints, files, films, callbacks and stopping rules, in any number. Where one looks at
         times of its own (``interval``, ``at``), steps end at these times as they do at `t_eval`: nothing is
@@ -178,7 +179,9 @@ def solve(
     times = _output_times(t, t_eval)
     if integrator is None and flow.needs_integrator:
         raise InputError(f"integrator: got none, expected one for a {type(flow).__name__}; {flow.advice}")
-    if integrator is None:
+    if integrator is None and flow.noise is not None:
+        integrator = _with_noise(flow)
+    elif integrator is None:
         integrator = Exponential() if Exponential.knows(flow) else RungeKutta()
     if not isinstance(integrator, Integrator):
         raise InputError(f"integrator: got {type(integrator).__name__}, expected an instance such as RungeKutta()")
@@ -198,8 +201,19 @@ def solve(
     check_admitted(flow, integrator)
     check_terms(flow, integrator)
     check_same_flow(flow, integrator, u)
+    if flow.noise is not None:
+        flow.noise.check_start(flow, u)
     watchers = [*trackers, Progress()] if progress else list(trackers)
     return _Loop(flow, u, times, integrator, watchers, energies).run(resume)
+
+
+def _with_noise(flow: Flow) -> Integrator:
+    if ExactGaussian.knows(flow):
+        return ExactGaussian()
+    raise InputError(
+        f"integrator: got none, expected one for a flow with {flow.noise!r} that is not linear, symmetric and frozen, "
+        "with one strength; use ExponentialEuler(dt), EulerMaruyama(dt) or PlatenWeak2(dt)"
+    )
 
 
 def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
@@ -224,6 +238,7 @@ def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
     device = "cpu" if is_numpy(u) else str(getattr(u, "device", "cpu"))
     return {
         **provenance(device, getattr(flow.affinity, "seed", None)),
+        **({} if flow.noise is None else {"noise": repr(flow.noise)}),
         "flow": repr(flow),
         "integrator": repr(integrator),
     }
@@ -298,6 +313,10 @@ class _Loop:
         }
         if "error_bound" in state.memory:
             stats["error_bound"] = state.memory["error_bound"]
+        if (noise := self.flow.noise) is not None:
+            step = self.integrator
+            stats["strong_order"] = step.strong_order_additive if noise.additive else step.strong_order
+            stats["weak_order"], stats["seed"] = step.weak_order, noise.seed
         records = {n: w.record() for n, w in zip(self.names, self.watchers, strict=True)}
         return Solution(
             t=np.array([output[0] for output in outputs]),
@@ -473,6 +492,8 @@ class _Loop:
             "memory": {key: value for key, value in kept.items() if key not in signals},
             "provenance": _provenance(self.flow, self.integrator, now.u),
         }
+        if (noise := self.flow.noise) is not None:
+            meta["seed"] = noise.seed
         if writes:
             states.save(arrays, meta)
 
@@ -503,6 +524,8 @@ class _Loop:
             rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
         except KeyError as error:
             return f"the checkpoint has no {error}"
+        if (reason := unseeded(meta, self.flow)) is not None:
+            return reason
         same = probe.shape == self.probe.shape and probe.dtype.kind == "f"
         same = same and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
         if isinstance(fingerprint, str) and not fingerprint.startswith(FINGERPRINTS):

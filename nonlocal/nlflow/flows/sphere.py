@@ -108,6 +108,7 @@ class SphereFlow(Flow):
     (True, 1)
     """
 
+    takes_noise = False
     affinity: Any
 
     def __init__(

@@ -14,6 +14,7 @@ from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_floats, checked_call
 from nlflow.flows.linear import LinearFlow, bound_of
 from nlflow.flows.modes import Modes, bases_of
+from nlflow.flows.noise import Noise
 from nlflow.flows.reactions import Reaction, Source, as_terms
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import E, J
@@ -101,7 +102,7 @@ class SystemFlow(LinearFlow):
                 "of channels of diffusivity"
             )
 
-    def __add__(self, term: Reaction | Source | Constraint) -> Self:
+    def __add__(self, term: Reaction | Source | Constraint | Noise) -> Self:
         """Return a copy of the flow with one term more; see `LinearFlow.__add__`."""
         result = super().__add__(term)
         result._check_components()
@@ -200,6 +201,12 @@ class SystemFlow(LinearFlow):
         measures = [one.affinity.measure(self.inner.measure, like, by_item=True) for one in self.functionals]
         return namespace(like).stack(measures, axis=-1)
 
+    def mass(self, like: Array) -> Array:
+        """Return m_i, for each channel where kernels differ and the metric is that of degrees; see `Flow.mass`."""
+        if self.inner.measure == "l2" or len(self.affinities) == 1:
+            return super().mass(like)
+        return namespace(like).stack([self._mass_of(one.affinity, like) for one in self.functionals], axis=-1)
+
     def mean(self, u: Array) -> Array:
         """Return the mean of each channel in its measure, which diffusion conserves where M is diagonal."""
         means = [f.affinity.mean(u[..., c : c + 1], self.inner.measure) for c, f in enumerate(self.functionals)]
@@ -241,7 +248,7 @@ class SystemFlow(LinearFlow):
 
     def __repr__(self) -> str:
         own = np.diag(self.couplings) if self.diagonal else self.couplings
-        more = "".join(f", {word}" for word in self.terms.words)
+        more = "".join(f", {word}" for word in self._words)
         kinds = ", ".join(map(repr, self.affinities))
         return f"{type(self).__name__}({own.tolist()!r}, metric={self.metric!r}{more}, {kinds})"
 

@@ -98,6 +98,7 @@ class GroupFlow(Flow):
 
     advice = "integrate it with RelaxedSemiImplicit(steps)"
     needs_integrator = True
+    takes_noise = False
     differentiated = "nlflow.denoise, or nlflow.denoising.derivatives"
 
     def __init__(

@@ -5,6 +5,14 @@ from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential
 from nlflow.flows.integrators.fixed_step import AttentionStep, ExplicitEuler, FixedStep, NeutrenoStep, SemiImplicit
 from nlflow.flows.integrators.imex import IMEX, ConvexSplitting
 from nlflow.flows.integrators.runge_kutta import Adaptive, RungeKutta, Tableau
+from nlflow.flows.integrators.stochastic import (
+    EulerMaruyama,
+    ExactGaussian,
+    ExponentialEuler,
+    Milstein,
+    NoisyStep,
+    PlatenWeak2,
+)
 
 __all__ = [
     "ETD2RK",
@@ -13,11 +21,17 @@ __all__ = [
     "Adaptive",
     "AttentionStep",
     "ConvexSplitting",
+    "EulerMaruyama",
+    "ExactGaussian",
     "ExplicitEuler",
     "Exponential",
+    "ExponentialEuler",
     "FixedStep",
     "Integrator",
+    "Milstein",
     "NeutrenoStep",
+    "NoisyStep",
+    "PlatenWeak2",
     "RungeKutta",
     "SemiImplicit",
     "StepFailureError",

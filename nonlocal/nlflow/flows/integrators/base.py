@@ -41,6 +41,13 @@ class Integrator(ABC):
         Whether values that a constraint gives are those that every stage sees: where velocities are asked of the flow
         they are, and where its linear pieces are used they are split (`LinearFlow.free`, `LinearFlow.drawn`). The time
         loop sets them at the end of a step.
+    takes_noise : bool
+        Whether the method steps with the noise of a flow (`Flow.noise`). It counts its draws in ``memory["draws"]``.
+    strong_order, weak_order : float
+        With noise whose strength depends on the signal: orders of paths, and of means of smooth functions of them; 0
+        without noise to take.
+    strong_order_additive : float
+        Order of paths where the strength does not depend on the signal.
     unit_steps : bool
         Whether the method has no step size: every step is one layer, and times are whole numbers.
     keeps_limit : bool
@@ -55,6 +62,10 @@ class Integrator(ABC):
     order: ClassVar[float]
     takes_time: ClassVar[bool] = False
     takes_constraint: ClassVar[bool] = False
+    takes_noise: ClassVar[bool] = False
+    strong_order: ClassVar[float] = 0.0
+    strong_order_additive: ClassVar[float] = 0.0
+    weak_order: ClassVar[float] = 0.0
     unit_steps: ClassVar[bool] = False
     keeps_limit: ClassVar[bool] = False
     called: ClassVar[str] = ""
@@ -180,7 +191,13 @@ def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
 
 
 def check_terms(flow: Flow, integrator: Integrator) -> None:
-    """Raise `InputError` where a flow depends on time or has a constraint, and an integrator would not see it."""
+    """Raise `InputError` where a flow has noise, depends on time or is held, and an integrator would not see it."""
+    if flow.noise is not None and not integrator.takes_noise:
+        raise InputError(
+            f"integrator: {type(integrator).__name__} takes no noise and would leave it out, got a flow with "
+            f"{flow.noise!r}; use ExactGaussian() for a linear flow, ExponentialEuler(dt), EulerMaruyama(dt) or "
+            "PlatenWeak2(dt)"
+        )
     constrained = isinstance(flow, LinearFlow) and flow.terms.constraint is not None
     if constrained and not integrator.takes_constraint:
         raise InputError(

@@ -42,13 +42,17 @@ class FixedStep(Integrator):
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one step and the time reached; see `Integrator.advance`."""
-        del memory
         flow = flow.when(t)
         remaining = target - t
         # A remainder within rounding of the step is the step, so that 0.1 + 0.1 + ... meets its target.
         if remaining <= self.dt * (1 + 1e-9):
-            return self.step(flow, u, remaining), target
-        return self.step(flow, u, self.dt), t + self.dt
+            return self._moved(flow, u, remaining, memory), target
+        return self._moved(flow, u, self.dt, memory), t + self.dt
+
+    def _moved(self, flow: Flow, u: Array, dt: float, memory: dict[str, Any]) -> Array:
+        """Return the signal after one step; overridden where steps remember something."""
+        del memory
+        return self.step(flow, u, dt)
 
 
 class SplitStep(FixedStep):

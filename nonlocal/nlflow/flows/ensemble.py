@@ -1,0 +1,245 @@
+"""Many paths of a flow with noise, side by side where they can be."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, Floats, namespace, to_numpy
+from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators.base import Integrator
+from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
+from nlflow.flows.solver import solve
+from nlflow.functionals.energies import E
+
+_CHANNELS = 256  # of one run
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Paths of a flow with noise, or what was kept of them.
+
+    Attributes
+    ----------
+    t : array of shape (T,)
+    values : array of shape (M, T) + that of the signal, or (M,) + that of what was kept
+        One path after another.
+    seed : int
+        Path m is that of ``solve`` with ``Noise(..., rng=seed, path=m)``, m counted from the path of the flow's noise.
+    stats : dict
+        Of the first run, with the number of ``paths`` and of those ``side_by_side`` in one run.
+    """
+
+    t: Floats
+    values: NDArray[Any]
+    seed: int
+    stats: dict[str, Any] = field(repr=False)
+
+    @property
+    def mean(self) -> Floats:
+        """The mean over paths, in float64."""
+        return np.asarray(np.mean(self.values, axis=0, dtype=np.float64))
+
+    @property
+    def variance(self) -> Floats:
+        """The unbiased variance over paths, in float64."""
+        return np.asarray(np.var(self.values, axis=0, dtype=np.float64, ddof=1))
+
+    def interval(self, level: float = _LEVEL, of: str = "mean") -> tuple[Floats, Floats]:
+        """Return the ends of a confidence interval at each place by itself.
+
+        Parameters
+        ----------
+        level : float
+            Probability, between 0 and 1, that it holds the true value.
+        of : {'mean', 'variance'}
+            Student's interval of the mean, right for large M or for Gaussian values; or the normal one of the variance,
+            whose own variance is taken from the fourth moment, for large M.
+
+        Raises
+        ------
+        InputError
+            For another level.
+        """
+        from scipy.stats import norm, t
+
+        level = check_number("level", level, minimum=0, strict=True, below=1.0)
+        count = len(self.values)
+        if of == "mean":
+            middle, error = self.mean, np.sqrt(self.variance / count)
+            width = float(t.ppf((1 + level) / 2, count - 1))
+        elif of == "variance":
+            middle = self.variance
+            fourth = np.mean((self.values - self.mean) ** 4, axis=0, dtype=np.float64)
+            error = np.sqrt(np.maximum(fourth - middle**2 * (count - 3) / (count - 1), 0.0) / count)
+            width = float(norm.ppf((1 + level) / 2))
+        else:
+            raise InputError(f"of: got {of!r}, expected 'mean' or 'variance'")
+        low = middle - width * error
+        return np.maximum(low, 0.0) if of == "variance" else low, middle + width * error
+
+    def quantile(self, share: float) -> Floats:
+        """Return the quantile of paths at each place, such as 0.05 and 0.95 for a band that holds most of them."""
+        share = check_number("share", share, minimum=0)
+        if share > 1:
+            raise InputError(f"share: got {share:g}, expected at most 1")
+        return np.asarray(np.quantile(self.values, share, axis=0))
+
+
+@checked_call
+def ensemble(
+    flow: Flow,
+    start: Any = None,
+    count: int = 100,
+    *,
+    t: float | None = None,
+    t_eval: Any = None,
+    integrator: Integrator | None = None,
+    keep: Callable[[Floats, NDArray[Any]], Any] | None = None,
+    side_by_side: int | None = None,
+    memory_limit: float | None = None,
+) -> Ensemble:
+    """Return many paths of a flow with noise from one start.
+
+    Paths of a linear flow with reactions of each value by itself are channels of one run; others are run one after
+    another. Path m has the noise of ``solve`` with ``path=m``, bit for bit. So has the whole path where averages of a
+    channel do not depend on how many there are. Where a matrix product takes them (``method='dense'``, ``'lowrank'``)
+    last bits may differ; ``side_by_side=1`` gives those of single runs.
+
+    Parameters
+    ----------
+    flow : Flow
+        With a `Noise`.
+    start : array, optional
+        u(0) of all paths, as that of `solve`.
+    count : int
+        The number of paths M, at least 2.
+    t, t_eval, integrator
+        As those of `solve`.
+    keep : callable, optional
+        What to keep of a path: a function of the times (T,) and the path (T, ...) that returns a number or an array.
+        The whole path by default.
+    side_by_side : int, optional
+        How many paths are run as one; as many as make 256 channels by default.
+    memory_limit : float, optional
+        Bytes of what is kept; half of the physical memory by default.
+
+    Returns
+    -------
+    Ensemble
+
+    Raises
+    ------
+    InputError
+        What `solve` raises, and for a flow without noise.
+    MemoryLimitError
+        Before anything is run.
+    NumericalError
+        When a run does not come to its end; the message says why.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import E, Gaussian, GradientFlow, Grid, Noise, affinity, ensemble
+    >>> energy = E(affinity(Gaussian(width=2.0), Grid(16, boundary="periodic")), np.ones(16), fidelity=1.0)
+    >>> found = ensemble(GradientFlow(energy) + Noise(beta=10.0, rng=3), None, 400, t=5.0)
+    >>> low, high = found.interval(0.999)
+    >>> bool((low[-1] < 1).all() and (high[-1] > 1).all())
+    True
+    """
+    if flow.noise is None:
+        raise InputError("flow: got one without noise, all of whose paths are the same, expected flow + Noise(...)")
+    count = check_integer("count", count, minimum=2)
+    if start is None:
+        if flow.observed is None:
+            raise InputError("start: needed, since the flow has no observed signal to start from")
+        start = flow.observed
+    if flow.affinity.shared:
+        raise InputError("flow: its nodes are shared out among processes, which have one path at a time; use solve()")
+    u = flow.when(0.0).check_signal("start", start)
+    width = math.prod(u.shape) // flow.affinity.domain.size
+    most = (
+        max(1, _CHANNELS // width) if side_by_side is None else check_integer("side_by_side", side_by_side, minimum=1)
+    )
+    together = min(most, count) if _by_channel(flow) else 1
+    options = {"t": t, "t_eval": t_eval, "integrator": integrator, "energies": False}
+    values: NDArray[Any] | None = None
+    times, stats = np.zeros(0), dict[str, Any]()
+    for first in range(0, count, together):
+        number = min(together, count - first)
+        times, paths, told = _run(flow, u, first, number, options)
+        for m, path in enumerate(paths):
+            kept = path if keep is None else np.asarray(keep(times, path))
+            if values is None:
+                check_memory(f"what is kept of {count} paths", count * kept.nbytes, "keep less", memory_limit)
+                values, stats = np.empty((count, *kept.shape), kept.dtype), told
+            if kept.shape != values.shape[1:]:
+                raise InputError(
+                    f"keep: got shape {kept.shape} for path {first + m}, expected {values.shape[1:]}, that of others"
+                )
+            values[first + m] = kept
+    assert values is not None
+    return Ensemble(times, values, flow.noise.seed, {**stats, "paths": count, "side_by_side": together})
+
+
+def _by_channel(flow: Flow) -> bool:
+    """Whether all that a flow does to channels it does to each by itself."""
+    if not isinstance(flow, LinearFlow) or flow.evolving or not flow.plain or flow.timed:
+        return False
+    noise, terms = flow.noise, flow.terms
+    alone = terms.reaction is None or (terms.reaction.components is None and not terms.reaction.turns)
+    mixed = flow.fidelity is not None and flow.fidelity.width > 1
+    known = isinstance(flow, GradientFlow | AttentionFlow)
+    plain = noise is not None and noise.channels is None and (noise.uniform or callable(noise.strength))
+    return known and alone and plain and not mixed and terms.constraint is None and terms.source is None
+
+
+def _run(
+    flow: Flow, u: Array, first: int, number: int, options: dict[str, Any]
+) -> tuple[Floats, list[NDArray[Any]], dict[str, Any]]:
+    assert flow.noise is not None
+    one = copy.copy(flow)
+    one.noise = flow.noise.on_path(first)
+    nodes = len(flow.affinity.domain.shape)
+    width = 1 if u.ndim == nodes else int(u.shape[-1])
+    if number > 1:
+        one, start = _beside(one, number, nodes), _repeated(u, number, nodes)
+        # Channel c of path m has the number D m + c among all, as in a run of that path alone.
+        one.noise = flow.noise.on_channel(width * (flow.noise.path + first))
+    else:
+        start = u
+    found = solve(one, start, **options)
+    if not found.success:
+        raise NumericalError(
+            f"ensemble: paths {first} to {first + number - 1} did not come to their end: {found.message}"
+        )
+    whole = to_numpy(found.u)
+    if number == 1:
+        return found.t, [whole], found.stats
+    pieces = [whole[..., m * width : (m + 1) * width] for m in range(number)]
+    return found.t, [piece[..., 0] if u.ndim == nodes else piece for piece in pieces], found.stats
+
+
+def _repeated(u: Array, number: int, nodes: int) -> Array:
+    xp = namespace(u)
+    return xp.concat([u[..., None] if u.ndim == nodes else u] * number, axis=-1)
+
+
+def _beside(flow: Flow, number: int, nodes: int) -> Flow:
+    """Return the flow of as many copies of its channels."""
+    if flow.observed is None:
+        return flow
+    f = _repeated(flow.observed, number, nodes)
+    functional = flow.functional
+    flow.observed = f
+    if isinstance(flow, GradientFlow) and isinstance(functional, E):
+        flow._functional = E(functional.given, f, functional._fidelity, measure=functional.measure)
+    return flow

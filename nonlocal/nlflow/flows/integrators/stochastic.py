@@ -1,0 +1,321 @@
+"""Steps of flows with noise, du = v(u) dt + s(u) dW in the sense of Ito; without noise they are what they are then.
+
+Orders are of two kinds: the strong one is that of a path beside the exact path of the same W, the weak one that of the
+mean of a smooth function of it (Kloeden and Platen 1992, doi 10.1007/978-3-662-12616-5). No step here follows an
+estimate of its error: a step that was rejected for its noise and drawn again would make the noise another one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import lru_cache
+from typing import Any
+
+from nlflow._array import Array, Floats, namespace, underflowing
+from nlflow.errors import InputError, checked_call
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators.exponential import (
+    Exponential,
+    ExponentialStep,
+    chebyshev_coefficients,
+    chebyshev_sums,
+    modes_of,
+)
+from nlflow.flows.integrators.fixed_step import ExplicitEuler, FixedStep
+from nlflow.flows.linear import LinearFlow, as_linear
+from nlflow.flows.modes import deviation
+from nlflow.flows.noise import Noise
+
+_KEPT = 64  # expansions
+
+
+def drawn(noise: Noise, flow: Flow, like: Array, dt: float, memory: dict[str, Any]) -> Array:
+    """Return the increments of W of the next step, and count them."""
+    number = int(memory.get("draws", 0))
+    memory["draws"] = number + 1
+    return noise.increments(flow, like, number, dt)
+
+
+class NoisyStep(FixedStep):
+    """What steps of one length with noise share; a subclass defines `noisy` beside `step`, that without noise."""
+
+    takes_noise = True
+
+    @abstractmethod
+    def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
+        """Return the signal after a step in which W has the increments `white`."""
+
+    def _moved(self, flow: Flow, u: Array, dt: float, memory: dict[str, Any]) -> Array:
+        if flow.noise is None:
+            return self.step(flow, u, dt)
+        return self.noisy(flow, u, dt, drawn(flow.noise, flow, u, dt, memory), flow.noise)
+
+
+@checked_call
+@underflowing
+class EulerMaruyama(NoisyStep, ExplicitEuler):
+    """Explicit Euler with noise, ``u + dt v(u) + s(u) dW``; strong order 1/2, weak order 1.
+
+    Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). For any flow. The limit of
+    `ExplicitEuler`, 2 / (rho + b), holds for means and, where s does not depend on u, for variances too; the stationary
+    variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one. Of flows that are not linear no
+    limit is known. One velocity a step.
+
+    Parameters
+    ----------
+    dt : float
+        Step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import AllenCahn, EulerMaruyama, Gaussian, GradientFlow, Grid, J, Noise, affinity, solve
+    >>> flow = GradientFlow(J(affinity(Gaussian(width=2.0), Grid(40)))) + AllenCahn() + Noise(beta=50.0, rng=0)
+    >>> solve(flow, np.zeros(40), t=3.0, integrator=EulerMaruyama(0.1)).success
+    True
+    """
+
+    strong_order, strong_order_additive, weak_order = 0.5, 1.0, 1.0
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return that of `ExplicitEuler`; NaN, not known, for flows that are not linear but for terms."""
+        return super().stability_limit(flow) if isinstance(flow, LinearFlow) else math.nan
+
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether a bound of the spectrum that costs nothing allows the step."""
+        return isinstance(flow, LinearFlow) and super().surely_stable(flow)
+
+    def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
+        """Return u + dt v(u) + s(u) dW."""
+        return self.step(flow, u, dt) + noise.times(flow, u, white)
+
+
+@checked_call
+@underflowing
+class Milstein(EulerMaruyama):
+    """Milstein's step for noise that depends on the signal, ``u + dt v(u) + s dW + s s' (dW^2 - dt / m) / 2``.
+
+    Of strong and weak order 1. The derivative of s is a difference along a step, (s(u + dt v + s (dt / m)^1/2) - s) /
+    (s (dt / m)^1/2) (Kloeden and Platen 1992, section 11.1), so that none is asked for. Where s does not depend on the
+    signal it is `EulerMaruyama`.
+
+    Parameters
+    ----------
+    dt : float
+        Step.
+    """
+
+    strong_order = 1.0
+
+    def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
+        """Return the signal after a step."""
+        end = self.step(flow, u, dt)
+        if noise.additive:
+            return end + noise.times(flow, u, white)
+        s, white, spread = noise.strength_at(flow, u), noise.mixed(white), math.sqrt(dt) * noise.spread(flow, u)
+        change = noise.strength_at(flow, end + s * spread) - s
+        return end + s * white + change * flow.free(white * white - spread * spread) / (2 * spread)
+
+
+@checked_call
+@underflowing
+class PlatenWeak2(NoisyStep):
+    """Platen's step of weak order 2, with stages in place of derivatives.
+
+    (Kloeden and Platen 1992, section 15.1.) With e = (dt / m)^1/2, a = u + dt v(u) + s(u) dW and b, c = u + dt v(u) +-
+    s(u) e::
+
+        u' = u + dt (v(u) + v(a)) / 2 + (s(b) + s(c) + 2 s(u)) dW / 4 + (s(b) - s(c)) (dW^2 - e^2) / (4 e)
+
+    Heun's step where there is no noise; where s does not depend on u it is Heun's with dW added. Of strong order 1 for
+    that, 1/2 for others. Stable for dt < 2 / (rho + b) as `EulerMaruyama`. Two velocities a step; sources may depend on
+    time.
+
+    Parameters
+    ----------
+    dt : float
+        Step.
+    """
+
+    order = 2.0
+    takes_time = takes_constraint = True
+    strong_order, strong_order_additive, weak_order = 0.5, 1.0, 2.0
+    longer = "ExponentialEuler(dt)"
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return 2 / (rho(A) + b), that of explicit Euler; NaN, not known, for flows that are not linear."""
+        return EulerMaruyama(self.dt).stability_limit(flow)
+
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether a bound of the spectrum that costs nothing allows the step."""
+        return EulerMaruyama(self.dt).surely_stable(flow)
+
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return the signal after a step of Heun's."""
+        return self._heun(flow, u, dt, 0 * u)
+
+    @staticmethod
+    def _heun(flow: Flow, u: Array, dt: float, kick: Array) -> Array:
+        first = flow.velocity(u)
+        return u + 0.5 * dt * (first + flow.when(flow.time + dt).velocity(u + dt * first + kick)) + kick
+
+    def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
+        """Return the signal after a step."""
+        if noise.additive:
+            return self._heun(flow, u, dt, noise.times(flow, u, white))
+        first, s, white = flow.velocity(u), noise.strength_at(flow, u), noise.mixed(white)
+        spread, moved = math.sqrt(dt) * noise.spread(flow, u), u + dt * first
+        last = flow.when(flow.time + dt).velocity(moved + s * white)
+        above, below = (noise.strength_at(flow, moved + sign * s * spread) for sign in (1.0, -1.0))
+        more = (above - below) * flow.free(white * white - spread * spread) / (4 * spread)
+        return u + 0.5 * dt * (first + last) + 0.25 * (above + below + 2 * s) * white + more
+
+
+def _check_alike(flow: LinearFlow, noise: Noise) -> str | None:
+    """Return why the noise of a linear flow is not white in its measure with one strength, None where it is."""
+    if not noise.additive:
+        return "depends on the signal"
+    if not noise.uniform:
+        return "differs between nodes"
+    if noise.white != "measure" and not _even(flow):
+        return "is white between nodes of different measures"
+    if flow.mixes:
+        return "moves a flow whose linear part mixes channels"
+    if noise.channels is not None and flow.width() > 1:
+        return "differs between channels that do not move alike"
+    return None
+
+
+def _even(flow: LinearFlow) -> bool:
+    xp = namespace(flow.affinity.log_degree)
+    mass = flow.mass(flow.affinity.log_degree)
+    return float(xp.max(mass)) <= float(xp.min(mass)) * (1 + 1e-12)
+
+
+@lru_cache(maxsize=_KEPT)
+def _root_expansion(span: float, low: float, high: float, tol: float) -> tuple[Floats, float]:
+    return chebyshev_coefficients(lambda a: deviation(span, a), low, high, tol * float(deviation(span, low)))
+
+
+def fluctuation(flow: LinearFlow, white: Array, span: float, tol: float) -> tuple[Array, float]:
+    """Return the noise that a linear flow with frozen symmetric A gathers over a time, and a bound of its error.
+
+    ((1 - exp(-2 t A)) / (2 A))^1/2 times increments of W for dt = 1, by a transform where one diagonalizes A, else by a
+    Chebyshev expansion of about (t rho)^1/2 log(1 / tol) averages, or (rho / a)^1/2 log(1 / tol) where a is the least
+    eigenvalue. The bound is that of the expansion, relative to the largest standard deviation of a mode.
+    """
+    if modes := modes_of(flow, white):
+        return modes.back(modes.deviation(span, modes.forward(white)), white.dtype), 0.0
+    low, high = flow.spectral_bounds()
+    low = max(low, 0.0)
+    high = max(high, low + 1e-300, 1e-300)
+    coefficients, tail = _root_expansion(span, low, high, tol)
+    return chebyshev_sums(flow.on_free, white, low, high, [coefficients])[0], tail / float(deviation(span, low))
+
+
+@checked_call
+@underflowing
+class ExactGaussian(Exponential):
+    """The exact law of a linear flow with noise, an Ornstein-Uhlenbeck process, for steps of any length.
+
+    From one output time to the next u' = m(u, t) + C^1/2 xi, where m is the step of `Exponential` and, with noise of
+    strength s, C = s^2 (1 - exp(-2 t A)) / (2 A) M^-1, M holding the measure of the nodes (Gillespie 1996, doi
+    10.1103/PhysRevE.54.2084, for one node). Its limit is s^2 / 2 A^-1 M^-1. A is self-adjoint in M, so that f(A) M^-1/2
+    has the covariance f(A)^2 M^-1. On grids with a transform C^1/2 costs one and one back; elsewhere a Chebyshev
+    expansion of the root, whose remainder is known beforehand and is at most `tol` times the largest standard deviation
+    of a mode: (t rho)^1/2 averages times the logarithm of tol.
+
+    Parameters
+    ----------
+    tol : float, optional
+        As that of `Exponential`, for the mean and for the noise.
+
+    Raises
+    ------
+    InputError
+        What `Exponential` refuses, and a strength that depends on the signal or differs between nodes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import E, ExactGaussian, Gaussian, GradientFlow, Grid, Noise, affinity, solve
+    >>> energy = E(affinity(Gaussian(width=2.0), Grid(40, boundary="periodic")), np.zeros(40), fidelity=1.0)
+    >>> flow = GradientFlow(energy) + Noise(beta=10.0, rng=3)
+    >>> solve(flow, t_eval=np.arange(5.0), integrator=ExactGaussian()).stats["steps"]
+    4
+    """
+
+    takes_noise = True
+    strong_order = strong_order_additive = weak_order = math.inf
+
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for flows and noise whose law is not known."""
+        super().check_kind(flow)
+        why = None if flow.noise is None else _check_alike(as_linear(flow), flow.noise)
+        if why is not None:
+            raise InputError(
+                f"noise: ExactGaussian takes one strength, white in the measure of the flow, got {flow.noise!r}, which "
+                f"{why}; use ExponentialEuler(dt) or PlatenWeak2(dt)"
+            )
+
+    @staticmethod
+    def knows(flow: Flow) -> bool:
+        """Whether the flow is one whose law this is."""
+        if not Exponential.knows(flow):
+            return False
+        return flow.noise is None or _check_alike(as_linear(flow), flow.noise) is None
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return the signal at `target`; see `Integrator.advance`."""
+        moved, end = super().advance(flow, u, t, target, memory)
+        if flow.noise is None:
+            return moved, end
+        linear = as_linear(flow)
+        tol = self.tol if self.tol is not None else (1e-6 if u.dtype == namespace(u).float32 else 1e-12)
+        white = drawn(flow.noise, flow, u, 1.0, memory)
+        kick, tail = fluctuation(linear, white, target - t, tol)
+        memory["error_bound"] = memory.get("error_bound", 0.0) + tail
+        return moved + flow.noise.times(flow, u, kick), end
+
+
+@checked_call
+@underflowing
+class ExponentialEuler(NoisyStep, ExponentialStep):
+    """Exponential Euler with noise: exact in the linear part of a frozen symmetric flow, explicit in its reaction.
+
+    (Jentzen and Kloeden 2009, doi 10.1098/rspa.2008.0325; Lord and Rougemont 2004, doi 10.1093/imanum/24.4.587.) With
+    N = phi f + R(u) + g(t)::
+
+        u' = u + h phi_1(-hA) (N(u, t) - A u) + (s^2 (1 - exp(-2 h A)) / (2 A) M^-1)^1/2 xi
+
+    where s is one number, and exp(-hA) s(u) dW for its last part where it is not. Without a reaction the first is exact
+    (`ExactGaussian`), whatever h is. Of weak order 1, and of strong order 1 where s does not depend on the signal, 1/2
+    where it does. No step is too long for the diffusion; a reaction whose slope is at most b asks for h <= 2 / b.
+
+    Parameters
+    ----------
+    dt : float
+        Step.
+    """
+
+    order = 1.0
+    reach = 2.0
+    strong_order, strong_order_additive, weak_order = 0.5, 1.0, 1.0
+    longer = "EulerMaruyama(dt)"
+
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return the signal after a step without noise."""
+        linear = as_linear(flow)
+        u = linear.free(u)
+        moved = self.applied(linear, linear.drawn(u) - linear.on_free(u), (1, dt))[0]
+        return u + self.back(linear, moved, u)
+
+    def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
+        """Return the signal after a step."""
+        linear, end = as_linear(flow), self.step(flow, u, dt)
+        if _check_alike(linear, noise) is None:
+            tol = 1e-7 if u.dtype == namespace(u).float32 else 1e-14
+            return end + noise.times(flow, u, fluctuation(linear, white / math.sqrt(dt), dt, tol)[0])
+        kick = self.applied(linear, noise.times(flow, u, white) / dt, (0, dt))[0]
+        return end + self.back(linear, kick, u)
