@@ -27,6 +27,7 @@ _IN_ROOMS = {
     "denoising.patches": "PatchGroups",
     "domains": "Batch Mask",
     "equilibria": (
+        "choose_fidelity choose_parameter GaussianField "
         "diversity Equilibrium fidelity_for_diversity find_equilibria find_equilibrium largest_stable_fidelity "
         "stability"
     ),

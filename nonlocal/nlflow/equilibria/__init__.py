@@ -1,13 +1,23 @@
-"""Where flows are at rest: limits of linear flows, equilibria of others with their stability, and what limits keep."""
+"""Where flows are at rest: limits, equilibria and their stability, what limits keep, and what E says beside them."""
 
 from nlflow.equilibria.bounds import diversity, diversity_bounds, fidelity_for_diversity, largest_stable_fidelity
+from nlflow.equilibria.choice import Choice, choose_fidelity, choose_parameter
 from nlflow.equilibria.eigenvalues import Stability, stability
+from nlflow.equilibria.field import Band, GaussianField, Variances
 from nlflow.equilibria.limits import Equilibrium, equilibrium
 from nlflow.equilibria.newton import find_equilibria, find_equilibrium
+from nlflow.equilibria.sums import Estimate
 
 __all__ = [
+    "Band",
+    "Choice",
     "Equilibrium",
+    "Estimate",
+    "GaussianField",
     "Stability",
+    "Variances",
+    "choose_fidelity",
+    "choose_parameter",
     "diversity",
     "diversity_bounds",
     "equilibrium",

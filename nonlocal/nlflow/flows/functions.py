@@ -82,7 +82,7 @@ class FunctionValue:
 
 
 @underflowing
-class FunctionOf(LinearOperator):  # type: ignore[type-arg]  # SciPy's class takes no parameter when it runs
+class FunctionOf(LinearOperator):
     r"""g(A) as a SciPy operator on flat signals, and by a call on signals; made by `function_of`.
 
     Attributes
@@ -107,7 +107,7 @@ class FunctionOf(LinearOperator):  # type: ignore[type-arg]  # SciPy's class tak
         fidelity = flow.fidelity
         width = 1 if fidelity is None else fidelity.width
         size = flow.affinity.domain.size * width
-        super().__init__(np.dtype(np.float64), (size, size))
+        super().__init__(np.dtype(np.float64), (size, size))  # type: ignore[call-arg]  # its stub has __new__ alone
         self._like = flow.affinity.log_degree
         self._eps = float(namespace(self._like).finfo(self._like.dtype).eps)
         self._inner_of = NodeFidelity(0.0) if fidelity is None else fidelity
@@ -372,7 +372,7 @@ class FunctionOf(LinearOperator):  # type: ignore[type-arg]  # SciPy's class tak
     def _rmatvec(self, x: Any) -> Floats:
         return self._rmatmat(np.reshape(x, (-1, 1)))[:, 0]
 
-    def _adjoint(self) -> LinearOperator:  # type: ignore[type-arg]
+    def _adjoint(self) -> LinearOperator:
         return LinearOperator(
             self.shape, matvec=self._rmatvec, rmatvec=self._matvec, matmat=self._rmatmat, rmatmat=self._matmat,
             dtype=self.dtype,
