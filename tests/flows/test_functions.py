@@ -131,9 +131,10 @@ def test_diagonals_and_traces_of_transforms() -> None:
             grid = nl.Grid(shape, boundary=boundary)
             operator = function_of(nl.affinity(nl.Gaussian(0.8), grid, method="convolution"), FUNCTIONS["exp"])
             matrix = operator.matmat(np.eye(grid.size))
-            modes, gains = operator._modes, operator._gains
-            assert modes.diagonal(gains).ravel() == pytest.approx(np.diag(matrix), abs=1e-14)
-            assert np.sum(gains * modes.multiplicities) == pytest.approx(np.trace(matrix), rel=1e-14)
+            basis, gains = operator._basis, operator._gains
+            assert basis is not None
+            assert basis.diagonal(gains).ravel() == pytest.approx(np.diag(matrix), abs=1e-14)
+            assert np.sum(gains * basis.multiplicities) == pytest.approx(np.trace(matrix), rel=1e-14)
 
 
 def test_heat_is_what_the_flow_comes_to() -> None:

@@ -26,8 +26,7 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
-from nlflow.flows.functions import function_of, symmetric_flow
-from nlflow.flows.integrators.exponential import modes_of
+from nlflow.flows.functions import function_of, symmetric_flow, transform_of
 from nlflow.functionals.energies import E, J
 from nlflow.markov.walks import generator_of
 
@@ -268,15 +267,9 @@ class GaussianField:
         """
         method = check_choice("method", method, ("auto", "transform", "dense", "samples"))
         samples = check_integer("samples", samples, minimum=10)
-        modes = modes_of(self.flow, self.flow.affinity.log_degree) if method in ("auto", "transform") else None
-        if modes is not None:
-            diagonal = modes.basis.diagonal(1 / modes.values(self.flow))
-            return _exact(diagonal / (self.beta * self._measure), 1e-12, "transform")
-        if method == "transform":
-            raise InputError(
-                "method: got 'transform', expected another one here: it needs a position kernel on a periodic or "
-                "reflecting grid and one fidelity for all nodes"
-            )
+        if method in ("auto", "transform") and (found := transform_of(self.flow, method)):
+            basis, values = found
+            return _exact(basis.diagonal(1 / values) / (self.beta * self._measure), 1e-12, "transform")
         if method == "dense" or (method == "auto" and self._measure.size <= DENSE_NODES):
             return self._by_cholesky()
         return self._by_samples(samples, generator_of(rng))

@@ -15,13 +15,13 @@ import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, to_numpy
 from nlflow.errors import InputError, check_choice, check_integer
-from nlflow.flows.functions import eigenpairs, is_aside
-from nlflow.flows.integrators.exponential import modes_of
+from nlflow.flows.functions import eigenpairs, is_aside, transform_of
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.functionals.fidelity import NodeFidelity
 from nlflow.functionals.krylov import Lanczos, eigen_tridiagonal
 from nlflow.functionals.minimizer import inner_product
+from nlflow.functionals.preconditioners.transform import Diagonal
 from nlflow.markov.walks import generator_of
 
 METHODS = ("auto", "transform", "dense", "lanczos")
@@ -104,16 +104,11 @@ class SpectralSums:
         self.size = flow.affinity.domain.size * width
         self.low = flow.spectral_bounds()[0]
         self.aside = is_aside(flow)
-        modes = modes_of(flow, flow.affinity.log_degree)
-        if method == "transform" and modes is None:
-            raise InputError(
-                "method: got 'transform', expected another one here: it needs a position kernel on a periodic or "
-                "reflecting grid and one fidelity for all nodes"
-            )
         self._counts: Floats | None = None
-        if modes is not None and method in ("auto", "transform"):
+        found = transform_of(flow, method) if method in ("auto", "transform") else None
+        if found is not None:
             self.method = "transform"
-            self._of_transform(modes, f)
+            self._of_transform(*found, f)
         elif method == "dense" or (method == "auto" and self.size <= DENSE_NODES):
             self.method = "dense"
             self._of_matrix(f, width)
@@ -143,13 +138,12 @@ class SpectralSums:
 
     # ---- exact
 
-    def _of_transform(self, modes: Any, f: Array | None) -> None:
-        values = modes.values(self.flow)
+    def _of_transform(self, basis: Diagonal, values: Floats, f: Array | None) -> None:
         self._values = np.maximum(values, self.low).ravel()[1:]
-        self._counts = np.broadcast_to(modes.basis.multiplicities, values.shape).ravel()[1:]
+        self._counts = np.broadcast_to(basis.multiplicities, values.shape).ravel()[1:]
         if f is not None:
             flat = f.reshape(*self.flow.affinity.domain.shape, -1)
-            power = modes.basis.power(modes.basis.forward(flat)).sum(axis=-1)
+            power = basis.power(basis.forward(flat)).sum(axis=-1)
             self._power = power.ravel()[1:] * float(self.flow.measure(f).ravel()[0])
 
     def _of_matrix(self, f: Array | None, width: int) -> None:

@@ -19,6 +19,7 @@ from nlflow._array import (
     Floats,
     check_untracked,
     constant_like,
+    is_numpy,
     namespace,
     over_channels,
     to_numpy,
@@ -35,7 +36,7 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
-from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums, modes_of
+from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums
 from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.spectrum import dense_operator, on_columns, relaxation_rate
 from nlflow.functionals.energies import J
@@ -43,6 +44,7 @@ from nlflow.functionals.fidelity import NodeFidelity
 from nlflow.functionals.krylov import Lanczos
 from nlflow.functionals.metrics import Metric
 from nlflow.functionals.minimizer import inner_product
+from nlflow.functionals.preconditioners.transform import Diagonal
 
 METHODS = ("auto", "transform", "dense", "chebyshev", "lanczos")
 _DENSE_NODES = 400  # up to which ``auto`` takes the whole matrix
@@ -115,20 +117,14 @@ class FunctionOf(LinearOperator):
         self.applications = 0
         low, high = flow.spectral_bounds()
         self.interval = (low, max(high, low + 1e-300))
-        self._modes: Any = None
+        self._basis: Diagonal | None = None
         self.method = self._chosen(method, tol)
 
     # ---- which method, and its error
 
     def _chosen(self, method: str, tol: float) -> str:
-        modes = modes_of(self.flow, self._like) if method in ("auto", "transform") else None
-        if method == "transform" and modes is None:
-            raise InputError(
-                "method: got 'transform', expected another one here: it needs a position kernel on a periodic or "
-                "reflecting grid and one fidelity for all nodes"
-            )
-        if modes is not None:
-            self._modes, values = modes.basis, modes.values(self.flow)
+        if method in ("auto", "transform") and (found := transform_of(self.flow, method)):
+            self._basis, values = found
             self._gains = self._known(np.maximum(values, self.interval[0]), 8 * math.log2(self.shape[0] + 2))
             self.tol = tol * self.scale
             return "transform"
@@ -281,8 +277,9 @@ class FunctionOf(LinearOperator):
         return FunctionValue(u, error, left, self.applications - before, success, message)
 
     def _by_transform(self, v: Array) -> tuple[Array, float, float]:
-        image = self._modes.times(self._gains, self._modes.forward(v))
-        return self._modes.back(image, v.dtype), 0.0, self._rounded(v)
+        assert self._basis is not None
+        image = self._basis.times(self._gains, self._basis.forward(v))
+        return self._basis.back(image, v.dtype), 0.0, self._rounded(v)
 
     def _by_matrix(self, v: Array) -> tuple[Array, float, float]:
         domain = self.flow.affinity.domain
@@ -489,6 +486,25 @@ def function_of(
     tol = check_number("tol", (1e-6 if single else 1e-12) if tol is None else tol, minimum=0, strict=True)
     method = check_choice("method", method, METHODS)
     return FunctionOf(flow, function, tol, method, check_integer("maxiter", maxiter, minimum=1))
+
+
+def transform_of(flow: LinearFlow, method: str) -> tuple[Diagonal, Floats] | None:
+    """Return the transform that diagonalizes A and its eigenvalues, None where there is none.
+
+    Raises
+    ------
+    InputError
+        Where there is none, for the method 'transform'.
+    """
+    modes = flow.modes if is_numpy(flow.affinity.log_degree) else None
+    if modes is not None and modes.alike is not None:
+        return modes.basis, modes.alike
+    if method == "transform":
+        raise InputError(
+            "method: got 'transform', expected another one here: it needs a position kernel on a periodic or "
+            "reflecting grid and one fidelity for all nodes"
+        )
+    return None
 
 
 def is_aside(flow: LinearFlow) -> bool:

@@ -88,19 +88,24 @@ class Modes:
     """
 
     def __init__(self, basis: Diagonal, values: Floats) -> None:
-        self._basis = basis
+        self.basis = basis
         beside = values.ndim - basis.rest.ndim
         self._values = values[..., None] if beside == 0 else values
         self._mixed = beside == 2
         self._gains: dict[tuple[Any, ...], Floats] = {}
 
+    @property
+    def alike(self) -> Floats | None:
+        """The eigenvalues of A in the order of the transform's, where all channels have the same; None elsewhere."""
+        return None if self._mixed or self._values.shape[-1] > 1 else self._values[..., 0]
+
     def forward(self, v: NDArray[Any]) -> NDArray[Any]:
         """Return the image of a signal, in double precision."""
-        return self._basis.forward(v)
+        return self.basis.forward(v)
 
     def back(self, image: NDArray[Any], dtype: Any) -> NDArray[Any]:
         """Return the signal that has this image."""
-        return self._basis.back(image, dtype)
+        return self.basis.back(image, dtype)
 
     def linear(self, image: NDArray[Any]) -> NDArray[Any]:
         """Return A times what has this image."""
