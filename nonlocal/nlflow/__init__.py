@@ -33,10 +33,10 @@ _IN_ROOMS = {
     ),
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (
-        "AttentionStep Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama ExactGaussian ExponentialEuler "
-        "FisherKPP ForwardBackward Frames "
-        "GeodesicEuler GeodesicMidpoint LaggedDiffusivity LayerStep Milstein Noise PlatenWeak2 Reaction "
-        "Solution Source Status ensemble function_of"
+        "AttentionStep Brusselator Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama ExactGaussian "
+        "ExponentialEuler FisherKPP FitzHughNagumo ForwardBackward Frames GeodesicEuler GeodesicMidpoint GrayScott "
+        "LaggedDiffusivity LayerStep Lie Milstein Noise PlatenWeak2 PredatorPrey Reaction Solution Source Status "
+        "Strang ensemble function_of"
     ),
     "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
     "kernels": "Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland",

@@ -15,11 +15,17 @@ from .integrators import ExactGaussian as ExactGaussian
 from .integrators import ExplicitEuler as ExplicitEuler
 from .integrators import Exponential as Exponential
 from .integrators import ExponentialEuler as ExponentialEuler
+from .integrators import Lie as Lie
 from .integrators import Milstein as Milstein
 from .integrators import NeutrenoStep as NeutrenoStep
 from .integrators import PlatenWeak2 as PlatenWeak2
 from .integrators import RungeKutta as RungeKutta
 from .integrators import SemiImplicit as SemiImplicit
+from .integrators import Strang as Strang
+from .kinetics import Brusselator as Brusselator
+from .kinetics import FitzHughNagumo as FitzHughNagumo
+from .kinetics import GrayScott as GrayScott
+from .kinetics import PredatorPrey as PredatorPrey
 from .linear import AttentionFlow as AttentionFlow
 from .linear import GradientFlow as GradientFlow
 from .noise import Noise as Noise

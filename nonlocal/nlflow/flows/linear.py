@@ -142,7 +142,17 @@ class LinearFlow(Flow):
 
     def driven(self, u: Array) -> Array:
         """Return the other part of N, R(u) + g(t) at free nodes; 0 without a reaction and a source."""
-        return self.free(self.moved(self.terms.driving(self.time, self.held(u)))) if self.terms.drives else 0 * u
+        return self.free(self.moved(self._driving(self.held(u)))) if self.terms.drives else 0 * u
+
+    def _driving(self, u: Array) -> Array:
+        """Return R(u) + g(t); averages that a reaction sees are counted."""
+        self.applications += 0 if self.terms.reaction is None else len(self.terms.reaction.averages)
+        return self.terms.driving(self.time, u)
+
+    @property
+    def affinities(self) -> list[Affinity]:
+        """What averages are taken by: that of the linear part, and those of a reaction."""
+        return [self.affinity, *([] if self.terms.reaction is None else self.terms.reaction.averages)]
 
     def _boundary(self, constraint: Held, u: Array) -> Array:
         """Return A of the values of the constraint, kept while it stays what it is. One average."""
@@ -206,7 +216,7 @@ class LinearFlow(Flow):
         result = -now.diffusion(u)
         if now.fidelity is not None and now.observed is not None:
             result = result + now.moved(now.fidelity.times(now.observed - u))
-        return now.free(result + now.moved(now.terms.driving(now.time, u)) if now.terms.drives else result)
+        return now.free(result + now.moved(now._driving(u)) if now.terms.drives else result)
 
     def jacobian(self, u: Array, v: Array) -> Array:
         """Return the derivative of `velocity` at `u` along `v`: -A v, and that of a reaction; see `Flow.jacobian`.
@@ -219,7 +229,7 @@ class LinearFlow(Flow):
         u, v = self.held(u), self.free(v)
         result = -self.linear(v)
         if self.terms.reaction is not None:
-            result = result + self.moved(self.terms.reaction.jacobian(u, v))
+            result = result + self.moved(self.terms.reaction.when(self.time).jacobian(u, v))
         return self.free(result)
 
     def __add__(self, term: Reaction | Source | Constraint | Noise) -> Self:

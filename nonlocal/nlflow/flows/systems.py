@@ -115,8 +115,8 @@ class SystemFlow(LinearFlow):
 
     @property
     def affinities(self) -> list[Affinity]:
-        """What averages are taken by."""
-        return [one.affinity for one in dict.fromkeys(self.functionals)]
+        """What averages are taken by: those of the channels, and those of a reaction."""
+        return [*(one.affinity for one in dict.fromkeys(self.functionals)), *super().affinities[1:]]
 
     @property
     def mixes(self) -> bool:
@@ -196,7 +196,7 @@ class SystemFlow(LinearFlow):
 
     def measure(self, like: Array) -> Array:
         """Return the measure of nodes, for each channel where kernels differ and the metric is that of degrees."""
-        if self.inner.measure == "l2" or len(self.affinities) == 1:
+        if self.inner.measure == "l2" or len(set(self.functionals)) == 1:
             return super().measure(like)
         measures = [one.affinity.measure(self.inner.measure, like, by_item=True) for one in self.functionals]
         return namespace(like).stack(measures, axis=-1)
@@ -249,7 +249,7 @@ class SystemFlow(LinearFlow):
     def __repr__(self) -> str:
         own = np.diag(self.couplings) if self.diagonal else self.couplings
         more = "".join(f", {word}" for word in self._words)
-        kinds = ", ".join(map(repr, self.affinities))
+        kinds = ", ".join(repr(one.affinity) for one in dict.fromkeys(self.functionals))
         return f"{type(self).__name__}({own.tolist()!r}, metric={self.metric!r}{more}, {kinds})"
 
 

@@ -16,16 +16,18 @@ from nlflow.errors import InputError, NumericalError, check_array, check_detache
 _LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at once
 
 
-def count_arguments(name: str, function: Callable[..., Any]) -> int:
-    """Return how many arguments a callable of t, or of t and the nodes, needs: 1 or 2."""
+def count_arguments(
+    name: str, function: Callable[..., Any], expected: str = "one of t, or of t and the nodes", most: int = 2
+) -> int:
+    """Return how many arguments a callable needs: 1, of t, or 2, of t and the nodes; up to `most`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # compiled ones do not always say
         return 1
     places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     needed = [one for one in places if one.default is one.empty]
-    if not places or len(needed) > 2:
-        raise InputError(f"{name}: got a callable of {len(needed)} arguments, expected one of t, or of t and the nodes")
+    if not places or len(needed) > most:
+        raise InputError(f"{name}: got a callable of {len(needed)} arguments, expected {expected}")
     return max(len(needed), 1)
 
 

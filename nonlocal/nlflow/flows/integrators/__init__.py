@@ -5,6 +5,7 @@ from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential
 from nlflow.flows.integrators.fixed_step import AttentionStep, ExplicitEuler, FixedStep, NeutrenoStep, SemiImplicit
 from nlflow.flows.integrators.imex import IMEX, ConvexSplitting
 from nlflow.flows.integrators.runge_kutta import Adaptive, RungeKutta, Tableau
+from nlflow.flows.integrators.splitting import Lie, Strang
 from nlflow.flows.integrators.stochastic import (
     EulerMaruyama,
     ExactGaussian,
@@ -28,6 +29,7 @@ __all__ = [
     "ExponentialEuler",
     "FixedStep",
     "Integrator",
+    "Lie",
     "Milstein",
     "NeutrenoStep",
     "NoisyStep",
@@ -35,5 +37,6 @@ __all__ = [
     "RungeKutta",
     "SemiImplicit",
     "StepFailureError",
+    "Strang",
     "Tableau",
 ]

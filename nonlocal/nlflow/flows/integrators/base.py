@@ -167,7 +167,7 @@ def _like(flow: LinearFlow, u: Array) -> Array:
     size = float(xp.max(xp.abs(u))) or 1.0
     probe = u + 0.1 * size * noise
     if flow.terms.reaction is not None:
-        probe = xp.clip(probe, *flow.terms.reaction.interval)
+        probe = flow.terms.reaction.clipped(probe)
     return flow.held(probe)
 
 

@@ -1,0 +1,195 @@
+"""Coupled reactions that papers simulate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nlflow._array import Array, namespace, underflowing
+from nlflow.affinities import Affinity
+from nlflow.errors import check_number
+from nlflow.flows.reactions import Reaction
+
+
+def _columns(u: Array, *columns: Any) -> Array:
+    """Return columns, arrays or numbers, side by side in the last axis."""
+    result = namespace(u).empty_like(u)
+    for index, column in enumerate(columns):
+        result[..., index] = column
+    return result
+
+
+def _matrix(u: Array, *rows: tuple[Any, ...]) -> Array:
+    xp = namespace(u)
+    zero = 0 * u[..., 0]
+    return xp.stack([xp.stack([zero + entry for entry in row], axis=-1) for row in rows], axis=-2)
+
+
+@underflowing
+class GrayScott(Reaction):
+    """R(u, v) = (-u v^2 + F (1 - u), u v^2 - (F + k) v): a substrate that is fed, and an autocatalyst that dies.
+
+    With diffusion spots, stripes and spots that divide. (Gray and Scott 1984, doi 10.1016/0009-2509(84)87017-7; Pearson
+    1993, doi 10.1126/science.261.5118.189.)
+
+    Parameters
+    ----------
+    feed, kill : float
+        F >= 0 and k >= 0.
+    interval
+        Of the values; see `Reaction`. Both stay >= 0, and u <= 1.
+
+    Examples
+    --------
+    >>> from nlflow.flows import GrayScott
+    >>> GrayScott(0.04, 0.06)
+    GrayScott((0, 1), (0, 1))
+    """
+
+    def __init__(self, feed: float = 0.04, kill: float = 0.06, *, interval: Any = ((0.0, 1.0), (0.0, 1.0))) -> None:
+        f = self.feed = check_number("feed", feed, minimum=0)
+        k = self.kill = check_number("kill", kill, minimum=0)
+
+        def function(u: Array) -> Array:
+            eaten = u[..., 0] * u[..., 1] * u[..., 1]
+            return _columns(u, f * (1 - u[..., 0]) - eaten, eaten - (f + k) * u[..., 1])
+
+        def derivative(u: Array) -> Array:
+            square, twice = u[..., 1] * u[..., 1], 2 * u[..., 0] * u[..., 1]
+            return _matrix(u, (-square - f, -twice), (square, twice - (f + k)))
+
+        super().__init__(function, interval, derivative=derivative, components=2, name="GrayScott")
+
+
+@underflowing
+class FitzHughNagumo(Reaction):
+    """R(v, w) = (v - v^3 / 3 - w + I, e (v + a - b w)): a membrane that is excited, and recovers slowly.
+
+    With diffusion of v alone pulses, spirals and waves. (FitzHugh 1961, doi 10.1016/S0006-3495(61)86902-6; Nagumo,
+    Arimoto and Yoshizawa 1962, doi 10.1109/JRPROC.1962.288235.)
+
+    Parameters
+    ----------
+    a, b, epsilon, current : float
+        I is the current from outside.
+    interval
+        Of the values; see `Reaction`.
+
+    Examples
+    --------
+    >>> from nlflow.flows import FitzHughNagumo
+    >>> FitzHughNagumo().components
+    2
+    """
+
+    def __init__(
+        self, a: float = 0.7, b: float = 0.8, epsilon: float = 0.08, current: float = 0.0, *,
+        interval: Any = ((-3.0, 3.0), (-3.0, 3.0)),
+    ) -> None:  # fmt: skip
+        a, b = check_number("a", a), check_number("b", b)
+        e, i = check_number("epsilon", epsilon, minimum=0, strict=True), check_number("current", current)
+        self.a, self.b, self.epsilon, self.current = a, b, e, i
+
+        def function(u: Array) -> Array:
+            v, w = u[..., 0], u[..., 1]
+            return _columns(u, v - v * v * v / 3 - w + i, e * (v + a - b * w))
+
+        def derivative(u: Array) -> Array:
+            return _matrix(u, (1 - u[..., 0] * u[..., 0], -1.0), (e, -e * b))
+
+        super().__init__(function, interval, derivative=derivative, components=2, name="FitzHughNagumo")
+
+
+@underflowing
+class Brusselator(Reaction):
+    """R(u, v) = (a - (b + 1) u + u^2 v, b u - u^2 v): Turing's patterns and oscillations, at rest at (a, b / a).
+
+    Without diffusion it oscillates for b > 1 + a^2. With diffusivities D_u < D_v patterns grow for b > (1 + a (D_u /
+    D_v)^1/2)^2, on a line without end. (Prigogine and Lefever 1968, doi 10.1063/1.1668896.)
+
+    Parameters
+    ----------
+    a, b : float
+        > 0.
+    interval
+        Of the values; see `Reaction`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.flows import Brusselator
+    >>> Brusselator(2.0, 3.0)(np.array([[2.0, 1.5]])).tolist()
+    [[0.0, 0.0]]
+    """
+
+    def __init__(self, a: float = 1.0, b: float = 3.0, *, interval: Any = ((0.0, 8.0), (0.0, 8.0))) -> None:
+        a = self.a = check_number("a", a, minimum=0, strict=True)
+        b = self.b = check_number("b", b, minimum=0, strict=True)
+
+        def function(u: Array) -> Array:
+            bound = u[..., 0] * u[..., 0] * u[..., 1]
+            return _columns(u, a - (b + 1) * u[..., 0] + bound, b * u[..., 0] - bound)
+
+        def derivative(u: Array) -> Array:
+            square, twice = u[..., 0] * u[..., 0], 2 * u[..., 0] * u[..., 1]
+            return _matrix(u, (twice - (b + 1), square), (b - twice, -square))
+
+        super().__init__(function, interval, derivative=derivative, components=2, name="Brusselator")
+
+
+@underflowing
+class PredatorPrey(Reaction):
+    """R(u, v) = (r u (1 - Pu) - u v / (u + h), c u v / (u + h) - m v): prey that compete with those around them.
+
+    P averages the prey by a kernel of its own; without one they compete at each node, 1 - u. (Rosenzweig and MacArthur
+    1963, doi 10.1086/282272; competition at a distance: Britton 1990, doi 10.1137/0150099.)
+
+    Parameters
+    ----------
+    competition : Affinity, optional
+        Whose P it is, on the domain of the flow.
+    growth, saturation, conversion, mortality : float
+        r, h, c and m, > 0.
+    interval
+        Of the values; see `Reaction`.
+
+    Examples
+    --------
+    >>> from nlflow import Gaussian, Grid, affinity
+    >>> from nlflow.flows import PredatorPrey
+    >>> PredatorPrey(affinity(Gaussian(width=3.0), Grid(32, boundary="periodic")), mortality=0.3)
+    PredatorPrey((0, 3), (0, 3))
+    """
+
+    def __init__(
+        self, competition: Affinity | None = None, *, growth: float = 1.0, saturation: float = 0.3,
+        conversion: float = 1.0, mortality: float = 0.5, interval: Any = ((0.0, 3.0), (0.0, 3.0)),
+    ) -> None:  # fmt: skip
+        given = {"growth": growth, "saturation": saturation, "conversion": conversion, "mortality": mortality}
+        r, h, c, m = (check_number(name, value, minimum=0, strict=True) for name, value in given.items())
+        self.growth, self.saturation, self.conversion, self.mortality = r, h, c, m
+
+        def function(u: Array, around: Array) -> Array:
+            eaten = u[..., 0] * u[..., 1] / (u[..., 0] + h)
+            return _columns(u, r * u[..., 0] * (1 - around[..., 0]) - eaten, c * eaten - m * u[..., 1])
+
+        def derivative(u: Array, around: Array) -> Array:
+            prey, per_prey = u[..., 0], u[..., 0] / (u[..., 0] + h)
+            slope = h * u[..., 1] / (prey + h) ** 2
+            return _matrix(
+                u,
+                (r * (1 - around[..., 0]) - slope, -per_prey, -r * prey, 0.0),
+                (c * slope, c * per_prey - m, 0.0, 0.0),
+            )
+
+        def local(u: Array) -> Array:
+            return function(u, u)
+
+        def local_derivative(u: Array) -> Array:
+            both = derivative(u, u)
+            return both[..., :2] + both[..., 2:]
+
+        super().__init__(
+            local if competition is None else function, interval,
+            derivative=local_derivative if competition is None else derivative, components=2, average=competition,
+            name="PredatorPrey",
+        )  # fmt: skip
