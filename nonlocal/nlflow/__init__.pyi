@@ -36,6 +36,7 @@ from .flows.trackers import SteadyState as SteadyState
 from .functionals.constraint import Constraint as Constraint
 from .functionals.energies import E as E
 from .functionals.energies import J as J
+from .functionals.metrics import ConservedMetric as ConservedMetric
 from .functionals.misfits import Huber as Huber
 from .functionals.variational import Ep as Ep
 from .kernels import ExpDotProduct as ExpDotProduct
@@ -55,6 +56,7 @@ __all__ = [
     "AllenCahn",
     "AttentionFlow",
     "Checkpoint",
+    "ConservedMetric",
     "Constraint",
     "ConvexSplitting",
     "E",

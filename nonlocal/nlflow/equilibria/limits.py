@@ -191,7 +191,8 @@ def equilibrium(
     flow : GradientFlow or AttentionFlow
         Frozen.
     start : array, optional
-        u(0); needed without fidelity, no part of the answer with one.
+        u(0); needed without fidelity, no part of the answer with one, unless the metric conserves the mean, that of f
+        by default.
     method : {'auto', 'direct', 'iterative'}
         Direct: the whole matrix, O(N^2) memory and O(N^3) time, exact to rounding however weakly nodes see each other.
         Iterative: conjugate gradients where P is symmetric, GMRES otherwise, one average an iteration. ``auto`` takes
@@ -243,6 +244,8 @@ def equilibrium(
         u = flow.check_signal("start", start)
         message = "the mean of u(0) in the measure that the flow conserves"
         return Equilibrium(_mean(flow, u) + 0 * u, 0.0, 0, True, message, "mean")
+    if flow.inner.conserves:
+        return conserved(flow, observed if start is None else start, rtol, maxiter)
     low, high = fidelity.bounds()
     if high == 0:
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
@@ -292,6 +295,27 @@ def _iterate(flow: LinearFlow, observed: Array, rtol: float, maxiter: int) -> Eq
     return Equilibrium(**vars(functional.minimizer(rtol=rtol, maxiter=maxiter)), method="conjugate gradients")
 
 
+def conserved(flow: LinearFlow, start: Any, rtol: float | None, maxiter: int) -> Equilibrium:
+    """Return the limit of an E-flow that conserves the mean: where dE/du is one constant, the one of the mean of u(0).
+
+    u* + c w with (L + phi) w = 1 beside the minimizer u* of E. Where phi is 0 at some node w is not that of an E.
+    """
+    functional, u, fidelity = flow.functional, flow.check_signal("start", start), flow.fidelity
+    assert isinstance(functional, E) and fidelity is not None  # noqa: PT018  # a GradientFlow with a fidelity
+    if fidelity.width > 1 or not fidelity.bounds()[0] > 0:
+        raise InputError(
+            "fidelity: got one with matrices or with 0 at some node, expected numbers > 0 for the limit in the metric "
+            f"{flow.metric!r}; follow it with solve()"
+        )
+    flat = functional.minimizer(rtol=rtol, maxiter=maxiter)
+    lift = functional.with_observed(1 / fidelity.times(namespace(u).ones_like(u))).minimizer(rtol=rtol, maxiter=maxiter)
+    change = (flow.mean(u) - flow.mean(flat.u)) / flow.mean(lift.u)
+    return Equilibrium(
+        flat.u + change * lift.u, max(flat.residual, lift.residual), flat.iterations + lift.iterations,
+        flat.success and lift.success, f"{flat.message}, with the mean of u(0)", "conjugate gradients",
+    )  # fmt: skip
+
+
 def check_frozen(flow: Any, *, constraint: bool = False) -> None:
     """Raise `InputError` unless `flow` is linear with a frozen kernel; with a constraint only where that is allowed."""
     if not isinstance(flow, LinearFlow):
@@ -302,12 +326,12 @@ def check_frozen(flow: Any, *, constraint: bool = False) -> None:
         raise InputError(
             f"flow: got one with a {flow.terms.constraint!r}, expected one without, for which bounds are known"
         )
-    if flow.terms.moving:
+    if flow.moving:
         raise InputError(
-            f"flow: got a {type(flow).__name__} with a {' and a '.join(flow.terms.moving)}, expected one that is given "
+            f"flow: got a {type(flow).__name__} with a {' and a '.join(flow.moving)}, expected one that is given "
             "by its kernel and its fidelity alone, of which limits are known; follow it with solve()"
         )
-    given = flow.fidelity is not None or flow.terms.constraint is not None
+    given = flow.terms.constraint is not None or (flow.fidelity is not None and not flow.inner.conserves)
     if not flow.inner.by_nodes and (given or not constraint):
         raise InputError(
             f"flow: got the metric {flow.metric!r}, in which a fidelity or a constraint has another limit, expected "

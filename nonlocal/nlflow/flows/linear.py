@@ -29,7 +29,7 @@ from nlflow.flows.reactions import Reaction, Source, Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
-from nlflow.functionals.metrics import Metric, as_metric
+from nlflow.functionals.metrics import ConservedMetric, Metric, as_metric
 
 
 @underflowing
@@ -67,10 +67,11 @@ class LinearFlow(Flow):
     def _take(self, affinity: Affinity, fidelity: Fidelity | None) -> None:
         self.affinity = affinity
         self.fidelity = fidelity
-        alike = self.inner.by_nodes or fidelity is None or fidelity.uniform is not None
-        self.symmetric = affinity.symmetric and alike
+        self.inner.check(affinity)
+        self.symmetric = affinity.symmetric and self.inner.self_adjoint(affinity, fidelity)
         self._pulled: list[tuple[Array, Array]] = []  # one place for the flow at all times
         self._modes: list[Modes | None] = []
+        self._even: list[Self] = []
         self.rate: Array | float = self.inner.rate(affinity)
 
     @property
@@ -85,7 +86,7 @@ class LinearFlow(Flow):
         fidelity = None if self.fidelity is None else self.fidelity.stated(self.observed)
         own = (fidelity, "") if stated is None else (stated.fidelity, stated.measure)
         fixed = None if self.terms.observed is not None else self.observed
-        return [own[1], fixed, own[0], *self.terms.given()]
+        return [own[1], fixed, own[0], *self.terms.given(), *self.inner.given()]
 
     @property
     def timed(self) -> bool:
@@ -170,15 +171,27 @@ class LinearFlow(Flow):
 
     def _found_modes(self) -> Modes | None:
         uniform = 0.0 if self.fidelity is None else self.fidelity.uniform
-        if not self.plain or uniform is None or (bases := bases_of(self.affinity)) is None:
+        conserved = self.inner if isinstance(self.inner, ConservedMetric) else None
+        known = self.inner.by_nodes or (conserved is not None and conserved.even)
+        mobile = self.affinity if conserved is None or conserved.affinity is None else conserved.affinity
+        if not (self.plain and known) or uniform is None or (bases := bases_of(self.affinity, mobile)) is None:
             return None
         # Where a transform diagonalizes P all degrees are alike.
-        rate = 1.0 if self.inner.normalized else math.exp(float(self.affinity.log_degree.ravel()[0]))
-        return Modes(bases[0], rate * bases[0].rest + uniform)
+        rates = [math.exp(float(one.log_degree.ravel()[0])) for one in (self.affinity, mobile)]
+        values = (1.0 if self.inner.normalized else rates[0]) * bases[0].rest + uniform
+        if conserved is None:
+            return Modes(bases[0], values)
+        moving = conserved.factor * rates[1] * bases[1].rest
+        return Modes(bases[0], moving * values, moving)
 
     @property
     def conserves_mean(self) -> bool:
-        """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden."""
+        """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden.
+
+        In a metric that conserves it (`ConservedMetric`), whatever pulls, but where a constraint gives values.
+        """
+        if self.inner.conserves:
+            return self.affinity.symmetric and self.plain and self.terms.constraint is None
         pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
         return self.symmetric and self.plain and not (pulls or self.terms.words)
 
@@ -199,10 +212,57 @@ class LinearFlow(Flow):
         """Return how a force moves the signal, B of the metric times it: the force itself where that is by nodes."""
         if self.inner.by_nodes:
             return force
-        return self.inner.moved(force, lambda v: self._times_rate(v - self.average(v)))
+        moved = self.inner.moved(force, lambda v: self._times_rate(v - self.average(v)))
+        return self.without_mean(moved) if self.inner.conserves else moved
+
+    def without_mean(self, v: Array) -> Array:
+        """Return `v` less its mean: what rounding leaves of that of a conserved motion."""
+        return v - self.affinity.mean(v, self.inner.measure)
+
+    def with_mean_of(self, u: Array, v: Array) -> Array:
+        """Return `v` with the mean of `u` where the metric conserves it, which rounding does not quite; or `v`."""
+        return u + self.without_mean(v - u) if self.inner.conserves and self.conserves_mean else v
+
+    def metric_at(self, u: Array) -> Self:
+        """Return the flow with the metric that it has at `u`: itself unless that has a mobility m(u)."""
+        if not self.inner.varies:
+            return self
+        return self.in_metric(self.inner.at(u))
+
+    @property
+    def evened(self) -> Self:
+        """The flow with one mobility everywhere, the largest: itself in metrics that have none."""
+        if not isinstance(self.inner, ConservedMetric) or self.inner.even:
+            return self
+        if not self._even:
+            self._even.append(self.in_metric(self.inner.evened()))
+        return self._even[0]
+
+    def in_metric(self, inner: Metric) -> Self:
+        """Return the flow in another metric with the same measure."""
+        result = copy.copy(self)
+        result.inner, result._modes = inner, []
+        result.symmetric = self.affinity.symmetric and inner.self_adjoint(self.affinity, self.fidelity)
+        return result
+
+    def force(self, u: Array) -> Array:
+        """Return -dE/du at `u` in the densities of the measure, r (Pu - u) + phi (f - u) + R(u) + g; du/dt is B of it.
+
+        Its negative is the chemical potential mu of a conserved flow. One average.
+        """
+        now = self.at(self.held(u))
+        return now._force(now.held(u))
+
+    def _force(self, u: Array) -> Array:
+        result = -self._times_rate(u - self.average(u))
+        if self.fidelity is not None and self.observed is not None:
+            result = result + self.fidelity.times(self.observed - u)
+        return result + self.terms.driving(self.time, u) if self.terms.drives else result
 
     def linear(self, v: Array) -> Array:
         """Return A v = r (v - Pv) + phi v for the kernel that the flow holds; the flow is du/dt = -A u + phi f."""
+        if self.fidelity is not None and self.moves_whole:
+            return self.moved(self._times_rate(v - self.average(v)) + self.fidelity.times(v))
         result = self.diffusion(v)
         return result if self.fidelity is None else result + self.moved(self.fidelity.times(v))
 
@@ -212,7 +272,9 @@ class LinearFlow(Flow):
         With a constraint that of `u` with its values, and 0 at its nodes.
         """
         u = self.held(u)
-        now = self.at(u)
+        now = self.at(u).metric_at(u)
+        if now.moves_whole:
+            return now.free(now.moved(now._force(u)))
         result = -now.diffusion(u)
         if now.fidelity is not None and now.observed is not None:
             result = result + now.moved(now.fidelity.times(now.observed - u))
@@ -222,9 +284,9 @@ class LinearFlow(Flow):
         """Return the derivative of `velocity` at `u` along `v`: -A v, and that of a reaction; see `Flow.jacobian`.
 
         Exact for a frozen kernel and a reaction with a derivative; by differences where the kernel follows the signal,
-        and where `velocity` is overridden alone. One average.
+        where `velocity` is overridden alone, and for a mobility m(u). One average.
         """
-        if (self.evolving and self.every == 1) or self.overridden("linear"):
+        if (self.evolving and self.every == 1) or self.overridden("linear") or self.inner.varies:
             return super().jacobian(u, v)
         u, v = self.held(u), self.free(v)
         result = -self.linear(v)
@@ -288,11 +350,16 @@ class LinearFlow(Flow):
     @property
     def has_own_bounds(self) -> bool:
         """Whether `spectral_bounds` are known to be those of the operator that the flow has."""
-        return self.plainly_linear
+        return self.plainly_linear or (self.plain and isinstance(self.inner, ConservedMetric))
 
     def diffusion_bound(self) -> float:
         """Return an upper bound of the spectrum of `diffusion`."""
         return self.inner.diffusion_bound(self._bound())
+
+    def driving_bound(self) -> float:
+        """Return a bound of the slope of `driven`, 0 without a reaction; NaN where that of the metric is not known."""
+        bound = self.terms.bound
+        return bound if bound == 0 else bound * self.inner.force_bound(self._bound())
 
     def _bound(self) -> float:
         """Return an upper bound of the spectrum of r (I - P)."""
@@ -308,7 +375,8 @@ class LinearFlow(Flow):
                 parts += [now.fidelity.times(now.observed - u)]
             if now.terms.drives:
                 parts.append(now.terms.driving(now.time, now.held(u)))
-            return sum(now.norm(part) for part in parts)
+            total = sum(now.norm(part) for part in parts)
+            return total if self.inner.by_nodes else total * self.inner.force_bound(self._bound())
 
     def energy(self, u: Array) -> float:
         """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
@@ -358,7 +426,12 @@ class LinearFlow(Flow):
         piece : {'average', 'diffusion', 'linear'}
             What an integrator is made of, beside the fidelity.
         """
-        return "velocity" if self.terms.words else self.overridden(piece)
+        return "velocity" if self.moving or self.terms.words else self.overridden(piece)
+
+    @property
+    def moving(self) -> list[str]:
+        """What moves the signal beside linear pieces, in words for messages."""
+        return [*self.terms.moving, *(["mobility m(u)"] if self.inner.varies else [])]
 
     def overridden(self, piece: str) -> str | None:
         """Return what `more_than` does, terms left aside."""
@@ -371,7 +444,7 @@ class LinearFlow(Flow):
     def split(self) -> bool:
         """Whether `pulled` and `driven` are those of `velocity` and `linear`, and need not be taken from them."""
         said = max(self._depth("pulled"), self._depth("driven"))
-        return said <= min(self._depth("velocity"), self._depth("linear"))
+        return said <= min(self._depth("velocity"), self._depth("linear")) and not self.inner.varies
 
     @property
     def plainly_linear(self) -> bool:
@@ -380,9 +453,14 @@ class LinearFlow(Flow):
         return self.inner.by_nodes and all(self._depth(piece) >= depth for piece in ("average", "diffusion", "linear"))
 
     @property
+    def moves_whole(self) -> bool:
+        """Whether the metric moves the sum of all forces at once, which saves averages."""
+        return not self.inner.by_nodes and self._depth("diffusion") >= self._depth("_take")
+
+    @property
     def plain(self) -> bool:
-        """Whether no piece is overridden: P, the rate, the fidelity and the terms say all."""
-        own = self.overridden("average") is None and self.inner.by_nodes
+        """Whether no piece is overridden: P, the rate, the fidelity, the metric and the terms say all."""
+        own = self.overridden("average") is None
         return own and self._depth("average") >= self._depth("_take")
 
     def _depth(self, name: str) -> int:
@@ -415,10 +493,12 @@ class GradientFlow(LinearFlow):
     Parameters
     ----------
     functional : J or E
-    metric : {'l2', 'degree'}
+    metric : {'l2', 'degree', 'conserved'} or Metric
         ``l2``: du/dt = -Lu [- lambda (u - f)], conserves sum w u. ``degree``: the same divided by d,
         du/dt = Pu - u [+ lambda~ (f - u)], conserves sum w d u, and needs no degree, so logits of any size work. P, L
         and d are those of K = k + k^T: for a symmetric k, P is that of k and d is twice the affinity's ``degree``.
+        ``conserved``: du/dt = -L mu with mu the gradient in the L2 metric, as of the Cahn-Hilliard equation;
+        `ConservedMetric` has a mobility, and takes L from another affinity.
     evolving : bool
         Take the kernel from u(t), as a transformer does from layer to layer; from u(0) at the start, so that of the
         affinity's features only the kind counts. Then it is no gradient flow of one J, but Pu is still an average.

@@ -85,13 +85,16 @@ class Modes:
         The transform.
     values : array of the shape of its images, or with an axis of D channels or two of D x D matrices beside
         Eigenvalues of A, one for all channels or one for each, or what A does to the channels of a mode.
+    moving : array of the shape of images, optional
+        Eigenvalues of B of the metric, 1 by default.
     """
 
-    def __init__(self, basis: Diagonal, values: Floats) -> None:
+    def __init__(self, basis: Diagonal, values: Floats, moving: Floats | None = None) -> None:
         self.basis = basis
         beside = values.ndim - basis.rest.ndim
         self._values = values[..., None] if beside == 0 else values
         self._mixed = beside == 2
+        self._moving: Floats | float = 1.0 if moving is None else moving[..., None]
         self._gains: dict[tuple[Any, ...], Floats] = {}
 
     @property
@@ -120,15 +123,16 @@ class Modes:
         """Return `deviation` of A times what has this image; of modes in which no channel is mixed."""
         return self._times(self._gain(("deviation", 0, h), lambda: deviation(h, self._values)), image)
 
-    def inverse(self, lift: float, s: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return (lift + s A)^-1 times what has this image."""
+    def inverse(self, s: float, shift: float, image: NDArray[Any]) -> NDArray[Any]:
+        """Return (1 + s (A + shift B))^-1 times what has this image."""
 
         def gain() -> Floats:
             if not self._mixed:
-                return 1 / (lift + s * self._values)
-            return np.asarray(np.linalg.inv(lift * np.eye(self._values.shape[-1]) + s * self._values), np.float64)
+                return np.asarray(1 / (1 + s * (self._values + shift * self._moving)))
+            unit = (1 + s * shift) * np.eye(self._values.shape[-1])
+            return np.asarray(np.linalg.inv(unit + s * self._values), np.float64)
 
-        return self._times(self._gain(("inverse", lift, s), gain), image)
+        return self._times(self._gain(("inverse", s, shift), gain), image)
 
     def eigenvalues(self) -> NDArray[Any]:
         """Return the eigenvalues of A."""

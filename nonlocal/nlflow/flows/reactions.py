@@ -287,6 +287,19 @@ class Reaction:
                     "flow for what mixes channels"
                 )
 
+    def bound_between(self, low: float, high: float) -> float:
+        """Return a bound of |R'| for values from low to high: the `bound` where they are in the interval.
+
+        Otherwise the largest of 4097 values of R', or of its differences, and of the `bound`.
+        """
+        slack = 1e-9 * (self.interval[1] - self.interval[0])
+        if self.components is not None or (self.interval[0] - slack <= low and high <= self.interval[1] + slack):
+            return self.bound
+        places = np.linspace(min(low, self.interval[0]), max(high, self.interval[1]), _FINE)
+        with np.errstate(over="ignore", invalid="ignore"):
+            steep = self.derivative(places) if self.derivative else self._difference(self.function, places)
+        return max(self.bound, float(np.abs(steep).max()))
+
     def word(self) -> str:
         """Return what tells the reaction from others: its name and a digest of its values."""
         samples = self._samples()

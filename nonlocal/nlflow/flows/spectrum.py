@@ -61,7 +61,8 @@ def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> Floats:
     diagonal is the sum of the rates of leaving a node: 1 - P_ii has no digits where P_ii is nearly 1.
     """
     matrix = apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
-    return _by_rates(flow, matrix) if diffusion and flow.plain and flow.terms.constraint is None else matrix
+    by_rates = diffusion and flow.plain and flow.inner.by_nodes and flow.terms.constraint is None
+    return _by_rates(flow, matrix) if by_rates else matrix
 
 
 def _by_rates(flow: LinearFlow, matrix: Floats) -> Floats:
@@ -221,7 +222,7 @@ def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any
         When the iteration for them does not converge.
     """
     n = _unknowns(flow, diffusion)
-    if flow.modes is not None and flow.fidelity is None and flow.terms.constraint is None:
+    if flow.modes is not None and (flow.fidelity is None or not diffusion) and flow.terms.constraint is None:
         return flow.modes.eigenvalues()
     if n <= _DENSE_NODES:
         free = _free(flow, n)
@@ -263,7 +264,8 @@ def relaxation_rate(flow: LinearFlow) -> float:
 
     The smallest real part of an eigenvalue of A = r (I - P) + phi, between free nodes where there is a constraint.
     Otherwise for one fidelity at all nodes constants are left out, which neither the J-flow nor (started from f) the
-    E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). From the symbol of the kernel on
+    E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). So they are in a metric that
+    conserves the mean, whatever the fidelity. From the symbol of the kernel on
     periodic and reflecting grids; otherwise dense up to 1000 nodes, and beyond by Lanczos iteration to 1e-4 of the rate
     at least, or by Arnoldi iteration where P is not symmetric. 0 when the affinity falls into parts that do not see
     each other.
@@ -273,7 +275,8 @@ def relaxation_rate(flow: LinearFlow) -> float:
     NumericalError
         When the iteration does not converge, or a rate is too slow for it.
     """
-    uniform = _uniform(flow)
+    uniform = _uniform(flow) and flow.inner.by_nodes
+    settled = uniform or flow.conserves_mean  # constants have nothing to forget
     n = _unknowns(flow, uniform)
     low, high = flow.spectral_bounds()
     if n == 1:
@@ -289,7 +292,7 @@ def relaxation_rate(flow: LinearFlow) -> float:
                 values = np.linalg.eigvalsh(_symmetric(matrix, len(matrix) * flow.affinity.domain.size // n))
             else:
                 values = np.sort(np.linalg.eigvals(matrix).real)
-            rate = float(values[1 if uniform else 0])
+            rate = float(values[1 if settled else 0])
         else:
             root = _root_measure(flow, n) if flow.symmetric else np.ones(n)
             between = _product(flow, root, diffusion=uniform)
@@ -303,14 +306,14 @@ def relaxation_rate(flow: LinearFlow) -> float:
 
                 def lifted(v: Floats) -> Floats:
                     # Constants are moved from 0 to the other end of the spectrum.
-                    lift = 2 * high * float(unit @ v) if uniform else 0.0
+                    lift = 2 * high * float(unit @ v) if settled else 0.0
                     return np.asarray(product(v) + lift * unit)
 
                 # Lowered by the tolerance, so that what is told of the limit from it is on the safe side.
                 rate = _slowest(flow, lifted, n) * (1 - 1e-8)
             else:
                 pair = extreme(product, n, "SR", 2, tol=1e-8, rounding=_rounding(flow))
-                rate = float(np.sort(pair.real)[1 if uniform else 0])
+                rate = float(np.sort(pair.real)[1 if settled else 0])
     except NumericalError as error:
         raise NumericalError(
             "flow: the slowest rate was not found by iteration; use at most "

@@ -2,6 +2,7 @@ from .constraint import Constraint as Constraint
 from .energies import E as E
 from .energies import J as J
 from .fractional import FractionalLaplacian as FractionalLaplacian
+from .metrics import ConservedMetric as ConservedMetric
 from .misfits import L1 as L1
 from .misfits import Huber as Huber
 from .misfits import KullbackLeibler as KullbackLeibler

@@ -95,7 +95,7 @@ def _check_descent(contract: Contract, flow: Flow, u: Any, velocity: Any) -> Non
     if not math.isfinite(slope):
         return
     contract.holds(slope <= rounding, "the energy falls along the velocity", f"dE/dt = {slope:.4g}", "dE/dt <= 0")
-    if not isinstance(flow, LinearFlow) or not flow.plain:
+    if not isinstance(flow, LinearFlow) or not (flow.plain and flow.inner.by_nodes):
         return
     square = np.asarray(to_numpy(velocity), dtype=np.float64).reshape(flow.affinity.domain.size, -1) ** 2
     logs = np.asarray(to_numpy(flow.affinity.log_degree), dtype=np.float64).ravel()

@@ -144,7 +144,7 @@ def check_same_flow(flow: Flow, integrator: Integrator, u: Array) -> None:
 
     At a signal like `u`, of flows that override a piece.
     """
-    if not isinstance(flow, LinearFlow) or flow.plain:
+    if not isinstance(flow, LinearFlow) or (flow.plain and flow.inner.by_nodes):
         return
     counted = flow.applications
     probe = _like(flow, u)
@@ -174,7 +174,7 @@ def _like(flow: LinearFlow, u: Array) -> Array:
 def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
     """Raise `InputError` where an integrator that is made of a linear piece would leave out a part of the flow."""
     linear = as_linear(flow)
-    beside = linear.terms.moving if integrator.takes_constraint else linear.terms.words
+    beside = linear.moving + ([] if integrator.takes_constraint else linear.terms.words[len(linear.terms.moving) :])
     if beside:
         raise InputError(
             f"integrator: {type(integrator).__name__} is made of the flow's {piece}() and would leave out the "
@@ -188,6 +188,13 @@ def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
             f"whose {name}() says more and would be left out; use RungeKutta() or ExplicitEuler(dt), or override "
             f"{piece}() too"
         )
+
+
+def symmetry_of(flow: LinearFlow) -> str:
+    """Return what has to be symmetric, and is not, in words for messages."""
+    if not flow.affinity.symmetric:
+        return "a symmetric affinity"
+    return f"a linear part that is self-adjoint, which it is not in the metric {flow.inner!r}"
 
 
 def check_terms(flow: Flow, integrator: Integrator) -> None:
@@ -214,11 +221,12 @@ def check_terms(flow: Flow, integrator: Integrator) -> None:
 def explicit_limit(flow: Flow, *, free: bool = False) -> float:
     """Return the limit of explicit Euler for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound).
 
-    For eigenvalues of A anywhere in the disk of that limit and real slopes of the reaction, up to the bound. NaN where
-    the flow has more, of which no slope is known. With `free` a lower limit that costs nothing.
+    For eigenvalues of A anywhere in the disk of that limit and real slopes of the reaction, up to the bound, which a
+    metric may raise. NaN where the flow has more, of which no slope is known. With `free` a lower limit that costs
+    nothing.
     """
     linear = as_linear(flow)
     if not is_told(linear):
         return math.nan
-    limit, bound = linear.safe_step if free else euler_limit(linear), linear.terms.bound
+    limit, bound = linear.safe_step if free else euler_limit(linear), linear.driving_bound()
     return limit if bound == 0 else 1 / (1 / limit + bound / 2)

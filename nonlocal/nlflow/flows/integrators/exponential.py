@@ -17,7 +17,7 @@ from scipy import fft
 from nlflow._array import Array, Floats, is_numpy, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import Integrator, check_made_of
+from nlflow.flows.integrators.base import Integrator, check_made_of, symmetry_of
 from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.linear import LinearFlow, as_linear
 from nlflow.flows.modes import Modes, phi
@@ -157,7 +157,8 @@ class Exponential(Integrator):
         if flow.evolving:
             raise InputError("integrator: Exponential needs a frozen kernel; use RungeKutta() or SemiImplicit()")
         if not flow.symmetric:
-            raise InputError("integrator: Exponential needs a symmetric affinity; use RungeKutta() or SemiImplicit()")
+            advice = "SemiImplicit()" if flow.inner.by_nodes else "IMEX(dt)"
+            raise InputError(f"integrator: Exponential needs {symmetry_of(flow)}; use RungeKutta() or {advice}")
         check_made_of(flow, "linear", self)
         _check_own(as_linear(flow))
 
@@ -166,7 +167,7 @@ class Exponential(Integrator):
         """Whether the flow is one whose exact solution this is."""
         if not isinstance(flow, LinearFlow) or not flow.symmetric or flow.evolving:
             return False
-        return not (flow.terms.moving or flow.timed or flow.overridden("linear"))
+        return not (flow.moving or flow.timed or flow.overridden("linear"))
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal at `target`; see `Integrator.advance`."""
@@ -176,6 +177,10 @@ class Exponential(Integrator):
         low, high = flow.spectral_bounds()
         high = max(high, low + 1e-300, 1e-300)
 
+        if (modes := modes_of(flow, u)) and not flow.inner.by_nodes:
+            moved = modes.back(modes.phi(1, span, modes.forward(flow.drawn(u) - flow.linear(u))), u.dtype)
+            return u + (flow.without_mean(moved) if flow.inner.conserves else moved), target
+
         def decay(a: Any) -> Any:
             return np.exp(-span * a)
 
@@ -184,14 +189,15 @@ class Exponential(Integrator):
             safe = np.where(small, 1.0, a)
             return np.where(small, span * (1 - span * a / 2), -np.expm1(-span * safe) / safe)
 
-        if flow.terms.constraint is not None or not flow.plain:
+        if flow.terms.constraint is not None or not (flow.plain and flow.inner.by_nodes):
             # From the velocity, so that what is at rest stays at rest; it and the signal differ by the scale of A.
             size = max(abs(low), abs(high))
             toward, tail = chebyshev_coefficients(lambda a: size * response(a), low, high, tol / 2)
             memory["error_bound"] = memory.get("error_bound", 0.0) + 2 * tail
             v = flow.free(u)
             slope = (flow.drawn(v) - flow.on_free(v)) / size
-            return flow.held(v + chebyshev_sums(flow.on_free, slope, low, high, [toward])[0]), target
+            moved = chebyshev_sums(flow.on_free, slope, low, high, [toward])[0]
+            return flow.held(v + (flow.without_mean(moved) if flow.conserves_mean else moved)), target
         if flow.conserves_mean or flow.fidelity is None or flow.observed is None:
             coefficients, tail = chebyshev_coefficients(decay, low, high, tol)
             memory["error_bound"] = memory.get("error_bound", 0.0) + tail
@@ -262,7 +268,8 @@ class ExponentialStep(SplitStep):
     def back(flow: LinearFlow, image: Array, like: Array) -> Array:
         """Return the signal that a sum of what `applied` returns stands for."""
         modes = modes_of(flow, like)
-        return image if modes is None else modes.back(image, like.dtype)
+        moved = image if modes is None else modes.back(image, like.dtype)
+        return flow.without_mean(moved) if flow.inner.conserves and flow.conserves_mean else moved
 
 
 def modes_of(flow: LinearFlow, v: Array) -> Modes | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, check_number, checked_call
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import Integrator, check_made_of, explicit_limit
+from nlflow.flows.integrators.base import Integrator, check_made_of, explicit_limit, symmetry_of
 from nlflow.flows.linear import LinearFlow, as_linear
 from nlflow.flows.spectrum import euler_limit, is_told, largest_eigenvalue, limit_of, own_eigenvalues
 
@@ -72,10 +72,14 @@ class SplitStep(FixedStep):
     self_adjoint = False
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return the reach over the bound of the reaction's slope, infinity without a reaction."""
-        if not is_told(as_linear(flow)):
+        """Return the reach over the bound of the reaction's slope, infinity without a reaction.
+
+        NaN with a reaction in a metric that is not by nodes: where it is steep A dampens, by how much is not known.
+        """
+        linear = as_linear(flow)
+        bound = linear.terms.bound
+        if not is_told(linear) or linear.inner.varies or (bound > 0 and not linear.inner.by_nodes):
             return math.nan
-        bound = as_linear(flow).terms.bound
         return self.reach / bound if bound > 0 else math.inf
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
@@ -91,7 +95,8 @@ class SplitStep(FixedStep):
             raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
         by_transform = linear.modes is not None and linear.terms.constraint is None
         if self.self_adjoint and not (linear.symmetric or by_transform):
-            raise InputError(f"integrator: {name} needs a symmetric affinity; use RungeKutta()")
+            advice = "" if linear.inner.by_nodes else " or IMEX(dt)"
+            raise InputError(f"integrator: {name} needs {symmetry_of(linear)}; use RungeKutta(){advice}")
         if over := linear.overridden("linear"):
             raise InputError(
                 f"integrator: {name} is made of the flow's linear() and its terms, got a {type(flow).__name__}, whose "

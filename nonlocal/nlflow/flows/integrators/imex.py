@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from nlflow._array import Array, namespace, over_channels, power_of_two, scalar, underflowing
@@ -18,6 +19,7 @@ from nlflow.functionals.krylov import error_allowed
 _MOST = 10_000  # averages for one linear system
 _GAMMA = 1 - math.sqrt(0.5)
 _DELTA = 1 - 1 / (2 * _GAMMA)
+_WIDENINGS = 20  # of the interval of a reaction in one step
 
 
 class ImplicitStep(SplitStep):
@@ -32,7 +34,9 @@ class ImplicitStep(SplitStep):
 
     @staticmethod
     def solved(flow: LinearFlow, b: Array, s: float, shift: float, guess: Array) -> Array:
-        """Return x with (1 + s shift) x + s A x = b, of signals that are 0 where a constraint gives values.
+        """Return x with x + s (A + shift B) x = b, of signals that are 0 where a constraint gives values.
+
+        B is that of the metric, 1 where it is by nodes.
 
         Raises
         ------
@@ -41,9 +45,9 @@ class ImplicitStep(SplitStep):
             of the largest value, as rounding keeps it for s rho beyond 10^7.
         """
         xp = namespace(b)
-        lift = 1 + s * shift
         if modes := modes_of(flow, b):
-            return modes.back(modes.inverse(lift, s, modes.forward(b)), b.dtype)
+            return modes.back(modes.inverse(s, shift, modes.forward(b)), b.dtype)
+        lift = 1 + s * shift * (1.0 if flow.inner.by_nodes else 0.0)
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
         size = power_of_two(scalar(xp.max(xp.abs(b))))  # squares of very large and very small values have no float
         # Over the diagonal: a node of a large degree or fidelity is stiff by itself, and hides the others.
@@ -52,10 +56,15 @@ class ImplicitStep(SplitStep):
             outer = lift + s * over_channels(flow.rate, b)
             relative = None if flow.fidelity is None else flow.fidelity.scaled(s / (lift + s * flow.rate))
         axes = tuple(range(len(flow.affinity.domain.shape)))
-        rows = Rows.of(
-            lambda v: lift * v + s * flow.on_free(v), relative, b, axes, outer=outer, stopped=lift / outer,
-            free=flow.free,
-        )  # fmt: skip
+        operator = _operator(flow, s, shift)
+        if near := modes_of(flow.evened, b):
+            exact, outer = operator, 1.0
+
+            def operator(v: Array) -> Array:
+                return near.back(near.inverse(s, shift, near.forward(exact(v))), v.dtype)
+
+            b = near.back(near.inverse(s, shift, near.forward(b)), b.dtype)
+        rows = Rows.of(operator, relative, b, axes, outer=outer, stopped=lift / outer, free=flow.free)
         run = rows.by_gmres(_MOST, _over_all if flow.mixes else None)
         if flow.symmetric and not flow.mixes:
             run = rows.by_conjugate_gradients(over_channels(flow.measure(b), b), _MOST, measured=rows.scaled)
@@ -73,6 +82,15 @@ class ImplicitStep(SplitStep):
 def _over_all(v: Array, w: Array) -> Array:
     """Return the inner product of two signals whose channels are one system."""
     return namespace(v).reshape(namespace(v).sum(v * w, dtype=namespace(v).float64), (1,))
+
+
+def _operator(flow: LinearFlow, s: float, shift: float) -> Callable[[Array], Array]:
+    """Return 1 + s (A + shift B)."""
+    if flow.inner.by_nodes:
+        return lambda v: (1 + s * shift) * v + s * flow.on_free(v)
+    if shift == 0:
+        return lambda v: v + s * flow.on_free(v)
+    return lambda v: v + s * (flow.on_free(v) + shift * flow.free(flow.moved(v)))
 
 
 @underflowing
@@ -138,18 +156,22 @@ class IMEX(ImplicitStep):
             if len(rests) < len(table.stages):
                 slopes.append(pull - linear.on_free(stage))
                 rests.append(here.rest(stage))
-        return stage
+        return linear.with_mean_of(part, stage)
 
 
 @underflowing
 class ConvexSplitting(ImplicitStep):
-    """Implicit step whose energy falls however long it is, (1 + h (A + b)) u' = u + h (F + N + b u); order 1.
+    """Implicit step whose energy falls however long it is, (1 + h (A + b)) (u' - u) = h (F + N - A u); order 1.
 
     b bounds the slope of the reaction R, so J + b |u|^2 / 2 is convex and its other part, F - b |u|^2 / 2 with F' = -R,
     concave: the first is taken at the end of the step, the second at the beginning (Eyre 1998, doi
     10.1557/PROC-529-39). Where the ends of the reaction's interval are at rest or point inward, as those of `AllenCahn`
     and `FisherKPP`, the signal stays in it, and the energy falls from step to step for any h. A long step only moves
-    little: its error is about h b.
+    little: its error is about h b. Where the signal leaves the interval, as in the Cahn-Hilliard equation, b is that of
+    the values at both ends of the step, which is taken again if it has to be.
+
+    In a `ConservedMetric` b is b M, and a mobility m(u) is that of the beginning of the step. The mean is kept to
+    rounding, and the energy falls for any h.
 
     Parameters
     ----------
@@ -162,7 +184,23 @@ class ConvexSplitting(ImplicitStep):
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the signal after one step."""
-        linear: Any = as_linear(flow)
-        part, bound = linear.free(u), linear.terms.bound
-        b = part + dt * (linear.when(flow.time + dt).toward(part) + linear.rest(part) + bound * part)
-        return self.solved(linear, b, dt, bound, part)
+        linear: Any = as_linear(flow).metric_at(u)
+        part, reaction, bound = linear.free(u), linear.terms.reaction, linear.terms.bound
+        b = dt * (linear.when(flow.time + dt).toward(part) + linear.rest(part) - linear.on_free(part))
+        change = 0 * part
+        for _ in range(_WIDENINGS):
+            change = self.solved(linear, b, dt, bound, change)
+            moved = linear.with_mean_of(part, part + change)
+            steep = bound if reaction is None else reaction.bound_between(*_range_of(linear.held(u), moved))
+            if steep <= bound:
+                return moved
+            bound = steep * (1 + 1e-3)
+        raise StepFailureError(
+            f"the signal leaves the interval of {reaction!r} in each step, however steep it is taken to be there; use "
+            "a smaller dt, or give the reaction a wider interval"
+        )
+
+
+def _range_of(*signals: Array) -> tuple[float, float]:
+    xp = namespace(signals[0])
+    return min(scalar(xp.min(u)) for u in signals), max(scalar(xp.max(u)) for u in signals)

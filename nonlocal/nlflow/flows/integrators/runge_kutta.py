@@ -189,7 +189,7 @@ class RungeKutta(Integrator):
         """Whether a bound of the spectrum that costs nothing allows the step."""
         linear = as_linear(flow)
         known = linear.symmetric and linear.plainly_linear and is_told(linear)
-        highest = linear.spectral_bounds()[1] + linear.terms.bound
+        highest = linear.spectral_bounds()[1] + linear.driving_bound()
         return known and (self.dt or 0.0) * highest <= self.tableau.reach
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
