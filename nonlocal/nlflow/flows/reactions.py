@@ -290,14 +290,18 @@ class Reaction:
     def bound_between(self, low: float, high: float) -> float:
         """Return a bound of |R'| for values from low to high: the `bound` where they are in the interval.
 
-        Otherwise the largest of 4097 values of R', or of its differences, and of the `bound`.
+        Otherwise the largest of 4097 values of R', or of its differences, and of the `bound`; the `bound` of a reaction
+        that is more than a function of one value.
         """
+        if self.turns or self.timed or self.placed:
+            return self.bound
         slack = 1e-9 * (self.interval[1] - self.interval[0])
-        if self.components is not None or (self.interval[0] - slack <= low and high <= self.interval[1] + slack):
+        if self.interval[0] - slack <= low and high <= self.interval[1] + slack:
             return self.bound
         places = np.linspace(min(low, self.interval[0]), max(high, self.interval[1]), _FINE)
         with np.errstate(over="ignore", invalid="ignore"):
-            steep = self.derivative(places) if self.derivative else self._difference(self.function, places)
+            slope = self.derivative
+            steep = difference(self.function, places, np.ones(_FINE)) if slope is None else slope(places)
         return max(self.bound, float(np.abs(steep).max()))
 
     def word(self) -> str:
