@@ -33,6 +33,9 @@ from .flows.systems import SystemFlow as SystemFlow
 from .flows.trackers import Checkpoint as Checkpoint
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
+from .flows.wave import StoermerVerlet as StoermerVerlet
+from .flows.wave import WaveExponential as WaveExponential
+from .flows.wave import WaveFlow as WaveFlow
 from .functionals.constraint import Constraint as Constraint
 from .functionals.energies import E as E
 from .functionals.energies import J as J
@@ -82,6 +85,9 @@ __all__ = [
     "SemiImplicit",
     "SphereFlow",
     "SteadyState",
+    "StoermerVerlet",
+    "WaveExponential",
+    "WaveFlow",
     "affinity",
     "affinity_from_graph",
     "denoise",

@@ -52,3 +52,6 @@ from .trackers import DiscrepancyPrinciple as DiscrepancyPrinciple
 from .trackers import DistanceToConstant as DistanceToConstant
 from .trackers import Energy as Energy
 from .trackers import SteadyState as SteadyState
+from .wave import StoermerVerlet as StoermerVerlet
+from .wave import WaveExponential as WaveExponential
+from .wave import WaveFlow as WaveFlow
