@@ -77,6 +77,7 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
     """
 
     strong_order, strong_order_additive, weak_order = 0.5, 1.0, 1.0
+    called, longer = "EulerMaruyama", "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
         """Return that of `ExplicitEuler`; NaN, not known, for flows that are not linear but for terms."""
@@ -107,6 +108,7 @@ class Milstein(EulerMaruyama):
     """
 
     strong_order = 1.0
+    called = "Milstein"
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
         """Return the signal after a step."""
@@ -128,9 +130,9 @@ class PlatenWeak2(NoisyStep):
 
         u' = u + dt (v(u) + v(a)) / 2 + (s(b) + s(c) + 2 s(u)) dW / 4 + (s(b) - s(c)) (dW^2 - e^2) / (4 e)
 
-    Heun's step where there is no noise; where s does not depend on u it is Heun's with dW added. Of strong order 1 for
-    that, 1/2 for others. Stable for dt < 2 / (rho + b) as `EulerMaruyama`. Two velocities a step; sources may depend on
-    time.
+    Heun's step where there is no noise; where s does not depend on u it is Heun's with dW added. Of strong order 1,
+    since the strength of a value depends on no other. Stable for dt < 2 / (rho + b) as `EulerMaruyama`. Two velocities
+    a step; sources may depend on time.
 
     Parameters
     ----------
@@ -140,7 +142,7 @@ class PlatenWeak2(NoisyStep):
 
     order = 2.0
     takes_time = takes_constraint = True
-    strong_order, strong_order_additive, weak_order = 0.5, 1.0, 2.0
+    strong_order, strong_order_additive, weak_order = 1.0, 1.0, 2.0
     longer = "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
