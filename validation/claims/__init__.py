@@ -24,6 +24,8 @@ MODULES = (
     "killed_walk",
     "energy_balance",
     "energy_with_reactions",
+    "gibbs_law",
+    "orders_of_noisy_steps",
     "volume_constraint",
     "order_of_evolving_flows",
     "sphere_flows",
