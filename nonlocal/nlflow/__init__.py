@@ -27,9 +27,8 @@ _IN_ROOMS = {
     "denoising.patches": "PatchGroups",
     "domains": "Batch Mask",
     "equilibria": (
-        "choose_fidelity choose_parameter GaussianField "
-        "diversity Equilibrium fidelity_for_diversity find_equilibria find_equilibrium largest_stable_fidelity "
-        "stability"
+        "choose_fidelity choose_parameter continue_equilibria diversity Equilibrium fidelity_for_diversity "
+        "find_equilibria find_equilibrium GaussianField largest_stable_fidelity stability"
     ),
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (

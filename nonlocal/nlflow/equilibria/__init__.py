@@ -2,6 +2,7 @@
 
 from nlflow.equilibria.bounds import diversity, diversity_bounds, fidelity_for_diversity, largest_stable_fidelity
 from nlflow.equilibria.choice import Choice, choose_fidelity, choose_parameter
+from nlflow.equilibria.continuation import Branch, BranchPoint, continue_equilibria
 from nlflow.equilibria.eigenvalues import Stability, stability
 from nlflow.equilibria.field import Band, GaussianField, Variances
 from nlflow.equilibria.limits import Equilibrium, equilibrium
@@ -10,6 +11,8 @@ from nlflow.equilibria.sums import Estimate
 
 __all__ = [
     "Band",
+    "Branch",
+    "BranchPoint",
     "Choice",
     "Equilibrium",
     "Estimate",
@@ -18,6 +21,7 @@ __all__ = [
     "Variances",
     "choose_fidelity",
     "choose_parameter",
+    "continue_equilibria",
     "diversity",
     "diversity_bounds",
     "equilibrium",

@@ -17,6 +17,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.spectrum import extreme_pairs
 
 _AT_REST = 1e-6, 1e-3  # |F| relative to what cancels in it, up to which a signal counts as at rest; in float32
+_MOST = 64  # eigenvalues up to which iterations go on while all real parts are positive
 _DIGITS = 1e-11  # residual of an iteration, relative to the Jacobian
 
 
@@ -38,8 +39,7 @@ class Stability:
         estimate of first order, the residual and the error of products times the condition number of the eigenvalue;
         beyond 600 unknowns, where that is not known, without the condition number.
     unstable : int
-        How many eigenvalues have positive real parts. Beyond 600 unknowns among those that were computed: at least so
-        many.
+        How many eigenvalues have positive real parts. Beyond 600 unknowns at most 64 are counted.
     eigenvalues : array of shape (k,), complex
         By decreasing real part.
     vectors : array of shape (k, ...), complex
@@ -149,7 +149,7 @@ def _near_rest(equations: Equations, x: Floats) -> bool:
 class Spectrum:
     """Rightmost eigenpairs of a Jacobian, neutral directions moved to the other end of the spectrum.
 
-    `errors` are those of the eigenvalues; `vectors` has columns.
+    `errors` are those of the eigenvalues; `vectors` has columns; `size` is about the norm of the Jacobian.
     """
 
     values: NDArray[Any]
@@ -159,21 +159,26 @@ class Spectrum:
     unstable: int
     neutral: Neutral
     symmetric: bool
+    size: float
 
     @classmethod
-    def of(cls, equations: Equations, x: Floats, k: int, tangent: Tangent | None = None) -> Spectrum:
-        """Return k rightmost eigenpairs at `x`, with all of them up to `DENSE` unknowns."""
-        tangent = tangent or Tangent(equations, x)
+    def of(cls, equations: Equations, x: Floats, k: int, *, moved: bool = False) -> Spectrum:
+        """Return the rightmost eigenpairs at `x`, all or k of them; with `moved` without those of translations.
+
+        A grid holds patterns a little, in which case the eigenvalue of a translation is small and either above 0 or
+        below. It is that of the eigenvector which is most like the translation.
+        """
+        tangent = Tangent(equations, x)
         neutral = equations.neutral(x)
         n, root = len(x), np.sqrt(equations.weights)
         rng = np.random.default_rng(2)
         v, w = rng.standard_normal((2, n))
-        moved, other = tangent.times(v / root), tangent.times(w / root)
-        size = max(float(np.linalg.norm(root * moved) / np.linalg.norm(v)), 1e-300)
+        image, other = tangent.times(v / root), tangent.times(w / root)
+        size = max(float(np.linalg.norm(root * image) / np.linalg.norm(v)), 1e-300)
         both = tangent.equations.times(x, (v + w) / root)
-        noise = float(np.linalg.norm(root * (both - moved - other))) / (2 * size * math.sqrt(n))
+        noise = float(np.linalg.norm(root * (both - image - other))) / (2 * size * math.sqrt(n))
         noise = max(noise, equations.rounding)
-        skew = abs(float(w @ (root * moved) - v @ (root * other)))
+        skew = abs(float(w @ (root * image) - v @ (root * other)))
         symmetric = bool(skew <= 1e2 * noise * size * np.linalg.norm(v) * np.linalg.norm(w))
         away = 10 * size
         columns = root[:, None] * neutral.columns
@@ -182,25 +187,31 @@ class Spectrum:
             # In units in which the measure is that of the Euclidean inner product (Brauer's shift of eigenvalues).
             return np.asarray(root * tangent.times(y / root) - away * (columns @ (columns.T @ y)))
 
+        held = neutral.columns[:, :0]
+        if moved:
+            every = equations.neutral(x, math.inf).columns
+            known = neutral.columns @ ((equations.weights[:, None] * neutral.columns).T @ every)
+            held = every[:, [equations.norm(v) > 0.5 for v in (every - known).T]]
+        k += held.shape[1]
         if n <= DENSE:
             matrix = root[:, None] * tangent.matrix / root - away * columns @ columns.T
             values, vectors, conditions = _all_pairs(matrix, symmetric)
-            kept = slice(0, min(max(k, int(np.sum(values.real > 0))), n - neutral.count))
+            kept = slice(0, n - neutral.count)  # the others are those that were moved away
             values, vectors, conditions = values[kept], vectors[:, kept], conditions[kept]
             residuals = np.linalg.norm(matrix @ vectors - values * vectors, axis=0)
         else:
             digits = max(_DIGITS, 10 * noise)
             values, vectors, residuals = _some_pairs(product, n, k, symmetric, digits)
+            while len(values) < _MOST and values.real.min() > 0:
+                values, vectors, residuals = _some_pairs(product, n, 2 * len(values), symmetric, digits)
             conditions = np.ones(len(values))
         off = conditions * (residuals + 10 * noise * size)
+        for direction in held.T:
+            alike = np.abs((root * direction) @ vectors)
+            left = np.arange(len(values)) != int(np.argmax(alike))
+            values, vectors, residuals, off = values[left], vectors[:, left], residuals[left], off[left]
         unstable = int(np.sum(values.real > 0))
-        return cls(values, vectors / root[:, None], residuals, off, unstable, neutral, symmetric)
-
-    def shown(self, k: int) -> NDArray[np.complex128]:
-        """Return k eigenvalues, filled up with NaN."""
-        result = np.full(k, np.nan + 0j)
-        result[: min(k, len(self.values))] = self.values[:k]
-        return result
+        return cls(values, vectors / root[:, None], residuals, off, unstable, neutral, symmetric, size)
 
 
 def _all_pairs(matrix: Floats, symmetric: bool) -> tuple[NDArray[Any], NDArray[Any], Floats]:
@@ -212,7 +223,7 @@ def _all_pairs(matrix: Floats, symmetric: bool) -> tuple[NDArray[Any], NDArray[A
     if symmetric:
         values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
         return values[::-1] + 0j, vectors[:, ::-1] + 0j, np.ones(len(values))
-    found: tuple[Any, Any, Any] = eig(matrix, left=True, right=True)
+    found: Any = eig(matrix, left=True, right=True)
     values, left, right = found
     order = np.lexsort((values.imag < 0, -values.real))
     values, left, right = values[order], left[:, order], right[:, order]

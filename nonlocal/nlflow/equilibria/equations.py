@@ -29,7 +29,6 @@ from nlflow.functionals.krylov import gmres
 DENSE = 600
 """Unknowns up to which the Jacobian is formed as a matrix."""
 _SINGULAR = 1e-13  # reciprocal condition number below which a matrix counts as singular
-_ALMOST = 1e-2  # of the Jacobian: what a translation may be moved by, and still borders a step of Newton's method
 _NEUTRAL = 1e-6  # of the Jacobian: what a neutral direction may be moved by
 _MOST, _RESTART = 2000, 80  # products of one linear system, and of one of its Krylov spaces
 
@@ -187,13 +186,22 @@ class Equations:
         for _ in range(2):
             if self._linear is None:
                 operator = dense_operator(flow)  # of each channel alike, or of all together
-                self._linear = -np.kron(operator, np.eye(len(x) // len(operator)))
-            result = self._linear + self._local(x, self._linear)
+                self._linear = np.asarray(-np.kron(operator, np.eye(len(x) // len(operator))), np.float64)
+            linear = self._linear
+            result = np.asarray(linear + self._local(x, linear))
             off = np.abs(result @ probe - target).max()
-            if off <= max(1e3 * self.rounding, 1e-11) * max(np.abs(result).sum(axis=1).max(), 1e-300):
+            if off <= 1e2 * self._noise(x) * max(np.abs(result).sum(axis=1).max(), 1e-300):
                 return result
             self._linear = None  # that of a flow with another parameter
         return None
+
+    def _noise(self, x: Floats) -> float:
+        """Return how far products are from linear, relative: rounding, and more where they are differences."""
+        v, w = np.random.default_rng(2).standard_normal((2, len(x)))
+        parts = self.times(x, v), self.times(x, w)
+        size = max(self.norm(part) for part in parts)
+        left = self.norm(self.times(x, v + w) - parts[0] - parts[1])
+        return max(left / size if size > 0 else 0.0, 10 * self.rounding)
 
     def _local(self, x: Floats, linear: Floats) -> Floats:
         """Return what the Jacobian is beside a linear part, if it moves each node by its own channels alone."""
