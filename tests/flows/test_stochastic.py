@@ -270,3 +270,66 @@ def test_noise_of_a_system_has_the_measure_of_each_channel() -> None:
         np.testing.assert_allclose(white[:, c], raw[:, c] * one.root_mass(x), rtol=1e-14)
     found = nl.solve(flow, np.zeros((12, 2)), t=0.7, integrator=nl.ExactGaussian(), energies=False)
     assert found.success
+
+
+def test_noise_in_the_conserved_metric_has_the_covariance_of_the_mobility() -> None:
+    """Of the modes of a ring: A = m l (l + lambda), and the limit is 1 / (beta (l + lambda)) for all but the mean."""
+    weights, _ = SPECTRA["periodic"]
+    apart = 0.1 * (np.arange(NODES)[:, None] + NODES * np.arange(-3, 4))
+    k = np.exp(-(apart**2) / (2 * 0.4**2)).sum(axis=1)
+    place = (np.arange(NODES)[:, None] - np.arange(NODES)) % NODES
+    values, vectors = np.linalg.eigh(0.2 * (k.sum() * np.eye(NODES) - k[place]))  # K = 2 k, w = 0.1
+    span, fidelity, mobility = 0.3, 0.5, 0.7
+
+    class Unit(Noise):
+        place = 0
+
+        def increments(self, flow: Any, like: Any, step: int, dt: float, *, stream: int = 0) -> Any:
+            return math.sqrt(dt) * flow.spread(np.eye(NODES)[self.place] * flow.root_mass(like))
+
+    columns = []
+    for place_of in range(NODES):
+        noise = Unit(beta=4.0, rng=1)
+        noise.place = place_of
+        energy = nl.E(weights, np.zeros(NODES), fidelity)
+        flow = nl.GradientFlow(energy, nl.ConservedMetric(mobility=mobility)) + noise
+        columns.append(nl.solve(flow, np.zeros(NODES), t=span, integrator=nl.ExactGaussian(), energies=False).final)
+    root = np.stack(columns, axis=1)
+    rates = mobility * values * (values + fidelity)
+    expected = (vectors * -np.expm1(-2 * span * rates) / (4.0 * (values + fidelity))) @ vectors.T / 0.1
+    np.testing.assert_allclose(root @ root.T, expected, atol=1e-9 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("step", [nl.ExactGaussian(), nl.EulerMaruyama(0.01), nl.ExponentialEuler(0.05)])
+def test_noise_in_the_conserved_metric_adds_no_mass(step: Any) -> None:
+    weights, _ = SPECTRA["periodic"]
+    start = 0.4 + 0.1 * np.sin(np.arange(float(NODES)))
+    flow = nl.GradientFlow(nl.J(weights), "conserved") + Noise(beta=20.0, rng=2)
+    found = nl.solve(flow, start, t=1.0, integrator=step)
+    assert abs(float(found.final.mean() - start.mean())) < 1e-14
+    assert float(np.abs(found.final - start).max()) > 0.1
+
+
+def test_noise_in_the_conserved_metric_is_refused_where_its_root_is_not_known() -> None:
+    ring, scattered = SPECTRA["periodic"][0], SPECTRA["degree"][0]
+    moving = nl.ConservedMetric(mobility=lambda u: 1 + 0 * u, largest=1.0)
+    cases: list[tuple[Any, Any, Noise]] = [
+        (scattered, "conserved", Noise(beta=1.0, rng=1)),
+        (ring, moving, Noise(beta=1.0, rng=1)),
+        (ring, "conserved", Noise(strength=np.ones(NODES), rng=1)),
+        (ring, "conserved", Noise(beta=1.0, white="nodes", rng=1)),
+    ]
+    for weights, metric, noise in cases:
+        with pytest.raises(nl.InputError, match="noise: in the metric 'conserved'"):
+            nl.GradientFlow(nl.J(weights), metric) + noise
+    held = nl.GradientFlow(nl.J(ring), "conserved") + Noise(beta=1.0, rng=1) + nl.Constraint([0], [1.0])
+    with pytest.raises(nl.InputError, match="a constraint"):
+        nl.solve(held, np.ones(NODES), t=1.0, integrator=nl.EulerMaruyama(0.01))
+
+
+def test_waves_take_no_noise() -> None:
+    plain = nl.GradientFlow(nl.J(SPECTRA["l2, uneven weights"][0]))
+    with pytest.raises(nl.InputError, match="expected a flow without noise"):
+        nl.flows.WaveFlow(plain + Noise(beta=1.0, rng=1))
+    with pytest.raises(nl.InputError, match="takes no noise"):
+        nl.flows.WaveFlow(plain) + Noise(beta=1.0, rng=1)

@@ -245,6 +245,15 @@ class Flow:
             self._root[:] = [(self.affinity, namespace(like).astype(self.mass(like) ** -0.5, like.dtype))]
         return self._root[0][1]
 
+    @property
+    def unspread(self) -> str | None:
+        """What the flow has for which `spread` is not known, None where it is."""
+        return None if self.inner.by_nodes else f"a {type(self).__name__}"
+
+    def spread(self, white: Array) -> Array:
+        """Return noise with the covariance of the metric, of noise that is white in the measure of nodes."""
+        return white
+
     def mean(self, u: Array) -> Array:
         """Return the mean that the J-flow conserves and tends to, for each channel (symmetric affinities)."""
         return self.affinity.mean(u, self.inner.measure)

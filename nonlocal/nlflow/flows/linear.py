@@ -245,6 +245,23 @@ class LinearFlow(Flow):
         result.symmetric = self.affinity.symmetric and inner.self_adjoint(self.affinity, self.fidelity)
         return result
 
+    @property
+    def unspread(self) -> str | None:
+        """What the flow has for which `spread` is not known, None where it is."""
+        if self.inner.by_nodes:
+            return None
+        if self.inner.varies or self.modes is None:
+            return "no transform of both operators, expected position kernels on a periodic or reflecting grid"
+        return None if self.terms.constraint is None else "a constraint, which does not conserve the mean"
+
+    def spread(self, white: Array) -> Array:
+        """Return B^1/2 times noise that is white in the measure of nodes, for metrics whose B the modes of A know."""
+        if self.inner.by_nodes:
+            return white
+        assert self.modes is not None
+        image = self.modes.root_of_metric(self.modes.forward(white))
+        return self.without_mean(self.modes.back(image, white.dtype))
+
     def force(self, u: Array) -> Array:
         """Return -dE/du at `u` in the densities of the measure, r (Pu - u) + phi (f - u) + R(u) + g; du/dt is B of it.
 

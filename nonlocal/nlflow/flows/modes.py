@@ -123,6 +123,10 @@ class Modes:
         """Return `deviation` of A times what has this image; of modes in which no channel is mixed."""
         return self._times(self._gain(("deviation", 0, h), lambda: deviation(h, self._values)), image)
 
+    def root_of_metric(self, image: NDArray[Any]) -> NDArray[Any]:
+        """Return B^1/2 times what has this image, B being what the metric multiplies forces by."""
+        return self._times(self._gain(("root", 0, 0), lambda: np.sqrt(self._moving + 0 * self._values)), image)
+
     def inverse(self, s: float, shift: float, image: NDArray[Any]) -> NDArray[Any]:
         """Return (1 + s (A + shift B))^-1 times what has this image."""
 

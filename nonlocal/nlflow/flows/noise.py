@@ -103,7 +103,9 @@ class Noise:
     white : {'measure', 'nodes'}
         The variance of increments of W at node i over time dt. ``measure``: dt / m_i, where m_i is the node measure in
         which the flow descends, w_i in the L2 metric and w_i d_i in the degree metric; the law above asks for it.
-        ``nodes``: dt, whatever the weights are, as in particles of unit mobility.
+        ``nodes``: dt, whatever the weights are, as in particles of unit mobility. In the conserved metric the noise has
+        the covariance of the mobility, on grids with a transform, and adds no mass (Cook 1970, doi
+        10.1016/0001-6160(70)90144-6).
     rng : int or numpy.random.Generator, optional
         The seed, below 2^64, or what draws one; by default the system does. It is the attribute ``seed``, and a run
         that is resumed needs it.
@@ -203,11 +205,7 @@ class Noise:
                 f"flow: got a {type(flow).__name__}, which takes no noise, since its signals leave their set by it or "
                 "its steps remember more than a signal; use a GradientFlow, an AttentionFlow or a PFlow"
             )
-        if not flow.inner.by_nodes:
-            raise InputError(
-                f"noise: got the metric {flow.metric!r}, whose inner product is no sum over nodes, so that its noise "
-                "is not white between nodes, expected 'l2' or 'degree'"
-            )
+        self._check_metric(flow)
         if flow.noise is not None:
             raise InputError(
                 "noise: the flow has one already, expected one at most; variances of independent noises add up: give "
@@ -223,8 +221,22 @@ class Noise:
                 "rng: got no seed, expected an int where nodes are shared out: processes would draw others"
             )
 
+    def _check_metric(self, flow: Flow) -> None:
+        """Raise `InputError` where the noise of a metric that is no sum over nodes is not known."""
+        if flow.inner.by_nodes:
+            return
+        why: str | None = f"{self!r}, expected beta or one strength, white in the measure"
+        if self.uniform and self.white == "measure":
+            why = flow.unspread
+        if why:
+            raise InputError(
+                f"noise: in the metric {flow.metric!r} it is not white between nodes and has the covariance of the "
+                f"mobility; got {why}; take the metric 'l2' or 'degree' otherwise"
+            )
+
     def check_start(self, flow: Flow, u: Array) -> None:
         """Raise `InputError` where the noise does not fit to signals like `u`."""
+        self._check_metric(flow)
         nodes = len(flow.affinity.domain.shape)
         width = int(u.shape[-1]) if u.ndim > nodes else 1
         if self.channels is not None and (u.ndim == nodes or len(self.channels) != width):
@@ -300,7 +312,7 @@ class Noise:
         white = flow.affinity.formed(rows, like)
         if self.white == "measure":
             white = over_channels(flow.root_mass(like), like) * white
-        return flow.free(white)
+        return flow.free(flow.spread(white))
 
     def times(self, flow: Flow, u: Array, white: Array) -> Array:
         """Return s(u) times increments."""

@@ -58,11 +58,14 @@ class WaveFlow(Flow):
     ((2, 64), True)
     """
 
+    takes_noise = False
     advice = "integrate it with StoermerVerlet(dt), WaveExponential() where it is linear, or RungeKutta()"
 
     def __init__(self, flow: LinearFlow, *, damping: float | Array = 0.0, density: float | Array = 1.0) -> None:
         if not isinstance(flow, LinearFlow):
             raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow")
+        if flow.noise is not None:
+            raise InputError(f"flow: got {flow.noise!r}, expected a flow without noise for one of second order")
         if flow.evolving:
             raise InputError("flow: got an evolving kernel, expected a frozen one for a flow of second order")
         super().__init__(flow.affinity, flow.inner, None, evolving=False, every=1)
