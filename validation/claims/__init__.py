@@ -24,6 +24,8 @@ MODULES = (
     "killed_walk",
     "energy_balance",
     "energy_with_reactions",
+    "cahn_hilliard",
+    "peridynamic_bar",
     "gibbs_law",
     "orders_of_noisy_steps",
     "volume_constraint",

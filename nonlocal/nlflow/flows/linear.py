@@ -270,6 +270,13 @@ class LinearFlow(Flow):
         now = self.at(self.held(u))
         return now._force(now.held(u))
 
+    def beside(self, u: Array) -> Array:
+        """Return R(u) + g + phi f, the forces beside -(r (I - P) + phi) u."""
+        result = 0 * u
+        if self.fidelity is not None and self.observed is not None:
+            result = result + self.fidelity.times(self.observed)
+        return result + self.terms.driving(self.time, u) if self.terms.drives else result
+
     def _force(self, u: Array) -> Array:
         result = -self._times_rate(u - self.average(u))
         if self.fidelity is not None and self.observed is not None:

@@ -114,6 +114,10 @@ class Modes:
         """Return A times what has this image."""
         return self._times(self._values, image)
 
+    def moved(self, image: NDArray[Any]) -> NDArray[Any]:
+        """Return B times what has this image."""
+        return image if isinstance(self._moving, float) else self._times(self._moving, image)
+
     def phi(self, k: int, h: float, image: NDArray[Any]) -> NDArray[Any]:
         """Return h phi_k(-h A) times what has this image."""
         of = phi_of_matrices if self._mixed else phi

@@ -395,9 +395,9 @@ class _Responses:
             near = (first - np.expm1(fast * t) / fast) / (slow - fast)
         else:
             x, w = np.polynomial.legendre.leggauss(16)
-            near = sum(
-                t / 2 * wk * self.pushed(np.where(clear, 0.0, a), t / 2 * (1 + xk)) for xk, wk in zip(x, w, strict=True)
-            )
+            near = np.zeros_like(a)
+            for share, weight in zip(x, w, strict=True):
+                near = near + t / 2 * weight * self.pushed(np.where(clear, 0.0, a), t / 2 * (1 + share))
         return np.asarray(np.where(clear, direct, near))
 
     def _turned(self, a: Any) -> Floats:
