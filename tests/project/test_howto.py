@@ -14,6 +14,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "howto").glob("own_*.md"))
 NAMES = (
     *("fractional", "noise_of_stacks", "cure_a_model", "look_into_a_model", "priors", "denoise_tensors"),
     "learn_on_graphs",
+    "simulate",
 )
 GUIDES = [Path(__file__).parents[2] / "docs" / "howto" / f"{name}.md" for name in NAMES]
 LONGEST = 60  # lines of code on a page, with its check, without blank lines
