@@ -340,9 +340,17 @@ def test_what_is_not_linear_needs_an_integrator_and_steps_a_stable_length() -> N
             nl.solve(noisy, t=1.0, integrator=step)
     with pytest.raises(StabilityError, match="ExponentialEuler needs dt"):
         nl.solve(noisy, t=9.0, integrator=nl.ExponentialEuler(1.01))
-    spotted = flow() + Noise(strength=WEIGHTS, rng=1)
-    with pytest.raises(InputError, match="differs between nodes"):
-        nl.solve(spotted, t=1.0, integrator=nl.ExactGaussian())
+    fading = flow() + Noise(strength=lambda u: u, rng=1)
+    with pytest.raises(InputError, match="depends on the signal"):
+        nl.solve(fading, t=1.0, integrator=nl.ExactGaussian())
+    spotted = Noise(strength=np.ones(1001), rng=1)
+    with pytest.raises(InputError, match="takes at most 1000 nodes"):
+        nl.solve(
+            nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(2.0), nl.Grid(1001)))) + spotted,
+            np.zeros(1001),
+            t=1.0,
+            integrator=nl.ExactGaussian(),
+        )
 
 
 class Resting(Flow):

@@ -182,6 +182,10 @@ class Noise:
         """Whether the strength is one number for all nodes."""
         return isinstance(self.strength, float)
 
+    def by_node(self, flow: Flow) -> bool:
+        """Whether all channels have the same strength, which may differ between nodes."""
+        return self.uniform or (self.additive and self.strength.shape == flow.affinity.whole_shape)
+
     def given(self) -> list[Any]:
         """Return what tells the noise from others, the seed however it came."""
         return [self.strength, self.channels, self.white, self.seed, self.path, self._channel]

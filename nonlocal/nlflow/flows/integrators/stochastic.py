@@ -12,7 +12,9 @@ from abc import abstractmethod
 from functools import lru_cache
 from typing import Any
 
-from nlflow._array import Array, Floats, namespace, underflowing
+import numpy as np
+
+from nlflow._array import Array, Floats, constant_like, namespace, over_channels, to_numpy, underflowing
 from nlflow.errors import InputError, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.exponential import (
@@ -24,10 +26,12 @@ from nlflow.flows.integrators.exponential import (
 )
 from nlflow.flows.integrators.fixed_step import ExplicitEuler, FixedStep
 from nlflow.flows.linear import LinearFlow, as_linear
-from nlflow.flows.modes import deviation
+from nlflow.flows.modes import deviation, phi
 from nlflow.flows.noise import Noise
 
 _KEPT = 64  # expansions
+_DENSE_NODES = 1000  # up to which the root of a covariance is that of a whole matrix
+_FACTORS = 4  # of whole covariances that a run keeps
 
 
 def drawn(noise: Noise, flow: Flow, like: Array, dt: float, memory: dict[str, Any]) -> Array:
@@ -216,6 +220,33 @@ def fluctuation(flow: LinearFlow, white: Array, span: float, tol: float) -> tupl
     return chebyshev_sums(flow.on_free, white, low, high, [coefficients])[0], tail / float(deviation(span, low))
 
 
+def _check_dense(flow: LinearFlow, noise: Noise) -> str | None:
+    """Return why the covariance of what a linear flow gathers is not that of eigenvectors, None where it is."""
+    why = _check_alike(flow, noise)
+    many = flow.affinity.domain.size > _DENSE_NODES
+    if why is None or not noise.additive or many or flow.mixes or flow.width() > 1 or not flow.inner.by_nodes:
+        return f"{why} (which takes at most {_DENSE_NODES} nodes)" if many and noise.additive else why
+    if flow.terms.constraint is not None or not noise.by_node(flow):
+        return f"{why}, with a constraint or between channels"
+    return None
+
+
+def covariance_root(flow: LinearFlow, spread: Floats, span: float) -> Floats:
+    """Return F, (N, N), with F F^T the covariance of what a linear flow gathers of noise of this spread at each node.
+
+    With the eigenvectors V of A in its measure the covariance of modes is Q_ij (1 - exp(-t (a_i + a_j))) / (a_i + a_j),
+    Q being that of the noise. O(N^3).
+    """
+    from nlflow.flows.functions import eigenpairs
+
+    values, vectors, root = eigenpairs(flow)
+    values = np.maximum(values, 0.0)
+    modes = (vectors * (root * spread)[:, None] ** 2).T @ vectors
+    covariance = modes * (span * phi(1, span * (values[:, None] + values)))
+    variances, axes = np.linalg.eigh((covariance + covariance.T) / 2)
+    return np.asarray((vectors @ (axes * np.sqrt(np.maximum(variances, 0.0)))) / root[:, None])
+
+
 @checked_call
 @underflowing
 class ExactGaussian(Exponential):
@@ -226,7 +257,8 @@ class ExactGaussian(Exponential):
     10.1103/PhysRevE.54.2084, for one node). Its limit is s^2 / 2 A^-1 M^-1. A is self-adjoint in M, so that f(A) M^-1/2
     has the covariance f(A)^2 M^-1. On grids with a transform C^1/2 costs one and one back; elsewhere a Chebyshev
     expansion of the root, whose remainder is known beforehand and is at most `tol` times the largest standard deviation
-    of a mode: (t rho)^1/2 averages times the logarithm of tol.
+    of a mode: (t rho)^1/2 averages times the logarithm of tol. A strength that differs between nodes is taken by whole
+    eigenvectors, up to 1000 nodes, in O(N^3) for each length of a step.
 
     Parameters
     ----------
@@ -236,7 +268,7 @@ class ExactGaussian(Exponential):
     Raises
     ------
     InputError
-        What `Exponential` refuses, and a strength that depends on the signal or differs between nodes.
+        What `Exponential` refuses, and a strength that depends on the signal, or differs between more nodes.
 
     Examples
     --------
@@ -254,11 +286,11 @@ class ExactGaussian(Exponential):
     def check_kind(self, flow: Flow) -> None:
         """Raise `InputError` for flows and noise whose law is not known."""
         super().check_kind(flow)
-        why = None if flow.noise is None else _check_alike(as_linear(flow), flow.noise)
+        why = None if flow.noise is None else _check_dense(as_linear(flow), flow.noise)
         if why is not None:
             raise InputError(
-                f"noise: ExactGaussian takes one strength, white in the measure of the flow, got {flow.noise!r}, which "
-                f"{why}; use ExponentialEuler(dt) or PlatenWeak2(dt)"
+                f"noise: ExactGaussian knows no law of {flow.noise!r}, which {why}; use ExponentialEuler(dt) or "
+                "PlatenWeak2(dt)"
             )
 
     @staticmethod
@@ -266,7 +298,7 @@ class ExactGaussian(Exponential):
         """Whether the flow is one whose law this is."""
         if not Exponential.knows(flow):
             return False
-        return flow.noise is None or _check_alike(as_linear(flow), flow.noise) is None
+        return flow.noise is None or _check_dense(as_linear(flow), flow.noise) is None
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal at `target`; see `Integrator.advance`."""
@@ -276,9 +308,25 @@ class ExactGaussian(Exponential):
         linear = as_linear(flow)
         tol = self.tol if self.tol is not None else (1e-6 if u.dtype == namespace(u).float32 else 1e-12)
         white = drawn(flow.noise, flow, u, 1.0, memory)
+        if _check_alike(linear, flow.noise) is not None:
+            return moved + flow.noise.mixed(self._gathered(linear, flow.noise, white, target - t, memory)), end
         kick, tail = fluctuation(linear, white, target - t, tol)
         memory["error_bound"] = memory.get("error_bound", 0.0) + tail
         return moved + flow.noise.times(flow, u, kick), end
+
+    @staticmethod
+    def _gathered(flow: LinearFlow, noise: Noise, white: Array, span: float, memory: dict[str, Any]) -> Array:
+        """Return noise whose strength differs between nodes, by whole eigenvectors."""
+        own = 1.0 if noise.white == "nodes" else flow.root_mass(white)
+        factors = memory.setdefault("_factors", {})
+        if span not in factors:
+            if len(factors) >= _FACTORS:
+                factors.pop(next(iter(factors)))
+            spread = to_numpy(noise.strength_at(flow, white) * over_channels(own, white) * (0 * white + 1))
+            spread = spread.reshape(flow.affinity.domain.size, -1)[:, 0].astype(np.float64)
+            factors[span] = covariance_root(flow, spread, span)
+        unit = to_numpy(flow.affinity.flatten(white / over_channels(own, white))).astype(np.float64)
+        return constant_like((factors[span] @ unit).reshape(tuple(white.shape)), white)
 
 
 @checked_call
