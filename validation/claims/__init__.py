@@ -18,6 +18,8 @@ MODULES = (
     "stationary_law",
     "limit_of_averages",
     "proposition_1",
+    "gaussian_field",
+    "choice_of_fidelity",
     "constant_limits",
     "stability_limit",
     "asymmetric_attention",

@@ -337,10 +337,11 @@ class GaussianField:
             said += np.sum((np.asarray(to_numpy(drawn), np.float64) / stay[..., None]) ** 2, axis=-1)
             done += number
         low, high = chdtri(samples, 0.975), chdtri(samples, 0.025)
-        exact = own + known / stay**2
-        value = exact + own * loop + said / samples
-        lower = exact + own * np.maximum(loop - doubt, 0) + said / high
-        return Variances(value, lower, exact + own * (loop + doubt) + said / low, "samples", samples)
+        value = own * (1 + loop) + known / stay**2 + said / samples
+        # Both estimates are independent of each other.
+        below, above = said / samples - said / high, said / low - said / samples
+        lower, upper = (value + sign * np.hypot(own * doubt, part) for sign, part in ((-1, below), (1, above)))
+        return Variances(value, np.maximum(lower, 0.0), upper, "samples", samples)
 
     def band(
         self,

@@ -1,0 +1,117 @@
+"""Fidelities chosen from the noisy signal alone are nearly as good as the best one, which the clean signal tells."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow import E, Gaussian, Grid, J, Points, affinity, from_matrix
+from nlflow.equilibria import choose_fidelity
+from nlflow.equilibria.sums import SpectralSums
+from nlflow.flows.functions import symmetric_flow
+from validation.harness import Check, Claim, Context, Outcome, largest
+
+Floats = NDArray[np.float64]
+
+GRID = np.geomspace(1e-2, 1e2, 25)
+
+
+def off_hat_matrices(n: int, measure: str) -> float:
+    """Return how far GCV, Stein's estimate and the residual are from those with the matrix S, relative."""
+    rng = np.random.default_rng(0)
+    x, w = np.sort(rng.random((n, 1)), axis=0), rng.uniform(0.5, 2, n) / n
+    k = 20 * np.exp(-((x - x.T) ** 2) / (2 * 0.04**2))
+    f, sigma = np.sin(3 * x[:, 0]) + rng.normal(0, 0.5, n), 0.5
+    energy = E(from_matrix(k, Points(x, weights=w)), f, 1.0, measure=measure)
+    both = 2 * w[:, None] * k * w
+    m = w if measure == "l2" else w * (2 * k @ w)
+    found = {name: choose_fidelity(energy, GRID, method=name, sigma=sigma) for name in ("gcv", "sure")}
+    worst = 0.0
+    for i, fidelity in enumerate(GRID):
+        hat = np.linalg.solve(np.diag(both.sum(axis=1)) - both + np.diag(fidelity * m), np.diag(fidelity * m))
+        residual = float(m @ (f - hat @ f) ** 2 / m.sum())
+        share = float(np.trace(hat)) / n
+        exact = {"gcv": residual / (1 - share) ** 2, "sure": residual - sigma**2 + 2 * sigma**2 * share}
+        worst = largest(
+            worst,
+            *(abs(found[name].curve[i] / exact[name] - 1) for name in exact),
+            abs(found["gcv"].residual[i] ** 2 / residual - 1),
+            abs(found["gcv"].trace[i] / (n * share) - 1),
+        )
+    return worst
+
+
+def trace_off(side: int) -> tuple[float, float, int]:
+    """Return how far tr S in 40 averages is from that of the transform, relative, and over its error; the averages."""
+    grid = Grid((side, side), boundary="periodic")
+    flow = symmetric_flow(J(affinity(Gaussian(2.0), grid, method="convolution")))
+    known = SpectralSums(flow, method="transform", samples=8, averages=40, rng=0)
+    drawn = SpectralSums(flow, method="lanczos", samples=16, averages=40, rng=1)
+    high = flow.spectral_bounds()[1]
+    off, over = 0.0, 0.0
+    for strength in high * np.geomspace(1e-3, 1, 7):
+        exact, found = (sums.trace(lambda a, s=strength: s / (a + s)) for sums in (known, drawn))
+        off = largest(off, abs(found.value / exact.value - 1))
+        over = largest(over, abs(found.value - exact.value) / found.error)
+    return off, over, drawn.averages
+
+
+def ratios(count: int) -> dict[str, Floats]:
+    """Return the root mean square errors with the fidelities that are chosen, over that of the best."""
+    grid = Grid(400, spacing=1 / 400, boundary="reflect")
+    weights = affinity(Gaussian(3 / 400), grid, method="convolution")
+    x = grid.nodes[:, 0]
+    clean = np.sin(2 * math.pi * x) + np.cos(5 * math.pi * x) / 2
+    found: dict[str, list[float]] = {name: [] for name in ("gcv", "sure", "discrepancy", "evidence", "lcurve")}
+    # The oracle: the cosine transform written out, and the clean signal.
+    frequencies = np.arange(400)
+    modes = np.cos(math.pi * frequencies[:, None] * (np.arange(400) + 0.5) / 400)
+    modes *= np.where(frequencies == 0, 1, math.sqrt(2))[:, None] / 20
+    offsets = np.arange(-200, 201)
+    kernel = np.exp(-((offsets / 3) ** 2) / 2) / 400
+    eigenvalues = 2 * (kernel.sum() - np.cos(math.pi * frequencies[:, None] * offsets / 400) @ kernel)
+    strengths = eigenvalues.max() * np.geomspace(1e-5, 10, 400)
+    for seed in range(count):
+        f = clean + np.random.default_rng(seed).normal(0, 0.5, 400)
+        part, true = modes @ f, modes @ clean
+        errors = [float(np.linalg.norm(s / (eigenvalues + s) * part - true)) for s in strengths]
+        for name, of_method in found.items():
+            chosen = choose_fidelity(E(weights, f, 1.0), method=name, sigma=None if name == "gcv" else 0.5).value
+            error = float(np.linalg.norm(chosen / (eigenvalues + chosen) * part - true))
+            of_method.append(error / min(errors))
+    return {name: np.array(of_method) for name, of_method in found.items()}
+
+
+def run(context: Context) -> Outcome:
+    context.step("hat matrices")
+    worst = largest(*(off_hat_matrices(context.pick(500, 80), measure) for measure in ("l2", "degree")))
+    side = context.pick(1000, 200)
+    context.step(f"trace of {side**2} nodes")
+    off, over, averages = trace_off(side)
+    context.step("choices")
+    found = ratios(context.pick(200, 30))
+    medians = {name: float(np.median(of_method)) for name, of_method in found.items()}
+    checks = [
+        Check("GCV, Stein's estimate, residual, trace against hat matrices, relative", worst, 1e-8),
+        Check(f"tr S of {side**2} nodes against the transform, relative", off, context.pick(0.01, 0.04)),
+        Check("the same over half the width of its 95 % interval", over, 2.0),
+        Check("averages of that", float(averages), 40),
+        *(Check(f"{name}: median error over the best", medians[name], 1.06) for name in ("gcv", "sure")),
+        Check("gcv: ninth decile of the error over the best", float(np.quantile(found["gcv"], 0.9)), 1.35),
+    ]
+    return Outcome(checks, {}, {"median error over the best": medians})
+
+
+CLAIM = Claim(
+    name="choice-of-fidelity",
+    title="A fidelity is chosen from the noisy signal",
+    statement=(
+        "With u = S f, S = λ (L + λ)⁻¹, the λ of generalized cross-validation, N |f − u|² / (N − tr S)², and that of "
+        "Stein's estimate have nearly the error of the best λ. All criteria agree with hat matrices written out. "
+        "For 10⁶ nodes tr S is found within 1 % in 40 averages, for all λ at once."
+    ),
+    source="G. H. Golub, M. Heath and G. Wahba 1979, doi 10.1080/00401706.1979.10489751; C. M. Stein 1981",
+    run=run,
+)
