@@ -54,6 +54,9 @@ class Problem:
         n = len(m)
         rest = self.f - hat @ self.f
         mean_square = float(m @ (rest**2).mean(axis=1) / m.sum())
+        if method == "rgcv":
+            robust = 0.3 + 0.7 * float(np.sum(hat * hat.T)) / n
+            return robust * mean_square / (1 - np.trace(hat) / n) ** 2
         if method == "gcv":
             return mean_square / (1 - np.trace(hat) / n) ** 2
         if method == "sure":
@@ -72,10 +75,12 @@ class Problem:
 
 @pytest.mark.numerical
 @pytest.mark.parametrize("measure", ["l2", "degree"])
-@pytest.mark.parametrize("method", ["gcv", "sure", "discrepancy", "evidence"])
+@pytest.mark.parametrize("method", ["rgcv", "gcv", "sure", "discrepancy", "evidence"])
 def test_against_hat_matrices(method: str, measure: str) -> None:
     problem = Problem(measure)
-    found = choose_fidelity(problem.energy, GRID, method=method, sigma=None if method in ("gcv", "evidence") else SIGMA)
+    found = choose_fidelity(
+        problem.energy, GRID, method=method, sigma=SIGMA if method in ("sure", "discrepancy") else None
+    )
     expected = np.array([problem.criterion(method, one, SIGMA) for one in GRID])
     assert found.curve == pytest.approx(expected, rel=1e-8, abs=1e-9)
     traces = [np.trace(problem.pieces(problem.k, one)[2]) for one in GRID]
@@ -94,6 +99,49 @@ def test_against_hat_matrices(method: str, measure: str) -> None:
         ).x  # fmt: skip
     assert math.log(found.value) == pytest.approx(best, abs=1e-3)
     assert found.energy.fidelity == found.value
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("measure", ["l2", "degree"])
+@pytest.mark.parametrize("missing", [0, 25])
+def test_a_fidelity_for_each_node(measure: str, missing: int) -> None:
+    """Against hat matrices of all nodes: residuals, traces and the density of contrasts of the observed ones."""
+    problem = Problem(measure)
+    rng = np.random.default_rng(3)
+    strength = rng.uniform(0.5, 2, 70)
+    strength[rng.permutation(70)[:missing]] = 0
+    seen = strength > 0
+    laplacian, m, _ = problem.pieces(problem.k, 1.0)
+    weight = m * strength
+    points = nl.Points(problem.x, weights=problem.w)
+    hidden = np.where(seen[:, None], problem.f, 0.0)
+    energy = nl.E(nl.from_matrix(problem.k, points), hidden, strength, measure=measure)
+    n, contrasts = int(seen.sum()), np.linalg.svd(np.ones((1, int(seen.sum()))))[2][1:].T
+    expected: dict[str, list[float]] = {"gcv": [], "sure": [], "evidence": []}
+    traces = []
+    for one in GRID:
+        hat = np.linalg.solve(laplacian + np.diag(one * weight), np.diag(one * weight))
+        rest = (problem.f - hat @ hidden)[seen]
+        mean_square = float(weight[seen] @ (rest**2).mean(axis=1) / weight.sum())
+        share = np.trace(hat) / n
+        expected["gcv"].append(mean_square / (1 - share) ** 2)
+        expected["sure"].append(mean_square - SIGMA**2 + 2 * SIGMA**2 * share)
+        # Contrasts of observed nodes are contrasts of all nodes, of which the prior has the covariance L^+.
+        prior = np.linalg.pinv(laplacian, rcond=1e-13, hermitian=True)[np.ix_(seen, seen)]
+        covariance = contrasts.T @ (prior + np.diag(1 / (one * weight[seen]))) @ contrasts
+        y = contrasts.T @ problem.f[seen]
+        form, free = float(np.sum(y * np.linalg.solve(covariance, y))), y.size
+        logs = 2 * float(np.linalg.slogdet(covariance)[1])
+        expected["evidence"].append(0.5 * (free * math.log(2 * math.pi * form / free) + logs + free))
+        traces.append(np.trace(hat))
+    for method, curve in expected.items():
+        found = choose_fidelity(energy, GRID, method=method, sigma=SIGMA if method == "sure" else None)
+        assert found.curve == pytest.approx(np.array(curve), rel=1e-7, abs=1e-9)
+        assert found.trace == pytest.approx(np.array(traces), rel=1e-8)
+        assert found.energy.fidelity == pytest.approx(found.value * strength)
+    widths = [0.03, 0.04, 0.05]
+    found = choose_parameter(lambda h: energy.with_affinity(nl.from_matrix(problem.kernel(h), points)), widths)
+    assert found.curve[1] == pytest.approx(expected["evidence"][int(np.argmin(np.abs(GRID - 1)))], rel=1e-7)
 
 
 @pytest.mark.numerical
@@ -131,7 +179,7 @@ def test_lanczos_iteration_is_within_its_interval() -> None:
     weights = nl.affinity(nl.Gaussian(2.0), grid, method="convolution")
     f = np.sin(grid.nodes[:, 0] / 8).reshape(60, 60) + rng.normal(0, 0.3, (60, 60))
     fidelities = 50.0 * np.geomspace(1e-3, 1e-1, 15)
-    for method in ("gcv", "sure"):
+    for method in ("gcv", "rgcv", "sure"):
         exact = choose_fidelity(nl.E(weights, f, 1.0), fidelities, method=method, sigma=0.3)
         found = choose_fidelity(nl.E(weights, f, 1.0), fidelities, method=method, sigma=0.3, traces="lanczos", rng=3)
         assert found.traces == "lanczos"
@@ -145,6 +193,7 @@ def test_lanczos_iteration_is_within_its_interval() -> None:
 def test_an_end_of_the_range_is_no_success() -> None:
     problem = Problem("l2")
     best = choose_fidelity(problem.energy, GRID).value
+    assert best == choose_fidelity(problem.energy, GRID, method="rgcv").value
     for values, word in ((GRID[best * 2 < GRID], "first"), (GRID[best / 2 > GRID], "last")):
         found = choose_fidelity(problem.energy, values)
         assert not found.success
@@ -177,7 +226,7 @@ def test_what_is_refused() -> None:
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (nl.J(energy.given), {}, "got J, whose field is improper"),
         (nl.GradientFlow(energy), {}, "got GradientFlow, expected E"),
-        (nodes, {}, "a fidelity for each node"),
+        (nodes, {"traces": "lanczos"}, "expected 'auto' with a fidelity for each node"),
         (energy, {"method": "sure"}, "sigma: needed for method='sure'"),
         (energy, {"method": "discrepancy"}, "sigma: needed"),
         (energy, {"method": "sure", "sigma": -1}, "sigma: got -1"),

@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 import nlflow as nl
 from nlflow.equilibria import GaussianField
-from nlflow.equilibria.sums import SpectralSums
+from nlflow.equilibria.sums import spectral_sums
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.functions import symmetric_flow
 
@@ -174,7 +174,7 @@ def test_channels_that_are_mixed_have_traces_too() -> None:
     f = rng.standard_normal((40, 2))
     flow = symmetric_flow(nl.E(weights, f, np.array([[2.0, 1.0], [1.0, 3.0]]) * np.ones((40, 1, 1))))
     whole, drawn = (
-        SpectralSums(flow, f, method=method, samples=8, averages=60, rng=0) for method in ("dense", "lanczos")
+        spectral_sums(flow, f, method=method, samples=8, averages=60, rng=0) for method in ("dense", "lanczos")
     )
     assert drawn.form(np.log)[0] == pytest.approx(whole.form(np.log)[0], rel=1e-10)
     assert abs(drawn.trace(np.log).value - whole.trace(np.log).value) < 2 * drawn.trace(np.log).error
@@ -185,9 +185,9 @@ def test_rules_of_gauss_and_radau_enclose_forms() -> None:
     """For log and powers of a resolvent, in few steps."""
     problem = Problem("l2", "number")
     flow = symmetric_flow(nl.J(problem.energy.given))
-    whole = SpectralSums(flow, problem.f, method="dense", samples=2, averages=1, rng=0)
+    whole = spectral_sums(flow, problem.f, method="dense", samples=2, averages=1, rng=0)
     for steps in (2, 4, 8):
-        drawn = SpectralSums(flow, problem.f, method="lanczos", samples=2, averages=steps, rng=0)
+        drawn = spectral_sums(flow, problem.f, method="lanczos", samples=2, averages=steps, rng=0)
         assert drawn.averages == steps
         for g in (lambda a: np.log(a + 0.1), lambda a: 1 / (a + 0.1), lambda a: 1 / (a + 0.1) ** 2):
             value, gap = drawn.form(g)

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Floats, scalar, to_numpy, underflowing
-from nlflow.equilibria.field import _positive, check_energy, measure_of
-from nlflow.equilibria.sums import SpectralSums
+from nlflow._array import Array, Floats, scalar, to_numpy, underflowing
+from nlflow.equilibria.field import _positive, check_energy
+from nlflow.equilibria.sums import Sums, measure_of, observed_sums, spectral_sums
 from nlflow.errors import InputError, check_choice, check_floats, check_number, checked_call
 from nlflow.flows.functions import symmetric_flow
 from nlflow.functionals.energies import E, J
 
-METHODS = ("gcv", "sure", "discrepancy", "evidence", "lcurve")
+METHODS = ("rgcv", "gcv", "sure", "discrepancy", "evidence", "lcurve")
 _WANTS_SIGMA = ("sure", "discrepancy")
+_ROBUST = 0.3  # share of the plain criterion in the robust one; Lukas finds 0.1 to 0.3 good
 _GRID = 61  # fidelities that are tried where none are given
 _REFINED = 1e-6  # relative width at which the search between two of them ends
 
@@ -37,13 +38,13 @@ class Choice:
         The fidelity, or another parameter.
     energy : E
         With that parameter; its ``minimizer()`` is the signal.
-    method : {'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
+    method : {'rgcv', 'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
     values : array of shape (M,)
         Those that were tried.
     curve : array of shape (M,)
-        The criterion, smallest at the choice: of `gcv` and `sure` the estimated mean square, of `discrepancy` the
-        distance of the residual from what was wanted, of `evidence` minus the log marginal likelihood, of `lcurve`
-        minus the curvature.
+        The criterion, smallest at the choice: of `gcv` and `sure` an estimate of the mean squared error (with the
+        variance of the noise for `gcv`), of `discrepancy` how far the residual is from what is wanted, of `evidence`
+        minus the log marginal likelihood, of `lcurve` minus the curvature.
     trace, trace_error : array of shape (M,)
         tr S, the degrees of freedom of the signal, and half the width of its 95 % interval; 0 where it is exact.
     residual, roughness : array of shape (M,)
@@ -87,11 +88,19 @@ class _Criteria:
         measure = measure_of(energy)
         self._channels = 1 if observed.ndim == measure.ndim else int(observed.shape[-1])
         flow = symmetric_flow(J(energy.given), energy.measure)
+        self.largest = flow.spectral_bounds()[1]
+        self.sums: Sums
+        if isinstance(energy.fidelity, float):
+            # Sums of the flow's measure, which is over its sum in the degree metric, in that of E.
+            self._unit = float(measure.sum()) / scalar(flow.measure(observed).sum())
+            self.sums = spectral_sums(flow, observed, **options, gap=method == "evidence")
+        else:
+            if options["method"] not in ("auto", "dense"):
+                raise InputError(f"traces: got {options['method']!r}, expected 'auto' with a fidelity for each node")
+            self._unit = 1.0
+            self.sums, measure = observed_sums(energy, np.asarray(to_numpy(energy.fidelity), np.float64))
         self._n, self._mass = measure.size, float(measure.sum())
-        # Sums of the flow's measure, which is over its sum in the degree metric, in that of E.
-        self._unit = self._mass / scalar(flow.measure(observed).sum())
         self._log_measure = float(np.log(measure).sum())
-        self.sums = SpectralSums(flow, observed, **options, gap=method == "evidence")
 
     def mean_square(self, strength: float) -> float:
         """Return the mean of |f - u|^2 in the measure of E, and over channels."""
@@ -115,10 +124,15 @@ class _Criteria:
             assert self._sigma is not None
             return abs(math.sqrt(residual) - self._factor * self._sigma)
         share = self.trace(strength)[0] / self._n
-        if self._method == "gcv":
-            return residual / (1 - share) ** 2
+        if self._method in ("gcv", "rgcv"):
+            plain = residual / (1 - share) ** 2
+            return plain if self._method == "gcv" else plain * self._robust(strength)
         assert self._sigma is not None
         return residual + self._sigma**2 * (2 * share - 1)
+
+    def _robust(self, strength: float) -> float:
+        squares = 1 + self.sums.trace(lambda a: (strength / (a + strength)) ** 2).value
+        return _ROBUST + (1 - _ROBUST) * squares / self._n
 
     def is_rough(self, strength: float) -> bool:
         """Whether the residual is above what is wanted of it."""
@@ -127,7 +141,7 @@ class _Criteria:
 
     def doubt(self, strength: float) -> float:
         """Return by how much the criterion may change within the interval of the trace."""
-        if self._method not in ("gcv", "sure") or self.sums.method != "lanczos":
+        if self._method not in ("gcv", "rgcv", "sure") or self.sums.method != "lanczos":
             return 0.0
         trace, error = self.trace(strength)
         if self._method == "sure":
@@ -169,7 +183,7 @@ def choose_fidelity(
     energy: E,
     values: Any = None,
     *,
-    method: str = "gcv",
+    method: str = "rgcv",
     sigma: float | None = None,
     factor: float = 1.0,
     traces: str = "auto",
@@ -182,13 +196,18 @@ def choose_fidelity(
     Parameters
     ----------
     energy : E
-        With any one fidelity > 0, which does not count. f is u and noise, whose variance is the same at all nodes, or
-        over the measure w d where that is the one of E.
+        With a fidelity of any one number, which does not count; or with one for each node, up to 2000 of them, which is
+        multiplied: nodes where it is 0 are not observed. f is u and noise of variance 1 over fidelity and measure, so
+        it is the same at all nodes for one number and uniform weights.
     values : array of shape (M,), optional
-        Increasing fidelities between which is searched; from 1e-5 to 10 times the largest eigenvalue by default.
-    method : {'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
+        Increasing fidelities, or factors, between which is searched; from 1e-5 to 10 times the bound of the eigenvalues
+        by default.
+    method : {'rgcv', 'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
         - ``gcv``: generalized cross-validation, \|f - u\|^2 / (1 - tr S / N)^2 (Golub, Heath and Wahba 1979, doi
-          10.1080/00401706.1979.10489751). Needs no sigma.
+          10.1080/00401706.1979.10489751). Needs no sigma. It has no opinion where S is nearly a number times I, and
+          the eigenvalues of a kernel are bounded: from there on its curve is flat, with a minimum anywhere.
+        - ``rgcv``: the robust form of it, times 0.3 + 0.7 tr S^2 / N (Lukas 2006, doi 10.1088/0266-5611/22/5/021),
+          which rises there.
         - ``sure``: Stein's unbiased estimate of the mean squared error, \|f - u\|^2 - sigma^2 + 2 sigma^2 tr S / N.
         - ``discrepancy``: the residual that is ``factor * sigma`` (Morozov), as `nlflow.flows.DiscrepancyPrinciple`
           stops a flow there.
@@ -197,7 +216,7 @@ def choose_fidelity(
         - ``lcurve``: the corner of log roughness over log residual, where it is bent most (Hansen 1992, doi
           10.1137/1034115). A rule of thumb.
     sigma : float, optional
-        Standard deviation of the noise; root mean square in the measure of E.
+        Standard deviation of the noise; root mean square in the measure of E, and over observed nodes.
     factor : float
         For ``discrepancy``.
     traces : {'auto', 'transform', 'dense', 'lanczos'}
@@ -215,8 +234,8 @@ def choose_fidelity(
     Raises
     ------
     InputError
-        For J, a fidelity that differs between nodes or mixes channels, a batch; for ``sure`` and ``discrepancy``
-        without a sigma; for values that do not increase.
+        For J, a fidelity that mixes channels, one for each of more than 2000 nodes, a batch; for ``sure`` and
+        ``discrepancy`` without a sigma; for values that do not increase.
     NumericalError
         For ``evidence`` on a graph of several components.
 
@@ -235,16 +254,10 @@ def choose_fidelity(
     energy = check_energy(energy)
     method, factor = _check_method(method, sigma, factor)
     sigma = None if sigma is None else check_number("sigma", sigma, minimum=0, strict=True)
-    strength = energy.fidelity_in(energy.measure).uniform
-    if strength is None:
-        raise InputError(
-            "energy: got a fidelity for each node, expected one number, in place of which others are tried"
-        )
     options: dict[str, Any] = {"method": traces, "samples": samples, "averages": averages, "rng": rng}
     criteria = _Criteria(energy, method, sigma, factor, options)
     if values is None:
-        high = criteria.sums.flow.spectral_bounds()[1]
-        grid = high * np.geomspace(1e-5, 10, _GRID)
+        grid = criteria.largest * np.geomspace(1e-5, 10, _GRID)
     else:
         grid = check_floats("values", values, ndim=1)
         if len(grid) < 3 or not grid[0] > 0 or not (np.diff(grid) > 0).all():
@@ -253,7 +266,7 @@ def choose_fidelity(
     best = _best(method, criteria, grid, curve)
     inside = 0 < best < len(grid) - 1
     value = _refined(criteria, grid, best) if inside else float(grid[best])
-    chosen = E(energy.given, energy.observed, value, measure=energy.measure)
+    chosen = E(energy.given, energy.observed, _times(energy.fidelity, value), measure=energy.measure)
     return _told(value, chosen, method, grid, curve, [criteria] * len(grid), list(grid), best)
 
 
@@ -280,7 +293,7 @@ def choose_parameter(
         ``lambda width: choose_fidelity(E(affinity(Gaussian(width), grid), f, 1.0), method="evidence").energy``.
     values : array of shape (M,)
         Increasing.
-    method : {'evidence', 'gcv', 'sure', 'discrepancy'}
+    method : {'evidence', 'rgcv', 'gcv', 'sure', 'discrepancy'}
         See `choose_fidelity`; each E is weighed at its own fidelity.
     sigma, factor, traces, samples, averages, rng
         See `choose_fidelity`. The random vectors are the same for all values, if `rng` is a seed.
@@ -309,11 +322,18 @@ def choose_parameter(
     return _told(float(grid[best]), energies[best], method, grid, curve, criteria, strengths, best)
 
 
+def _times(fidelity: Array | float, value: float) -> Array | float:
+    """Return a fidelity of one number, or the given one of nodes times a number."""
+    return value if isinstance(fidelity, float) else fidelity * value
+
+
 def _one(energy: E) -> float:
-    strength = energy.fidelity_in(energy.measure).uniform
-    if strength is None or not strength > 0:
-        raise InputError("build: it returned E with another fidelity than one number > 0 for all nodes")
-    return strength
+    """Return what the fidelity is beside that of `_Criteria`: the number, or 1 for one for each node."""
+    if not isinstance(energy.fidelity, float):
+        return 1.0
+    if energy.fidelity == 0:
+        raise InputError("build: it returned E with a fidelity of 0, expected one > 0")
+    return energy.fidelity
 
 
 def _check_same(energies: list[E]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, to_numpy, underflowing
 from nlflow.affinities import Affinity, SparseAffinity
-from nlflow.equilibria.sums import DENSE_NODES, Estimate, SpectralSums
+from nlflow.equilibria.sums import DENSE_NODES, Estimate, measure_of, spectral_sums
 from nlflow.errors import (
     InputError,
     NumericalError,
@@ -26,7 +26,7 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
-from nlflow.flows.functions import function_of, symmetric_flow, transform_of
+from nlflow.flows.functions import function_of, is_aside, symmetric_flow, transform_of
 from nlflow.functionals.energies import E, J
 from nlflow.markov.walks import generator_of
 
@@ -259,7 +259,7 @@ class GaussianField:
             - ``transform``: exact on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
             - ``dense``: exact by Cholesky's method, O(N^3) and O(N^2) memory.
             - ``samples``: the variance given the neighbours, and that of what the neighbours say, P u / (1 + lambda~),
-              over drawn signals (Siden, Lindgren, Bolin and Villani 2018, doi 10.1080/10618600.2017.1415898). Intervals
+              over drawn signals (Sidén, Lindgren, Bolin and Villani 2018, arXiv 1705.08656). Intervals
               come from chi-squared laws; where fields are smooth a value is off by about sqrt(2 / samples) of it.
             - ``auto``: the transform, the whole matrix up to 2000 nodes, samples.
         samples : int
@@ -400,9 +400,9 @@ class GaussianField:
             Random vectors and steps of the quadrature.
         rng : seed or numpy.random.Generator
         """
-        sums = SpectralSums(self.flow, method=method, samples=samples, averages=averages, rng=rng, gap=True)
+        sums = spectral_sums(self.flow, method=method, samples=samples, averages=averages, rng=rng, gap=True)
         found = sums.trace(np.log)
-        apart = math.log(sums.low) if sums.aside else 0.0
+        apart = math.log(self.flow.spectral_bounds()[0]) if is_aside(self.flow) else 0.0
         value = found.value + apart + float(np.log(self._measure).sum()) + self._measure.size * math.log(self.beta)
         return Estimate(value, found.error, found.method, found.averages)
 
@@ -430,7 +430,7 @@ class GaussianField:
             raise InputError("energy: got a fidelity of 0 at some nodes, expected it > 0 at all: each value is weighed")
         options: dict[str, Any] = {"method": method, "samples": samples, "averages": averages, "rng": rng}
         prior = symmetric_flow(J(self.energy.given), self.energy.measure)
-        sums = SpectralSums(prior, **options, gap=True)
+        sums = spectral_sums(prior, **options, gap=True)
         if self._uniform:
             strength = self.flow.spectral_bounds()[0]
             found = sums.trace(lambda a: np.log(_positive(a)) - np.log(a + strength))
@@ -438,7 +438,7 @@ class GaussianField:
         else:
             found, other = (
                 sums.trace(lambda a: np.log(_positive(a))),
-                SpectralSums(self.flow, **options, gap=True).trace(np.log),
+                spectral_sums(self.flow, **options, gap=True).trace(np.log),
             )
             value, error = found.value - other.value, found.error + other.error
         return Estimate(self._evidence(value), error * self._channels / 2, found.method, found.averages)
@@ -474,14 +474,6 @@ def check_energy(energy: Any, name: str = "energy") -> E:
     if energy.affinity.domain.leading:
         raise InputError(f"{name}: got that of a batch, expected one item; take affinity.item(...)")
     return energy
-
-
-def measure_of(energy: E) -> Floats:
-    """Return the measure of E, w or w d, shape ``domain.shape``; `NumericalError` where d is out of range."""
-    weights = np.asarray(energy.affinity.domain.weights, np.float64)
-    if energy.measure == "l2":
-        return weights
-    return np.asarray(weights * np.asarray(to_numpy(energy.affinity.degree), np.float64))
 
 
 def _check_reached(energy: E) -> None:

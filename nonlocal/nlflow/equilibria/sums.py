@@ -7,17 +7,18 @@ Saad 2017, doi 10.1137/16M1104974), whose nodes serve all functions g.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, to_numpy
-from nlflow.errors import InputError, check_choice, check_integer
-from nlflow.flows.functions import eigenpairs, is_aside, transform_of
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer
+from nlflow.flows.functions import eigenpairs, is_aside, symmetric_flow, transform_of
 from nlflow.flows.linear import LinearFlow
-from nlflow.flows.spectrum import relaxation_rate
+from nlflow.flows.spectrum import dense_operator, relaxation_rate
+from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import NodeFidelity
 from nlflow.functionals.krylov import Lanczos, eigen_tridiagonal
 from nlflow.functionals.minimizer import inner_product
@@ -71,8 +72,68 @@ class _Measure:
         return np.array([float(w @ g(a)) for a, w in zip(self.nodes, self.weights, strict=True)])
 
 
-class SpectralSums:
-    """Sums over the spectrum of A of a symmetric flow.
+@dataclass(frozen=True)
+class ExactSums:
+    """Sums over a spectrum that is known.
+
+    Attributes
+    ----------
+    values : array of shape (K,)
+        Eigenvalues, without that of constants where these are an eigenvector.
+    counts : array of shape (K,)
+        How many eigenvectors each has.
+    power : array of shape (K,)
+        What the signal has of them: the sum of squares, in the measure and over channels.
+    method : {'transform', 'dense'}
+    """
+
+    values: Floats
+    counts: Floats
+    power: Floats
+    method: str
+    averages: int = 0
+
+    def trace(self, g: Function) -> Estimate:
+        """Return the sum of g over all eigenvalues but that of constants, if they are an eigenvector."""
+        return Estimate(float(self.counts @ g(self.values)), 0.0, self.method, self.averages)
+
+    def form(self, g: Function) -> tuple[float, float]:
+        """Return <f, g(A) f> in the measure and what the quadrature leaves open; channels are added up.
+
+        Without the mean of f where constants are an eigenvector.
+        """
+        return float(self.power @ g(self.values)), 0.0
+
+
+@dataclass(frozen=True)
+class QuadratureSums:
+    """Sums over a spectrum by Lanczos quadrature; see `ExactSums`."""
+
+    forms: Sequence[_Measure]
+    probes: Sequence[_Measure]
+    averages: int
+    method: str = "lanczos"
+
+    def trace(self, g: Function) -> Estimate:
+        """Return an estimate of `ExactSums.trace`, from the forms of random vectors."""
+        both = np.array([measure.integrals(g) for measure in self.probes])
+        values = both.mean(axis=1)
+        gap = float(abs(both[:, 0].mean() - both[:, 1].mean()) / 2)
+        return Estimate(float(values.mean()), _half_width(values) + gap, self.method, self.averages)
+
+    def form(self, g: Function) -> tuple[float, float]:
+        """Return `ExactSums.form`, and half of what is between two rules."""
+        both = np.array([measure.integrals(g) for measure in self.forms])
+        return float(both.mean(axis=1).sum()), float(np.abs(np.diff(both, axis=1)).sum() / 2)
+
+
+Sums: TypeAlias = ExactSums | QuadratureSums
+
+
+def spectral_sums(
+    flow: LinearFlow, f: Array | None = None, *, method: str, samples: int, averages: int, rng: Any, gap: bool = False
+) -> Sums:
+    """Return sums over the spectrum of A of a symmetric flow.
 
     Parameters
     ----------
@@ -89,129 +150,130 @@ class SpectralSums:
     gap : bool
         Whether g has no value at 0: where `spectral_bounds` begin there, the smallest eigenvalue that counts is found.
     """
+    if flow.affinity.domain.leading:
+        raise InputError("affinity: got that of a batch, expected one item; take affinity.item(...)")
+    check_choice("method", method, METHODS)
+    samples = check_integer("samples", samples, minimum=2)
+    averages = check_integer("averages", averages, minimum=1)
+    width = 1 if flow.fidelity is None else flow.fidelity.width
+    size = flow.affinity.domain.size * width
+    found = transform_of(flow, method) if method in ("auto", "transform") else None
+    if found is not None:
+        return _of_transform(flow, *found, f)
+    if method == "dense" or (method == "auto" and size <= DENSE_NODES):
+        return _of_matrix(flow, f, width)
+    return _Quadrature(flow, gap).sums(f, width, samples, averages, generator_of(rng))
 
-    def __init__(
-        self, flow: LinearFlow, f: Array | None = None, *, method: str, samples: int, averages: int, rng: Any,
-        gap: bool = False,
-    ) -> None:  # fmt: skip
-        if flow.affinity.domain.leading:
-            raise InputError("affinity: got that of a batch, expected one item; take affinity.item(...)")
-        check_choice("method", method, METHODS)
-        self.flow, self.averages = flow, 0
-        samples = check_integer("samples", samples, minimum=2)
-        averages = check_integer("averages", averages, minimum=1)
-        width = 1 if flow.fidelity is None else flow.fidelity.width
-        self.size = flow.affinity.domain.size * width
-        self.low = flow.spectral_bounds()[0]
-        self.aside = is_aside(flow)
-        self._counts: Floats | None = None
-        found = transform_of(flow, method) if method in ("auto", "transform") else None
-        if found is not None:
-            self.method = "transform"
-            self._of_transform(*found, f)
-        elif method == "dense" or (method == "auto" and self.size <= DENSE_NODES):
-            self.method = "dense"
-            self._of_matrix(f, width)
-        else:
-            self.method = "lanczos"
-            # Where Radau's rule has its node: no other eigenvalue is smaller.
-            self._node = relaxation_rate(flow) * (1 - 1e-6) if gap and not self.low > 0 else self.low
-            self._of_iteration(f, width, samples, averages, generator_of(rng))
 
-    def trace(self, g: Function) -> Estimate:
-        """Return the sum of g over all eigenvalues of A but that of constants, if they are an eigenvector."""
-        if self._counts is not None:
-            return Estimate(float(self._counts @ g(self._values)), 0.0, self.method, self.averages)
-        both = np.array([measure.integrals(g) for measure in self._probes])
-        values = both.mean(axis=1)
-        return Estimate(float(values.mean()), _half_width(values) + _gap(both), self.method, self.averages)
+def observed_sums(energy: E, strength: Floats) -> tuple[ExactSums, Floats]:
+    """Return sums over the spectrum of J between the nodes with a fidelity, in the measure of the fidelity, and it.
 
-    def form(self, g: Function) -> tuple[float, float]:
-        """Return <f, g(A) f> in the flow's measure without the mean of f, and what the quadrature leaves open.
+    The other nodes are where they make J least, which leaves a graph of the observed ones, the Schur complement. The
+    spectrum is that of its Laplacian in the measure m strength. O(N^3).
+    """
+    flow = symmetric_flow(J(energy.given), energy.measure)
+    seen = strength.ravel() > 0
+    size = int(seen.size)
+    if size > DENSE_NODES:
+        raise InputError(
+            f"energy: got a fidelity for each of {size} nodes, expected one number beyond {DENSE_NODES} nodes"
+        )
+    measure = measure_of(energy).ravel()
+    laplacian = measure[:, None] * dense_operator(flow)
+    laplacian = (laplacian + laplacian.T) / 2
+    inner, cross = laplacian[np.ix_(~seen, ~seen)], laplacian[np.ix_(~seen, seen)]
+    try:
+        left = laplacian[np.ix_(seen, seen)] - (cross.T @ np.linalg.solve(inner, cross) if len(inner) else 0.0)
+    except np.linalg.LinAlgError as error:
+        raise NumericalError(
+            "fidelity: some part of the domain sees no node with a fidelity > 0; give each part one"
+        ) from error
+    weight = measure[seen] * strength.ravel()[seen]
+    root = np.sqrt(weight)
+    values, vectors = np.linalg.eigh((left + left.T) / 2 / root[:, None] / root)
+    vectors[:, 0] = root / np.linalg.norm(root)
+    f = np.asarray(to_numpy(energy.observed), np.float64).reshape(size, -1)[seen]
+    f = f - (weight @ f) / weight.sum()
+    power = ((vectors.T @ (root[:, None] * f)) ** 2).sum(axis=1)
+    return ExactSums(np.maximum(values[1:], 0.0), np.ones(len(values) - 1), power[1:], "dense"), weight
 
-        Channels are added up. The mean belongs to it where constants are no eigenvector.
-        """
-        if self._counts is not None:
-            return float(self._power @ g(self._values)), 0.0
-        both = np.array([measure.integrals(g) for measure in self._forms])
-        return float(both.mean(axis=1).sum()), float(np.abs(np.diff(both, axis=1)).sum() / 2)
 
-    # ---- exact
+def _of_transform(flow: LinearFlow, basis: Diagonal, values: Floats, f: Array | None) -> ExactSums:
+    counts = np.broadcast_to(basis.multiplicities, values.shape).ravel()[1:]
+    power = np.zeros(values.size)
+    if f is not None:
+        flat = f.reshape(*flow.affinity.domain.shape, -1)
+        power = basis.power(basis.forward(flat)).sum(axis=-1).ravel() * float(flow.measure(f).ravel()[0])
+    return ExactSums(np.maximum(values, flow.spectral_bounds()[0]).ravel()[1:], counts, power[1:], "transform")
 
-    def _of_transform(self, basis: Diagonal, values: Floats, f: Array | None) -> None:
-        self._values = np.maximum(values, self.low).ravel()[1:]
-        self._counts = np.broadcast_to(basis.multiplicities, values.shape).ravel()[1:]
-        if f is not None:
-            flat = f.reshape(*self.flow.affinity.domain.shape, -1)
-            power = basis.power(basis.forward(flat)).sum(axis=-1)
-            self._power = power.ravel()[1:] * float(self.flow.measure(f).ravel()[0])
 
-    def _of_matrix(self, f: Array | None, width: int) -> None:
-        values, vectors, root = eigenpairs(self.flow)
-        kept = slice(1 if self.aside else 0, None)
-        self._values, self._counts = np.maximum(values, self.low)[kept], np.ones(self.size)[kept]
-        if f is not None:
-            n = self.flow.affinity.domain.size
-            flat = np.asarray(to_numpy(f), np.float64).reshape(n, -1, width).swapaxes(1, 2).reshape(self.size, -1)
-            largest = float(to_numpy(self.flow.measure(f)).max())
-            if self.aside:
-                flat = flat - (root**2 @ flat) / (root @ root)
-            self._power = largest * ((vectors.T @ (root[:, None] * flat)) ** 2).sum(axis=1)[kept]
+def _of_matrix(flow: LinearFlow, f: Array | None, width: int) -> ExactSums:
+    values, vectors, root = eigenpairs(flow)
+    power = np.zeros(len(values))
+    if f is not None:
+        n = flow.affinity.domain.size
+        flat = np.asarray(to_numpy(f), np.float64).reshape(n, -1, width).swapaxes(1, 2).reshape(n * width, -1)
+        if is_aside(flow):
+            flat = flat - (root**2 @ flat) / (root @ root)
+        power = float(to_numpy(flow.measure(f)).max()) * ((vectors.T @ (root[:, None] * flat)) ** 2).sum(axis=1)
+    kept = slice(1 if is_aside(flow) else 0, None)
+    values = np.maximum(values, flow.spectral_bounds()[0])
+    return ExactSums(values[kept], np.ones(len(values))[kept], power[kept], "dense")
 
-    # ---- estimated
 
-    def _of_iteration(self, f: Array | None, width: int, samples: int, averages: int, rng: np.random.Generator) -> None:
-        flow = self.flow
-        like = flow.affinity.log_degree if f is None else f
-        xp, shape = namespace(like), flow.affinity.domain.shape
+class _Quadrature:
+    """Lanczos quadrature for the spectrum of A of a flow."""
+
+    def __init__(self, flow: LinearFlow, gap: bool) -> None:
+        self._flow, self._aside, self._averages = flow, is_aside(flow), 0
+        low, self._high = flow.spectral_bounds()
+        # Where Radau's rule has its node: no eigenvalue that counts is smaller.
+        self._node = relaxation_rate(flow) * (1 - 1e-6) if gap and not low > 0 else low
+
+    def sums(
+        self, f: Array | None, width: int, samples: int, averages: int, rng: np.random.Generator
+    ) -> QuadratureSums:
+        """Return sums from the channels of `f` and from random signs."""
+        like = self._flow.affinity.log_degree if f is None else f
+        xp, shape = namespace(like), self._flow.affinity.domain.shape
         signs = 2.0 * rng.integers(0, 2, (*shape, samples * width), dtype=np.int8) - 1
         # Of covariance 1 / m, so that the mean of forms in the measure is the trace.
-        root = namespace(like).sqrt(flow.measure(like))
+        root = xp.sqrt(self._flow.measure(like))
         vectors = constant_like(signs, like) / over_channels(root, xp.reshape(like, (*shape, -1)))
-        if width > 1:
-            self._mixed(f, vectors, width, samples, averages)
-            return
+        if width > 1:  # one after another where a fidelity mixes channels: they would be one system
+            parts = [vectors[..., i * width : (i + 1) * width] for i in range(samples)]
+            probes = [self._measures(part, averages)[0] for part in parts]
+            return QuadratureSums([] if f is None else self._measures(f, averages), probes, self._averages)
         if f is not None:
             vectors = xp.concat([xp.reshape(f, (*shape, -1)), vectors], axis=-1)
         measures = self._measures(vectors, averages)
-        self._forms, self._probes = measures[:-samples], measures[-samples:]
-
-    def _mixed(self, f: Array | None, vectors: Array, width: int, samples: int, averages: int) -> None:
-        """Take the vectors one after another where a fidelity mixes channels: they would be one system."""
-        parts = [vectors[..., i * width : (i + 1) * width] for i in range(samples)]
-        self._probes = [self._measures(part, averages)[0] for part in parts]
-        self._forms = [] if f is None else self._measures(f, averages)
+        return QuadratureSums(measures[:-samples], measures[-samples:], self._averages)
 
     def _measures(self, vectors: Array, averages: int) -> list[_Measure]:
-        flow = self.flow
-        axes = tuple(range(len(flow.affinity.domain.shape)))
+        flow = self._flow
         inner = inner_product(
-            over_channels(flow.measure(vectors), vectors), axes,
+            over_channels(flow.measure(vectors), vectors), tuple(range(len(flow.affinity.domain.shape))),
             NodeFidelity(0.0) if flow.fidelity is None else flow.fidelity,
         )  # fmt: skip
 
         def free(v: Array) -> Array:
-            return v - flow.mean(v) if self.aside else v
+            return v - flow.mean(v) if self._aside else v
 
-        counted = flow.applications
+        counted, most = flow.applications, min(averages, math.prod(vectors.shape))
         steps = Lanczos(flow.linear, free(vectors), inner, keep=False, free=free)
-        while steps.step() and len(steps.alphas) < min(averages, self.size):
+        while steps.step() and len(steps.alphas) < most:
             pass
         flow.applications = counted
-        self.averages += len(steps.alphas)
-        high = flow.spectral_bounds()[1]
-        return [self._rules(*steps.tridiagonal(i), size, high) for i, size in enumerate(steps.sizes)]
+        self._averages += len(steps.alphas)
+        return [self._rules(*steps.tridiagonal(i), size) for i, size in enumerate(steps.sizes)]
 
-    def _rules(self, diagonal: Floats, beside: Floats, size: float, high: float) -> _Measure:
-        gauss = _rule(diagonal, beside[:-1], size)
-        if beside[-1] == 0:
-            radau = gauss
-        else:
-            # The last entry that gives T this eigenvalue.
-            node = self._node
+    def _rules(self, diagonal: Floats, beside: Floats, size: float) -> _Measure:
+        gauss = radau = _rule(diagonal, beside[:-1], size)
+        if beside[-1] != 0:
+            # The last entry that gives T the eigenvalue of the node.
             values, vectors = eigen_tridiagonal(diagonal, beside[:-1])
-            gaps = np.maximum(values - node, 1e-14 * high)
-            last = node + float(beside[-1] ** 2 * np.sum(vectors[-1] ** 2 / gaps))
+            gaps = np.maximum(values - self._node, 1e-14 * self._high)
+            last = self._node + float(beside[-1] ** 2 * np.sum(vectors[-1] ** 2 / gaps))
             radau = _rule(np.append(diagonal, last), beside, size)
         nodes = np.maximum(gauss[0], self._node), np.maximum(radau[0], self._node)
         return _Measure(nodes, (gauss[1], radau[1]))
@@ -229,6 +291,9 @@ def _half_width(values: Floats) -> float:
     return float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count))
 
 
-def _gap(both: Floats) -> float:
-    """Return half of what is between two rules, in the mean over vectors."""
-    return float(abs(both[:, 0].mean() - both[:, 1].mean()) / 2)
+def measure_of(energy: E) -> Floats:
+    """Return the measure of E, w or w d, shape ``domain.shape``; `NumericalError` where d is out of range."""
+    weights = np.asarray(energy.affinity.domain.weights, np.float64)
+    if energy.measure == "l2":
+        return weights
+    return np.asarray(weights * np.asarray(to_numpy(energy.affinity.degree), np.float64))
