@@ -18,6 +18,7 @@ from nlflow.equilibria import choose_fidelity
 # %%
 # A picture of 200 × 200 nodes with smooth and sharp parts, and noise.
 
+COLOURS = ("#0b5394", "#56b4e9", "#d1711c", "#009e73", "#cc79a7", "#4d4d4d")
 n, sigma = 200, 0.25
 rows, columns = np.mgrid[:n, :n] / n
 clean = np.sin(6 * rows) * np.cos(5 * columns) + 0.6 * (np.hypot(rows - 0.55, columns - 0.4) < 0.2)
@@ -52,25 +53,24 @@ assert errors["gcv"] > 1.5 * true.min()
 # eigenvalues of a kernel are bounded. So for large fidelities the minimizer is nearly a number times the noisy signal,
 # and cross-validation, which has no opinion on such a number, is flat. Its robust form rises there.
 
-figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10.5, 3.7), layout="constrained")
-colours = dict(zip(methods, ("#0b5394", "#56b4e9", "#d1711c", "#009e73", "#cc79a7", "#4d4d4d"), strict=True))
-left.plot(values, true, color="black", linewidth=2.5, alpha=0.35, label="true error")
-left.plot(values, chosen["gcv"].curve - sigma**2, color=colours["gcv"], linewidth=1.4, label="gcv, less σ²")
-left.plot(values, chosen["sure"].curve, "--", color=colours["sure"], linewidth=1.4, label="sure")
-left.set(xscale="log", yscale="log", xlabel="fidelity λ", title="Mean squared error", ylim=(0.5 * true.min(), 30))
-middle.plot(chosen["lcurve"].residual, chosen["lcurve"].roughness, color="0.3", linewidth=1.4)
-middle.set(xscale="log", yscale="log", xlabel="residual", ylabel="roughness <u, Lu>", title="L-curve")
-middle.set_xticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
-middle.xaxis.set_minor_formatter(NullFormatter())
-right.plot(values, chosen["evidence"].curve / n**2, color=colours["evidence"], linewidth=1.6)
-right.set(xscale="log", xlabel="fidelity λ", title="Minus log evidence, per node")
+figure, panels = plt.subplot_mosaic([["error", "error"], ["L", "evidence"]], figsize=(7.8, 7), layout="constrained")
+looks = dict(zip(methods, zip(COLOURS, "osD^vP", strict=True), strict=True))
+panels["error"].plot(values, true, color="black", linewidth=4, alpha=0.25, label="true error")
+panels["error"].plot(values, chosen["gcv"].curve - sigma**2, color=COLOURS[1], linewidth=1.4, label="gcv, less σ²")
+panels["error"].plot(values, chosen["sure"].curve, "--", color=COLOURS[2], linewidth=1.4, label="sure")
+panels["error"].set(xscale="log", yscale="log", xlabel="fidelity λ", ylabel="mean squared error")
+panels["error"].set(title="Chosen without the clean signal", ylim=(0.5 * true.min(), 1))
+panels["L"].plot(chosen["lcurve"].residual, chosen["lcurve"].roughness, color="0.3", linewidth=1.4)
+panels["L"].set(xscale="log", yscale="log", xlabel="residual", ylabel="roughness <u, Lu>", title="L-curve")
+panels["L"].set_xticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
+panels["L"].xaxis.set_minor_formatter(NullFormatter())
+panels["evidence"].plot(values, -chosen["evidence"].curve / n**2, color=COLOURS[4], linewidth=1.6)
+panels["evidence"].set(xscale="log", xlabel="fidelity λ", ylabel="log evidence, per node", title="Evidence")
 for name, choice in chosen.items():
-    left.plot(choice.value, errors[name], "o", color=colours[name], markersize=7, label=f"chosen by {name}")
-    middle.plot(
-        np.interp(np.log(choice.value), np.log(values), choice.residual),
-        np.exp(np.interp(np.log(choice.value), np.log(values), np.log(choice.roughness))),
-        "o", color=colours[name], markersize=7,
-    )  # fmt: skip
-right.axvline(chosen["evidence"].value, color=colours["evidence"], linestyle=":", linewidth=1)
-left.legend(fontsize=7, ncols=2, loc="upper right")
+    style = {"color": looks[name][0], "marker": looks[name][1], "linestyle": "", "markersize": 7}
+    panels["error"].plot(choice.value, errors[name], label=f"chosen by {name}", **style)
+    place = np.log(choice.value), np.log(values)
+    panels["L"].plot(np.interp(*place, choice.residual), np.exp(np.interp(*place, np.log(choice.roughness))), **style)
+    panels["evidence"].plot(choice.value, np.interp(*place, -chosen["evidence"].curve / n**2), **style)
+panels["error"].legend(fontsize=8, loc="lower left")
 plt.show()

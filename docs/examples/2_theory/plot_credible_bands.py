@@ -51,7 +51,7 @@ assert covered
 # The band widens in the gap, where the neighbours alone say something, and a little at the ends.
 
 figure, (top, bottom) = plt.subplots(
-    2, 1, figsize=(8, 5.4), height_ratios=(3, 1), sharex=True, layout="constrained"
+    2, 1, figsize=(7.8, 6), height_ratios=(3, 1), layout="constrained"
 )  # fmt: skip
 blue = "#0b5394"
 top.fill_between(x, whole.lower, whole.upper, color=blue, alpha=0.15, linewidth=0, label="95 % of whole signals")
@@ -59,13 +59,13 @@ top.fill_between(x, pointwise.lower, pointwise.upper, color=blue, alpha=0.35, li
 top.plot(x[seen], noisy[seen], ".", color="0.55", markersize=3.5, label="observed")
 top.plot(x, clean, "--", color="black", linewidth=1.3, label="clean")
 top.plot(x, field.mean, color=blue, linewidth=1.8, label="mean, the minimizer of E")
-top.set(ylabel="signal", title="What E says beside its minimum")
-top.legend(ncols=3, fontsize=8, loc="lower left")
+top.set(xlabel="position x", ylabel="signal", xlim=(0, 1), title="What E says beside its minimum")
+top.legend(ncols=2, fontsize=8, loc="upper right")
 for sample, shade in zip(samples, ("#d1711c", "#e39a55", "#f0c096"), strict=True):
     bottom.plot(x, sample - field.mean, color=shade, linewidth=0.7)
 deviation = np.sqrt(variances.value)
 bottom.plot(x, 2 * deviation, color=blue, linewidth=1.5, label="two standard deviations")
 bottom.plot(x, -2 * deviation, color=blue, linewidth=1.5)
-bottom.set(xlabel="position x", ylabel="less the mean", xlim=(0, 1))
+bottom.set(xlabel="position x", ylabel="less the mean", xlim=(0, 1), title="Three draws")
 bottom.legend(fontsize=8, loc="upper left")
 plt.show()
