@@ -318,6 +318,7 @@ def _opposite(signs: int) -> int:
 
 _SIGNS: Final[dict[str, Callable[..., int]]] = {
     "squared": lambda a: ZERO | POSITIVE,
+    "parameter": lambda a: POSITIVE,
     "add": _of_sum,
     "multiply": _of_product,
     "power": _of_power,

@@ -47,7 +47,7 @@ def called(function: Callable[[Any], Any], symbol: Expression, refusal: str, rem
 
 def weight(log: Expression) -> Expression:
     """Return exp of an expression, with powers in place of exponentials of logarithms, and 2^x in place of exp(x)."""
-    return _base_two(_joined(*_factors(simplified(log))))
+    return base_two(_joined(*_factors(simplified(log))))
 
 
 def _joined(factors: Expression, exponent: Expression) -> Expression:
@@ -73,9 +73,9 @@ def _factors(log: Expression, times: Number = Fraction(1)) -> tuple[Expression, 
     return _ONE, multiply(log, number(times))
 
 
-def _base_two(a: Expression) -> Expression:
+def base_two(a: Expression) -> Expression:
     """Return an expression of what code has: powers of two, of which those that can be > 1 are another operation."""
-    terms = tuple(_base_two(term) for term in a.terms)
+    terms = tuple(base_two(term) for term in a.terms)
     if a.operation == "exp":
         rising = bool(a.terms[0].signs & POSITIVE)
         return Expression("exp2_up" if rising else "exp2", (multiply(terms[0], number(_LOG2E)),))

@@ -268,6 +268,11 @@ def _comparison(operation: str) -> Callable[[Expression, Expression], Expression
     return of
 
 
+def compared(operation: str, a: Expression, b: Expression) -> Expression:
+    """Return a < b (``lt``) or a <= b (``le``)."""
+    return _comparison(operation)(a, b)
+
+
 _RULES: Final[dict[str, Callable[..., Expression]]] = {
     "add": add,
     "multiply": multiply,

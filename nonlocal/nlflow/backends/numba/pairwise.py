@@ -1,6 +1,6 @@
 """Weighted sums over all pairs of nodes, with the kernel computed anew for each pair: O(N) memory.
 
-Queries lie in the lanes of vectors. A group of them meets `_LINE` sources at a time, in two steps: the weights of the
+Queries lie in the lanes of vectors. A group of them meets `LINE` sources at a time, in two steps: the weights of the
 pairs are put into a table that stays in the first cache, then the table is multiplied with the values. In both steps a
 few vectors of queries and a few sources (channels) share what is loaded, as in a matrix product, so arithmetic is what
 limits them, whatever the number of coordinates and channels.
@@ -36,11 +36,14 @@ from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
 DOT_PRODUCT = "exp2(x.y)"
 """The form of a kernel that is 2 to the product of what is compared."""
-_LINE = 128
+PERIODIC = "periodic "
+"""What the form of a kernel of the distance in a periodic box begins with."""
+LINE = 128
+"""Sources that a group of queries meets at a time."""
 SOURCES = 4
 """Sources that are taken at a time; their number has to be a multiple of it."""
 # Vectors of queries at a time: with 32 registers 16 sums are held, with 16 of them 8.
-_VECTORS = 4 if AVX512 else 2
+VECTORS = 4 if AVX512 else 2
 
 # Logits are taken relative to a reference that is kept while it serves: weights up to 2^_ABOVE lose nothing, and a sum
 # whose largest weight is 2^-_BELOW is as exact as one of which it is 1.
@@ -50,18 +53,18 @@ _HIGHEST = {4: 100.0, 8: 1000.0}  # powers of two that are taken
 
 def group(dtype: Any) -> int:
     """Return how many queries are summed together; their number has to be a multiple of it."""
-    return int(_VECTORS * BYTES // np.dtype(dtype).itemsize)
+    return int(VECTORS * BYTES // np.dtype(dtype).itemsize)
 
 
-def _data(context: Any, builder: Any, signature: Any, arguments: Any, place: int) -> Any:
+def data(context: Any, builder: Any, signature: Any, arguments: Any, place: int) -> Any:
     return context.make_array(signature.args[place])(context, builder, arguments[place]).data
 
 
 @intrinsic
-def _address(typingctx, array):
+def address_of(typingctx, array):
 
     def codegen(context, builder, signature, arguments):
-        return builder.ptrtoint(_data(context, builder, signature, arguments, 0), cgutils.intp_t)
+        return builder.ptrtoint(data(context, builder, signature, arguments, 0), cgutils.intp_t)
 
     return types.intp(array), codegen
 
@@ -71,24 +74,26 @@ def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top
     """Write the weights between a group of queries and a line of sources, at addresses of numbers of a kind.
 
     `form` is the structure of k as an expression of the squared distance (`nlflow.kernels.expressions`), whose numbers
-    are in `numbers`; or `DOT_PRODUCT`, for 2^(x.y - reference), of which `top` gets the largest exponents.
+    are in `numbers`; or `DOT_PRODUCT`, for 2^(x.y - reference), of which `top` gets the largest exponents. After
+    `PERIODIC` distances are those to the nearest image: at `reference` are the periods, and their inverses.
     """
     signature = types.void(form, kind, d, count, x, y, table, reference, numbers, top)
-    dots = form.literal_value == DOT_PRODUCT
+    written = form.literal_value
+    dots, periodic = written == DOT_PRODUCT, written.startswith(PERIODIC)
 
     def codegen(context, builder, signature, arguments):
         _, _, d, count, *addresses = arguments
         v = Vectors(builder, kind.literal_value)
         x, y, table, reference, numbers, top = (builder.inttoptr(a, v.number.as_pointer()) for a in addresses)
-        queries = [index(q * v.lanes) for q in range(_VECTORS)]
-        width = index(_VECTORS * v.lanes)
+        queries = [index(q * v.lanes) for q in range(VECTORS)]
+        width = index(VECTORS * v.lanes)
         if dots:
             first = [builder.fneg(v.load(reference, q)) for q in queries] * SOURCES
-            highest = [v.constant(-1e30)] * _VECTORS
+            highest = [v.constant(-1e30)] * VECTORS
             weight: Any = partial(map, v.exp2)
         else:
-            first, highest = [v.constant(0.0)] * (_VECTORS * SOURCES), []
-            weight = _Written(v, form.literal_value, numbers)
+            first, highest = [v.constant(0.0)] * (VECTORS * SOURCES), []
+            weight = _Written(v, written.removeprefix(PERIODIC), numbers)
 
         def sources(j, highest):
             rows = [builder.mul(builder.add(j, index(k)), d) for k in range(SOURCES)]
@@ -96,10 +101,12 @@ def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top
             def coordinate(c, terms):
                 own = [v.load(x, builder.add(builder.mul(c, width), q)) for q in queries]
                 result, terms = [], iter(terms)
+                box = nearest_image(v, reference, c, d) if periodic else None
                 for row in rows:
                     other = v.broadcast_from(y, builder.add(row, c))
                     for here in own:
                         gap = here if dots else builder.fsub(here, other)
+                        gap = gap if box is None else box(gap)
                         result.append(v.multiply_add(gap, other if dots else gap, next(terms)))
                 return result
 
@@ -109,7 +116,7 @@ def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top
                 row = builder.mul(builder.add(j, index(k)), width)
                 for i, q in enumerate(queries):
                     if dots:
-                        highest = [*highest[:i], v.larger(terms[k * _VECTORS + i], highest[i]), *highest[i + 1 :]]
+                        highest = [*highest[:i], v.larger(terms[k * VECTORS + i], highest[i]), *highest[i + 1 :]]
                     v.store(next(weights), table, builder.add(row, q))
             return highest
 
@@ -118,6 +125,20 @@ def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+def nearest_image(v: Vectors, periods: Any, c: Any, d: Any) -> Callable[[Any], Any]:
+    """Return what turns the difference of coordinates c into that to the nearest image; a period of 0 is none.
+
+    At `periods` are those of the d coordinates, and then their inverses.
+    """
+    less = v.builder.fneg(v.broadcast_from(periods, c))
+    inverse = v.broadcast_from(periods, v.builder.add(d, c))
+
+    def nearest(gap: Any) -> Any:
+        return v.multiply_add(v.rounded(v.builder.fmul(gap, inverse)), less, gap)
+
+    return nearest
 
 
 class _Written:
@@ -203,7 +224,8 @@ def weigher(form: str, dtype: str) -> int:
 
 
 _kept: list[Callee] = []  # what is called by address has to stay
-_call = caller()
+call = caller()
+"""Call what `weigher` compiled, by its address."""
 
 
 def _adder(channels: int, at_once: int) -> Any:
@@ -220,8 +242,8 @@ def _adder(channels: int, at_once: int) -> Any:
         def codegen(context, builder, signature, arguments):
             _, count, _, start, first, every, _ = arguments
             v = Vectors(builder, signature.args[0].dtype.bitwidth)
-            table, values, sums = (_data(context, builder, signature, arguments, i) for i in (0, 2, 6))
-            queries, width = [index(q * v.lanes) for q in range(_VECTORS)], index(_VECTORS * v.lanes)
+            table, values, sums = (data(context, builder, signature, arguments, i) for i in (0, 2, 6))
+            queries, width = [index(q * v.lanes) for q in range(VECTORS)], index(VECTORS * v.lanes)
 
             def sources(j, state):
                 result, state = [], iter(state)
@@ -235,14 +257,14 @@ def _adder(channels: int, at_once: int) -> Any:
                 return result
 
             zero = v.constant(0.0)
-            state = v.repeat(count, at_once, [zero] * (at_once * channels * _VECTORS), sources)
-            part = channels * _VECTORS
+            state = v.repeat(count, at_once, [zero] * (at_once * channels * VECTORS), sources)
+            part = channels * VECTORS
             for c in range(channels):
                 row = builder.mul(builder.add(first, index(c)), width)
                 for i, q in enumerate(queries):
-                    total = state[c * _VECTORS + i]
+                    total = state[c * VECTORS + i]
                     for k in range(1, at_once):
-                        total = builder.fadd(total, state[k * part + c * _VECTORS + i])
+                        total = builder.fadd(total, state[k * part + c * VECTORS + i])
                     v.store(total, sums, builder.add(row, q))
             return context.get_dummy_value()
 
@@ -255,7 +277,7 @@ _add_one, _add_two, _add_four = _adder(1, 4), _adder(2, 2), _adder(4, 1)
 
 
 @njit()
-def _add(table, count, values, start, apart, sums):
+def add_weighted(table, count, values, start, apart, sums):
     """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group); the last channels `apart` (0 or 1) for itself.
 
     In which order terms are added up depends on how many channels go together, so that one which is there now and
@@ -276,7 +298,7 @@ def _add(table, count, values, start, apart, sums):
 
 
 @njit()
-def _room(rows, columns, like):
+def scratch(rows, columns, like):
     """Scratch that starts where a vector does: loads across two lines of the cache cost twice as much."""
     room = np.empty(rows * columns + 64 // like.itemsize, like.dtype)
     first = (-room.ctypes.data % 64) // like.itemsize
@@ -338,30 +360,30 @@ def pair_sums(
     """
     d, queries = x.shape
     sources, channels = values.shape
-    width, known = _VECTORS * BYTES // x.itemsize, _address(numbers)
+    width, known = VECTORS * BYTES // x.itemsize, address_of(numbers)
     for tile in prange(queries // width):
         begin = tile * width
-        own, table = _room(d, width, x), _room(_LINE, width, x)
+        own, table = scratch(d, width, x), scratch(LINE, width, x)
         for c in range(d):
             for i in range(width):
                 own[c, i] = x[c, begin + i]
-        part, total = _room(channels, width, x), np.zeros((channels, width))
+        part, total = scratch(channels, width, x), np.zeros((channels, width))
         reference, top = np.zeros(width, x.dtype), np.empty(width, x.dtype)
-        here, weights, at, most = _address(own), _address(table), _address(reference), _address(top)
+        here, weights, at, most = address_of(own), address_of(table), address_of(reference), address_of(top)
         mine, first = begin // size, True
         for block in range((sources + size - 1) // size):
             limit = max(limits[mine], others_limits[block])
             if not boxes_near(lows, highs, mine, others_lows, others_highs, block, limit):
                 continue
             end = min((block + 1) * size, sources)
-            for start in range(block * size, end, _LINE):
-                count = min(_LINE, end - start)
-                there = _address(y) + start * d * y.itemsize
-                _call(weigh, (d, count, here, there, weights, at, known, most))
+            for start in range(block * size, end, LINE):
+                count = min(LINE, end - start)
+                there = address_of(y) + start * d * y.itemsize
+                call(weigh, (d, count, here, there, weights, at, known, most))
                 if products and _refer(reference, top, first, total):
-                    _call(weigh, (d, count, here, there, weights, at, known, most))
+                    call(weigh, (d, count, here, there, weights, at, known, most))
                 first = False
-                _add(table, count, values, start, apart, part)
+                add_weighted(table, count, values, start, apart, part)
                 for c in range(channels):
                     for i in range(width):
                         total[c, i] += part[c, i]

@@ -114,6 +114,11 @@ class Vectors:
         """Return the absolute value, lane by lane."""
         return self._call(f"llvm.fabs.{self._suffix}", (a,))
 
+    def rounded(self, a: Any) -> Any:
+        """Return the nearest whole number, for |a| below a quarter of 2^23 (2^52)."""
+        large = self.constant(1.5 * 2.0 ** _DIGITS[self.size])
+        return self.builder.fsub(self.builder.fadd(a, large), large)
+
     def larger(self, a: Any, b: Any) -> Any:
         """Return the larger of each two; no NaN is expected."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b, flags=("nnan", "nsz")), a, b)

@@ -1,0 +1,276 @@
+"""Potentials W(r) of pairs of particles, of any sign: what attracts, repels, or does both.
+
+A `Kernel` is a weight: it is not negative, and sums of it are relative to k(0). A potential may be negative, infinite at
+r = 0 or rise without end. What moves particles is its slope, which comes from the formula's own derivative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from nlflow._array import Array, underflowing
+from nlflow.errors import InputError, check_number, shortened
+from nlflow.kernels.base import RadialKernel
+from nlflow.kernels.differentiation import away_from_zero, derivative
+from nlflow.kernels.expressions import SQUARED, Expression, as_expression, number, value
+from nlflow.kernels.forms import base_two, called, parsed
+from nlflow.kernels.rewriting import compared, multiply, simplified, where
+
+_RADII: Final = np.geomspace(1e-12, 1e12, 4801)
+_PARTS, _ROUNDS = 256, 6
+_TINY: Final = (1e-40, 1e-80)
+_COMPILED: Final = 400  # operations
+_UP: Final = ("exp2_up",)
+
+
+@underflowing
+@dataclass(frozen=True)
+class Interaction:
+    r"""A potential W(|x - y|) of a pair of particles.
+
+    Parameters
+    ----------
+    w : str, callable or RadialKernel
+        As a function of the distance r; as text with the operations and functions of `Formula`. A kernel repels, since
+        it falls with the distance; with a negative strength it attracts.
+    strength : float
+        Factor of any sign.
+    cutoff : float
+        Distance > 0 beyond which there is no force; W is shifted so that it is 0 there.
+
+    Attributes
+    ----------
+    singular : bool
+        Whether the force grows without end as two particles meet.
+
+    Raises
+    ------
+    InputError
+        For a formula that is no number at distances of 1e-3 to 10, and for one that cannot be compiled.
+
+    Examples
+    --------
+    >>> from nlflow.kernels import Interaction
+    >>> attraction = Interaction("r**2 / 2")
+    >>> float(attraction(3.0)), float(attraction.slope(3.0))
+    (4.5, 3.0)
+    """
+
+    w: str | Callable[[Any], Any] | RadialKernel
+    strength: float = 1.0
+    cutoff: float = math.inf
+    _potential: Expression = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._set("strength", check_number("strength", self.strength))
+        if self.cutoff != math.inf:
+            self._set("cutoff", check_number("cutoff", self.cutoff, minimum=0, strict=True))
+        self._set("_potential", self._cut(simplified(self._formula() * as_expression(self.strength))))
+        if self.potential.parts > _COMPILED or self.pull.parts > _COMPILED:
+            raise InputError(f"w: its formula has more than {_COMPILED} operations, too many for compiled sums")
+        radii = np.geomspace(1e-3, 10, 64)
+        with np.errstate(all="ignore"):
+            wrong = ~(np.isfinite(self(radii)) & np.isfinite(self.slope(radii)))
+        if wrong.any():
+            raise InputError(
+                f"w: got {shortened(repr(self.w))}, which is no finite number, or has no finite slope, at the distance "
+                f"{radii[np.argmax(wrong)]:.4g}"
+            )
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _formula(self) -> Expression:
+        """Return W over the strength, as an expression of the squared distance."""
+        r = SQUARED**0.5
+        if isinstance(self.w, RadialKernel):
+            return self.w.weight() * as_expression(self.w.amplitude)
+        if isinstance(self.w, str):
+            return parsed(self.w, {"r": r}) * 1
+        if callable(self.w):
+            refusal = "w: the function failed on a symbol for distances"
+            return called(self.w, r, refusal, "use arithmetic and functions of NumPy") * 1
+        raise InputError(f"w: got {type(self.w).__name__}, expected text, a function of r, or a radial kernel")
+
+    def _cut(self, w: Expression) -> Expression:
+        if self.cutoff == math.inf:
+            return w
+        end = float(value(w, np.array([self.cutoff**2]))[0])
+        zero, limit = as_expression(0), as_expression(self.cutoff) ** 2
+        return simplified(where(compared("lt", SQUARED, simplified(limit)), w - as_expression(end), zero))
+
+    @property
+    def potential(self) -> Expression:
+        """W as an expression of the squared distance, in powers of two; 0 at r = 0 where it is not proved finite."""
+        return away_from_zero(base_two(self._potential))
+
+    @cached_property
+    def pull(self) -> Expression:
+        """W'(r) / r as an expression of the squared distance; times x - y it is the gradient of W(|x - y|) by x."""
+        slope = simplified(derivative(self._potential))
+        return away_from_zero(base_two(multiply(slope, number(2))))
+
+    def __call__(self, r: Array | float) -> Array:
+        """Return W at distances r > 0."""
+        return value(self.potential, np.square(np.asarray(r, dtype=np.float64)))
+
+    def slope(self, r: Array | float) -> Array:
+        """Return W'(r) at distances r > 0."""
+        r = np.asarray(r, dtype=np.float64)
+        return np.asarray(value(self.pull, r * r) * r)
+
+    @cached_property
+    def singular(self) -> bool:
+        """Whether |W'| grows without end as r falls to 0."""
+        with np.errstate(all="ignore"):
+            far, near = (abs(float(self.slope(r))) for r in _TINY)
+        return not near <= 2 * far + abs(self.strength)
+
+    def reach(self, rtol: float = 0.0) -> float:
+        """Return the distance beyond which |W'| is at most `rtol` times its largest value; infinity for none.
+
+        Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones. A singular slope has no largest value:
+        there it is the distance beyond which the slope is 0.
+        """
+        radii = _RADII
+        with np.errstate(all="ignore"):
+            slopes = np.abs(self.slope(radii))
+            most = 0.0 if self.singular else rtol * float(np.max(slopes[np.isfinite(slopes)], initial=0.0))
+
+            def last(radii: Array) -> int:
+                above = np.flatnonzero(~(np.abs(self.slope(radii)) <= most))
+                return int(above[-1]) if len(above) else -1
+
+            i = last(radii)
+            if i < 0:
+                return float(radii[0])
+            if i == len(radii) - 1:
+                return math.inf
+            for _ in range(_ROUNDS):
+                radii = np.linspace(radii[i], radii[i + 1], _PARTS + 1)
+                i = min(max(last(radii), 0), _PARTS - 1)
+        return float(radii[i + 1])
+
+    def __add__(self, other: Interaction) -> Interaction:
+        """Return the sum of two potentials."""
+        if not isinstance(other, Interaction):
+            return NotImplemented
+        return _Sum((self, other))
+
+
+@underflowing
+@dataclass(frozen=True, repr=False)
+class _Sum(Interaction):
+    """W = W_1 + W_2, each with its own strength and cutoff."""
+
+    w: Any
+
+    def _formula(self) -> Expression:
+        return self.w[0]._potential + self.w[1]._potential
+
+    def __repr__(self) -> str:
+        return f"{self.w[0]!r} + {self.w[1]!r}"
+
+
+@underflowing
+@dataclass(frozen=True, repr=False)
+class Morse(Interaction):
+    """The Morse potential of swarms, W = c_r exp(-r / l_r) - c_a exp(-r / l_a).
+
+    Repulsion over l_r and attraction over l_a. With C = c_r / c_a and l = l_r / l_a, swarms in d dimensions fall
+    together (are catastrophic) for C l^d < 1 and keep their density for C l^d > 1 (D'Orsogna, Chuang, Bertozzi and
+    Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
+
+    Parameters
+    ----------
+    repulsion, repulsion_length : float
+        c_r >= 0 and l_r > 0.
+    attraction, attraction_length : float
+        c_a >= 0 and l_a > 0.
+    cutoff : float
+        See `Interaction`.
+    """
+
+    w: Any = field(init=False, default=None)
+    strength: float = field(init=False, default=1.0)
+    cutoff: float = field(default=math.inf, kw_only=True)
+    repulsion: float = 1.0
+    repulsion_length: float = 0.5
+    attraction: float = 0.5
+    attraction_length: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("repulsion", "attraction"):
+            self._set(name, check_number(name, getattr(self, name), minimum=0))
+        for name in ("repulsion_length", "attraction_length"):
+            self._set(name, check_number(name, getattr(self, name), minimum=0, strict=True))
+        super().__post_init__()
+
+    def _formula(self) -> Expression:
+        from nlflow.kernels.expressions import FUNCTIONS
+
+        r = SQUARED**0.5
+        repelled = FUNCTIONS.exp(r * (-1 / as_expression(self.repulsion_length))) * self.repulsion
+        return repelled - FUNCTIONS.exp(r * (-1 / as_expression(self.attraction_length))) * self.attraction
+
+    def __repr__(self) -> str:
+        own = ("repulsion", "repulsion_length", "attraction", "attraction_length", "cutoff")
+        return f"Morse({', '.join(f'{n}={getattr(self, n)!r}' for n in own)})"
+
+
+@underflowing
+@dataclass(frozen=True, repr=False)
+class PowerLaws(Interaction):
+    """Attraction and repulsion by powers, W = r^a / a - r^b / b with a > b; the term of the power 0 is log r.
+
+    The minimizers of its energy are rings, annuli, balls and points (Kolokolnikov, Sun, Uminsky and Bertozzi 2011, doi
+    10.1103/PhysRevE.84.015203; Balague, Carrillo, Laurent and Raoul 2013, doi 10.1016/j.physd.2012.10.002).
+
+    Parameters
+    ----------
+    attraction, repulsion : float
+        The powers a and b. For b < 1 the repulsion is singular.
+    softening : float
+        e >= 0, with which r is sqrt(r^2 + e^2).
+    cutoff : float
+        See `Interaction`.
+    """
+
+    w: Any = field(init=False, default=None)
+    strength: float = field(init=False, default=1.0)
+    cutoff: float = field(default=math.inf, kw_only=True)
+    attraction: float = 2.0
+    repulsion: float = 0.0
+    softening: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("attraction", "repulsion"):
+            self._set(name, check_number(name, getattr(self, name)))
+        self._set("softening", check_number("softening", self.softening, minimum=0))
+        if not self.attraction > self.repulsion:
+            raise InputError(
+                f"attraction: got the power {self.attraction:g}, expected more than that of the repulsion, "
+                f"{self.repulsion:g}; otherwise particles fly apart or fall together"
+            )
+        super().__post_init__()
+
+    def _formula(self) -> Expression:
+        from nlflow.kernels.expressions import FUNCTIONS
+
+        squared = SQUARED + as_expression(self.softening) ** 2
+
+        def term(power: float) -> Expression:
+            half = as_expression(power) * as_expression(0.5)
+            return FUNCTIONS.log(squared) * 0.5 if power == 0 else squared**half / as_expression(power)
+
+        return term(self.attraction) - term(self.repulsion)
+
+    def __repr__(self) -> str:
+        own = ("attraction", "repulsion", "softening", "cutoff")
+        return f"PowerLaws({', '.join(f'{n}={getattr(self, n)!r}' for n in own)})"
