@@ -18,6 +18,7 @@ from nlflow.errors import check_memory
 from nlflow.kernels.expressions import Expression, structure
 
 _FEW_BLOCKS = 4  # up to which none is left out: to sort them costs more
+_SHARES = 16  # of the work, whatever the number of threads
 
 
 class PairFields:
@@ -50,51 +51,61 @@ class PairFields:
         return self._summed(x, y, values, pulls=False)
 
     def pulls(self, x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any]) -> Floats:
-        """Return sum_j g_ij w_j (x_i - y_j) for weights (N,); shape (M, d)."""
-        return self._summed(x, y, weights[:, None], pulls=True)
+        """Return sum_j g_ij w_j (x_i - y_j) for weights (N,); shape (M, d).
+
+        Where `x` is `y`, g of a pair is computed once, and what its points do to each other has the same bits.
+        """
+        return self._mutual(x, weights) if x is y else self._summed(x, y, weights[:, None], pulls=True)
 
     def _summed(self, x: NDArray[Any], y: NDArray[Any], values: NDArray[Any], *, pulls: bool) -> Floats:
         from nlflow.backends.numba.forces import loop
         from nlflow.backends.numba.pairwise import SOURCES, group, weigher
 
-        f, d, same = x.dtype, x.shape[1], x is y
+        f, d = x.dtype, x.shape[1]
         channels = d if pulls else values.shape[1]
-        check_memory(
-            f"sums over {len(x)} x {len(y)} points", (len(x) + len(y)) * (2 * d + values.shape[1] + channels) * 8,
-            "use fewer points or channels",
-        )  # fmt: skip
+        _check_room(len(x) + len(y), d + values.shape[1] + channels)
         frame = self._frame(y)
-        place = None if frame is None else self._places(frame)
-        order_y = np.arange(len(y)) if place is None else along_axes(place(y))
-        order_x = order_y if same else np.arange(len(x)) if place is None else along_axes(place(x))
-        sources = y[order_y]
-        queries = sources if same else x[order_x]
-        if place is None:
-            seen, others, limit = Regions.without_end(len(x)), Regions.without_end(len(y)), 0.0
-        else:
-            others = Regions.of(place(sources), 0.0)
-            seen = others if same else Regions.of(place(queries), 0.0)
-            slack = 0.0 if not isinstance(frame, Frame) else frame.slack
-            limit = min((self._reach + slack) ** 2 * (1 + 1e-6), 1e300)
-        weighted = np.zeros((len(y) + -len(y) % SOURCES, values.shape[1]), f)
-        weighted[: len(y)] = values[order_y]
-        left = np.ascontiguousarray(np.pad(queries.T, ((0, 0), (0, -len(x) % group(f))), "edge"))
-        right = np.ascontiguousarray(np.pad(sources, ((0, -len(y) % SOURCES), (0, 0)), "edge"))
+        own, others = _Ordered(x, frame, group(f)), _Ordered(y, frame, SOURCES)
+        sums = np.empty((len(own.points), channels))
+        loop("pair_fields", f.name)(
+            weigher(self._form, f.name), pulls, self._periods is not None, *self._constants(f, d), self._axes(own),
+            BLOCK, np.ascontiguousarray(own.points.T), others.points, *own.boxes, *others.boxes, self._limit(frame),
+            others.filled(values), sums,
+        )  # fmt: skip
+        return own.back(sums)
+
+    def _mutual(self, x: NDArray[Any], weights: NDArray[Any]) -> Floats:
+        from nlflow.backends.numba.forces import loop
+        from nlflow.backends.numba.pairwise import weigher
+
+        f, d = x.dtype, x.shape[1]
+        _check_room(len(x), (2 + _SHARES) * d)
+        frame = self._frame(x)
+        own = _Ordered(x, frame, BLOCK)
+        sums = np.zeros((min(_SHARES, len(own.points) // BLOCK), *own.points.shape))
+        loop("mutual_fields", f.name)(
+            weigher(self._form, f.name), self._periods is not None, *self._constants(f, d), self._axes(own), BLOCK,
+            np.ascontiguousarray(own.points.T), own.points, *own.boxes, self._limit(frame),
+            own.filled(weights[:, None]), sums,
+        )  # fmt: skip
+        return own.back(sums.sum(axis=0))
+
+    def _constants(self, f: np.dtype[Any], d: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the numbers of the formula, and the periods with their inverses."""
         box = np.zeros(d) if self._periods is None else self._periods
         inverses = np.divide(1, box, out=np.zeros(d), where=box > 0)
-        axes = box if self._periods is not None else np.zeros(seen.lows.shape[1])
-        sums = np.empty((left.shape[1], channels))
-        loop("pair_fields", f.name)(
-            weigher(self._form, f.name), pulls, self._periods is not None, np.array([*self._numbers, 0], f),
-            np.concatenate([box, inverses]).astype(f), axes, BLOCK, left, right, seen.lows, seen.highs, others.lows,
-            others.highs, limit, weighted, sums,
-        )  # fmt: skip
-        result = np.empty((len(x), channels))
-        result[order_x] = sums[: len(x)]
-        return result
+        return np.array([*self._numbers, 0], f), np.concatenate([box, inverses]).astype(f)
 
-    def _frame(self, y: NDArray[Any]) -> Any:
-        """Return the axes along which there are boxes; None where no block is left out."""
+    def _axes(self, own: _Ordered) -> Floats:
+        """Return periods along the axes of the boxes."""
+        return np.zeros(own.boxes[0].shape[1]) if self._periods is None else self._periods[: own.boxes[0].shape[1]]
+
+    def _limit(self, frame: Frame | Floats | None) -> float:
+        slack = frame.slack if isinstance(frame, Frame) else 0.0
+        return min((self._reach + slack) ** 2 * (1 + 1e-6), 1e300) if frame is not None else 0.0
+
+    def _frame(self, y: NDArray[Any]) -> Frame | Floats | None:
+        """Return the axes along which there are boxes, the periods for those of space; None for no boxes."""
         if not math.isfinite(self._reach) or len(y) <= _FEW_BLOCKS * BLOCK:
             return None
         if self._periods is not None:
@@ -102,8 +113,33 @@ class PairFields:
         sides = np.asarray(y.max(axis=0), np.float64) - y.min(axis=0)
         return Frame(y) if float(np.linalg.norm(sides)) > self._reach else None
 
-    @staticmethod
-    def _places(frame: Any) -> Any:
-        if isinstance(frame, Frame):
-            return frame.place
-        return lambda points: np.asarray(points, np.float64)
+
+class _Ordered:
+    """Points in an order in which blocks of them are compact, filled up to a multiple, and boxes around the blocks."""
+
+    def __init__(self, points: NDArray[Any], frame: Frame | Floats | None, multiple: int) -> None:
+        self._count, self._order = len(points), np.arange(len(points))
+        places = np.empty((len(points), 0))
+        if frame is not None:
+            places = frame.place(points) if isinstance(frame, Frame) else points.astype(np.float64)
+            self._order = along_axes(places)
+        more = -len(points) % multiple
+        regions = Regions.of(np.pad(places[self._order], ((0, more), (0, 0)), "edge"), 0.0)
+        self.boxes = regions.lows, regions.highs
+        self.points = np.ascontiguousarray(np.pad(points[self._order], ((0, more), (0, 0)), "edge"))
+
+    def filled(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values in this order, 0 where points fill up."""
+        result = np.zeros((len(self.points), values.shape[1]), self.points.dtype)
+        result[: self._count] = values[self._order]
+        return result
+
+    def back(self, sums: Floats) -> Floats:
+        """Return sums in the order in which the points were given."""
+        result = np.empty((self._count, sums.shape[1]))
+        result[self._order] = sums[: self._count]
+        return result
+
+
+def _check_room(points: int, numbers: int) -> None:
+    check_memory(f"sums over all pairs of {points} points", points * numbers * 16, "use fewer points or channels")

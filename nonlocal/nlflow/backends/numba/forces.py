@@ -8,6 +8,7 @@ opposite signs: what particles do to each other cancels but for the rounding of 
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
@@ -25,34 +26,49 @@ from nlflow.backends.numba.pairwise import (
 from nlflow.backends.numba.vectors import BYTES, Vectors, index
 
 
-def _puller(periodic: bool) -> Any:
-    """Return an instruction that multiplies a table of weights with the differences of one coordinate."""
+def _puller(periodic: bool, reflects: bool) -> Any:
+    """Return an instruction that multiplies a table of weights with the differences of one coordinate.
+
+    With `reflects`, what a group does to each source is subtracted from the sum of that.
+    """
     at_once = 2  # sources, whose sums are kept apart: an addition takes as long as eight can be begun
 
     @intrinsic
-    def pull(typingctx, table, count, own, y, start, c, d, periods, sums):
-        signature = types.void(table, count, own, y, start, c, d, periods, sums)
+    def pull(typingctx, table, count, own, y, start, c, d, periods, weights, masses, sums, others):
+        signature = types.void(table, count, own, y, start, c, d, periods, weights, masses, sums, others)
 
         def codegen(context, builder, signature, arguments):
-            _, count, _, _, start, c, d, periods, _ = arguments
+            _, count, _, _, start, c, d, periods, *_ = arguments
             v = Vectors(builder, signature.args[0].dtype.bitwidth)
-            table, own, y, sums = (data(context, builder, signature, arguments, i) for i in (0, 2, 3, 8))
+            table, own, y, weights, masses, sums, others = (
+                data(context, builder, signature, arguments, i) for i in (0, 2, 3, 8, 9, 10, 11)
+            )
             width, queries = index(VECTORS * v.lanes), [index(q * v.lanes) for q in range(VECTORS)]
             row = builder.mul(c, width)
             here = [v.load(own, builder.add(row, q)) for q in queries]
+            mass = [v.load(masses, q) for q in queries] if reflects else []
             box = nearest_image(v, builder.inttoptr(periods, v.number.as_pointer()), c, d) if periodic else None
 
             def sources(j, state):
                 result = []
                 for k in range(at_once):
                     place = builder.add(j, index(k))
-                    other = v.broadcast_from(y, builder.add(builder.mul(builder.add(start, place), d), c))
-                    first = builder.mul(place, width)
+                    source = builder.add(start, place)
+                    other = v.broadcast_from(y, builder.add(builder.mul(source, d), c))
+                    weight, first, reflected = v.broadcast_from(weights, source), builder.mul(place, width), None
                     for i, q in enumerate(queries):
                         gap = builder.fsub(here[i], other)
                         gap = gap if box is None else box(gap)
-                        weight = v.load(table, builder.add(first, q))
-                        result.append(v.multiply_add(weight, gap, state[k * VECTORS + i]))
+                        force = builder.fmul(v.load(table, builder.add(first, q)), gap)
+                        result.append(v.multiply_add(force, weight, state[k * VECTORS + i]))
+                        if reflects and reflected is None:
+                            reflected = builder.fmul(force, mass[i])
+                        elif reflects:
+                            reflected = v.multiply_add(force, mass[i], reflected)
+                    if reflects:
+                        total = builder.fpext(v.total(reflected), ir.DoubleType()) if v.size == 4 else v.total(reflected)
+                        there = builder.gep(others, [builder.add(builder.mul(source, d), c)])
+                        builder.store(builder.fsub(builder.load(there), total), there)
                 return result
 
             found = v.repeat(count, at_once, [v.constant(0.0)] * (at_once * VECTORS), sources)
@@ -65,7 +81,8 @@ def _puller(periodic: bool) -> Any:
     return pull
 
 
-_pull, _pull_in_box = _puller(False), _puller(True)
+_pull, _pull_in_box = _puller(False, False), _puller(True, False)
+_pull_both, _pull_both_in_box = _puller(False, True), _puller(True, True)
 
 
 @njit(inline="always")
@@ -141,14 +158,11 @@ def pair_fields(
                 there = address_of(y) + start * d * y.itemsize
                 call(weigh, (d, count, here, there, weights, box, known, most))
                 if pulls:
-                    for j in range(count):
-                        for i in range(width):
-                            table[j, i] *= values[start + j, 0]
                     for c in range(d):
                         if periodic:
-                            _pull_in_box(table, count, own, y, start, c, d, box, part)
+                            _pull_in_box(table, count, own, y, start, c, d, box, values, top, part, sums)
                         else:
-                            _pull(table, count, own, y, start, c, d, box, part)
+                            _pull(table, count, own, y, start, c, d, box, values, top, part, sums)
                 else:
                     add_weighted(table, count, values, start, 0, part)
                 for c in range(columns):
@@ -159,12 +173,69 @@ def pair_fields(
                 sums[begin + i, c] = total[c, i]
 
 
-_BOXES = types.float64[:, ::1]
+@njit(parallel=True, cache=True)
+def mutual_fields(weigh, periodic, numbers, periods, axes, size, x, y, lows, highs, limit, weights, sums):
+    """Sums ``sum_j g_ij weights_j (y_i - y_j)`` for every point; g of a pair is written once, for both of its points.
+
+    Parameters
+    ----------
+    weigh, periodic, numbers, periods, axes, size, lows, highs, limit
+        See `pair_fields`; `size` is at most `LINE`.
+    x : (d, N)
+    y : (N, d)
+        The same points, as many as a multiple of `size`.
+    weights : (N, 1)
+        0 for points that fill up.
+    sums : (P, N, d)
+        Parts of the sums, which are 0 before, float64. Who writes which does not depend on the number of threads.
+    """
+    d, count = x.shape
+    blocks = count // size
+    width, known, box = VECTORS * BYTES // x.itemsize, address_of(numbers), address_of(periods)
+    for number in prange(len(sums)):
+        result = sums[number]
+        own, table = scratch(d, width, x), scratch(LINE, width, x)
+        part, total, mass = scratch(d, width, x), np.zeros((d, width)), np.empty(width, x.dtype)
+        here, at = address_of(own), address_of(table)
+        for mine in range(number, blocks, len(sums)):
+            for begin in range(mine * size, (mine + 1) * size, width):
+                for i in range(width):
+                    mass[i] = weights[begin + i, 0]
+                    for c in range(d):
+                        own[c, i] = x[c, begin + i]
+                        total[c, i] = 0
+                for block in range(mine, blocks):
+                    if not _images_near(lows, highs, mine, lows, highs, block, axes, limit):
+                        continue
+                    start = block * size
+                    call(weigh, (d, size, here, address_of(y) + start * d * y.itemsize, at, box, known, here))
+                    for c in range(d):
+                        if block == mine:
+                            if periodic:
+                                _pull_in_box(table, size, own, y, start, c, d, box, weights, mass, part, result)
+                            else:
+                                _pull(table, size, own, y, start, c, d, box, weights, mass, part, result)
+                        elif periodic:
+                            _pull_both_in_box(table, size, own, y, start, c, d, box, weights, mass, part, result)
+                        else:
+                            _pull_both(table, size, own, y, start, c, d, box, weights, mass, part, result)
+                        for i in range(width):
+                            total[c, i] += part[c, i]
+                for i in range(width):
+                    for c in range(d):
+                        result[begin + i, c] += total[c, i]
+
+
+_BOXES, _BOX = types.float64[:, ::1], types.float64[::1]
 loop = loader(
     lambda f: {
         "pair_fields": (
-            pair_fields, types.intp, types.boolean, types.boolean, f[::1], f[::1], types.float64[::1], types.int64,
-            f[:, ::1], f[:, ::1], _BOXES, _BOXES, _BOXES, _BOXES, types.float64, f[:, ::1], _BOXES,
+            pair_fields, types.intp, types.boolean, types.boolean, f[::1], f[::1], _BOX, types.int64, f[:, ::1],
+            f[:, ::1], _BOXES, _BOXES, _BOXES, _BOXES, types.float64, f[:, ::1], _BOXES,
+        ),
+        "mutual_fields": (
+            mutual_fields, types.intp, types.boolean, f[::1], f[::1], _BOX, types.int64, f[:, ::1], f[:, ::1], _BOXES,
+            _BOXES, types.float64, f[:, ::1], types.float64[:, :, ::1],
         ),
     }
 )  # fmt: skip

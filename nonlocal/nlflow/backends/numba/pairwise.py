@@ -155,6 +155,7 @@ class _Written:
     def __init__(self, v: Vectors, form: str, numbers: Any) -> None:
         tree = ast.parse(re.sub(r"power:([^(]*)", r"power['\1']", form), mode="eval").body
         self._v, self._tree = v, tree
+        self._inverse = "power:-1/2" in form  # then roots come of it
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and re.fullmatch(r"c\d+", node.id)}
         self._numbers = {name: v.broadcast_from(numbers, index(int(name[1:]))) for name in sorted(names)}
 
@@ -183,7 +184,11 @@ class _Written:
     def _operation(self, function: ast.expr, terms: list[Any]) -> Any:
         v = self._v
         if isinstance(function, ast.Subscript):
-            return v.power(terms[0], Fraction(ast.literal_eval(function.slice)))
+            power = Fraction(ast.literal_eval(function.slice))
+            if self._inverse and abs(power) == Fraction(1, 2):
+                inverse = v.inverse_root(terms[0])
+                return inverse if power < 0 else v.builder.fmul(terms[0], inverse)
+            return v.power(terms[0], power)
         known: dict[str, Callable[..., Any]] = {
             "add": v.builder.fadd, "multiply": v.builder.fmul, "exp2": v.exp2, "where": v.where, "max": v.larger,
             "min": v.smaller, "both": v.builder.and_, "lt": partial(v.compare, "<"), "le": partial(v.compare, "<="),
