@@ -7,18 +7,20 @@ derivatives of sums by positions. The loops are in `nlflow.backends.numba.forces
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats
+from nlflow._array import Array, Floats, is_numpy, namespace
 from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes
 from nlflow.errors import check_memory
-from nlflow.kernels.expressions import Expression, structure
+from nlflow.kernels.expressions import Expression, structure, value
 
 _FEW_BLOCKS = 4  # up to which none is left out: to sort them costs more
 _SHARES = 16  # of the work, whatever the number of threads
+_TILE = 2**22  # numbers, on tensors
 
 
 class PairFields:
@@ -26,7 +28,7 @@ class PairFields:
 
     O((M + N) (d + C)) memory, O(M N (d + C)) time; blocks of 64 points that are farther apart than `reach` are left
     out. Terms are added up in the precision of the points, 128 at a time, and these sums in float64. The bits do not
-    depend on the number of threads.
+    depend on the number of threads. Tensors take tiles of rows on their device, all pairs, in their own precision.
 
     Parameters
     ----------
@@ -43,19 +45,39 @@ class PairFields:
         from nlflow.backends.numba.pairwise import PERIODIC
 
         form, self._numbers = structure(formula)
+        self._formula = formula
         self._form = form if periods is None else PERIODIC + form
         self._reach, self._periods = reach, periods
 
-    def sums(self, x: NDArray[Any], y: NDArray[Any], values: NDArray[Any]) -> Floats:
-        """Return sum_j g_ij v_j for values (N, C); shape (M, C)."""
+    def sums(self, x: Array, y: Array, values: Array) -> Array:
+        """Return sum_j g_ij v_j for values (N, C); shape (M, C), in float64 for arrays."""
+        if not is_numpy(x):
+            return self._tiled(x, y, lambda g, gaps: g @ values)
         return self._summed(x, y, values, pulls=False)
 
-    def pulls(self, x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any]) -> Floats:
-        """Return sum_j g_ij w_j (x_i - y_j) for weights (N,); shape (M, d).
+    def pulls(self, x: Array, y: Array, weights: Array) -> Array:
+        """Return sum_j g_ij w_j (x_i - y_j) for weights (N,); shape (M, d), in float64 for arrays.
 
         Where `x` is `y`, g of a pair is computed once, and what its points do to each other has the same bits.
         """
+        if not is_numpy(x):
+            xp = namespace(x)
+            return self._tiled(x, y, lambda g, gaps: xp.stack([(g * gap) @ weights for gap in gaps], axis=1))
         return self._mutual(x, weights) if x is y else self._summed(x, y, weights[:, None], pulls=True)
+
+    def _tiled(self, x: Array, y: Array, reduced: Callable[[Array, list[Array]], Array]) -> Array:
+        """Return what is made of g and of the differences along each axis, for a block of rows at a time."""
+        xp, rows = namespace(x), []
+        step = max(1, _TILE // (len(y) * (x.shape[1] + 4)))
+        for start in range(0, len(x), step):
+            gaps = [x[start : start + step, c, None] - y[None, :, c] for c in range(x.shape[1])]
+            if self._periods is not None:
+                gaps = [g - p * xp.round(g / p) if p > 0 else g for g, p in zip(gaps, self._periods.tolist(), strict=True)]
+            squared = gaps[0] * gaps[0]
+            for gap in gaps[1:]:
+                squared = squared + gap * gap
+            rows.append(reduced(value(self._formula, squared), gaps))
+        return xp.concat(rows, axis=0)
 
     def _summed(self, x: NDArray[Any], y: NDArray[Any], values: NDArray[Any], *, pulls: bool) -> Floats:
         from nlflow.backends.numba.forces import loop

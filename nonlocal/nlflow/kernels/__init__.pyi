@@ -8,6 +8,9 @@ from .gaussian import Gaussian as Gaussian
 from .heavy_tailed import InverseMultiquadric as InverseMultiquadric
 from .heavy_tailed import RationalQuadratic as RationalQuadratic
 from .heavy_tailed import TruncatedPower as TruncatedPower
+from .interactions import Interaction as Interaction
+from .interactions import Morse as Morse
+from .interactions import PowerLaws as PowerLaws
 from .laplace import Laplace as Laplace
 from .matern import Matern as Matern
 from .patch import Patch as Patch

@@ -18,7 +18,7 @@ from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, check_number, shortened
 from nlflow.kernels.base import RadialKernel
 from nlflow.kernels.differentiation import away_from_zero, derivative
-from nlflow.kernels.expressions import SQUARED, Expression, as_expression, number, value
+from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression, as_expression, number, value
 from nlflow.kernels.forms import base_two, called, parsed
 from nlflow.kernels.rewriting import compared, multiply, simplified, where
 
@@ -26,7 +26,32 @@ _RADII: Final = np.geomspace(1e-12, 1e12, 4801)
 _PARTS, _ROUNDS = 256, 6
 _TINY: Final = (1e-40, 1e-80)
 _COMPILED: Final = 400  # operations
-_UP: Final = ("exp2_up",)
+_FAR: Final = (1e11, 1e12)
+
+
+def _last(function: Callable[[Array], Array], rtol: float) -> float:
+    """Return the distance beyond which |f| is at most `rtol` times its largest finite value; infinity for none.
+
+    Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones.
+    """
+    radii = _RADII
+    with np.errstate(all="ignore"):
+        sizes = np.abs(function(radii))
+        most = rtol * float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
+
+        def last(radii: Array) -> int:
+            above = np.flatnonzero(~(np.abs(function(radii)) <= most))
+            return int(above[-1]) if len(above) else -1
+
+        i = last(radii)
+        if i < 0:
+            return float(radii[0])
+        if i == len(radii) - 1:
+            return math.inf
+        for _ in range(_ROUNDS):
+            radii = np.linspace(radii[i], radii[i + 1], _PARTS + 1)
+            i = min(max(last(radii), 0), _PARTS - 1)
+    return float(radii[i + 1])
 
 
 @underflowing
@@ -135,27 +160,27 @@ class Interaction:
     def reach(self, rtol: float = 0.0) -> float:
         """Return the distance beyond which |W'| is at most `rtol` times its largest value; infinity for none.
 
-        Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones. A singular slope has no largest value:
-        there it is the distance beyond which the slope is 0.
+        A singular slope has no largest value: there it is the distance beyond which the slope is 0.
         """
-        radii = _RADII
+        return _last(self.slope, 0.0 if self.singular else rtol)
+
+    @cached_property
+    def far(self) -> float:
+        """What W tends to far out; 0 where it has no finite limit."""
         with np.errstate(all="ignore"):
-            slopes = np.abs(self.slope(radii))
-            most = 0.0 if self.singular else rtol * float(np.max(slopes[np.isfinite(slopes)], initial=0.0))
+            first, last = (float(self(r)) for r in _FAR)
+        return last if math.isfinite(last) and abs(first - last) <= 1e-12 * abs(last) else 0.0
 
-            def last(radii: Array) -> int:
-                above = np.flatnonzero(~(np.abs(self.slope(radii)) <= most))
-                return int(above[-1]) if len(above) else -1
+    @property
+    def beside_far(self) -> tuple[Expression, float]:
+        """W less its limit, as an expression of the squared distance, and the distance beyond which it is 0."""
+        rest = self._potential + as_expression(-self.far)
+        return away_from_zero(base_two(simplified(rest))), _last(lambda r: self(r) - self.far, 1e-17)
 
-            i = last(radii)
-            if i < 0:
-                return float(radii[0])
-            if i == len(radii) - 1:
-                return math.inf
-            for _ in range(_ROUNDS):
-                radii = np.linspace(radii[i], radii[i + 1], _PARTS + 1)
-                i = min(max(last(radii), 0), _PARTS - 1)
-        return float(radii[i + 1])
+    @cached_property
+    def own(self) -> float:
+        """What `beside_far` is at distance 0."""
+        return float(value(self.beside_far[0], np.zeros(1))[0])
 
     def __add__(self, other: Interaction) -> Interaction:
         """Return the sum of two potentials."""
@@ -213,8 +238,6 @@ class Morse(Interaction):
         super().__post_init__()
 
     def _formula(self) -> Expression:
-        from nlflow.kernels.expressions import FUNCTIONS
-
         r = SQUARED**0.5
         repelled = FUNCTIONS.exp(r * (-1 / as_expression(self.repulsion_length))) * self.repulsion
         return repelled - FUNCTIONS.exp(r * (-1 / as_expression(self.attraction_length))) * self.attraction
@@ -261,8 +284,6 @@ class PowerLaws(Interaction):
         super().__post_init__()
 
     def _formula(self) -> Expression:
-        from nlflow.kernels.expressions import FUNCTIONS
-
         squared = SQUARED + as_expression(self.softening) ** 2
 
         def term(power: float) -> Expression:

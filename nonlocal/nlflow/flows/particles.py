@@ -1,0 +1,376 @@
+"""Particles that move: their positions, and for those with inertia their velocities, are the signal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
+from nlflow.affinities.pair_fields import PairFields
+from nlflow.affinities.unlinked import Unlinked
+from nlflow.domains import Points
+from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_number, checked_call
+from nlflow.flows.flow import Flow
+from nlflow.kernels import RadialKernel
+from nlflow.kernels.interactions import Interaction
+
+_UNSEEN = {4: 1e-9, 8: 1e-18}
+"""By the bytes of a number: of the largest force of a pair, what is left out beyond the reach of an interaction."""
+_AT_HALF = 1e-6  # of the largest force: what may be left of it at half a period
+_MEETING = 1e-9  # distance at which a singular force is looked at
+_SLOPES = {4: 2e-2, 8: 1e-5}  # relative difference of a gradient from differences of its function
+
+
+@dataclass(frozen=True)
+class External:
+    """A potential V(x) in which each particle moves by itself.
+
+    Parameters
+    ----------
+    value : callable
+        Positions (N, d) to V at each, (N,).
+    gradient : callable
+        Positions (N, d) to the gradient at each, (N, d). A flow compares it with differences of `value`.
+
+    Examples
+    --------
+    >>> from nlflow.flows import External
+    >>> trap = External(lambda x: (x**2).sum(-1) / 2, lambda x: x)
+    """
+
+    value: Callable[[Array], Array]
+    gradient: Callable[[Array], Array]
+
+    def check(self, x: Array) -> None:
+        """Raise `InputError` unless both have their shapes at positions, and the gradient is that of the values."""
+        xp = namespace(x)
+        values, slopes = self.value(x), self.gradient(x)
+        for name, found, shape in (("value", values, x.shape[:1]), ("gradient", slopes, x.shape)):
+            if tuple(getattr(found, "shape", ())) != tuple(shape):
+                raise InputError(
+                    f"potential: its {name} gave shape {tuple(getattr(found, 'shape', ()))}, expected {tuple(shape)}"
+                )
+        eps = float(xp.finfo(x.dtype).eps)
+        h = eps ** (1 / 3) * max(scalar(xp.max(xp.abs(x))), 1e-3)
+        for c in range(int(x.shape[1])):
+            step = constant_like(np.eye(int(x.shape[1]))[c] * h, x)
+            expected = (self.value(x + step) - self.value(x - step)) / (2 * h)
+            size = scalar(xp.max(xp.abs(slopes))) + scalar(xp.max(xp.abs(values))) * eps ** (1 / 3)
+            off = scalar(xp.max(xp.abs(expected - slopes[:, c])))
+            if not off <= _SLOPES[x.dtype.itemsize] * size:
+                raise InputError(
+                    f"potential: its gradient differs by {off:.3g} from differences of its value along axis {c}, where "
+                    f"slopes are up to {size:.3g}; correct one of them"
+                )
+
+
+def trap(stiffness: float = 1.0, centre: Any = 0.0) -> External:
+    """Return the potential stiffness |x - centre|^2 / 2, which confines particles."""
+    strength = check_number("stiffness", stiffness)
+    middle = check_floats("centre", centre, ndim=(0, 1))
+
+    def shifted(x: Array) -> Array:
+        return x - constant_like(middle, x)
+
+    return External(
+        lambda x: 0.5 * strength * namespace(x).sum(shifted(x) ** 2, axis=-1), lambda x: strength * shifted(x)
+    )
+
+
+@checked_call
+@underflowing
+class ParticleFlow(Flow):
+    r"""Interacting particles, dx_i/dt = -sum_j w_j grad W(x_i - x_j) - grad V(x_i), in any dimension.
+
+    The gradient flow of E(x) = 1/2 sum_{i /= j} w_i w_j W(\|x_i - x_j\|) + sum_i w_i V(x_i) in the metric sum_i w_i
+    \|dx_i\|^2; for equal weights 1/N and many particles that of the aggregation equation (Carrillo, McCann and Villani
+    2003, doi 10.4171/RMI/376). With `friction` particles have inertia instead: the signal is positions and velocities
+    side by side, (N, 2 d), and
+
+        dx_i/dt = v_i,   dv_i/dt = -grad E_i - (friction + drag \|v_i\|^2) v_i,
+
+    where a negative friction propels (D'Orsogna, Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
+
+    Forces come from the derivative of the interaction's own formula. That of a pair is computed once, for both of its
+    particles, so that the total momentum sum_i w_i v_i is kept to rounding; 64 particles at a time are left out where
+    the force has become too small to be seen. O(N^2 d) time for interactions that reach all others, O(N d) memory.
+
+    Parameters
+    ----------
+    particles : array_like of shape (N, d)
+        Positions that the flow is made for: their kind, N and d count. `solve` takes the start.
+    interaction : Interaction or RadialKernel, optional
+        W, such as ``Morse()`` or ``PowerLaws(2, 0)``; a kernel repels.
+    weights : array_like of shape (N,), optional
+        w_i > 0; 1/N for all by default.
+    potential : External, optional
+        V, such as `trap`.
+    box : float or sequence of d floats, optional
+        Periods of a periodic box, with None or infinity for axes without one. Distances are those to the nearest image.
+        Positions are not brought back into the box; `wrapped` does that.
+    friction : float, optional
+        Particles have inertia where it is given, 0 included.
+    drag : float
+        >= 0.
+
+    Raises
+    ------
+    InputError
+        For particles that coincide though the interaction is singular, for a box of less than twice the interaction's
+        range, and for a gradient that is not that of the potential.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import solve
+    >>> from nlflow.flows import ParticleFlow
+    >>> from nlflow.kernels import PowerLaws
+    >>> x = np.random.default_rng(0).standard_normal((50, 2))
+    >>> flow = ParticleFlow(x, PowerLaws(attraction=4, repulsion=2))
+    >>> ring = solve(flow, x, t=60.0).final
+    >>> np.round(np.linalg.norm(ring - ring.mean(axis=0), axis=1).std(), 3)  # r = 1/sqrt(3)
+    np.float64(0.0)
+    """
+
+    def __init__(
+        self,
+        particles: Any,
+        interaction: Interaction | RadialKernel | None = None,
+        *,
+        weights: Any = None,
+        potential: External | None = None,
+        box: Any = None,
+        friction: float | None = None,
+        drag: float = 0.0,
+    ) -> None:
+        x = check_array("particles", particles, ndim=2, hint="for one dimension a column, x[:, None]")
+        count, d = (int(n) for n in x.shape)
+        w = np.full(count, 1 / count) if weights is None else check_floats("weights", weights, ndim=1)
+        domain = Points(np.arange(float(count)), w)
+        super().__init__(Unlinked(domain, x), "l2", None, evolving=False, every=1)
+        self.weights, self.dimensions, self._like = w, d, x[:1]
+        self.interaction = _as_interaction(interaction)
+        self.potential = potential
+        if potential is not None and not isinstance(potential, External):
+            raise InputError(f"potential: got {type(potential).__name__}, expected an External(value, gradient)")
+        self.friction = None if friction is None else check_number("friction", friction)
+        self.drag = check_number("drag", drag, minimum=0)
+        if self.friction is None and self.drag:
+            raise InputError(f"drag: got {self.drag:g} for particles without inertia; give friction=0.0 as well")
+        if self.friction is not None and self.friction < 0 and self.drag == 0:
+            raise InputError(
+                f"friction: got {self.friction:g} with drag=0, with which velocities grow without end; give a drag > 0"
+            )
+        self.box = None if box is None else _periods(box, d)
+        self._reach = math.inf
+        if self.interaction is not None:
+            self._reach = self.interaction.reach(_UNSEEN[x.dtype.itemsize])
+            self._check_box()
+            self._forces = PairFields(self.interaction.pull, self._reach, self.box)
+            rest, reach = self.interaction.beside_far
+            self._energies = PairFields(rest, reach, self.box)
+            self._check_apart("particles", x, InputError)
+        if potential is not None:
+            potential.check(x)
+
+    def _check_box(self) -> None:
+        if self.box is None or self.interaction is None or not (self.box > 0).any():
+            return
+        reach, least = self.interaction.reach(_AT_HALF), float(self.box[self.box > 0].min())
+        if reach > least / 2 * (1 + 1e-9):
+            raise InputError(
+                f"box: got a period of {least:g}, expected at least {2 * reach:g}, twice the range of {self.interaction!r}"
+                ": beyond half a period the nearest image is another; use a larger box, or an interaction with a cutoff"
+                f" of {least / 2:g}"
+            )
+
+    # ---- positions and velocities
+
+    def positions(self, u: Array) -> Array:
+        """Return the positions in a signal, (N, d)."""
+        return u[:, : self.dimensions]
+
+    def velocities(self, u: Array) -> Array:
+        """Return the velocities of the particles, (N, d): those in a signal where there is inertia."""
+        return self.velocity(u) if self.friction is None else u[:, self.dimensions :]
+
+    def wrapped(self, u: Array) -> Array:
+        """Return the positions in the box, from 0 to its period; as they are along axes without one."""
+        x = self.positions(u)
+        if self.box is None:
+            return x
+        box, xp = constant_like(self.box, x), namespace(x)
+        inside = xp.where(box > 0, box, xp.ones_like(box))
+        return xp.where(box > 0, x - inside * xp.floor(x / inside), x)
+
+    def momentum(self, u: Array) -> Floats:
+        """Return sum_i w_i v_i, shape (d,), in float64."""
+        return np.asarray(self.weights @ to_numpy(self.velocities(u)).astype(np.float64))
+
+    # ---- what moves them
+
+    def acceleration(self, x: Array) -> Array:
+        """Return -grad E of each particle over its weight, at positions (N, d): what all but friction does."""
+        self.applications += 1
+        xp, total = namespace(x), None
+        if self.interaction is not None:
+            inside = self.wrapped(x)
+            if self.interaction.singular:
+                self._check_apart("particles", inside, NumericalError)
+            weights = self.weights if is_numpy(x) else constant_like(self.weights, x)
+            total = -self._forces.pulls(inside, inside, weights)
+            if not bool(xp.all(xp.isfinite(total))):
+                raise self._overflowed(x, total)
+        if self.potential is not None:
+            pulled = self.potential.gradient(x)
+            total = -pulled if total is None else total - pulled
+        return xp.zeros_like(x) if total is None else xp.astype(total, x.dtype, copy=False)
+
+    def velocity(self, u: Array) -> Array:
+        """Return du/dt: the velocities of the particles, and with inertia their accelerations beside them."""
+        if self.friction is None:
+            return self.acceleration(u)
+        xp, d = namespace(u), self.dimensions
+        v = u[:, d:]
+        force = self.acceleration(u[:, :d])
+        return xp.concat([v, force - self.resistance(v) * v], axis=1)
+
+    def resistance(self, v: Array) -> Array | float:
+        """Return friction + drag |v|^2 for velocities (N, d)."""
+        friction = 0.0 if self.friction is None else self.friction
+        return friction if self.drag == 0 else friction + self.drag * namespace(v).sum(v * v, axis=1, keepdims=True)
+
+    # ---- what is lost
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether `energy` falls: not for particles that propel themselves."""
+        return self.friction is None or self.friction >= 0
+
+    def energy(self, u: Array) -> float:
+        """Return E, and with inertia the kinetic energy besides; NaN for particles that propel themselves."""
+        return self.total_energy(u) if self.has_energy else math.nan
+
+    def total_energy(self, u: Array) -> float:
+        """Return E and the kinetic energy sum_i w_i |v_i|^2 / 2 of particles with inertia, in float64."""
+        x = np.asarray(to_numpy(self.wrapped(u)), np.float64)
+        total, w = 0.0, self.weights
+        if self.interaction is not None:
+            self.applications += 1
+            pairs = w @ self._energies.sums(x, x, w[:, None])[:, 0]
+            alone = float(np.sum(w * w)) * self._at_zero
+            total = float(pairs - alone + self.interaction.far * (np.sum(w) ** 2 - np.sum(w * w))) / 2
+        if self.potential is not None:
+            total += float(w @ to_numpy(self.potential.value(self.positions(u))).astype(np.float64))
+        if self.friction is not None:
+            v = to_numpy(u[:, self.dimensions :]).astype(np.float64)
+            total += float(w @ np.sum(v * v, axis=1)) / 2
+        return total
+
+    @property
+    def _at_zero(self) -> float:
+        """What the sum over all pairs has for a particle and itself."""
+        return 0.0 if self.interaction is None else self.interaction.own
+
+    # ---- the contract
+
+    def check_signal(self, name: str, value: Any) -> Array:
+        """Return `value` as a signal of this flow, or raise `InputError`."""
+        u = check_array(name, value)
+        same_kind(name, u, self._like)
+        width = self.dimensions * (1 if self.friction is None else 2)
+        expected = (len(self.weights), width)
+        if tuple(u.shape) != expected:
+            what = "positions" if self.friction is None else "positions and velocities side by side"
+            raise InputError(f"{name}: got shape {tuple(u.shape)}, expected {expected}: {what} of the particles")
+        self._check_apart(name, self.positions(u), InputError)
+        return u
+
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow itself: it has no kernel that a signal changes."""
+        del u
+        return self
+
+    def given(self) -> list[Any]:
+        """Return what the flow was given."""
+        return [repr(self), self.weights]
+
+    def __repr__(self) -> str:
+        words = [f"{len(self.weights)} x {self.dimensions}", repr(self.interaction)]
+        words += ["potential"] if self.potential is not None else []
+        words += [f"box={self.box.tolist()}"] if self.box is not None else []
+        words += [f"friction={self.friction!r}, drag={self.drag!r}"] if self.friction is not None else []
+        return f"ParticleFlow({', '.join(words)})"
+
+    # ---- collisions
+
+    def _check_apart(self, name: str, x: Array, kind: type[Exception]) -> None:
+        """Raise unless all are apart, and farther than positions tell where the singular force draws them together."""
+        if self.interaction is None or not self.interaction.singular:
+            return
+        points = to_numpy(self.wrapped(x))
+        found = coinciding(points)
+        if found is None and float(self.interaction.slope(_MEETING)) > 0 and len(points) > 1:
+            distance, *pair = self._nearest(points)
+            near = float(np.finfo(points.dtype).eps) ** (1 / 3) * float(np.ptp(points, axis=0).max())
+            found = (pair[0], pair[1]) if distance < near else None
+        if found is not None:
+            raise kind(_collision(name, *found, self.interaction))
+
+    def _nearest(self, points: NDArray[Any]) -> tuple[float, int, int]:
+        """Return the least distance of two particles, and their numbers. O(N log N)."""
+        from scipy.spatial import cKDTree
+
+        tree = cKDTree(points.astype(np.float64), boxsize=self.box)
+        distances, others = tree.query(tree.data, k=2)
+        first = int(np.argmin(distances[:, 1]))
+        low, high = sorted((first, int(others[first, 1])))
+        return float(distances[first, 1]), low, high
+
+    def _overflowed(self, x: Array, total: Array) -> NumericalError:
+        points = to_numpy(self.wrapped(x))
+        wrong = int(np.argmax(~np.isfinite(to_numpy(total)).all(axis=1)))
+        if not np.isfinite(points).all():
+            return NumericalError(f"particles: particle {wrong} left the range of floats; use a shorter step")
+        _, first, second = self._nearest(points)
+        return NumericalError(_collision("particles", first, second, self.interaction))
+
+
+def _collision(name: str, first: int, second: int, interaction: Interaction | None) -> str:
+    return (
+        f"{name}: particles {first} and {second} collide, where the force of {interaction!r} is infinite; soften it, "
+        "as PowerLaws(..., softening=0.01) does, or move one of them"
+    )
+
+
+def coinciding(x: NDArray[Any]) -> tuple[int, int] | None:
+    """Return the numbers of two points (N, d) at one place; None where there are none. O(N log N)."""
+    order = np.lexsort(x.T)
+    same = np.flatnonzero((np.diff(x[order], axis=0) == 0).all(axis=1))
+    if not len(same):
+        return None
+    first, second = sorted(int(i) for i in order[same[0] : same[0] + 2])
+    return first, second
+
+
+def _as_interaction(given: Any) -> Interaction | None:
+    if given is None or isinstance(given, Interaction):
+        return given
+    if isinstance(given, RadialKernel):
+        return Interaction(given)
+    raise InputError(
+        f"interaction: got {type(given).__name__}, expected an Interaction, such as Morse(), or a radial kernel"
+    )
+
+
+def _periods(box: Any, d: int) -> Floats:
+    given = box if isinstance(box, list | tuple | np.ndarray) else [box] * d
+    if len(given) != d:
+        raise InputError(f"box: got {len(given)} periods, expected {d}, one for each dimension")
+    periods = [0.0 if p is None or p == math.inf else check_number("box", p, minimum=0, strict=True) for p in given]
+    return np.array(periods)
