@@ -72,7 +72,9 @@ class PairFields:
         for start in range(0, len(x), step):
             gaps = [x[start : start + step, c, None] - y[None, :, c] for c in range(x.shape[1])]
             if self._periods is not None:
-                gaps = [g - p * xp.round(g / p) if p > 0 else g for g, p in zip(gaps, self._periods.tolist(), strict=True)]
+                gaps = [
+                    g - p * xp.round(g / p) if p > 0 else g for g, p in zip(gaps, self._periods.tolist(), strict=True)
+                ]
             squared = gaps[0] * gaps[0]
             for gap in gaps[1:]:
                 squared = squared + gap * gap

@@ -30,12 +30,13 @@ from .linear import AttentionFlow as AttentionFlow
 from .linear import GradientFlow as GradientFlow
 from .noise import Noise as Noise
 from .noise import normals as normals
-from .particles import External as External
-from .particles import ParticleFlow as ParticleFlow
-from .particles import trap as trap
 from .p_flow import ForwardBackward as ForwardBackward
 from .p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .p_flow import PFlow as PFlow
+from .particles import CollisionError as CollisionError
+from .particles import External as External
+from .particles import ParticleFlow as ParticleFlow
+from .particles import trap as trap
 from .reactions import AllenCahn as AllenCahn
 from .reactions import FisherKPP as FisherKPP
 from .reactions import Reaction as Reaction

@@ -16,6 +16,7 @@ from nlflow.affinities.unlinked import Unlinked
 from nlflow.domains import Points
 from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_number, checked_call
 from nlflow.flows.flow import Flow
+from nlflow.flows.reactions import TermError
 from nlflow.kernels import RadialKernel
 from nlflow.kernels.interactions import Interaction
 
@@ -23,7 +24,12 @@ _UNSEEN = {4: 1e-9, 8: 1e-18}
 """By the bytes of a number: of the largest force of a pair, what is left out beyond the reach of an interaction."""
 _AT_HALF = 1e-6  # of the largest force: what may be left of it at half a period
 _MEETING = 1e-9  # distance at which a singular force is looked at
+_PATIENCE = 64  # refused steps after which particles are said to collide
 _SLOPES = {4: 2e-2, 8: 1e-5}  # relative difference of a gradient from differences of its function
+
+
+class CollisionError(TermError):
+    """Two particles keep meeting where their force is infinite: no shorter step changes that."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +173,11 @@ class ParticleFlow(Flow):
                 f"friction: got {self.friction:g} with drag=0, with which velocities grow without end; give a drag > 0"
             )
         self.box = None if box is None else _periods(box, d)
-        self._reach = math.inf
+        self._met: dict[tuple[int, int], int] = {}  # how often two particles were found to collide
         if self.interaction is not None:
-            self._reach = self.interaction.reach(_UNSEEN[x.dtype.itemsize])
             self._check_box()
-            self._forces = PairFields(self.interaction.pull, self._reach, self.box)
+            unseen = _UNSEEN[x.dtype.itemsize]
+            self._forces = PairFields(self.interaction.pull, self.interaction.reach(unseen), self.box)
             rest, reach = self.interaction.beside_far
             self._energies = PairFields(rest, reach, self.box)
             self._check_apart("particles", x, InputError)
@@ -184,9 +190,9 @@ class ParticleFlow(Flow):
         reach, least = self.interaction.reach(_AT_HALF), float(self.box[self.box > 0].min())
         if reach > least / 2 * (1 + 1e-9):
             raise InputError(
-                f"box: got a period of {least:g}, expected at least {2 * reach:g}, twice the range of {self.interaction!r}"
-                ": beyond half a period the nearest image is another; use a larger box, or an interaction with a cutoff"
-                f" of {least / 2:g}"
+                f"box: got a period of {least:g}, expected at least {2 * reach:g}, twice the range of "
+                f"{self.interaction!r}: beyond half a period the nearest image is another; use a larger box, or an "
+                f"interaction with a cutoff of {least / 2:g}"
             )
 
     # ---- positions and velocities
@@ -319,15 +325,17 @@ class ParticleFlow(Flow):
             distance, *pair = self._nearest(points)
             near = float(np.finfo(points.dtype).eps) ** (1 / 3) * float(np.ptp(points, axis=0).max())
             found = (pair[0], pair[1]) if distance < near else None
-        if found is not None:
-            raise kind(_collision(name, *found, self.interaction))
+        if found is None:
+            return
+        self._met[found] = self._met.get(found, 0) + 1
+        raise (CollisionError if self._met[found] > _PATIENCE else kind)(_collision(name, *found, self.interaction))
 
     def _nearest(self, points: NDArray[Any]) -> tuple[float, int, int]:
         """Return the least distance of two particles, and their numbers. O(N log N)."""
         from scipy.spatial import cKDTree
 
-        tree = cKDTree(points.astype(np.float64), boxsize=self.box)
-        distances, others = tree.query(tree.data, k=2)
+        found = cKDTree(points.astype(np.float64), boxsize=self.box).query(points.astype(np.float64), k=2)
+        distances, others = np.asarray(found[0]), np.asarray(found[1])
         first = int(np.argmin(distances[:, 1]))
         low, high = sorted((first, int(others[first, 1])))
         return float(distances[first, 1]), low, high

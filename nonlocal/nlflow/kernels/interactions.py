@@ -1,7 +1,7 @@
 """Potentials W(r) of pairs of particles, of any sign: what attracts, repels, or does both.
 
-A `Kernel` is a weight: it is not negative, and sums of it are relative to k(0). A potential may be negative, infinite at
-r = 0 or rise without end. What moves particles is its slope, which comes from the formula's own derivative.
+A `Kernel` is a weight: it is not negative, and sums of it are relative to k(0). A potential may be negative, infinite
+at r = 0, or rise without end. What moves particles is its slope, which comes from the formula's own derivative.
 """
 
 from __future__ import annotations
@@ -239,8 +239,9 @@ class Morse(Interaction):
 
     def _formula(self) -> Expression:
         r = SQUARED**0.5
-        repelled = FUNCTIONS.exp(r * (-1 / as_expression(self.repulsion_length))) * self.repulsion
-        return repelled - FUNCTIONS.exp(r * (-1 / as_expression(self.attraction_length))) * self.attraction
+        repelled: Expression = FUNCTIONS.exp(r * (-1 / as_expression(self.repulsion_length))) * self.repulsion
+        attracted: Expression = FUNCTIONS.exp(r * (-1 / as_expression(self.attraction_length))) * self.attraction
+        return repelled - attracted
 
     def __repr__(self) -> str:
         own = ("repulsion", "repulsion_length", "attraction", "attraction_length", "cutoff")

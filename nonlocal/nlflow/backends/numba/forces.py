@@ -66,7 +66,9 @@ def _puller(periodic: bool, reflects: bool) -> Any:
                         elif reflects:
                             reflected = v.multiply_add(force, mass[i], reflected)
                     if reflects:
-                        total = builder.fpext(v.total(reflected), ir.DoubleType()) if v.size == 4 else v.total(reflected)
+                        total = (
+                            builder.fpext(v.total(reflected), ir.DoubleType()) if v.size == 4 else v.total(reflected)
+                        )
                         there = builder.gep(others, [builder.add(builder.mul(source, d), c)])
                         builder.store(builder.fsub(builder.load(there), total), there)
                 return result

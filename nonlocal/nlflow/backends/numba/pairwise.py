@@ -57,11 +57,13 @@ def group(dtype: Any) -> int:
 
 
 def data(context: Any, builder: Any, signature: Any, arguments: Any, place: int) -> Any:
+    """Return the address of the numbers of an array, an argument of an instruction."""
     return context.make_array(signature.args[place])(context, builder, arguments[place]).data
 
 
 @intrinsic
 def address_of(typingctx, array):
+    """Return the address of the numbers of an array."""
 
     def codegen(context, builder, signature, arguments):
         return builder.ptrtoint(data(context, builder, signature, arguments, 0), cgutils.intp_t)

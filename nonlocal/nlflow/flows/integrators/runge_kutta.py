@@ -14,7 +14,7 @@ from nlflow.errors import InputError, NumericalError, StabilityError, check_numb
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError, explicit_limit
 from nlflow.flows.integrators.fixed_step import FixedStep
-from nlflow.flows.linear import as_linear
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.reactions import TermError
 from nlflow.flows.spectrum import is_told
 
@@ -174,10 +174,13 @@ class RungeKutta(Integrator):
     def stability_limit(self, flow: Flow) -> float:
         """Return infinity when the step adapts; otherwise the reach over rho(A), about 3.3 / rho(A) here.
 
-        A is the linear part of the flow, with the kernel that it holds; the slope of a reaction adds to rho(A).
+        A is the linear part of the flow, with the kernel that it holds; the slope of a reaction adds to rho(A). NaN,
+        not known, for flows that are not linear but for terms.
         """
         if self.adaptive:
             return math.inf
+        if not isinstance(flow, LinearFlow):
+            return math.nan
         return self.tableau.reach / 2 * explicit_limit(flow)
 
     @property
@@ -187,7 +190,9 @@ class RungeKutta(Integrator):
 
     def surely_stable(self, flow: Flow) -> bool:
         """Whether a bound of the spectrum that costs nothing allows the step."""
-        linear = as_linear(flow)
+        if not isinstance(flow, LinearFlow):
+            return False
+        linear = flow
         known = linear.symmetric and linear.plainly_linear and is_told(linear)
         highest = linear.spectral_bounds()[1] + linear.driving_bound()
         return known and (self.dt or 0.0) * highest <= self.tableau.reach
