@@ -28,7 +28,7 @@ _IN_ROOMS = {
     "domains": "Batch Mask",
     "equilibria": (
         "choose_fidelity choose_parameter continue_equilibria diversity Equilibrium fidelity_for_diversity "
-        "find_equilibria find_equilibrium GaussianField largest_stable_fidelity stability"
+        "find_cycle find_equilibria find_equilibrium GaussianField largest_stable_fidelity stability"
     ),
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (

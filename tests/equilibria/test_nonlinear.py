@@ -232,6 +232,7 @@ def test_refusals() -> None:
     refuse("shape", p.flow, np.zeros(23))
     timed = nl.GradientFlow(nl.J(p.flow.affinity), source=lambda t: t * np.ones(24))
     refuse("depends on time", timed, np.zeros(24))
+    refuse("expected one without noise", p.flow + nl.flows.Noise(0.1), np.zeros(24))
     x = nl.on_sphere(np.random.default_rng(0).standard_normal((4, 3)))
     refuse("SphereFlow", nl.SphereFlow(x), x)
     y = np.random.default_rng(0).standard_normal((8, 2))

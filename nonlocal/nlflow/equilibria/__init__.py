@@ -3,6 +3,7 @@
 from nlflow.equilibria.bounds import diversity, diversity_bounds, fidelity_for_diversity, largest_stable_fidelity
 from nlflow.equilibria.choice import Choice, choose_fidelity, choose_parameter
 from nlflow.equilibria.continuation import Branch, BranchPoint, continue_equilibria
+from nlflow.equilibria.cycles import Cycle, find_cycle
 from nlflow.equilibria.eigenvalues import Stability, stability
 from nlflow.equilibria.field import Band, GaussianField, Variances
 from nlflow.equilibria.limits import Equilibrium, equilibrium
@@ -14,6 +15,7 @@ __all__ = [
     "Branch",
     "BranchPoint",
     "Choice",
+    "Cycle",
     "Equilibrium",
     "Estimate",
     "GaussianField",
@@ -26,6 +28,7 @@ __all__ = [
     "diversity_bounds",
     "equilibrium",
     "fidelity_for_diversity",
+    "find_cycle",
     "find_equilibria",
     "find_equilibrium",
     "largest_stable_fidelity",

@@ -47,6 +47,11 @@ def check_autonomous(flow: Any, name: str = "flow") -> Flow:
             f"{name}: got {flow!r}, in which something depends on time, so that nothing stays at rest; take "
             f"{name}.when(t) as it is at one time with terms that are arrays, or follow it with solve()"
         )
+    if flow.noise is not None:
+        raise InputError(
+            f"{name}: got one with {flow.noise!r}, which leaves nothing at rest, expected one without noise; follow it "
+            "with solve(), or look at the flow without its noise"
+        )
     if flow.evolving and flow.every > 1:
         raise InputError(
             f"{name}: got every={flow.every}, whose kernel is held for some steps, expected every=1, where du/dt is a "
@@ -87,6 +92,7 @@ class Equations:
         self.single = self.like.dtype == namespace(self.like).float32
         self.rounding = 1e-6 if self.single else 1e-14
         self._linear: Floats | None = None
+        self._sure = False  # whether the flow was found to be that and a local term
 
     def __len__(self) -> int:
         return len(self.start)
@@ -94,7 +100,7 @@ class Equations:
     def of(self, flow: Flow) -> Self:
         """Return the equations of another flow of the same signals."""
         result = copy.copy(self)
-        result.flow = check_autonomous(flow)
+        result.flow, result._sure = check_autonomous(flow), False
         for name in ("invariants", "shifts"):
             vars(result).pop(name, None)
         return result
@@ -170,7 +176,8 @@ class Equations:
         """Return the Jacobian at `x`, shape (n, n).
 
         Of a frozen linear flow with a term that is local, A is formed once, and only what is local is found anew: one
-        product a channel. It is compared with another product; where they differ, and for other flows, n products.
+        product a channel. It is compared with another product at first; where they differ, and for other flows, n
+        products.
         """
         quick = self._from_parts(x)
         if quick is not None:
@@ -181,6 +188,8 @@ class Equations:
         flow = self.flow
         if not isinstance(flow, LinearFlow) or flow.evolving or not self.free.all():
             return None
+        if self._sure and self._linear is not None:
+            return np.asarray(self._linear + self._local(x, self._linear))
         probe = np.random.default_rng(0).standard_normal(len(x))
         target = self.times(x, probe)
         for _ in range(2):
@@ -191,6 +200,7 @@ class Equations:
             result = np.asarray(linear + self._local(x, linear))
             off = np.abs(result @ probe - target).max()
             if off <= 1e2 * self._noise(x) * max(np.abs(result).sum(axis=1).max(), 1e-300):
+                self._sure = True
                 return result
             self._linear = None  # that of a flow with another parameter
         return None
