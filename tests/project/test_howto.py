@@ -15,6 +15,7 @@ NAMES = (
     *("fractional", "noise_of_stacks", "cure_a_model", "look_into_a_model", "priors", "denoise_tensors"),
     "learn_on_graphs",
     "simulate",
+    "uncertainty",
 )
 GUIDES = [Path(__file__).parents[2] / "docs" / "howto" / f"{name}.md" for name in NAMES]
 LONGEST = 60  # lines of code on a page, with its check, without blank lines

@@ -314,12 +314,11 @@ class Lanczos:
         self._moved = np.maximum(self._moved, moved)
         alpha = self._inner(now, w)
         w = w - xp.astype(alpha, w.dtype) * now
-        if len(self.basis) > 1 and not self._keep:
+        if len(self.basis) > 1:
             w = w - constant_like(self.betas[-1].reshape(tuple(alpha.shape)), w) * self.basis[-2]
         if self._keep:
-            for _ in range(2):  # once more, for what rounding has left
-                for v in self.basis:
-                    w = w - xp.astype(self._inner(v, w), w.dtype) * v
+            for v in self.basis:  # what rounding has left
+                w = w - xp.astype(self._inner(v, w), w.dtype) * v
         w = self._free(w)
         beta = xp.sqrt(self._inner(w, w))
         self.alphas.append(np.ravel(to_numpy(alpha)).astype(np.float64))
