@@ -382,6 +382,36 @@ def test_integrators_with_faults_are_found(fault: str, promise: str) -> None:
 
 
 @pytest.mark.numerical
+class Noisy(nl.flows.EulerMaruyama):
+    """Steps of Euler and Maruyama with a fault in the noise."""
+
+    def __init__(self, dt: float, fault: str) -> None:
+        super().__init__(dt)
+        self.fault = fault
+
+    def noisy(self, flow: Any, u: Any, dt: float, white: Any, noise: Any) -> Any:
+        if self.fault == "its own":
+            white = dt**0.5 * np.random.default_rng().standard_normal(u.shape) * flow.root_mass(u)
+        if self.fault == "once":
+            white = noise.increments(flow, u, 0, dt)
+        if self.fault == "by nodes":
+            white = white / flow.root_mass(u)[:, None]
+        return super().noisy(flow, u, dt, white, noise)
+
+
+@pytest.mark.parametrize(
+    ("fault", "promise"),
+    [
+        ("its own", "the same seed gives the same bits"),
+        ("once", "another step gives other noise"),
+        ("by nodes", "noise has the variance"),
+    ],
+)
+def test_noise_with_faults_is_found(fault: str, promise: str) -> None:
+    with pytest.raises(ContractError, match=promise):
+        check_integrator(Noisy(0.1, fault))
+
+
 def test_integrators_without_faults_and_with_a_state_of_their_own() -> None:
     check_integrator(Stage(0.1))
     with pytest.raises(ContractError, match="state is kept in memory alone"):

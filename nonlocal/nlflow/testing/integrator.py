@@ -18,6 +18,7 @@ from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExplicitEuler, Integrator, StepFailureError
 from nlflow.flows.linear import GradientFlow, LinearFlow
+from nlflow.flows.noise import Noise
 from nlflow.flows.reactions import AllenCahn
 from nlflow.flows.solver import solve
 from nlflow.functionals.constraint import Constraint
@@ -38,7 +39,8 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     dtype and take each channel by itself; that constants and limits stay; that `order` is the one that is measured by
     halving the step, also with terms that depend on time and with a constraint, where it says that it takes them, and
     with a kernel that follows the signal; that every step within `stability_limit` is stable, by the spectral radius of
-    the step itself; that `repr` tells steps apart.
+    the step itself; that `repr` tells steps apart. Where it says that it takes noise, that this is that of the seed, of
+    the right variance, and counted in ``memory``.
 
     Parameters
     ----------
@@ -84,6 +86,8 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     for what, one, u in _ordered(integrator):
         if _takes(integrator, one):
             _check_order(contract, integrator, what, one, u)
+    if integrator.takes_noise:
+        _check_noise(contract, integrator)
 
 
 def _flows() -> list[LinearFlow]:
@@ -215,6 +219,41 @@ def _check_rest(contract: Contract, integrator: Integrator, flow: LinearFlow) ->
         return
     moved = _advance(integrator, flow, u, 0.0, target, {})[0]
     contract.near("a signal at rest stays at rest", moved, u, 1e-6 if integrator.length is None else 1e-9)
+
+
+def _check_noise(contract: Contract, integrator: Integrator) -> None:
+    """Check that noise is that of its seed and counted, that held nodes get none, and its variance in a short step."""
+    plain, short = _flows()[2], 1e-4
+    integrator = integrator if _step(integrator) is None else _with_step(integrator, short)
+
+    def moved(flow: Flow, u: Any, t: float, memory: dict[str, Any]) -> Any:
+        return _advance(integrator, flow, u, t, t + short, memory)[0]
+
+    noisy = plain + Noise(beta=2.0, rng=1)
+    if not _takes(integrator, noisy):
+        return
+    u, memory = np.zeros((_NODES, 2000)), dict[str, Any]()
+    first = contract.asked("advance takes a flow with noise", moved, noisy, u, 0.0, memory)
+    contract.near("the same seed gives the same bits", moved(noisy, u, 0.0, {}), first, 0.0)
+    kept = {key: value for key, value in memory.items() if not key.startswith("_")}
+    second = moved(noisy, first, short, memory)
+    contract.near("memory holds which numbers come next", moved(noisy, first, short, kept), second, 0.0)
+    apart = {
+        "another seed gives other noise": moved(plain + Noise(beta=2.0, rng=2), u, 0.0, {}) - first,
+        "another step gives other noise": second - 2 * first,
+    }
+    for promise, change in apart.items():
+        same = float(np.mean(np.abs(change) < 1e-6 * float(np.std(first))))
+        contract.holds(same < 0.01, promise, f"the same at {same:.0%} of the nodes", "other numbers everywhere")
+    ratio = np.mean(first**2, axis=1) * noisy.mass(first[:, 0]) / short
+    worst = float(np.abs(ratio - 1).max())
+    contract.holds(
+        worst < 0.2, "noise has the variance s^2 dt / m", f"one off by {worst:.0%}", "s^2 dt / m at each node"
+    )
+    if integrator.takes_constraint:
+        held = noisy + Constraint(np.array([0, 5]), 0.0)
+        still = moved(held, u, 0.0, {})[[0, 5]]
+        contract.holds(not np.any(still), "held nodes get no noise", float(np.abs(still).max()), "0")
 
 
 def _operator(flow: LinearFlow) -> Floats:
