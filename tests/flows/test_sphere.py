@@ -316,3 +316,34 @@ def test_rows_are_the_dense_affinity() -> None:
         assert (light.symmetric, light.evolves) == (dense.symmetric, True)
     again = rows.RowAffinity(kernel, domain, u[:, :2]).update(x)
     assert np.array_equal(again.average(u), rows.RowAffinity(kernel, domain, x).average(u))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("normalization", ["softmax", "none"])
+def test_many_tokens_have_the_velocity_of_a_table(normalization: str, dtype: str) -> None:
+    x = tokens(600, 4, 21).astype(dtype)
+    flow = SphereFlow(x, beta=3.0, query_map=symmetric(4).astype(dtype), normalization=normalization)
+    wide = x.astype(np.float64)
+    weights = np.exp(3.0 * (wide @ symmetric(4)) @ wide.T)
+    weights /= weights.sum(axis=1, keepdims=True) if normalization == "softmax" else 600
+    pulled = weights @ wide
+    expected = pulled - (pulled * wide).sum(axis=1, keepdims=True) * wide
+    size = np.abs(pulled).max()
+    found = flow.velocity(x)
+    assert found.dtype == x.dtype
+    assert np.abs(found - expected).max() <= (2e-6 if dtype == "float32" else 1e-13) * size
+
+
+def test_clusters_of_many_tokens_are_connected_components() -> None:
+    """Against connected components of the table of all cosines."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    x = tokens(700, 3, 22)
+    flow = SphereFlow(x)
+    for cosine in (0.9, 0.99, 0.999, 1 - 1e-9):
+        found = flow.clusters(x, cosine)
+        expected = connected_components(coo_array(x @ x.T >= cosine), directed=False)[1]
+        pairs = set(zip(found.tolist(), expected.tolist(), strict=True))
+        assert len(pairs) == found.max() + 1 == expected.max() + 1
+        assert found[np.unique(found, return_index=True)[1]].tolist() == sorted(set(found.tolist()))

@@ -9,6 +9,8 @@ from .doubly_stochastic import SinkhornAffinity as SinkhornAffinity
 from .doubly_stochastic import sinkhorn as sinkhorn
 from .given import affinity_from_graph as affinity_from_graph
 from .nearest import neighbour_graph as neighbour_graph
+from .operator import KernelOperator as KernelOperator
+from .operator import kernel_operator as kernel_operator
 from .sparse import SparseAffinity as SparseAffinity
 from .stencil import PatchStencil as PatchStencil
 from .stencil import TableStencil as TableStencil

@@ -21,6 +21,7 @@ from nlflow.kernels import ExpDotProduct
 NORMALIZATIONS = ("softmax", "none", "sinkhorn")
 _LENGTH = {4: 1e-5, 8: 1e-10}
 """By the bytes of a number: how far lengths of tokens on the sphere may be from 1, many roundings of a square root."""
+_TABLE = 2**22  # cosines at a time
 _PARALLEL = 1e-9
 """How far W_V may be from a multiple of W_Q W_K^T, relatively, for the flow to descend an energy: their rounding."""
 
@@ -241,17 +242,25 @@ class SphereFlow(Flow):
         """Return the number of the cluster of each token, shape (N,), numbered as they first appear.
 
         Tokens belong together where a chain of tokens joins them, each with a cosine of at least `cosine` to the next.
-        O(N^2) memory.
+        O(N^2 d) time, O(N) memory.
         """
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
         least = check_number("cosine", cosine, minimum=-1, below=1)
         unit = to_numpy(self.held(self.check_signal("x", x))).astype(np.float64)
-        labels = connected_components(coo_array(unit @ unit.T >= least), directed=False)[1]
-        _, first = np.unique(labels, return_index=True)
-        order = np.argsort(np.argsort(first))
-        return np.asarray(order[labels], dtype=np.int64)
+        labels = np.full(len(unit), -1, dtype=np.int64)
+        for number in range(len(unit)):  # as often as there are clusters
+            left = np.flatnonzero(labels < 0)
+            if not len(left):
+                break
+            labels[left[0]], met = number, left[:1]
+            while len(met) and len(left):
+                left = left[labels[left] < 0]
+                found = np.zeros(len(left), bool)
+                step = max(1, _TABLE // max(len(left), 1))
+                for start in range(0, len(met), step):
+                    found |= (unit[left] @ unit[met[start : start + step]].T >= least).any(axis=1)
+                met = left[found]
+                labels[met] = number
+        return labels
 
     # ---- the contract
 
