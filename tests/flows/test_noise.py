@@ -364,3 +364,56 @@ def test_flows_of_another_kind_take_noise() -> None:
     found = nl.solve(alone, np.zeros(4), t=0.2, integrator=nl.EulerMaruyama(0.1))
     expected = 2 * np.sqrt(0.1) * sum(normals(6, (4, 1), step=k)[:, 0] for k in range(2))
     np.testing.assert_allclose(found.final, expected, rtol=1e-14)
+
+
+# --- particles -------------------------------------------------------------------------------------------------------
+
+
+def test_particles_in_a_trap_have_the_variance_of_their_temperature() -> None:
+    """1 / (beta k) each without inertia, where the step's own error is known; velocities 1 / beta with it."""
+    count, beta, stiffness, dt = 20_000, 2.0, 1.5, 0.1
+    x = np.zeros((count, 1))
+    flow = nl.flows.ParticleFlow(x, potential=nl.flows.trap(stiffness)) + Noise(beta=beta, white="nodes", rng=1)
+    found = nl.solve(flow, x, t=6.0, integrator=nl.EulerMaruyama(dt), energies=False).final
+    expected = 1 / (beta * stiffness * (1 - stiffness * dt / 2))
+    assert abs(float(np.var(found)) / expected - 1) < 5 * np.sqrt(2 / count)
+    heavy = nl.flows.ParticleFlow(x, potential=nl.flows.trap(stiffness), friction=3.0)
+    heavy = heavy + Noise(beta=beta, white="nodes", rng=1)
+    found = nl.solve(heavy, np.zeros((count, 2)), t=8.0, integrator=nl.PlatenWeak2(0.05), energies=False).final
+    np.testing.assert_allclose(np.var(found, axis=0), [1 / (beta * stiffness), 1 / beta], rtol=0.04)
+    assert nl.solve(heavy, np.zeros((count, 2)), t=0.05, integrator=nl.EulerMaruyama(0.05)).final[0, 0] == 0
+
+
+def test_the_measure_of_particles_makes_beta_that_of_all() -> None:
+    x = np.zeros((10, 2))
+    flow = nl.flows.ParticleFlow(x, potential=nl.flows.trap()) + Noise(beta=30.0, rng=1)
+    one = nl.flows.ParticleFlow(x, potential=nl.flows.trap()) + Noise(beta=3.0, white="nodes", rng=1)
+    ends = [nl.solve(f, x, t=1.0, integrator=nl.EulerMaruyama(0.1)).final for f in (flow, one)]
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("friction", "drag", "noise", "said"),
+    [
+        (-1.0, 1.0, Noise(beta=1.0, rng=1), "have no temperature"),
+        (0.0, 0.0, Noise(beta=1.0, rng=1), "have no temperature"),
+        (1.0, 0.5, Noise(beta=1.0, rng=1), "have no temperature"),
+        (1.0, 0.0, Noise(strength=np.cos, rng=1), "got a function for particles with inertia"),
+    ],
+)
+def test_noise_that_particles_with_inertia_do_not_take(friction: float, drag: float, noise: Noise, said: str) -> None:
+    particles = nl.flows.ParticleFlow(np.zeros((3, 1)), potential=nl.flows.trap(), friction=friction, drag=drag)
+    with pytest.raises(InputError, match=said):
+        particles + noise
+    assert (particles + Noise(strength=1.0, rng=1)).noise is not None
+
+
+def test_particles_with_noise_resume_with_the_same_bits(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((30, 2))
+    flow = nl.flows.ParticleFlow(x, nl.kernels.PowerLaws(attraction=4, repulsion=2)) + Noise(beta=100.0, rng=3)
+    whole = nl.solve(flow, x, t=1.0, integrator=nl.EulerMaruyama(0.1))
+    looks = iter(range(99))
+    stop = nl.flows.Callback(lambda *_: next(looks) >= 4)
+    nl.solve(flow, x, t=1.0, integrator=nl.EulerMaruyama(0.1), trackers=[stop, nl.Checkpoint(tmp_path / "c")])
+    resumed = nl.solve(flow, x, t=1.0, integrator=nl.EulerMaruyama(0.1), resume=tmp_path / "c")
+    assert np.array_equal(resumed.final, whole.final)

@@ -67,6 +67,9 @@ class Flow:
         What moves it at random beside its velocity.
     takes_noise : bool
         Whether it may have noise.
+    dissipation : float
+        How strongly what noise moves is damped, in units of the gradient: noise of inverse temperature beta has the
+        strength (2 dissipation / beta)^1/2.
     during : callable
         A long step calls it with the share of the step that is done; the time loop tells it to trackers.
     """
@@ -79,6 +82,7 @@ class Flow:
     during: Callable[[float], Any] = staticmethod(lambda share: None)
     noise: Noise | None = None
     takes_noise: bool = True
+    dissipation: float = 1.0
 
     def __init__(
         self,
@@ -244,6 +248,9 @@ class Flow:
         if not self._root or self._root[0][0] is not self.affinity or self._root[0][1].dtype != like.dtype:
             self._root[:] = [(self.affinity, namespace(like).astype(self.mass(like) ** -0.5, like.dtype))]
         return self._root[0][1]
+
+    def check_noise(self, noise: Noise) -> None:  # a hook: most flows take all noise
+        """Raise `InputError` for noise that the flow does not take."""
 
     @property
     def unspread(self) -> str | None:

@@ -210,6 +210,7 @@ class Noise:
                 "its steps remember more than a signal; use a GradientFlow, an AttentionFlow or a PFlow"
             )
         self._check_metric(flow)
+        flow.check_noise(self)
         if flow.noise is not None:
             raise InputError(
                 "noise: the flow has one already, expected one at most; variances of independent noises add up: give "
@@ -333,7 +334,9 @@ class Noise:
         """Return s(u), ready to multiply a signal."""
         if callable(self.strength):
             return self._strength_at(u)
-        return self.strength if self.uniform else over_channels(flow.affinity.own(self.strength, u), u)
+        if self.uniform:
+            return self.strength if self.beta is None else self.strength * math.sqrt(flow.dissipation)
+        return over_channels(flow.affinity.own(self.strength, u), u)
 
     def spread(self, flow: Flow, u: Array) -> Any:
         """Return the standard deviation of increments for dt = 1, without s, of channels that are not mixed."""

@@ -16,6 +16,7 @@ from nlflow.affinities.unlinked import Unlinked
 from nlflow.domains import Points
 from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_number, checked_call
 from nlflow.flows.flow import Flow
+from nlflow.flows.noise import Noise
 from nlflow.flows.reactions import TermError
 from nlflow.kernels import RadialKernel
 from nlflow.kernels.interactions import Interaction
@@ -105,6 +106,10 @@ class ParticleFlow(Flow):
     Forces come from the derivative of the interaction's own formula. That of a pair is computed once, for both of its
     particles, so that the total momentum sum_i w_i v_i is kept to rounding; 64 particles at a time are left out where
     the force has become too small to be seen. O(N^2 d) time for interactions that reach all others, O(N d) memory.
+
+    With `Noise` particles diffuse; those with inertia get it in their velocities, and beta is that of exp(-beta H), H
+    being E and the kinetic energy. In the measure w = 1/N beta is N times that of one particle; ``white="nodes"``
+    leaves it out: dx = -grad dt + (2 / beta)^1/2 dW for each.
 
     Parameters
     ----------
@@ -251,6 +256,32 @@ class ParticleFlow(Flow):
         friction = 0.0 if self.friction is None else self.friction
         return friction if self.drag == 0 else friction + self.drag * namespace(v).sum(v * v, axis=1, keepdims=True)
 
+    # ---- noise
+
+    @property
+    def dissipation(self) -> float:  # type: ignore[override]  # a number of the class elsewhere
+        """The friction of particles with inertia, 1 of those without."""
+        return 1.0 if self.friction is None else self.friction
+
+    def check_noise(self, noise: Noise) -> None:
+        """Raise `InputError` for noise that particles with inertia do not take: it moves their velocities alone."""
+        if self.friction is None:
+            return
+        if not noise.additive:
+            raise InputError("strength: got a function for particles with inertia, expected a number or an array")
+        if noise.beta is not None and (self.friction <= 0 or self.drag > 0):
+            raise InputError(
+                f"beta: got {noise.beta:g} for particles of friction={self.friction:g} and drag={self.drag:g}, which "
+                "have no temperature, expected a friction > 0 and no drag; give a strength"
+            )
+
+    def spread(self, white: Array) -> Array:
+        """Return noise without its part of positions, where there is inertia."""
+        if self.friction is None:
+            return white
+        moved = white[:, self.dimensions :]
+        return namespace(white).concat([namespace(white).zeros_like(moved), moved], axis=1)
+
     # ---- what is lost
 
     @property
@@ -311,6 +342,7 @@ class ParticleFlow(Flow):
         words += ["potential"] if self.potential is not None else []
         words += [f"box={self.box.tolist()}"] if self.box is not None else []
         words += [f"friction={self.friction!r}, drag={self.drag!r}"] if self.friction is not None else []
+        words += [] if self.noise is None else [repr(self.noise)]
         return f"ParticleFlow({', '.join(words)})"
 
     # ---- collisions
