@@ -26,6 +26,8 @@ MODULES = (
     "killed_walk",
     "energy_balance",
     "energy_with_reactions",
+    "pitchforks",
+    "hopf",
     "cahn_hilliard",
     "peridynamic_bar",
     "gibbs_law",

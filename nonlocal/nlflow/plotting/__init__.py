@@ -2,6 +2,7 @@
 
 from nlflow.denoising.quality import psnr
 from nlflow.plotting.base import new_figure, render
+from nlflow.plotting.bifurcations import bifurcation_figure, portrait_figure
 from nlflow.plotting.chains import chain_figure, phase_figure
 from nlflow.plotting.comparison import comparison_figure
 from nlflow.plotting.film import Film, Live
@@ -16,6 +17,7 @@ __all__ = [
     "Film",
     "Live",
     "Series",
+    "bifurcation_figure",
     "bounds_figure",
     "chain_figure",
     "comparison_figure",
@@ -24,6 +26,7 @@ __all__ = [
     "new_figure",
     "noise_figure",
     "phase_figure",
+    "portrait_figure",
     "psnr",
     "rate_figure",
     "render",

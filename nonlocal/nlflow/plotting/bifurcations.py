@@ -1,0 +1,207 @@
+"""Equilibria over a parameter, and phase portraits of flows of two components."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nlflow.equilibria import Branch, Cycle, find_equilibria, stability
+from nlflow.errors import InputError, check_array, check_number
+from nlflow.flows.flow import Flow
+from nlflow.plotting import base
+from nlflow.plotting.base import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MARKS = {"fold": "v", "pitchfork": "o", "transcritical": "s", "branch point": "D", "hopf": "P"}
+_NAMES = {"hopf": "Hopf point"}
+_CELLS = 31  # places in each direction at which velocities are taken
+
+
+def _root_mean_square(u: Array) -> float:
+    return math.sqrt(float(np.mean(np.square(np.asarray(u, dtype=np.float64)))))
+
+
+def bifurcation_figure(
+    branches: Branch | Sequence[Branch] | Mapping[str, Branch | Sequence[Branch]],
+    *,
+    axis: Axes | None = None,
+    value: Callable[[Array], float] = _root_mean_square,
+    xlabel: str = "parameter",
+    ylabel: str = "root mean square of u",
+    title: str | None = None,
+) -> Figure:
+    """Draw branches of equilibria over their parameter: stable ones solid, unstable ones dashed, with marked points.
+
+    Parameters
+    ----------
+    branches : Branch, sequence of them, or mapping of str to either
+        Names are those of the legend; what has one name has one colour.
+    axis : matplotlib.axes.Axes, optional
+        Where to draw; by default in a figure of its own.
+    value : callable
+        What is drawn of a signal, a number.
+    xlabel, ylabel : str
+        Labels of the axes.
+    title : str, optional
+        Heading of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InputError
+        For no branch.
+    """
+    given = branches if isinstance(branches, Mapping) else {"": branches}
+    named = {name: [one] if isinstance(one, Branch) else list(one) for name, one in given.items()}
+    base.check_filled("branches", named, "Branch")
+    for one in (one for several in named.values() for one in several):
+        if not isinstance(one, Branch):
+            raise InputError(f"branches: got {type(one).__name__}, expected what continue_equilibria returns")
+    figure, axis = _place(axis, 8.0, 5.0, title)
+    entries: dict[str, Any] = {}
+    for number, (name, several) in enumerate(named.items()):
+        lines = [_draw_branch(axis, branch, value, base.look(number)[0]) for branch in several]
+        if name:
+            entries[name] = lines[0]
+    seen: dict[str, Any] = {}
+    for point in (point for several in named.values() for branch in several for point in branch.points):
+        (mark,) = axis.plot(
+            point.parameter, value(point.u), _MARKS[point.kind], color="white", markeredgecolor="black",
+            markersize=8, zorder=4,
+        )  # fmt: skip
+        seen[_NAMES.get(point.kind, point.kind)] = mark
+    for words, style in (("stable", "-"), ("unstable", "--")):
+        entries[words] = axis.plot([], [], style, color="black", linewidth=2 if style == "-" else 1.3)[0]
+    entries |= seen
+    base.legend_below(axis, list(entries.values()), list(entries), ncols=min(len(entries), 4), columnspacing=1.4)
+    base.finish(axis, "", xlabel, ylabel)
+    return figure
+
+
+def _place(axis: Axes | None, width: float, height: float, title: str | None) -> tuple[Figure, Axes]:
+    """Return where to draw: the panel that was given, or that of a new figure; with a heading."""
+    if axis is None:
+        figure = base.new_figure(width, height, 130, title)
+        return figure, figure.subplots()
+    if title:
+        axis.figure.suptitle(title, fontsize=13)
+    return axis.figure, axis  # type: ignore[return-value]  # a panel of a figure in a figure is drawn in it too
+
+
+def _draw_branch(axis: Axes, branch: Branch, value: Callable[[Array], float], shade: str) -> Any:
+    """Draw a branch in pieces that are stable or not; they meet where that changes."""
+    p, y = branch.parameter, np.array([value(u) for u in branch.u])
+    changes = {point.after + 1: (point.parameter, value(point.u)) for point in branch.points}
+    cuts = [i for i in range(1, len(p)) if branch.stable[i] != branch.stable[i - 1]]
+    line: Any = None
+    for begin, end in zip([0, *cuts], [*cuts, len(p)], strict=True):
+        piece = [*zip(p[begin:end], y[begin:end], strict=True)]
+        if begin:
+            piece.insert(0, changes.get(begin, (p[begin - 1], y[begin - 1])))
+        if end < len(p) and end in changes:
+            piece.append(changes[end])
+        firm = bool(branch.stable[min(begin + 1, end - 1)])
+        (line,) = axis.plot(*np.array(piece).T, "-" if firm else "--", color=shade, linewidth=2 if firm else 1.3)
+    return line
+
+
+def portrait_figure(
+    flow: Flow | None,
+    x: tuple[float, float],
+    y: tuple[float, float],
+    *,
+    curves: Mapping[str, Array | Cycle] | None = None,
+    axis: Axes | None = None,
+    xlabel: str = "u₁",
+    ylabel: str = "u₂",
+    title: str | None = None,
+) -> Figure:
+    """Draw the phase portrait of a flow of two components at one node: its direction, nullclines, equilibria, curves.
+
+    Equilibria in the window are found by deflation from its middle and corners; stable ones are filled. Not all need be
+    found.
+
+    Parameters
+    ----------
+    flow : Flow or None
+        Of signals of shape (1, 2). None draws the curves alone, such as two projections of signals on many nodes.
+    x, y : tuple of float
+        The window.
+    curves : mapping of str to array of shape (T, 2) or (T, 1, 2), or Cycle, optional
+    axis : matplotlib.axes.Axes, optional
+        Where to draw; by default in a figure of its own.
+    xlabel, ylabel : str
+        Labels of the axes.
+    title : str, optional
+        Heading of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InputError
+        For a flow of other signals, a window that is none, and curves of other shapes.
+    """
+    window = [_checked_range("x", x), _checked_range("y", y)]
+    figure, axis = _place(axis, 6.4, 5.6, title)
+    if flow is not None:
+        _draw_flow(axis, flow, window)
+    for number, (name, curve) in enumerate((curves or {}).items()):
+        points = curve.u if isinstance(curve, Cycle) else curve
+        points = check_array(f"curves[{name!r}]", points)
+        if points.shape not in ((len(points), 2), (len(points), 1, 2)):
+            raise InputError(f"curves[{name!r}]: got shape {points.shape}, expected (T, 2), two components over time")
+        axis.plot(*points.reshape(-1, 2).T, color=base.look(number)[0], linewidth=2.2, label=name)
+    axis.set_xlim(*window[0])
+    axis.set_ylim(*window[1])
+    base.finish(axis, "", xlabel, ylabel)
+    axis.grid(visible=False)
+    if axis.get_legend_handles_labels()[0]:
+        base.legend_below(axis, ncols=3, columnspacing=1.4)
+    return figure
+
+
+def _draw_flow(axis: Axes, flow: Flow, window: list[tuple[float, float]]) -> None:
+    across, up = (np.linspace(low, high, _CELLS) for low, high in window)
+    try:
+        signals = [flow.check_signal("flow", np.array([[a, b]])) for b in up for a in across]
+    except InputError as error:
+        raise InputError(
+            f"flow: expected one of signals of shape (1, 2) that takes the whole window ({error})"
+        ) from error
+    slopes = np.array([np.asarray(flow.velocity(signal))[0] for signal in signals]).reshape(_CELLS, _CELLS, 2)
+    axis.streamplot(across, up, slopes[..., 0], slopes[..., 1], color="0.75", linewidth=0.8, density=1.1, arrowsize=0.8)
+    for part, (style, dashes) in enumerate((("dotted", ":"), ("dashdot", "-."))):
+        if np.ptp(np.sign(slopes[..., part])) > 0:
+            axis.contour(across, up, slopes[..., part], [0.0], colors="0.3", linewidths=1.0, linestyles=style)
+            axis.plot([], [], dashes, color="0.3", linewidth=1.0, label=f"du{'₁₂'[part]}/dt = 0")
+    (left, right), (low, high) = window
+    corners = [(0.5, 0.5), (0.2, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8)]
+    starts = [np.array([[left + a * (right - left), low + b * (high - low)]]) for a, b in corners]
+    for one in find_equilibria(flow, starts, most=9, maxiter=30):
+        a, b = one.u[0]
+        if left <= a <= right and low <= b <= high:
+            firm = stability(flow, one.u).verdict == "stable"
+            axis.plot(a, b, "o", color="black" if firm else "white", markeredgecolor="black", markersize=8, zorder=5)
+
+
+def _checked_range(name: str, given: Any) -> tuple[float, float]:
+    try:
+        low, high = given
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: got {given!r}, expected a pair (low, high)") from error
+    low, high = check_number(name, low), check_number(name, high)
+    if not low < high:
+        raise InputError(f"{name}: got ({low:g}, {high:g}), expected low < high")
+    return low, high

@@ -1,0 +1,98 @@
+"""Nonlocal Allen-Cahn on a circle: pitchforks at the eigenvalues of I - P, and what branches from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow import Gaussian, GradientFlow, Grid, J, Reaction, affinity
+from nlflow.equilibria import continue_equilibria
+from validation.harness import Check, Claim, Context, Outcome, largest
+
+Floats = NDArray[np.float64]
+
+WIDTHS = (0.15, 0.1)
+UP_TO = 0.9
+
+
+class Circle:
+    """P on a circle by its row, written out, and the flows for each r."""
+
+    def __init__(self, width: float, nodes: int) -> None:
+        kernel = np.zeros(nodes)
+        for turn in range(-6, 7):  # what comes round the circle
+            kernel += np.exp(-((np.arange(nodes) / nodes + turn) ** 2) / (2 * width**2))
+        self.row = kernel / kernel.sum()
+        self.nodes = nodes
+        angles = 2 * np.pi * np.arange(nodes) / nodes
+        self.values = np.array([1 - float(self.row @ np.cos(k * angles)) for k in range(nodes // 2)])
+        self.matrix = np.array([[self.row[(j - i) % nodes] for j in range(nodes)] for i in range(nodes)])
+        grid = Grid(nodes, spacing=1 / nodes, boundary="periodic")
+        self.weights = affinity(Gaussian(width=width), grid)
+
+    def make_flow(self, r: float) -> GradientFlow:
+        reaction = Reaction(lambda u: r * (u - u**3), (-2, 2), derivative=lambda u: r * (1 - 3 * u * u))
+        return GradientFlow(J(self.weights), "degree", reaction=reaction)
+
+    def velocity(self, u: Floats, r: float) -> Floats:
+        return self.matrix @ u - u + r * (u - u**3)
+
+    def growing(self, u: Floats, r: float) -> int:
+        """Return how many eigenvalues are positive, but for that of the translation of a pattern."""
+        jacobian = self.matrix - np.eye(self.nodes) + np.diag(r * (1 - 3 * u**2))
+        values, vectors = np.linalg.eigh(jacobian)
+        slope = np.roll(u, -1) - np.roll(u, 1)
+        if np.ptp(u) > 1e-6:
+            values = np.delete(values, np.argmax(np.abs(slope @ vectors)))
+        return int(np.count_nonzero(values > 1e-12))
+
+
+def run(context: Context) -> Outcome:
+    misplaced, uneven, missed, miscounted, bent = 0.0, 0.0, 0.0, 0, 0.0
+    details: dict[str, Any] = {}
+    for width in context.pick(WIDTHS, WIDTHS[:1]):
+        circle = Circle(width, context.pick(128, 64))
+        context.step(f"width {width}")
+        zero = continue_equilibria(circle.make_flow, np.zeros(circle.nodes), -0.1, (-0.1, UP_TO))
+        expected = circle.values[circle.values < UP_TO]
+        found = [point for point in zero.points if point.kind == "pitchfork"]
+        uneven = largest(uneven, abs(len(zero.points) - len(expected)), abs(len(found) - len(expected)))
+        for point, value in zip(found, expected, strict=False):
+            misplaced = largest(misplaced, abs(point.parameter - value))
+        miscounted += sum(
+            int(n != np.sum((r > expected) * np.r_[1, np.full(len(expected) - 1, 2)]))
+            for r, n in zip(zero.parameter, zero.unstable, strict=True)
+        )
+        for number, point in enumerate(found[1:], start=1):
+            branch = zero.switch(point)
+            for r, u, n in zip(branch.parameter[1:], branch.u[1:], branch.unstable[1:], strict=True):
+                missed = largest(missed, float(np.abs(circle.velocity(u, r)).max()))
+                miscounted += int(n != circle.growing(u, r))
+            amplitude = 2 / circle.nodes * np.abs(np.fft.rfft(branch.u[1])[number])
+            law = (branch.parameter[1] - expected[number]) / (0.75 * expected[number] * amplitude**2)
+            bent = largest(bent, abs(law - 1))
+        details[f"width {width}"] = {"found": [point.parameter for point in found], "expected": expected.tolist()}
+    checks = [
+        Check("pitchforks against the eigenvalues of I − P, written out", misplaced, 1e-8),
+        Check("pitchforks that are missing, or too many", uneven, 0),
+        Check("|du/dt| of the patterns on branches, from the formula", missed, 1e-9),
+        Check("points of branches with another number of growing directions than the matrix has", miscounted, 0),
+        Check("r − A_k over 3/4 A_k a², a being the amplitude of a pattern: off 1 by", bent, 5e-3),
+    ]
+    return Outcome(checks, {}, details)
+
+
+CLAIM = Claim(
+    name="pitchforks",
+    title="Patterns branch from 0 at the eigenvalues of the nonlocal operator",
+    statement=(
+        "The flow du/dt = Pu − u + r (u − u³) on a circle has the equilibrium 0 for all r. It loses stability in the "
+        "mode cos kx at r = A_k, the eigenvalue of I − P, in a pitchfork (a circle of them for k > 0): patterns of "
+        "amplitude a satisfy r = A_k + 3/4 A_k a² + O(a⁴). Continuation finds each of them, and the number of growing "
+        "directions along branches is that of the matrix, the translation of a pattern left aside."
+    ),
+    source="P. W. Bates 2006; M. Crandall and P. Rabinowitz 1971, doi 10.1016/0022-1236(71)90015-2",
+    run=run,
+)
