@@ -227,6 +227,7 @@ def test_what_is_refused() -> None:
         (nl.J(energy.given), {}, "got J, whose field is improper"),
         (nl.GradientFlow(energy), {}, "got GradientFlow, expected E"),
         (nodes, {"traces": "lanczos"}, "expected 'auto' with a fidelity for each node"),
+        (energy.with_observed(0 * problem.f + 3.0), {}, "a constant observed signal"),
         (energy, {"method": "sure"}, "sigma: needed for method='sure'"),
         (energy, {"method": "discrepancy"}, "sigma: needed"),
         (energy, {"method": "sure", "sigma": -1}, "sigma: got -1"),

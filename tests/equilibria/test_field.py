@@ -12,7 +12,7 @@ from scipy.stats import chi2
 import nlflow as nl
 from nlflow.equilibria import GaussianField
 from nlflow.equilibria.sums import spectral_sums
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.flows.functions import symmetric_flow
 
 Floats = NDArray[np.float64]
@@ -229,6 +229,8 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=message):
             call()
+    with pytest.raises(MemoryLimitError, match="draw fewer at a time"):
+        field.sample(10**10)
     dense_parts = nl.from_matrix(np.kron(np.eye(2), np.ones((4, 4))), points)
     hidden = GaussianField(nl.E(dense_parts, f, np.repeat([1.0, 0.0], 4)))
     with pytest.raises(NumericalError, match="hardly sees a node"):

@@ -137,6 +137,33 @@ def test_diagonals_and_traces_of_transforms() -> None:
             assert np.sum(gains * basis.multiplicities) == pytest.approx(np.trace(matrix), rel=1e-14)
 
 
+@pytest.mark.numerical
+def test_rounding_is_in_the_bound() -> None:
+    """In float32 it is all that is left where next to nothing is left out."""
+    rng = np.random.default_rng(11)
+    x = rng.random((80, 2)).astype(np.float32)
+    v = rng.standard_normal(80).astype(np.float32)
+    k = np.exp(-((x[:, None].astype(float) - x.astype(float)) ** 2).sum(axis=2) / (2 * 0.2**2))
+    a, m = operator_by_hand(k, np.full(80, 1 / 80), "degree", 0.0)
+    exact = expm(-40 * a) @ v.astype(float)
+    weights = nl.affinity(nl.Gaussian(0.2), nl.Points(x.astype(float), weights=np.full(80, 1 / 80)), x)
+    for method in ("chebyshev", "lanczos"):
+        found = function_of(weights, lambda a: np.exp(-40 * a), "degree", tol=1e-13, method=method).evaluate(v)
+        assert found.u.dtype == np.float32
+        error = np.sqrt(np.sum(m * (found.u - exact) ** 2) / np.sum(m * v.astype(float) ** 2))
+        assert found.left_out < 0.1 * error < 0.1 * found.error
+        assert found.error < 1e-2
+
+
+def test_systems_and_other_metrics_have_no_one_measure() -> None:
+    weights = nl.affinity(nl.Gaussian(0.3), nl.Grid(8))
+    system = nl.flows.SystemFlow([nl.J(weights), nl.J(weights.scaled(2.0))], [1.0, 0.5])
+    with pytest.raises(InputError, match="got a SystemFlow with an operator of its own"):
+        function_of(system, np.sqrt)
+    with pytest.raises(InputError, match="expected 'l2' or 'degree'"):
+        function_of(nl.J(weights), np.sqrt, "conserved")
+
+
 def test_heat_is_what_the_flow_comes_to() -> None:
     rng = np.random.default_rng(2)
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.2), nl.Points(rng.random((500, 2))))))

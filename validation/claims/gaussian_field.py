@@ -100,7 +100,7 @@ def run(context: Context) -> Outcome:
     shares = []
     for seed in range(repeats):
         context.step(f"intervals of {grid.size} nodes, {seed + 1} of {repeats}")
-        shares.append(covered(field.variance(method="samples", samples=30, rng=seed), exact))
+        shares.append(covered(field.variance(method="samples", samples=16, rng=seed), exact))
     context.step("determinant")
     known = field.log_determinant().value
     found = field.log_determinant(method="lanczos", samples=8, averages=40, rng=2)

@@ -100,6 +100,10 @@ class _Criteria:
             self._unit = 1.0
             self.sums, measure = observed_sums(energy, np.asarray(to_numpy(energy.fidelity), np.float64))
         self._n, self._mass = measure.size, float(measure.sum())
+        total = self._unit * self.sums.form(np.ones_like)[0]
+        size = scalar(abs(observed).max())
+        if not total > 1e-24 * size**2 * self._mass:  # of a constant rounding is left
+            raise InputError("energy: got a constant observed signal, expected one that varies, or no fidelity is best")
         self._log_measure = float(np.log(measure).sum())
 
     def mean_square(self, strength: float) -> float:

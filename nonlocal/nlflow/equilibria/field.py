@@ -189,6 +189,7 @@ class GaussianField:
         shape = (*self.flow.affinity.domain.shape, -1)
         xp = namespace(mean)
         whole = tuple(mean.shape)
+        check_memory(f"{count} signals", 2 * count * math.prod(whole) * 8, "draw fewer at a time, with one generator")
         channels = 1 if len(whole) == axes else whole[-1]
         parts = []
         for start in range(0, count, _CHUNK):
