@@ -32,7 +32,7 @@ _IN_ROOMS = {
     ),
     "errors": "FileFormatError KeywordError MemoryLimitError NlflowWarning NumericalError StabilityError WorkerError",
     "flows": (
-        "AttentionStep Brusselator Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama ExactGaussian "
+        "AttentionStep Brusselator Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama Event ExactGaussian "
         "ExponentialEuler FisherKPP FitzHughNagumo ForwardBackward Frames GeodesicEuler GeodesicMidpoint GrayScott "
         "LaggedDiffusivity LayerStep Lie Milstein Noise PlatenWeak2 PredatorPrey Reaction Solution Source Status "
         "Strang ensemble function_of"

@@ -1,5 +1,6 @@
 from .ensemble import Ensemble as Ensemble
 from .ensemble import ensemble as ensemble
+from .events import Event as Event
 from .frames import Frames as Frames
 from .functions import FunctionOf as FunctionOf
 from .functions import FunctionValue as FunctionValue

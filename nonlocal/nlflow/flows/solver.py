@@ -40,6 +40,7 @@ from nlflow.flows.checkpoints import (
     probe,
     unseeded,
 )
+from nlflow.flows.events import Event
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta, StepFailureError
 from nlflow.flows.integrators.base import SLACK, Integrator, check_admitted, check_same_flow, check_terms
@@ -196,6 +197,11 @@ def solve(
         if not isinstance(tracker, Tracker):
             raise InputError(f"trackers: got {type(tracker).__name__}, expected Tracker instances such as Energy()")
         tracker.times.check(float(times[-1]), type(integrator).__name__ if integrator.unit_steps else None)
+        if isinstance(tracker, Event) and integrator.unit_steps:
+            raise InputError(
+                f"trackers: the event {tracker.name!r} is located inside steps, and {type(integrator).__name__} takes "
+                "whole ones of length 1; use a Callback"
+            )
     if flow.evolving:
         flow = flow.rebuilt(u)
     check_admitted(flow, integrator)
@@ -263,6 +269,7 @@ class _Loop:
         self.with_energies = with_energies
         self.state = State(u, kernel_signal=u if flow.evolving else None)
         self._start = (flow, u)
+        self._events = [watcher for watcher in watchers if isinstance(watcher, Event)]
         self.tracker_seconds = 0.0
         self._descent = Descent(flow, integrator)
         self._limit: float | None = None
@@ -354,7 +361,8 @@ class _Loop:
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
                 target = _landing(self._own_times, now.t, float(ahead[0]))
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
-            u = self.flow.when(t).held(u)
+                u = self.flow.when(t).held(u)
+                u, t, memory, event = self._until_event(u, t, memory)
             xp = namespace(u)
             asked = self._asked(u, t)
             if asked and not bool(xp.all(xp.isfinite(u))):
@@ -379,12 +387,43 @@ class _Loop:
                 sound = self.state
             if too_long := self._too_long(t - now.t):
                 return Status.STEP_FAILED, too_long
+            if event is not None and (reason := self._happened(event)):
+                return Status.STOPPED, reason
+            for one in self._events:
+                one.arm(self.state.t, self.state.u, self.flow)
             if self.with_energies and self._descent.due(self.state.steps):
                 energy = self._energy()
                 if risen := self._descent.rose(self.flow, u, t, energy):
                     return Status.DIVERGED, risen
             if reason := self._look():
                 return Status.STOPPED, reason
+
+    def _until_event(
+        self, u: Array, t: float, memory: dict[str, Any]
+    ) -> tuple[Array, float, dict[str, Any], Event | None]:
+        """Return where the step ends: at the first of the events in it, or where it did."""
+        now, first = self.state, None
+        for event in self._events:
+            if bool(namespace(u).all(namespace(u).isfinite(u))) and event.crossed(t, u):
+                first, before = event, dict(now.memory)
+                u, t, memory = event.located(self.integrator, self.flow, (now.u, now.t), (u, t, memory), before)
+        return u, t, memory, first
+
+    def _happened(self, event: Event) -> str | None:
+        """Let an event happen; return why the run stops, if it does."""
+        now = self.state
+        reset = self._watching(event.happen, self.flow, now.u, now.t)
+        if reset is None:
+            return f"event {event.name!r} at t={now.t:.9g}" if event.action == "stop" else None
+        memory = {key: value for key, value in now.memory.items() if not key.startswith("_")}
+        kernel_signal = now.kernel_signal
+        if self.flow.evolving:
+            self.flow, kernel_signal = self.flow.rebuilt(reset).when(now.t), reset
+        self.state = replace(now, u=reset, memory=memory, kernel_signal=kernel_signal)
+        self._descent = Descent(self.flow, self.integrator)  # the energy may rise by a reset
+        for one in self._events:
+            one.disarm()
+        return None
 
     def _too_long(self, step: float) -> str | None:
         """Return what to say of a step above the limit, of a method that chooses its steps and declares a limit."""
@@ -455,6 +494,7 @@ class _Loop:
         """Identify the problem that the loop was started on; only checkpoints need it."""
         # Steps end where trackers look at times of their own.
         looks = sorted({words for watcher in self.watchers if (words := watcher.times.words())})
+        looks += [event.words() for event in self._events]
         return fingerprint(*self._start, self.times, self.integrator, looks)
 
     @cached_property
