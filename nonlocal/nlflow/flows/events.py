@@ -185,9 +185,12 @@ class Event(Tracker):
         width = max(self._tol, _DIGITS * max(abs(low), abs(high)))
         side = 0
         while high - low > width:
-            share = 0.5 if below == above or below == 0 else below / (below - above)
+            if below == 0:  # nothing is known of where g comes back to 0, not even how far away
+                ahead = math.sqrt(width * (high - low))
+            else:
+                ahead = below / (below - above) * (high - low)
             # Not nearer to an end than half of what is asked for: then the interval is one of them.
-            t = min(max(low + share * (high - low), low + 0.5 * width), high - 0.5 * width)
+            t = min(max(low + ahead, low + 0.5 * width), high - 0.5 * width)
             trial = dict(memory)
             v, reached = u, now[1]
             while reached < t:
