@@ -34,8 +34,8 @@ _IN_ROOMS = {
     "flows": (
         "AttentionStep Brusselator Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama Event ExactGaussian "
         "ExponentialEuler FisherKPP FitzHughNagumo ForwardBackward Frames GeodesicEuler GeodesicMidpoint GrayScott "
-        "LaggedDiffusivity LayerStep Lie Milstein Noise PlatenWeak2 PredatorPrey Reaction Solution Source Status "
-        "Strang ensemble function_of"
+        "LaggedDiffusivity LayerStep Lie Milstein Noise PlatenWeak2 PredatorPrey Reaction Rosenbrock Solution Source "
+        "Status Strang ensemble function_of"
     ),
     "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
     "kernels": "Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland",

@@ -20,6 +20,7 @@ from .integrators import Lie as Lie
 from .integrators import Milstein as Milstein
 from .integrators import NeutrenoStep as NeutrenoStep
 from .integrators import PlatenWeak2 as PlatenWeak2
+from .integrators import Rosenbrock as Rosenbrock
 from .integrators import RungeKutta as RungeKutta
 from .integrators import SemiImplicit as SemiImplicit
 from .integrators import Strang as Strang

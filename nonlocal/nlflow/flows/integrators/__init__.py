@@ -4,6 +4,7 @@ from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential
 from nlflow.flows.integrators.fixed_step import AttentionStep, ExplicitEuler, FixedStep, NeutrenoStep, SemiImplicit
 from nlflow.flows.integrators.imex import IMEX, ConvexSplitting
+from nlflow.flows.integrators.rosenbrock import Rosenbrock
 from nlflow.flows.integrators.runge_kutta import Adaptive, RungeKutta, Tableau
 from nlflow.flows.integrators.splitting import Lie, Strang
 from nlflow.flows.integrators.stochastic import (
@@ -34,6 +35,7 @@ __all__ = [
     "NeutrenoStep",
     "NoisyStep",
     "PlatenWeak2",
+    "Rosenbrock",
     "RungeKutta",
     "SemiImplicit",
     "StepFailureError",

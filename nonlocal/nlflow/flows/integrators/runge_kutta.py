@@ -107,53 +107,21 @@ class Tableau:
     implicit: tuple[tuple[float, ...], ...] = ()
 
 
-@underflowing
-class RungeKutta(Integrator):
-    """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
+@dataclass(frozen=True)
+class Tried:
+    """What a step came to: the flow and the signal at its end, its slope there if known, and error over tolerances."""
 
-    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) The step follows the estimate with a
-    proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving
-    or not, symmetric or not, linear or not. Six averages a step. A subclass with another `tableau` is another method.
+    flow: Flow
+    u: Array
+    slope: Array | None
+    error: float
+    failure: str = ""
 
-    A kernel that follows the signal is built anew for each stage, from the signal of that stage, and the order stays
-    what it is. A kernel that is held for ``every`` > 1 steps is frozen in all stages between: that splitting is of
-    order 1, and the tolerances do not see it (`order_for`).
 
-    Parameters
-    ----------
-    rtol, atol : float
-        Tolerances of the local error, per node, root mean square. A step rounds each value by up to u |value|, where
-        u = 2^-53 in float64 and 2^-24 in float32. Tolerances that this alone exceeds cannot be met and end the
-        integration at once (`StepFailureError`); rtol >= u always can.
-    dt : float, optional
-        First step; with `adaptive` off, every step.
-    adaptive : bool
-        Whether the step follows the error.
-    """
+class Embedded(Integrator):
+    """What methods share whose steps follow an estimate of their error: a subclass defines `tableau` and `_try`."""
 
-    tableau: ClassVar[Tableau] = Tableau(
-        stages=(
-            (1 / 5,),
-            (3 / 40, 9 / 40),
-            (44 / 45, -56 / 15, 32 / 9),
-            (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
-            (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
-            (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
-        ),
-        shares=(1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0),
-        order=5.0,
-        reach=3.3,
-        error=(71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40),
-    )
-    order = tableau.order
-    takes_time = True
-    takes_constraint = True
-    keeps_limit = True
-    longer = ""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.order = cls.tableau.order
+    tableau: ClassVar[Any]
 
     def __init__(
         self, rtol: float = 1e-6, atol: float = 1e-9, *, dt: float | None = None, adaptive: bool = True
@@ -171,31 +139,10 @@ class RungeKutta(Integrator):
         if not self.adaptive and self.dt is None:
             raise InputError("dt: needed when adaptive=False")
 
-    def stability_limit(self, flow: Flow) -> float:
-        """Return infinity when the step adapts; otherwise the reach over rho(A), about 3.3 / rho(A) here.
-
-        A is the linear part of the flow, with the kernel that it holds; the slope of a reaction adds to rho(A). NaN,
-        not known, for flows that are not linear but for terms.
-        """
-        if self.adaptive:
-            return math.inf
-        if not isinstance(flow, LinearFlow):
-            return math.nan
-        return self.tableau.reach / 2 * explicit_limit(flow)
-
     @property
     def length(self) -> float | None:
         """The step, None where it adapts."""
         return None if self.adaptive else self.dt
-
-    def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
-        if not isinstance(flow, LinearFlow):
-            return False
-        linear = flow
-        known = linear.symmetric and linear.plainly_linear and is_told(linear)
-        highest = linear.spectral_bounds()[1] + linear.driving_bound()
-        return known and (self.dt or 0.0) * highest <= self.tableau.reach
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
@@ -245,7 +192,81 @@ class RungeKutta(Integrator):
         speed = float(xp.sqrt(xp.mean((slope / scale) ** 2)))
         return 0.01 * size / speed if speed > 0 and size > 0 else 1e-3
 
-    def _try(self, flow: Flow, u: Array, first: Array, h: float, t: float, end: float) -> _Tried:
+    def _try(self, flow: Flow, u: Array, first: Array, h: float, t: float, end: float) -> Tried:
+        """Return what a step of length h from t to `end` comes to, `first` being the velocity at u."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+
+@underflowing
+class RungeKutta(Embedded):
+    """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
+
+    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) The step follows the estimate with a
+    proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving
+    or not, symmetric or not, linear or not. Six averages a step. A subclass with another `tableau` is another method.
+
+    A kernel that follows the signal is built anew for each stage, from the signal of that stage, and the order stays
+    what it is. A kernel that is held for ``every`` > 1 steps is frozen in all stages between: that splitting is of
+    order 1, and the tolerances do not see it (`order_for`).
+
+    Parameters
+    ----------
+    rtol, atol : float
+        Tolerances of the local error, per node, root mean square. A step rounds each value by up to u |value|, where
+        u = 2^-53 in float64 and 2^-24 in float32. Tolerances that this alone exceeds cannot be met and end the
+        integration at once (`StepFailureError`); rtol >= u always can.
+    dt : float, optional
+        First step; with `adaptive` off, every step.
+    adaptive : bool
+        Whether the step follows the error.
+    """
+
+    tableau: ClassVar[Tableau] = Tableau(
+        stages=(
+            (1 / 5,),
+            (3 / 40, 9 / 40),
+            (44 / 45, -56 / 15, 32 / 9),
+            (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+            (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+            (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+        ),
+        shares=(1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0),
+        order=5.0,
+        reach=3.3,
+        error=(71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40),
+    )
+    order = tableau.order
+    takes_time = True
+    takes_constraint = True
+    keeps_limit = True
+    longer = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.order = cls.tableau.order
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return infinity when the step adapts; otherwise the reach over rho(A), about 3.3 / rho(A) here.
+
+        A is the linear part of the flow, with the kernel that it holds; the slope of a reaction adds to rho(A). NaN,
+        not known, for flows that are not linear but for terms.
+        """
+        if self.adaptive:
+            return math.inf
+        if not isinstance(flow, LinearFlow):
+            return math.nan
+        return self.tableau.reach / 2 * explicit_limit(flow)
+
+    def surely_stable(self, flow: Flow) -> bool:
+        """Whether a bound of the spectrum that costs nothing allows the step."""
+        if not isinstance(flow, LinearFlow):
+            return False
+        linear = flow
+        known = linear.symmetric and linear.plainly_linear and is_told(linear)
+        highest = linear.spectral_bounds()[1] + linear.driving_bound()
+        return known and (self.dt or 0.0) * highest <= self.tableau.reach
+
+    def _try(self, flow: Flow, u: Array, first: Array, h: float, t: float, end: float) -> Tried:
         slopes = [first]
         stage, here = u, flow
         for row, share in zip(self.tableau.stages, self.tableau.shares, strict=True):
@@ -259,20 +280,11 @@ class RungeKutta(Integrator):
             except TermError:
                 raise
             except (InputError, NumericalError) as error:
-                return _Tried(flow, u, first, math.inf, str(error))
+                return Tried(flow, u, first, math.inf, str(error))
         over = 0.0
         if self.tableau.error is not None:
             over = self._control().measured(h * combine(self.tableau.error, slopes), u, stage)
-        return _Tried(here, stage, slopes[-1], over)
-
-
-@dataclass(frozen=True)
-class _Tried:
-    flow: Flow
-    u: Array
-    slope: Array
-    error: float
-    failure: str = ""
+        return Tried(here, stage, slopes[-1], over)
 
 
 def _at(flow: Flow, stage: Array) -> Flow:
