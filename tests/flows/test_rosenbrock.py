@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,24 +49,29 @@ def ends(t: float) -> Floats:
     return np.array([np.sin(2 * t), np.cos(3 * t)])
 
 
-FEATURES = nl.affinity(nl.Gaussian(0.7), nl.Points(X), START[:, None])
-FLOWS: dict[str, tuple[Callable[[], Any], Floats]] = {
-    "oscillator": (lambda: van_der_pol(2.0), np.array([[2.0, 0.0], [1.0, -0.5]])),
-    "source": (
-        lambda: nl.GradientFlow(nl.J(WEIGHTS), "degree", reaction=nl.AllenCahn(2.0, interval=(-2, 2)), source=wave), START,
-    ),
+FEATURES = nl.affinity(nl.Gaussian(1.2), nl.Points(X), START[:, None])
+EVOLVING = nl.AttentionFlow(FEATURES, evolving=True)
+HELD = nl.Constraint(np.array([0, N - 1]), ends)
+WINDOW = nl.affinity(nl.Gaussian(1.0), nl.Grid(N), window=3)
+DRIVEN: dict[str, Any] = {"reaction": nl.AllenCahn(2.0, interval=(-2, 2)), "source": wave}
+NERVE = nl.FitzHughNagumo(current=0.5)
+FLOWS: dict[str, tuple[Any, Floats, tuple[int, int]]] = {  # and numbers of steps to t = 1
+    "oscillator": (van_der_pol(1.0), np.array([[1.0, 0.5], [0.5, -0.5]]), (12, 18)),
+    "source": (nl.GradientFlow(nl.J(WEIGHTS), "degree", **DRIVEN), START, (54, 80)),
     "system": (
-        lambda: nl.SystemFlow(nl.J(PERIODIC), [1.0, 8.0], reaction=nl.Brusselator(1.2, 2.5)),
-        np.stack([1 + START, 1.5 - START], axis=-1),
+        nl.SystemFlow(nl.J(PERIODIC), [1.0, 20.0], reaction=NERVE),
+        np.stack([START, 0.5 - START], -1),
+        (18, 27),
     ),
-    "p-flow": (lambda: nl.PFlow(nl.Jp(nl.affinity(nl.Gaussian(1.0), nl.Grid(N), window=3), p=4.0)), START),
-    "evolving": (lambda: nl.AttentionFlow(FEATURES, evolving=True), START),
+    "p-flow": (nl.PFlow(nl.Jp(WINDOW, p=3.0)), START, (12, 18)),
+    "evolving": (EVOLVING, 2 * START, (68, 100)),
     "values": (
-        lambda: nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.FisherKPP(interval=(-2, 2)),
-                                constraint=nl.Constraint(np.array([0, N - 1]), ends)),
+        nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.FisherKPP(interval=(-2, 2)), constraint=HELD),
         START,
+        (16, 24),
     ),
-}  # fmt: skip
+}
+SLOW = ("source", "evolving", "values", "system")
 
 
 def exact(flow: Any, u: Floats, t: float, method: str = "DOP853", rtol: float = 1e-12) -> Floats:
@@ -79,36 +83,34 @@ def exact(flow: Any, u: Floats, t: float, method: str = "DOP853", rtol: float = 
     return np.asarray(flow.when(t).held(found.reshape(u.shape)))
 
 
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow if k in SLOW else ()) for k in FLOWS])
 def test_orders(name: str) -> None:
-    flow, u = FLOWS[name][0](), FLOWS[name][1]
-    end = {"p-flow": 0.5, "evolving": 2.0, "oscillator": 1.0}.get(name, 1.0)
-    numbers = {"p-flow": (24, 48), "oscillator": (64, 96)}.get(name, (24, 36))
-    reference, errors = exact(flow, u, end), []
+    flow, u, numbers = FLOWS[name]
+    reference, errors = exact(flow, u, 1.0), []
     for n in numbers:
-        found = nl.solve(flow, u, t=end, integrator=nl.Rosenbrock(dt=end / n, adaptive=False), energies=False)
+        found = nl.solve(flow, u, t=1.0, integrator=nl.Rosenbrock(dt=1 / n, adaptive=False), energies=False)
         assert found.success, found.message
         errors.append(float(np.abs(found.final - reference).max()))
     order = math.log(errors[0] / errors[1]) / math.log(numbers[1] / numbers[0])
     assert order == pytest.approx(4.0, abs=0.1), errors
 
 
+@pytest.mark.slow
 def test_a_stiff_oscillator() -> None:
-    """Slow motion, jumps and slow motion of van der Pol's equation with m = 1000, to the tolerance times 30."""
+    """Slow motion, jumps and slow motion of van der Pol's equation with m = 1000, to the tolerance."""
     flow, u = van_der_pol(1000.0), np.array([[2.0, 0.0], [1.5, 0.0]])
-    reference = exact(flow, u, 1.0, "Radau", 1e-11)
-    for rtol in (1e-4, 1e-6):
-        found = nl.solve(flow, u, t=1.0, integrator=nl.Rosenbrock(rtol, 1e-3 * rtol))
-        assert found.success, found.message
-        assert found.stats["steps"] < 500
-        assert np.abs(found.final - reference)[:, 0].max() < 30 * rtol
+    reference = exact(flow, u, 1.0, "Radau", 1e-9)
+    found = nl.solve(flow, u, t=1.0, integrator=nl.Rosenbrock(1e-4, 1e-7))
+    assert found.success, found.message
+    assert found.stats["steps"] < 500
+    assert np.abs(found.final - reference)[:, 0].max() < 1e-4
     explicit = nl.solve(flow, u, t=1e-3, integrator=nl.RungeKutta(1e-4, 1e-7))
     assert explicit.stats["steps"] > 500  # a thousandth of the way
 
 
 def test_what_decays_is_gone_after_a_long_step() -> None:
     """The linear flow with rates from 0 to 10^6, of a kernel on points: no transform helps."""
-    flow = nl.GradientFlow(nl.J(nl.affinity(1e5 * nl.Gaussian(0.2), nl.Points(X, weights=np.full(N, 1 / N)))))
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.2, amplitude=1e5), nl.Points(X))))
     found = nl.solve(flow, START, t=1.0, integrator=nl.Rosenbrock(dt=0.5, adaptive=False))
     assert found.success, found.message
     assert np.abs(found.final - START.mean()).max() < 1e-6
@@ -127,14 +129,15 @@ def test_p_below_2_by_steps_that_follow_their_error() -> None:
     assert found.final.mean() == pytest.approx(START.mean(), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_transforms_precondition() -> None:
     """With rates of 10^6 a few iterations a stage are enough, and the result is that of the exact linear part."""
     flow = nl.SystemFlow(nl.J(PERIODIC), [1e6, 1e5], reaction=nl.Brusselator(1.2, 2.5))
     start = np.stack([1 + START, 1.5 - START], axis=-1)
-    found = nl.solve(flow, start, t=1.0, integrator=nl.Rosenbrock(1e-8, 1e-10))
+    found = nl.solve(flow, start, t=1.0, integrator=nl.Rosenbrock(1e-6, 1e-8))
     assert found.success, found.message
-    reference = nl.solve(flow, start, t=1.0, integrator=nl.Adaptive(nl.ETD4RK(0.01), 1e-9, 1e-11)).final
-    assert found.final == pytest.approx(reference, abs=1e-6)
+    reference = nl.solve(flow, start, t=1.0, integrator=nl.ETD4RK(0.01)).final
+    assert found.final == pytest.approx(reference, abs=1e-4)
     tried = found.stats["steps"] + found.stats["rejected"]
     assert found.stats["applications"] < 60 * tried
 
@@ -147,7 +150,7 @@ def test_promises() -> None:
 
 def test_float32_and_refusals() -> None:
     found = nl.solve(
-        FLOWS["system"][0](), FLOWS["system"][1].astype(np.float32), t=0.5, integrator=nl.Rosenbrock(1e-4, 1e-5)
+        FLOWS["system"][0], FLOWS["system"][1].astype(np.float32), t=0.5, integrator=nl.Rosenbrock(1e-4, 1e-5)
     )
     assert found.success, found.message
     assert found.final.dtype == np.float32

@@ -15,8 +15,8 @@ class SplitFlows(ExponentialStep):
 
     def diffused(self, flow: LinearFlow, u: Array, dt: float) -> Array:
         """Return the solution of du/dt = -A u + F after dt, F being that at the middle: exact where it is constant."""
-        slope = flow.when(flow.time + dt / 2).toward(u) - flow.on_free(u)
-        return u + self.back(flow, self.applied(flow, slope, (1, dt))[0], u)
+        force = flow.when(flow.time + dt / 2).toward(u)
+        return u + self.back(flow, self.applied(flow, force - flow.on_free(u), (1, dt))[0], u)
 
     @staticmethod
     def reacted(flow: LinearFlow, u: Array, dt: float) -> Array:
