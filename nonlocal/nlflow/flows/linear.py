@@ -275,13 +275,13 @@ class LinearFlow(Flow):
         result = 0 * u
         if self.fidelity is not None and self.observed is not None:
             result = result + self.fidelity.times(self.observed)
-        return result + self.terms.driving(self.time, u) if self.terms.drives else result
+        return result + self._driving(u) if self.terms.drives else result
 
     def _force(self, u: Array) -> Array:
         result = -self._times_rate(u - self.average(u))
         if self.fidelity is not None and self.observed is not None:
             result = result + self.fidelity.times(self.observed - u)
-        return result + self.terms.driving(self.time, u) if self.terms.drives else result
+        return result + self._driving(u) if self.terms.drives else result
 
     def linear(self, v: Array) -> Array:
         """Return A v = r (v - Pv) + phi v for the kernel that the flow holds; the flow is du/dt = -A u + phi f."""

@@ -266,8 +266,8 @@ class ExponentialStep(SplitStep):
         expansions = [_expansion(k, h, low, high, tol) for k, h in functions]
         return chebyshev_sums(flow.on_free, v, low, high, expansions)
 
-    # In a metric that is not by nodes N and A u are formed as images, where B is a factor: five transforms less. So they
-    # are of systems, which spares one transform of all channels.
+    # In a metric that is not by nodes N and A u are formed as images, where B is a factor: five transforms less. Of
+    # systems too, which spares one transform of all channels.
 
     @staticmethod
     def rest(flow: LinearFlow, u: Array) -> Array:
