@@ -271,6 +271,8 @@ def test_what_is_refused() -> None:
         function_of(flow, np.sqrt, method="transform")
     with pytest.raises(NumericalError, match="no polynomial reaches"):
         function_of(flow, np.sqrt, method="chebyshev")
+    with pytest.raises(InputError, match="metric: got 'l2' for a flow, which has its own"):
+        function_of(flow, np.sqrt, "l2")
     with pytest.raises(InputError, match="tol: got 0"):
         function_of(flow, np.sqrt, tol=0)
     with pytest.raises(InputError, match="v: got shape"):

@@ -406,7 +406,7 @@ def _growth(coefficients: Floats) -> float:
 def function_of(
     L: Any,
     function: Function,
-    metric: str | Metric = "l2",
+    metric: str | Metric | None = None,
     *,
     tol: float | None = None,
     method: str = "auto",
@@ -428,8 +428,8 @@ def function_of(
         of its J. Terms beside A have no part in it.
     function : callable
         g, of an array of eigenvalues, finite on the spectrum.
-    metric : {'l2', 'degree'}
-        For functionals and affinities.
+    metric : {'l2', 'degree'}, optional
+        For functionals and affinities, 'l2' by default; a flow has its own.
     tol : float, optional
         What may be left out, relative to the largest \|g\|; 1e-12 in float64 and 1e-6 in float32 by default.
     method : {'auto', 'transform', 'dense', 'chebyshev', 'lanczos'}
@@ -539,18 +539,22 @@ def _root_measure(flow: LinearFlow, size: int) -> Floats:
     return np.repeat(np.sqrt(measure / measure.max()), size // len(measure))
 
 
-def symmetric_flow(given: Any, metric: str | Metric = "l2", name: str = "L") -> LinearFlow:
+def symmetric_flow(given: Any, metric: str | Metric | None = None, name: str = "L") -> LinearFlow:
     """Return the flow of what stands for A, frozen, self-adjoint in its measure, without a constraint."""
+    if isinstance(given, LinearFlow) and metric is not None:
+        raise InputError(f"metric: got {metric!r} for a flow, which has its own, {given.metric!r}; leave it out")
     if isinstance(given, Affinity):
         given = J(given)
     if isinstance(given, J):
-        given = GradientFlow(given, metric)
+        given = GradientFlow(given, "l2" if metric is None else metric)
     if not isinstance(given, LinearFlow):
         raise InputError(
             f"{name}: got {type(given).__name__}, expected a GradientFlow or AttentionFlow, a J or E, or an affinity"
         )
     if given.evolving:
-        raise InputError(f"{name}: got an evolving kernel, which has no operator of its own; take flow.at(u)'s, frozen")
+        raise InputError(
+            f"{name}: got an evolving kernel, which has another operator at each signal; build it with evolving=False"
+        )
     if not given.symmetric:
         raise InputError(
             f"{name}: got a flow that is not symmetric, whose eigenvalues need not be real; take the J of its "

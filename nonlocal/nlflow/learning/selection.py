@@ -173,7 +173,7 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     A priori u has the density exp(-J(u) / s^2), and values are u + noise of variance s^2 / (fidelity w_i d_i), w being
     quadrature weights. The mean of u is unknown, so contrasts of the values alone are weighed; s^2 is the one that
     suits them best (Patterson and Thompson 1971). To compare widths, graphs and fidelities for the same values: higher
-    is better.
+    is better. Where all nodes have a value see `nlflow.equilibria.GaussianField.log_evidence`.
 
     Parameters
     ----------
