@@ -133,6 +133,8 @@ def test_single_precision_follows_double_precision() -> None:
 
 def test_held_nodes_get_no_noise() -> None:
     held = flow(constraint=nl.Constraint([1, 4], [2.0, -1.0])) + Noise(beta=1.0, rng=1)
+    assert held.noise is not None
+    assert (held.noise.increments(held, START, 0, 1.0) != 0).tolist() == [True, False, True, True, False]
     for step in (nl.EulerMaruyama(0.05), nl.PlatenWeak2(0.05), nl.ExponentialEuler(0.3), nl.ExactGaussian()):
         found = nl.solve(held, t_eval=[0.0, 0.5, 1.0], integrator=step)
         assert found.success

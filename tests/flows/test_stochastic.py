@@ -209,6 +209,25 @@ def test_the_exact_step_has_the_root_of_the_covariance(name: str, span: float, f
     np.testing.assert_allclose(root @ root.T, covariance, atol=1e-9 * np.abs(covariance).max())
 
 
+@pytest.mark.parametrize("span", [0.5, 20.0])
+def test_the_exact_step_between_held_nodes_has_the_covariance_of_the_free_ones(span: float) -> None:
+    weights, metric = SPECTRA["l2, uneven weights"]
+    nodes, draws = np.array([0, 11, 12]), 4_000
+    constraint = nl.Constraint(nodes, 0.0)
+    flow = nl.GradientFlow(nl.E(weights, np.zeros((NODES, draws)), 0.3), metric, constraint=constraint)
+    u = nl.solve(flow + Noise(beta=4.0, rng=5), t=span, energies=False).final
+    matrix, mass = dense(nl.GradientFlow(nl.E(weights, np.zeros(NODES), 0.3), metric))
+    free = np.setdiff1d(np.arange(NODES), nodes)
+    root = np.sqrt(mass[free])
+    alike = root[:, None] * matrix[np.ix_(free, free)] / root
+    values, vectors = np.linalg.eigh((alike + alike.T) / 2)
+    whiten = vectors.T * root * np.sqrt(4.0 * values / -np.expm1(-2 * span * values))[:, None]
+    off = whiten @ (u[free] @ u[free].T / draws) @ whiten.T - np.eye(len(free))
+    count = len(free) * (len(free) + 1)
+    assert abs(draws * float(np.sum(off**2)) / count - 1) < 5 * math.sqrt(4 / count)
+    assert not u[nodes].any()
+
+
 @pytest.mark.parametrize("white", ["measure", "nodes"])
 @pytest.mark.parametrize("span", [0.5, 20.0])
 def test_the_exact_step_takes_strengths_that_differ_between_nodes(white: str, span: float) -> None:
