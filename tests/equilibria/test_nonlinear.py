@@ -264,3 +264,12 @@ def test_flows_of_ones_own() -> None:
     above = find_equilibrium(flow, np.array([[3.0, 0.0]]))
     assert above.u[0, 0] == pytest.approx(np.pi, abs=1e-9)
     assert (stability(flow, above.u).verdict, stability(flow, above.u).unstable) == ("unstable", 1)
+
+
+def test_a_reaction_with_an_interval_for_each_channel() -> None:
+    weights = nl.affinity(nl.Gaussian(width=9.0), nl.Grid(2))
+    reaction = nl.flows.Brusselator(1.0, 1.5, interval=((0.0, 3.0), (0.5, 4.0)))
+    flow = nl.SystemFlow(nl.J(weights), [0.1, 0.2]) + reaction
+    found = find_equilibrium(flow, np.tile([1.1, 1.4], (2, 1)))
+    assert found.success
+    assert np.abs(found.u - [1.0, 1.5]).max() < 1e-9

@@ -253,7 +253,7 @@ class Equations:
         size = float(np.abs(self.start).max()) or 1.0
         probe = self.start + 0.1 * size * noise
         reaction = self.flow.terms.reaction if isinstance(self.flow, LinearFlow) else None
-        return probe if reaction is None else np.clip(probe, *reaction.interval)
+        return probe if reaction is None else self._vector(reaction.clipped(self.signal(probe)))
 
     @cached_property
     def shifts(self) -> list[int]:
