@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 import nlflow as nl
-from nlflow.equilibria import GaussianField
+from nlflow.equilibria import GaussianField, trace_of
 from nlflow.equilibria.sums import spectral_sums
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.flows.functions import symmetric_flow
@@ -178,6 +178,27 @@ def test_channels_that_are_mixed_have_traces_too() -> None:
     )
     assert drawn.form(np.log)[0] == pytest.approx(whole.form(np.log)[0], rel=1e-10)
     assert abs(drawn.trace(np.log).value - whole.trace(np.log).value) < 2 * drawn.trace(np.log).error
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize(("measure", "fidelity"), CASES)
+def test_traces_of_functions(measure: str, fidelity: str) -> None:
+    problem = Problem(measure, fidelity)
+    mass = problem.energy.affinity.measure(measure, problem.f[:, 0])
+    mass = mass if measure == "l2" else mass * np.exp(problem.energy.affinity.log_total())
+    values = np.linalg.eigvals(problem.precision / (BETA * mass[:, None])).real
+    for g in (np.log, lambda a: np.exp(-2 * a), lambda a: 0.1 / (0.1 + a)):
+        exact = float(g(values).sum())
+        found = trace_of(problem.energy, g, measure)
+        assert found.value == pytest.approx(exact, rel=1e-10, abs=1e-10)
+        assert found.exact
+        drawn = trace_of(problem.energy, g, measure, method="lanczos", rng=3)
+        assert abs(drawn.value - exact) <= 2 * drawn.error + 1e-9
+        assert not drawn.exact
+    with pytest.raises(InputError, match=r"got -inf at 0, .*0 is the eigenvalue of constants"):
+        trace_of(problem.energy.given, np.log, measure)
+    with pytest.raises(InputError, match="got nan at"):
+        trace_of(problem.energy, lambda a: np.sqrt(a - values.max() / 2), measure)
 
 
 @pytest.mark.numerical

@@ -8,7 +8,7 @@ from nlflow.equilibria.eigenvalues import Stability, stability
 from nlflow.equilibria.field import Band, GaussianField, Variances
 from nlflow.equilibria.limits import Equilibrium, equilibrium
 from nlflow.equilibria.newton import find_equilibria, find_equilibrium
-from nlflow.equilibria.sums import Estimate
+from nlflow.equilibria.sums import Estimate, trace_of
 
 __all__ = [
     "Band",
@@ -33,4 +33,5 @@ __all__ = [
     "find_equilibrium",
     "largest_stable_fidelity",
     "stability",
+    "trace_of",
 ]

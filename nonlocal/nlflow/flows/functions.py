@@ -159,7 +159,7 @@ class FunctionOf(LinearOperator):
     def _sampled(self) -> None:
         """Set `scale`, from samples of the interval, and raise `InputError` where g is not finite on it."""
         low, high = self.interval
-        if not self._aside and not np.isfinite(self._raw(np.array([low]))).all():
+        if not self._aside and not np.isfinite(raw_values(self._function, np.array([low]))).all():
             # The bound costs nothing; where g has no value there, the smallest eigenvalue is worth an iteration.
             low = relaxation_rate(self.flow) * (1 - 1e-6)
             self.interval = (low, high)
@@ -199,39 +199,8 @@ class FunctionOf(LinearOperator):
             return float(np.diff(affinity._graph.indptr).max())
         return float(affinity.domain.item_size)
 
-    # ---- values of g
-
-    def _raw(self, a: Floats) -> Floats:
-        with np.errstate(all="ignore"):
-            try:
-                values = np.asarray(self._function(a))
-            except Exception as error:
-                raise InputError(
-                    f"function: it failed for an array of eigenvalues ({type(error).__name__}: {error}), expected one "
-                    "that takes an array of float64 and returns one of its shape"
-                ) from error
-        if values.dtype.kind not in "fiub" or values.shape not in (a.shape, ()):
-            raise InputError(
-                f"function: it returned {values.dtype} of shape {values.shape} for eigenvalues of shape {a.shape}, "
-                "expected real numbers of their shape"
-            )
-        return np.broadcast_to(values.astype(np.float64), a.shape)
-
     def _at(self, a: Any) -> Floats:
-        a = np.asarray(a, np.float64)
-        values = self._raw(a)
-        wrong = ~np.isfinite(values)
-        if wrong.any():
-            low, high = self.interval
-            where = float(a[wrong].ravel()[0])
-            advice = "shift its argument, as in (kappa**2 + a) ** -nu"
-            if self._aside and where <= 0:
-                advice += ", or give E a fidelity > 0: 0 is the eigenvalue of constants"
-            raise InputError(
-                f"function: got {values[wrong].ravel()[0]} at {where:.6g}, expected finite values on "
-                f"[{low:.6g}, {high:.6g}], which holds the spectrum; {advice}"
-            )
-        return values
+        return values_of(self._function, np.asarray(a, np.float64), self.interval, self._aside)
 
     # ---- applied to signals
 
@@ -378,6 +347,44 @@ class FunctionOf(LinearOperator):
     def __repr__(self) -> str:
         n, low, high = self.shape[0], *self.interval
         return f"<FunctionOf on {n} unknowns, method={self.method!r}, spectrum in [{low:.4g}, {high:.4g}]>"
+
+
+def raw_values(function: Function, a: Floats) -> Floats:
+    """Return g of eigenvalues, finite or not; raise `InputError` where it is no real function of arrays."""
+    with np.errstate(all="ignore"):
+        try:
+            values = np.asarray(function(a))
+        except Exception as error:
+            raise InputError(
+                f"function: it failed for an array of eigenvalues ({type(error).__name__}: {error}), expected one that "
+                "takes an array of float64 and returns one of its shape"
+            ) from error
+    if values.dtype.kind not in "fiub" or values.shape not in (a.shape, ()):
+        raise InputError(
+            f"function: it returned {values.dtype} of shape {values.shape} for eigenvalues of shape {a.shape}, "
+            "expected real numbers of their shape"
+        )
+    return np.broadcast_to(values.astype(np.float64), a.shape)
+
+
+def values_of(function: Function, a: Floats, interval: tuple[float, float], aside: bool) -> Floats:
+    """Return g of eigenvalues in an interval, or raise `InputError` where it is not finite.
+
+    `aside` says whether constants are an eigenvector, that of the lower end.
+    """
+    values = raw_values(function, a)
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        low, high = interval
+        where = float(a[wrong].ravel()[0])
+        advice = "shift its argument, as in (kappa**2 + a) ** -nu"
+        if aside and where <= 0:
+            advice += ", or give E a fidelity > 0: 0 is the eigenvalue of constants"
+        raise InputError(
+            f"function: got {values[wrong].ravel()[0]} at {where:.6g}, expected finite values on "
+            f"[{low:.6g}, {high:.6g}], which holds the spectrum; {advice}"
+        )
+    return values
 
 
 def _points(low: float, high: float) -> Floats:
