@@ -6,7 +6,7 @@ from scipy.integrate import solve_ivp
 
 import nlflow as nl
 from nlflow.flows.spectrum import dense_operator, relaxation_rate
-from nlflow.testing import check_flow
+from nlflow.testing import check_flow, check_integrator
 
 N = 20
 RNG = np.random.default_rng(0)
@@ -133,6 +133,35 @@ def test_convex_splitting_lowers_the_energy_in_any_step(make, name):
         energies = np.array([problem.energy(u) for u in found.u])
         assert np.diff(energies).max() <= 1e-13 * energies[0]
         assert abs(problem.w @ (found.final - START)) < 1e-13 * (problem.w @ np.abs(START))
+
+
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_average_vector_fields_lose_energy_at_order_two(make, name):
+    problem, method = Problem(make, name), nl.flows.AverageVectorField
+    expected = problem.exact(0.1)
+    found = [
+        nl.solve(problem.flow, START, t_eval=np.linspace(0, 0.1, n + 1), integrator=method(0.1 / n)) for n in (5, 10)
+    ]
+    errors = [np.abs(run.final - expected).max() for run in found]
+    assert abs(np.log2(errors[0] / errors[1]) - 2) < 0.1
+    longer = nl.solve(problem.flow, START, t_eval=0.2 * np.arange(6), integrator=method(0.2))
+    for run in (*found, longer):
+        energies = np.array([problem.energy(u) for u in run.u])
+        assert run.success
+        assert np.diff(energies).max() <= 1e-13 * energies[0]
+        assert abs(problem.w @ (run.final - START)) < 1e-15
+
+
+def test_a_step_whose_equation_is_not_solved_is_refused():
+    flow = Problem(grid, "own", fidelity=0.0, strength=8.0).flow
+    found = nl.solve(flow, START, t=5.0, integrator=nl.flows.AverageVectorField(0.5))
+    assert found.status is nl.Status.STEP_FAILED
+    assert "ConvexSplitting" in found.message
+
+
+@pytest.mark.slow
+def test_the_average_vector_field_keeps_the_contract():
+    check_integrator(nl.flows.AverageVectorField(0.1))
 
 
 def test_a_signal_that_leaves_the_interval_is_taken_to_be_steeper_there():

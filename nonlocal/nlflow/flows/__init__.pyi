@@ -10,6 +10,7 @@ from .integrators import ETD4RK as ETD4RK
 from .integrators import IMEX as IMEX
 from .integrators import Adaptive as Adaptive
 from .integrators import AttentionStep as AttentionStep
+from .integrators import AverageVectorField as AverageVectorField
 from .integrators import ConvexSplitting as ConvexSplitting
 from .integrators import EulerMaruyama as EulerMaruyama
 from .integrators import ExactGaussian as ExactGaussian

@@ -3,7 +3,7 @@
 from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.exponential import ETD2RK, ETD4RK, Exponential
 from nlflow.flows.integrators.fixed_step import AttentionStep, ExplicitEuler, FixedStep, NeutrenoStep, SemiImplicit
-from nlflow.flows.integrators.imex import IMEX, ConvexSplitting
+from nlflow.flows.integrators.imex import IMEX, AverageVectorField, ConvexSplitting
 from nlflow.flows.integrators.rosenbrock import Rosenbrock
 from nlflow.flows.integrators.runge_kutta import Adaptive, RungeKutta, Tableau
 from nlflow.flows.integrators.splitting import Lie, Strang
@@ -22,6 +22,7 @@ __all__ = [
     "IMEX",
     "Adaptive",
     "AttentionStep",
+    "AverageVectorField",
     "ConvexSplitting",
     "EulerMaruyama",
     "ExactGaussian",

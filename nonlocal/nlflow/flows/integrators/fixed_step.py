@@ -78,7 +78,9 @@ class SplitStep(FixedStep):
         """
         linear = as_linear(flow)
         bound = linear.terms.bound
-        if not is_told(linear) or linear.inner.varies or (bound > 0 and not linear.inner.by_nodes):
+        if not is_told(linear):
+            return math.nan
+        if self.reach < math.inf and not linear.inner.by_nodes and (bound > 0 or linear.inner.varies):
             return math.nan
         return self.reach / bound if bound > 0 else math.inf
 
