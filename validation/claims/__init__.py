@@ -26,6 +26,7 @@ MODULES = (
     "killed_walk",
     "energy_balance",
     "energy_with_reactions",
+    "turing_instability",
     "pitchforks",
     "hopf",
     "cahn_hilliard",
