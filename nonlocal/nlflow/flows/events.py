@@ -13,6 +13,7 @@ from nlflow._array import Array, namespace, scalar
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError
+from nlflow.flows.integrators.runge_kutta import PIECES
 from nlflow.flows.trackers import Tracker
 
 _CROWD = 20  # resets of one event within its tolerance from each other, after which they have no end
@@ -191,7 +192,7 @@ class Event(Tracker):
                 ahead = below / (below - above) * (high - low)
             # Not nearer to an end than half of what is asked for: then the interval is one of them.
             t = min(max(low + ahead, low + 0.5 * width), high - 0.5 * width)
-            trial = dict(memory)
+            trial = {**memory, PIECES: []} if PIECES in end[2] else dict(memory)
             v, reached = u, now[1]
             while reached < t:
                 v, reached = integrator.advance(flow, v, reached, t, trial)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from nlflow._array import Array, to_numpy
+from nlflow._array import Array, namespace, to_numpy
 from nlflow.domains import Batch, Domain, Grid
-from nlflow.errors import InputError, install_command
+from nlflow.errors import InputError, check_floats, install_command
 from nlflow.store.notebook import card, picture
 from nlflow.store.series import Frame, Layout
 from nlflow.store.series.vtk import VtkSeries
@@ -60,6 +61,8 @@ class Solution:
         Versions and the problem in words.
     domain : Grid, Points, Batch or None
         Where the signal lives; None for a solution that was read from a file.
+    between : callable or None
+        The signal at a time between steps, where ``solve(dense=True)`` has kept it; see `at`.
     """
 
     t: NDArray[np.float64]
@@ -72,6 +75,26 @@ class Solution:
     records: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     domain: Domain | None = None
+    between: Callable[[float], Array] | None = None
+
+    def at(self, t: float | ArrayLike) -> Array:
+        """Return the signal at any time up to the last, or at several, shape (T, ...): of ``solve(dense=True)``.
+
+        Raises
+        ------
+        InputError
+            For a solution that knows its output times alone, and for times that were not reached.
+        """
+        if self.between is None:
+            raise InputError("at: the solution knows its output times alone; ask for solve(..., dense=True)")
+        times = check_floats("t", t, ndim=(0, 1))
+        if times.min() < 0 or times.max() > self.t[-1]:
+            raise InputError(
+                f"t: got times from {times.min():g} to {times.max():g}, expected them in [0, {self.t[-1]:g}]"
+            )
+        if times.ndim == 0:
+            return self.between(float(times))
+        return namespace(self.u).stack([self.between(float(one)) for one in times])
 
     @property
     def final(self) -> Array:

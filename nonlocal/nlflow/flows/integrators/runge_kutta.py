@@ -18,6 +18,9 @@ from nlflow.flows.linear import LinearFlow
 from nlflow.flows.reactions import TermError
 from nlflow.flows.spectrum import is_told
 
+PIECES = "_pieces"
+"""Under which name the memory of a step holds a list that takes its pieces, where somebody asks for them."""
+
 
 class Tolerances:
     """Tolerances of the local error, relative and absolute, which is proportional to h^power for a step h."""
@@ -94,6 +97,9 @@ class Tableau:
         How far the step is stable along the negative real axis.
     error : tuple of float, optional
         Of the embedded pair: what the error, of the order of the step, takes of all slopes with that at the end.
+    dense : tuple of float, optional
+        Of a method whose steps are known between their ends, with an error of h^5: what the last term of Hairer's interpolant
+        takes of all slopes with that at the end.
     implicit : tuple of tuple of float, optional
         Of a diagonally implicit method: what each stage takes of the slopes of the linear part, its own last: 0 for a
         last stage that only adds up. The first stage is a step of implicit Euler.
@@ -105,6 +111,33 @@ class Tableau:
     reach: float
     error: tuple[float, ...] | None = None
     implicit: tuple[tuple[float, ...], ...] = ()
+    dense: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A step from t to `end` as a polynomial of degree 4 in the share of it that is done.
+
+    (Hairer, Norsett and Wanner 1993, section II.6, doi 10.1007/978-3-540-78862-1.)
+    """
+
+    t: float
+    end: float
+    parts: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, table: Tableau, t: float, end: float, u: Array, after: Array, slopes: list[Array]) -> Piece:
+        """Return the piece of a step from u to `after`, from its slopes."""
+        assert table.dense is not None
+        h, moved = end - t, after - u
+        bend = h * slopes[0] - moved
+        return cls(t, end, (u, moved, bend, moved - h * slopes[-1] - bend, h * combine(table.dense, slopes)))
+
+    def at(self, t: float) -> Array:
+        """Return the signal at a time within the step."""
+        x = (t - self.t) / (self.end - self.t)
+        start, moved, bend, twist, last = self.parts
+        return start + x * (moved + (1 - x) * (bend + x * (twist + (1 - x) * last)))
 
 
 @dataclass(frozen=True)
@@ -116,6 +149,7 @@ class Tried:
     slope: Array | None
     error: float
     failure: str = ""
+    slopes: tuple[Array, ...] = ()
 
 
 class Embedded(Integrator):
@@ -158,7 +192,7 @@ class Embedded(Integrator):
             tried = self._try(flow, u, first, h, t, end)
             if tried.failure:
                 raise StepFailureError(f"a stage of the step from t={t:.6g} failed: {tried.failure}; reduce dt")
-            memory.update(_flow=tried.flow, _slope=tried.slope)
+            self._keep(tried, u, t, end, memory)
             return tried.u, end
         control = self._control()
         control.check(u, t)
@@ -173,9 +207,19 @@ class Embedded(Integrator):
             error, failure = tried.error, tried.failure or failure
             if math.isfinite(error) and error <= 1:
                 control.accepted(memory, h, clipped, error)
-                memory.update(_flow=tried.flow, _slope=tried.slope)
+                self._keep(tried, u, t, end, memory)
                 return tried.u, end
             h = control.rejected(memory, clipped, error)
+
+    def _keep(self, tried: Tried, u: Array, t: float, end: float, memory: dict[str, Any]) -> None:
+        memory.update(_flow=tried.flow, _slope=tried.slope)
+        if PIECES in memory:
+            memory[PIECES].append(Piece.of(self.tableau, t, end, u, tried.u, list(tried.slopes)))
+
+    @property
+    def dense(self) -> bool:
+        """Whether the signal is known between the ends of a step."""
+        return getattr(self.tableau, "dense", None) is not None
 
     def _control(self) -> Tolerances:
         return Tolerances(self.rtol, self.atol, self.tableau.order, needed=self.adaptive)
@@ -234,6 +278,15 @@ class RungeKutta(Embedded):
         order=5.0,
         reach=3.3,
         error=(71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40),
+        dense=(
+            -12715105075 / 11282082432,
+            0.0,
+            87487479700 / 32700410799,
+            -10690763975 / 1880347072,
+            701980252875 / 199316789632,
+            -1453857185 / 822651844,
+            69997945 / 29380423,
+        ),
     )
     order = tableau.order
     takes_time = True
@@ -284,7 +337,7 @@ class RungeKutta(Embedded):
         over = 0.0
         if self.tableau.error is not None:
             over = self._control().measured(h * combine(self.tableau.error, slopes), u, stage)
-        return Tried(here, stage, slopes[-1], over)
+        return Tried(here, stage, slopes[-1], over, slopes=tuple(slopes))
 
 
 def _at(flow: Flow, stage: Array) -> Flow:
