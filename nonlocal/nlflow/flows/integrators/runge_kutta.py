@@ -98,7 +98,7 @@ class Tableau:
     error : tuple of float, optional
         Of the embedded pair: what the error, of the order of the step, takes of all slopes with that at the end.
     dense : tuple of float, optional
-        Of a method whose steps are known between their ends, with an error of h^5: what the last term of Hairer's interpolant
+        Of a method whose steps are known between their ends, with an error of h^5: what the last term of the polynomial
         takes of all slopes with that at the end.
     implicit : tuple of tuple of float, optional
         Of a diagonally implicit method: what each stage takes of the slopes of the linear part, its own last: 0 for a
