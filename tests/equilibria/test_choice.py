@@ -249,6 +249,32 @@ def test_what_is_refused() -> None:
         choose_fidelity(problem.energy_of(apart), method="evidence")
 
 
+def test_random_traces_that_say_too_little_are_no_success() -> None:
+    """Of 60 nodes two random signals say little, and the interval of the trace knows it."""
+    problem = Problem("l2", n=60)
+    exact = choose_fidelity(problem.energy, GRID)
+    drawn = choose_fidelity(problem.energy, GRID, traces="lanczos", samples=2, rng=0)
+    assert exact.success
+    assert not drawn.success
+    assert "raise samples" in drawn.message
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x = rng.random((40, 2))
+    f = np.sin(3 * x[:, 0]) + rng.normal(0, 0.3, 40)
+    tensors = nl.affinity(nl.Gaussian(0.2), nl.Points(x), torch.tensor(x))
+    host = nl.affinity(nl.Gaussian(0.2), nl.Points(x), x)
+    for method in ("rgcv", "evidence"):
+        for fidelity in (1.0, np.linspace(0.5, 1, 40)):
+            given = fidelity if isinstance(fidelity, float) else torch.tensor(fidelity)
+            found = choose_fidelity(nl.E(tensors, torch.tensor(f), given), method=method)
+            expected = choose_fidelity(nl.E(host, f, fidelity), method=method)
+            assert found.value == pytest.approx(expected.value, rel=1e-6)
+            assert isinstance(found.energy.minimizer().u, torch.Tensor)
+
+
 def test_figure() -> None:
     axis = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
     found = choose_fidelity(Problem("l2", n=20).energy)

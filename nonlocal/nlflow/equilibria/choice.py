@@ -54,7 +54,8 @@ class Choice:
     averages : int
         Averages that they took, those of a whole matrix apart.
     success : bool
-        Whether the criterion has its minimum inside the range, and the curve is known well enough to say so.
+        Whether the criterion has its minimum inside the range; for random traces whether it is lower there than at both
+        ends by more than their error.
     message : str
     """
 
@@ -144,9 +145,12 @@ class _Criteria:
         return math.sqrt(self.mean_square(strength)) > self._factor * self._sigma
 
     def doubt(self, strength: float) -> float:
-        """Return by how much the criterion may change within the interval of the trace."""
-        if self._method not in ("gcv", "rgcv", "sure") or self.sums.method != "lanczos":
+        """Return by how much the criterion may change within the interval of its trace."""
+        if self._method in ("discrepancy", "lcurve") or self.sums.method != "lanczos":
             return 0.0
+        if self._method == "evidence":
+            logs = self.sums.trace(lambda a: np.log(_positive(a) / (a + strength)))
+            return self._channels * logs.error / 2
         trace, error = self.trace(strength)
         if self._method == "sure":
             assert self._sigma is not None
@@ -384,9 +388,9 @@ def _told(
     if not inside:
         message += f", the {'first' if best == 0 else 'last'} of the values: the best may be beyond; give a wider range"
     doubt = pairs[best][0].doubt(pairs[best][1])
-    known = doubt < float(curve.max() - curve.min())
+    known = doubt <= max(float(min(curve[0], curve[-1]) - curve[best]), 0.0)
     if not known:
-        message += f"; random traces leave {doubt:.3g} of the criterion open, more than it varies: raise samples"
+        message += f"; random traces leave {doubt:.3g} of the criterion open, more than to an end: raise samples"
     return Choice(
         value, energy, method, grid, curve, np.array([trace for trace, _ in found]),
         np.array([error for _, error in found]),
