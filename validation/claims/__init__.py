@@ -36,6 +36,7 @@ MODULES = (
     "volume_constraint",
     "order_of_evolving_flows",
     "sphere_flows",
+    "mean_field_limit",
     "metastable_clusters",
     "sinkhorn_attention",
     "nonlocal_bayes",

@@ -85,7 +85,7 @@ def kernel_operator(kernel: Kernel, x: Any, y: Any = None) -> KernelOperator:
     >>> x, y = np.linspace(0, 1, 4)[:, None], np.linspace(0, 1, 3)[:, None]
     >>> k = kernel_operator(Gaussian(width=0.5), x, y)
     >>> k.shape, np.round(k @ np.array([1.0, -2.0, 1.0]), 4).tolist()
-    ((4, 3), [-0.0777, -0.2002, -0.2002, -0.0777])
+    ((4, 3), [-0.0777, -0.6801, -0.6801, -0.0777])
     >>> k.gradients(np.array([1.0, -2.0, 1.0]), np.ones(4)).x.shape
     (4, 1)
     """
@@ -105,7 +105,7 @@ class KernelOperator(LinearOperator):
         By which of the kernel's parameters `gradients` derives.
     """
 
-    def __init__(self, kernel: Kernel, x: Any, y: Any) -> None:
+    def __init__(self, kernel: Any, x: Any, y: Any) -> None:
         if not isinstance(kernel, Kernel) or not isinstance(kernel.compared, RadialKernel | ExpDotProduct):
             raise InputError(
                 f"kernel: got {type(kernel).__name__}, expected a kernel of points: a radial one, Anisotropic or "
@@ -123,7 +123,7 @@ class KernelOperator(LinearOperator):
             host = np.array(on_host(first))  # a copy, since the points may change later
             self._y, self._x = self._mapped(host if second is first else np.array(on_host(second)), host)
         dtype = np.dtype(str(first.dtype).removeprefix("torch."))
-        super().__init__(dtype, (int(first.shape[0]), int(second.shape[0])))
+        super().__init__(dtype, (int(first.shape[0]), int(second.shape[0])))  # type: ignore[call-arg]  # it has no types
 
     def _mapped(self, y: NDArray[Any], x: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return what is compared of y and x; one array where they are the same and are mapped alike."""
@@ -267,7 +267,8 @@ class KernelOperator(LinearOperator):
     def _reach(self) -> float:
         """Distance, times the unit, beyond which neither the kernel nor its slopes are seen."""
         kernel = self._compared
-        return float(kernel.support(float(np.finfo(self.dtype).eps) ** 2 / 1e4)) * kernel.unit * (1 + 1e-9)
+        radius = float(kernel.support(float(np.finfo(self.dtype).eps) ** 2 / 1e4))
+        return radius * float(kernel.unit) * (1 + 1e-9)
 
     @cached_property
     def _slope(self) -> Expression:

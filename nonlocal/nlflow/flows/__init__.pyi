@@ -1,3 +1,7 @@
+from .consensus import AveragingFlow as AveragingFlow
+from .consensus import Kuramoto as Kuramoto
+from .consensus import hegselmann_krause as hegselmann_krause
+from .consensus import mean_shift as mean_shift
 from .ensemble import Ensemble as Ensemble
 from .ensemble import ensemble as ensemble
 from .events import Event as Event
@@ -39,6 +43,7 @@ from .p_flow import PFlow as PFlow
 from .particles import CollisionError as CollisionError
 from .particles import External as External
 from .particles import ParticleFlow as ParticleFlow
+from .particles import ParticleVerlet as ParticleVerlet
 from .particles import trap as trap
 from .reactions import AllenCahn as AllenCahn
 from .reactions import FisherKPP as FisherKPP

@@ -96,7 +96,7 @@ _RULES: Final[dict[str, Callable[..., Expression]]] = {
     "log": lambda a, x: _times(x, lambda: power(a.terms[0], Fraction(-1))),
     "log1p": lambda a, x: _times(x, lambda: power(add(a.terms[0], _ONE), Fraction(-1))),
     "abs": _of_abs,
-    "min": lambda a, x, y: _chosen("lt", *a.terms, x, y),
-    "max": lambda a, x, y: _chosen("lt", *a.terms, y, x),
+    "min": lambda a, x, y: _chosen("lt", a.terms[0], a.terms[1], x, y),
+    "max": lambda a, x, y: _chosen("lt", a.terms[0], a.terms[1], y, x),
     "where": lambda a, condition, x, y: _ZERO if _is_zero(x) and _is_zero(y) else rewriting.where(a.terms[0], x, y),
 }

@@ -197,7 +197,8 @@ class _Sum(Interaction):
     w: Any
 
     def _formula(self) -> Expression:
-        return self.w[0]._potential + self.w[1]._potential
+        total: Expression = self.w[0]._potential + self.w[1]._potential
+        return total
 
     def __repr__(self) -> str:
         return f"{self.w[0]!r} + {self.w[1]!r}"

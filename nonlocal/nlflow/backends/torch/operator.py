@@ -44,4 +44,5 @@ def applied(operator: Any, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         checkpoint(tile, queries[start : start + step], keys, weights, use_reentrant=False)
         for start in range(0, len(x), step)
     ]
-    return kernel.amplitude * torch.cat(parts)
+    result: Tensor = kernel.amplitude * torch.cat(parts)
+    return result
