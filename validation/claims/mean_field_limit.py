@@ -76,8 +76,8 @@ def run(context: Context) -> Outcome:
     expected = np.array([0, 0, weight @ end, (1 - square) / 2, 0, 0, (1 - square) / 2, 0, square])
     curve = BarycentricInterpolator(first, end)
     quantiles = np.asarray(curve(heights((np.arange(QUANTILES) + 0.5) / QUANTILES)))
-    counts = context.pick([316, 1000, 3162, 10_000, 31_623, 100_000], [300, 949, 3000])
-    repeats = context.pick([96, 64, 48, 32, 12, 4], [96, 64, 32])
+    counts = context.pick([316, 1000, 3162, 10_000, 31_623, 100_000], [200, 632, 2000])
+    repeats = context.pick([96, 64, 48, 32, 12, 4], [200, 140, 100])
     by_moments, by_transport = [], []
     for count, many in zip(counts, repeats, strict=True):
         context.step(f"{count} tokens")
