@@ -374,3 +374,19 @@ def test_waves_take_no_noise() -> None:
         nl.flows.WaveFlow(plain + Noise(beta=1.0, rng=1))
     with pytest.raises(nl.InputError, match="takes no noise"):
         nl.flows.WaveFlow(plain) + Noise(beta=1.0, rng=1)
+
+
+@pytest.mark.parametrize(
+    "step", [nl.ExactGaussian(), nl.EulerMaruyama(0.1), nl.PlatenWeak2(0.1), nl.ExponentialEuler(0.1)]
+)
+@pytest.mark.parametrize("words", [{"beta": 3.0}, {"beta": 3.0, "channels": [[1.0, 0.0], [0.5, 1.0]]}])
+def test_tensors_have_the_noise_of_arrays(step: Any, words: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    x, f = np.linspace(0, 3, 20)[:, None], np.stack([np.arange(20.0), np.ones(20)], axis=-1)
+    ends = []
+    for kind in (np.asarray, torch.from_numpy):
+        weights = nl.affinity(nl.Gaussian(width=0.5), nl.Points(np.arange(20.0)), kind(x))
+        flow = nl.GradientFlow(nl.E(weights, kind(f), 0.5, measure="degree"), "degree") + Noise(rng=1, **words)
+        ends.append(nl.solve(flow, t=0.5, integrator=step).final)
+    assert isinstance(ends[1], torch.Tensor)
+    np.testing.assert_allclose(ends[1].numpy(), ends[0], atol=1e-12)
