@@ -230,3 +230,23 @@ def test_refusals() -> None:
         branch.switch(branch.points[0], sign=0)
     down = along(lambda u, p: p - u, 1.0, 1.0, (0, 1))
     assert down.parameter[-1] == 0.0
+
+
+def test_cahn_hilliard_separates_where_the_second_variation_says() -> None:
+    # -M (A - r (1 - 3 c^2)) is 0 on a wave where r (1 - 3 c^2) is its eigenvalue of A = d (I - P).
+    n, mean = 12, 0.2
+    weights = nl.affinity(nl.Gaussian(width=0.15), nl.Grid(n, spacing=1 / n, boundary="periodic"))
+    mu = np.fft.fft(weights.average(np.eye(n)[0])).real
+    expected = 2 * float(weights.degree[0]) * (1 - mu[1]) / (1 - 3 * mean**2)
+
+    def make_flow(r: float) -> nl.GradientFlow:
+        reaction = nl.Reaction(lambda u: r * (u - u**3), (-2, 2), derivative=lambda u: r * (1 - 3 * u * u))
+        return nl.GradientFlow(nl.J(weights), nl.ConservedMetric(), reaction=reaction)
+
+    bounds = (0.5 * expected, 1.2 * expected)
+    branch = continue_equilibria(make_flow, np.full(n, mean), bounds[0], bounds, longest=0.2)
+    assert [point.parameter for point in branch.points] == pytest.approx([expected], abs=1e-9)
+    assert branch.points[0].multiplicity == 2
+    assert branch.unstable.tolist() == [2 * (r > expected) for r in branch.parameter]
+    wave = branch.switch(branch.points[0])
+    assert np.abs(wave.u.mean(axis=1) - mean).max() < 1e-10

@@ -232,7 +232,7 @@ def test_refusals() -> None:
     refuse("shape", p.flow, np.zeros(23))
     timed = nl.GradientFlow(nl.J(p.flow.affinity), source=lambda t: t * np.ones(24))
     refuse("depends on time", timed, np.zeros(24))
-    refuse("expected one without noise", p.flow + nl.flows.Noise(0.1), np.zeros(24))
+    refuse("expected one without noise", p.flow + nl.flows.Noise(strength=0.1), np.zeros(24))
     x = nl.on_sphere(np.random.default_rng(0).standard_normal((4, 3)))
     refuse("SphereFlow", nl.SphereFlow(x), x)
     y = np.random.default_rng(0).standard_normal((8, 2))
@@ -273,3 +273,24 @@ def test_a_reaction_with_an_interval_for_each_channel() -> None:
     found = find_equilibrium(flow, np.tile([1.1, 1.4], (2, 1)))
     assert found.success
     assert np.abs(found.u - [1.0, 1.5]).max() < 1e-9
+
+
+def test_nonlocal_cahn_hilliard_keeps_its_mass() -> None:
+    grid = nl.Grid(24, spacing=1 / 24, boundary="reflect")
+    functional = nl.J(nl.affinity(nl.Gaussian(width=0.12), grid))
+    flow = nl.GradientFlow(functional, nl.ConservedMetric(), reaction=nl.AllenCahn(1.5, interval=(-1.5, 1.5)))
+    start = 0.15 + 0.8 * np.cos(np.pi * grid.nodes[:, 0])
+    equations = Equations(flow, "u", start)
+    products = np.stack([equations.times(start, e) for e in np.eye(24)], axis=1)
+    assert np.abs(equations.matrix(start) - products).max() < 1e-12
+    found = find_equilibrium(flow, start)
+    assert found.success
+    assert "1 conserved mean" in found.message
+    assert abs(found.u.mean() - start.mean()) < 1e-12
+    assert np.ptp(found.u) > 1
+    mu = nl.GradientFlow(functional, reaction=nl.AllenCahn(1.5)).velocity(found.u)
+    assert np.ptp(mu) < 1e-8  # the chemical potential is one number
+    told = stability(flow, found.u)
+    values = np.sort(np.linalg.eigvals(equations.matrix(found.u)).real)[::-1]
+    assert told.neutral == 1
+    assert np.abs(told.eigenvalues.real - values[np.abs(values) > 1e-9][:6]).max() < 1e-9

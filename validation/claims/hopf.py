@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
-from nlflow import Gaussian, Grid, J, Points, Reaction, SystemFlow, affinity
+from nlflow import Gaussian, Grid, J, Points, SystemFlow, affinity
 from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_cycle
+from nlflow.flows import Reaction
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -52,6 +53,7 @@ def period_of_scipy(a: float, b: float) -> float:
     found = solve_ivp(
         lambda t, u: formula(u), (0, 100), [a, b / a + 0.5], method="DOP853", rtol=1e-12, atol=1e-13, events=crossing
     )
+    assert found.t_events is not None
     return float(np.diff(found.t_events[0])[-1])
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import Gaussian, GradientFlow, Grid, J, Reaction, affinity
+from nlflow import Gaussian, GradientFlow, Grid, J, affinity
 from nlflow.equilibria import continue_equilibria
+from nlflow.flows import Reaction
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, underflowing
 from nlflow.equilibria.eigenvalues import Spectrum
-from nlflow.equilibria.equations import DENSE, Border, Equations, Neutral, Tangent
+from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
 from nlflow.equilibria.newton import Search
 from nlflow.errors import InputError, NumericalError, check_integer, check_number, checked_call
 from nlflow.flows.flow import Flow
@@ -31,7 +31,6 @@ _SHORTEST = 1e-7  # of the longest step
 _TURN = 0.9  # cosine between tangents at the two ends of a step
 _ASTRAY = 0.5  # of a step: what the corrector may move
 _CORRECTIONS = 10
-_ALMOST = 1e-2  # of the Jacobian: what a grid may hold a pattern by that borders a linear system with its translation
 _QUICK = 3  # corrections after which steps grow
 _SAME = 1e-5  # of a step: events that are nearer are one
 _ZERO = 1e-6  # of the Jacobian: an eigenvalue at a place where it crosses 0
@@ -379,7 +378,7 @@ class Continuation:
     def solved(self, x: Floats, q: float, row: Point, b: Floats, d: float, *, bordered: bool = True) -> Point:
         """Solve F_x v + F_q c = b, <row, (v, c)> = d, neutral directions left as they are."""
         equations = self.family.at(q)
-        neutral = equations.neutral(x, _ALMOST) if bordered else Neutral(np.zeros((len(x), 0)), 0)
+        neutral = equations.neutral(x, ALMOST if bordered else NONE)
         border = Border.of(equations, neutral).and_parameter(
             self.family.slope(x, q), equations.weights * row[0] / self.size**2, row[1]
         )
@@ -429,7 +428,7 @@ class Continuation:
     def on(self, x: Floats, q: float) -> Continuation:
         """Return the continuation of the branch of a point, which tells whether it is one of patterns that move."""
         equations = self.family.at(q)
-        found = equations.neutral(x, _ALMOST)
+        found = equations.neutral(x, ALMOST)
         return replace(self, moved=found.count > found.conserved)
 
     def stand(self, x: Floats, q: float, along: Point, before: Stand | None = None, corrections: int = 0) -> Stand:

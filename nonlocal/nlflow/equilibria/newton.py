@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Floats, underflowing
-from nlflow.equilibria.equations import Border, Equations, Neutral, Tangent
+from nlflow.equilibria.equations import ALMOST, NONE, Border, Equations, Neutral, Tangent
 from nlflow.equilibria.limits import Equilibrium
 from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 from nlflow.flows.flow import Flow
@@ -55,7 +55,7 @@ class Search:
         for _ in range(maxiter):
             if self.residual(x, value) <= self.rtol:
                 break
-            neutral = equations.neutral(x, 1e-2) if bordered else Neutral(np.zeros((len(x), 0)), 0)
+            neutral = equations.neutral(x, ALMOST if bordered else NONE)
             answer = Tangent(equations, x).solve(-value, Border.of(equations, neutral), np.zeros(neutral.count))
             self.iterations += 1
             self.singular = answer.singular
@@ -120,7 +120,12 @@ class Search:
                 "...), take method='transient', or raise maxiter or rtol"
             )
         neutral = equations.neutral(self.x)
-        if success and neutral.count:
+        moved = max((abs(equations.inner(a, self.x - equations.start)) for a in equations.invariants), default=0.0)
+        if success and moved > 1e-6 * max(equations.norm(equations.start), equations.norm(self.x)):
+            words.append(
+                f"what the flow conserves has changed by {moved:.3g}: start from a signal with the mean wanted"
+            )
+        elif success and neutral.count:
             words.append(f"one of a family: it keeps the {neutral.words} of the start")
         elif success and self.singular:
             words.append("the Jacobian is singular: the equilibrium is not isolated, or a bifurcation")

@@ -83,17 +83,16 @@ def bifurcation_figure(
         entries[words] = axis.plot([], [], style, color="black", linewidth=2 if style == "-" else 1.3)[0]
     entries |= seen
     base.legend_below(axis, list(entries.values()), list(entries), ncols=min(len(entries), 4), columnspacing=1.4)
-    base.finish(axis, "", xlabel, ylabel)
+    base.finish(axis, axis.get_title(), xlabel, ylabel)
     return figure
 
 
 def _place(axis: Axes | None, width: float, height: float, title: str | None) -> tuple[Figure, Axes]:
-    """Return where to draw: the panel that was given, or that of a new figure; with a heading."""
+    """Return where to draw: the panel that was given, with a title, or that of a new figure, with a heading."""
     if axis is None:
         figure = base.new_figure(width, height, 130, title)
         return figure, figure.subplots()
-    if title:
-        axis.figure.suptitle(title, fontsize=13)
+    axis.set_title(title or "")
     return axis.figure, axis  # type: ignore[return-value]  # a panel of a figure in a figure is drawn in it too
 
 
@@ -165,7 +164,7 @@ def portrait_figure(
         axis.plot(*points.reshape(-1, 2).T, color=base.look(number)[0], linewidth=2.2, label=name)
     axis.set_xlim(*window[0])
     axis.set_ylim(*window[1])
-    base.finish(axis, "", xlabel, ylabel)
+    base.finish(axis, axis.get_title(), xlabel, ylabel)
     axis.grid(visible=False)
     if axis.get_legend_handles_labels()[0]:
         base.legend_below(axis, ncols=3, columnspacing=1.4)
