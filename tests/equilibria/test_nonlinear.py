@@ -275,6 +275,33 @@ def test_a_reaction_with_an_interval_for_each_channel() -> None:
     assert np.abs(found.u - [1.0, 1.5]).max() < 1e-9
 
 
+def test_reactions_that_differ_from_node_to_node() -> None:
+    grid = nl.Grid(16, spacing=1 / 16)
+
+    def hills(t: float, x: Any, u: Any) -> Any:
+        return (1 + x[..., 0]) - u**3
+
+    weights = nl.J(nl.affinity(nl.Gaussian(width=0.1), grid))
+    flow = nl.GradientFlow(weights, "degree", reaction=nl.Reaction(hills, (-3, 3), bound=60.0))
+    assert flow.timed
+    found = find_equilibrium(flow, np.ones(16))
+    assert found.success
+    assert np.abs(flow.velocity(found.u)).max() < 1e-9
+    assert np.all(np.diff(found.u) > 0)
+    late = nl.Reaction(lambda t, u: (t > 1000) - u, (-3, 3), bound=1.0)
+    refuse("depends on time", nl.GradientFlow(weights, "degree", reaction=late), np.zeros(16))
+
+
+def test_values_outside_of_an_interval_are_told() -> None:
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(9.0), nl.Grid(4))), "degree", reaction=nl.AllenCahn(0.5))
+    outside = find_equilibrium(flow, np.ones(4))
+    assert "interval" not in outside.message
+    pushed = nl.GradientFlow(
+        nl.J(nl.affinity(nl.Gaussian(9.0), nl.Grid(4))), "degree", reaction=nl.AllenCahn(0.5), source=0.3 * np.ones(4)
+    )
+    assert "values leave the interval" in find_equilibrium(pushed, np.ones(4)).message
+
+
 def test_nonlocal_cahn_hilliard_keeps_its_mass() -> None:
     grid = nl.Grid(24, spacing=1 / 24, boundary="reflect")
     functional = nl.J(nl.affinity(nl.Gaussian(width=0.12), grid))

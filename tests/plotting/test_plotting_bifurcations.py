@@ -37,7 +37,7 @@ def texts(figure: Figure) -> list[str]:
 
 def test_stable_pieces_are_solid_and_points_are_marked(fold: Branch) -> None:
     figure = bifurcation_figure(fold, value=lambda u: u[0], ylabel="u", title="a fold")
-    lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 1]
+    lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 1 and line.get_marker() == "None"]
     assert [line.get_linestyle() for line in lines] == ["-", "--", "-"]
     for line in lines:
         u = np.asarray(line.get_ydata())
@@ -53,7 +53,8 @@ def test_stable_pieces_are_solid_and_points_are_marked(fold: Branch) -> None:
 
 def test_branches_of_one_name_have_one_colour(fold: Branch) -> None:
     figure = bifurcation_figure({"one": [fold, fold], "other": fold})
-    solid = [line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 1]
+    drawn = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 1]
+    solid = [line.get_color() for line in drawn if line.get_marker() == "None"]
     assert len(set(solid[:6])) == 1
     assert solid[0] != solid[6]
     assert texts(figure)[:2] == ["one", "other"]
@@ -66,7 +67,7 @@ def test_a_portrait_shows_equilibria_and_curves() -> None:
     flow = Own(lambda u: np.stack([u[..., 0] - u[..., 0] ** 3, -u[..., 1]], axis=-1))
     curve = np.stack([np.linspace(0.1, 1, 20), np.linspace(1, 0, 20)], axis=1)
     figure = portrait_figure(flow, (-2, 2), (-1.5, 1.5), curves={"course": curve}, title="two wells")
-    marks = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    marks = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_linestyle() == "None"]
     filled = {round(float(m.get_xdata()[0])): m.get_color() for m in marks}
     assert filled == {-1: "black", 0: "white", 1: "black"}
     assert texts(figure) == ["du₁/dt = 0", "du₂/dt = 0", "course"]

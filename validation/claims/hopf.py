@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 from nlflow import Gaussian, Grid, J, Points, SystemFlow, affinity
 from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_cycle
-from nlflow.flows import Reaction
+from nlflow.flows import Brusselator
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -19,20 +19,9 @@ Floats = NDArray[np.float64]
 NODES, WIDTH = 12, 0.15
 
 
-def rates(a: float, b: float) -> Callable[[Floats], Floats]:
-    """Return a − (b + 1) x + x² y and b x − x² y of signals whose last axis is (x, y)."""
-
-    def formula(u: Floats) -> Floats:
-        x, y = u[..., 0], u[..., 1]
-        return np.stack([a - (b + 1) * x + x * x * y, b * x - x * x * y], axis=-1)
-
-    return formula
-
-
 def family(functional: J, a: float, diffusivity: tuple[float, float]) -> Callable[[float], SystemFlow]:
     def make_flow(b: float) -> SystemFlow:
-        reaction = Reaction(rates(a, b), (0.0, 8.0), components=2, bound=400.0)
-        return SystemFlow(functional, diffusivity, reaction=reaction)
+        return SystemFlow(functional, diffusivity, reaction=Brusselator(a, b))
 
     return make_flow
 
@@ -49,10 +38,12 @@ def period_of_scipy(a: float, b: float) -> float:
         return float(u[0] - a)
 
     crossing.direction = 1.0  # type: ignore[attr-defined]
-    formula = rates(a, b)
-    found = solve_ivp(
-        lambda t, u: formula(u), (0, 100), [a, b / a + 0.5], method="DOP853", rtol=1e-12, atol=1e-13, events=crossing
-    )
+
+    def rates(t: float, u: Floats) -> Floats:
+        x, y = u
+        return np.array([a - (b + 1) * x + x * x * y, b * x - x * x * y])
+
+    found = solve_ivp(rates, (0, 100), [a, b / a + 0.5], method="DOP853", rtol=1e-12, atol=1e-13, events=crossing)
     assert found.t_events is not None
     return float(np.diff(found.t_events[0])[-1])
 

@@ -65,8 +65,8 @@ bifurcation_figure(
 
 x = circle.nodes[:, 0]
 profiles, axis = plt.subplots(figsize=(7.6, 3.2), layout="constrained")
-for name, branch in zip(names, waves[::2], strict=True):
-    axis.plot(x, branch.u[-1], label=f"{name}; directions that grow: {branch.unstable[-1]}")
+for name, style, branch in zip(names, ("-", "--", ":"), waves[::2], strict=True):
+    axis.plot(x, branch.u[-1], style, label=f"{name}; directions that grow: {branch.unstable[-1]}")
 axis.set(xlabel="x", ylabel="u", title="Patterns at r = 0.95")
 axis.legend(loc="upper center", ncols=2, fontsize=8)
 axis.set_ylim(-1.1, 1.6)

@@ -11,7 +11,7 @@ where this begins, and :func:`nlflow.find_cycle` the limit cycle: its period, an
 import matplotlib.pyplot as plt
 import numpy as np
 
-from nlflow import J, Points, Reaction, SystemFlow, continue_equilibria, find_cycle, solve
+from nlflow import Brusselator, J, Points, SystemFlow, continue_equilibria, find_cycle, solve
 from nlflow.affinities import Unlinked
 from nlflow.plotting import portrait_figure
 
@@ -24,12 +24,7 @@ vessel = J(Unlinked(Points([0.0])))
 
 def make_flow(b):
     """Return the Brusselator with this b."""
-
-    def rates(u):
-        x, y = u[..., 0], u[..., 1]
-        return np.stack([a - (b + 1) * x + x * x * y, b * x - x * x * y], axis=-1)
-
-    return SystemFlow(vessel, [1.0, 1.0], reaction=Reaction(rates, (0.0, 8.0), components=2, bound=300.0))
+    return SystemFlow(vessel, [1.0, 1.0], reaction=Brusselator(a, b))
 
 
 # %%

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Floats, underflowing
+from nlflow._array import Floats, to_numpy, underflowing
 from nlflow.equilibria.equations import ALMOST, NONE, Border, Equations, Neutral, Tangent
 from nlflow.equilibria.limits import Equilibrium
 from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 from nlflow.flows.flow import Flow
+from nlflow.flows.linear import LinearFlow
 from nlflow.functionals.krylov import default_rtol
 
 _METHODS = ("auto", "newton", "transient")
@@ -129,6 +130,9 @@ class Search:
             words.append(f"one of a family: it keeps the {neutral.words} of the start")
         elif success and self.singular:
             words.append("the Jacobian is singular: the equilibrium is not isolated, or a bifurcation")
+        reaction = equations.flow.terms.reaction if isinstance(equations.flow, LinearFlow) else None
+        if success and reaction is not None and bool(np.any(to_numpy(reaction.clipped(u) - u) != 0)):
+            words.append(f"values leave the interval of the reaction {reaction!r}: give it one that holds them")
         if equations.flow.evolving:
             words.append("the Jacobian of an evolving kernel is by differences")
         return Equilibrium(u, residual, self.iterations, success, "; ".join(words), method)
@@ -151,7 +155,8 @@ def find_equilibrium(
     Parameters
     ----------
     flow : Flow
-        Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1.
+        Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1. A term may be a
+        function of time and nodes where du/dt is the same at all of nine times from 0 to 23 456.78.
     start : array
         Where the search begins; at nodes with a constraint its values count.
     method : {'auto', 'newton', 'transient'}
@@ -170,8 +175,8 @@ def find_equilibrium(
     Raises
     ------
     InputError
-        For a flow that depends on time, one on a sphere, a kernel that is held for some steps, and a start of another
-        shape or with NaN.
+        For a flow that depends on time or has noise, one on a sphere, a kernel that is held for some steps, and a start
+        of another shape or with NaN.
 
     Examples
     --------

@@ -69,9 +69,11 @@ def bifurcation_figure(
     figure, axis = _place(axis, 8.0, 5.0, title)
     entries: dict[str, Any] = {}
     for number, (name, several) in enumerate(named.items()):
-        lines = [_draw_branch(axis, branch, value, base.look(number)[0]) for branch in several]
+        shade, marker = base.look(number)
+        for branch in several:
+            _draw_branch(axis, branch, value, shade, marker if name else "")
         if name:
-            entries[name] = lines[0]
+            (entries[name],) = axis.plot([], [], color=shade, marker=marker, markersize=4, linewidth=1.6)
     seen: dict[str, Any] = {}
     for point in (point for several in named.values() for branch in several for point in branch.points):
         (mark,) = axis.plot(
@@ -96,12 +98,14 @@ def _place(axis: Axes | None, width: float, height: float, title: str | None) ->
     return axis.figure, axis  # type: ignore[return-value]  # a panel of a figure in a figure is drawn in it too
 
 
-def _draw_branch(axis: Axes, branch: Branch, value: Callable[[Array], float], shade: str) -> Any:
+def _draw_branch(axis: Axes, branch: Branch, value: Callable[[Array], float], shade: str, marker: str) -> None:
     """Draw a branch in pieces that are stable or not; they meet where that changes."""
     p, y = branch.parameter, np.array([value(u) for u in branch.u])
     changes = {point.after + 1: (point.parameter, value(point.u)) for point in branch.points}
     cuts = [i for i in range(1, len(p)) if branch.stable[i] != branch.stable[i - 1]]
-    line: Any = None
+    every = max(len(p) // 6, 1)
+    if marker:
+        axis.plot(p[every // 2 :: every], y[every // 2 :: every], marker, color=shade, markersize=4)
     for begin, end in zip([0, *cuts], [*cuts, len(p)], strict=True):
         piece = [*zip(p[begin:end], y[begin:end], strict=True)]
         if begin:
@@ -109,8 +113,7 @@ def _draw_branch(axis: Axes, branch: Branch, value: Callable[[Array], float], sh
         if end < len(p) and end in changes:
             piece.append(changes[end])
         firm = bool(branch.stable[min(begin + 1, end - 1)])
-        (line,) = axis.plot(*np.array(piece).T, "-" if firm else "--", color=shade, linewidth=2 if firm else 1.3)
-    return line
+        axis.plot(*np.array(piece).T, "-" if firm else "--", color=shade, linewidth=2 if firm else 1.3)
 
 
 def portrait_figure(
@@ -161,7 +164,8 @@ def portrait_figure(
         points = check_array(f"curves[{name!r}]", points)
         if points.shape not in ((len(points), 2), (len(points), 1, 2)):
             raise InputError(f"curves[{name!r}]: got shape {points.shape}, expected (T, 2), two components over time")
-        axis.plot(*points.reshape(-1, 2).T, color=base.look(number)[0], linewidth=2.2, label=name)
+        shade, marker = base.look(number)
+        axis.plot(*points.reshape(-1, 2).T, color=shade, linewidth=2.0, label=name, marker=marker, markevery=[0])
     axis.set_xlim(*window[0])
     axis.set_ylim(*window[1])
     base.finish(axis, axis.get_title(), xlabel, ylabel)
@@ -181,10 +185,13 @@ def _draw_flow(axis: Axes, flow: Flow, window: list[tuple[float, float]]) -> Non
         ) from error
     slopes = np.array([np.asarray(flow.velocity(signal))[0] for signal in signals]).reshape(_CELLS, _CELLS, 2)
     axis.streamplot(across, up, slopes[..., 0], slopes[..., 1], color="0.75", linewidth=0.8, density=1.1, arrowsize=0.8)
-    for part, (style, dashes) in enumerate((("dotted", ":"), ("dashdot", "-."))):
+    for part, style in enumerate((":", "-.")):
         if np.ptp(np.sign(slopes[..., part])) > 0:
-            axis.contour(across, up, slopes[..., part], [0.0], colors="0.3", linewidths=1.0, linestyles=style)
-            axis.plot([], [], dashes, color="0.3", linewidth=1.0, label=f"du{'₁₂'[part]}/dt = 0")
+            found = axis.contour(across, up, slopes[..., part], [0.0])
+            pieces, label = found.allsegs[0], f"du{'₁₂'[part]}/dt = 0"
+            found.remove()
+            for number, piece in enumerate(pieces):
+                axis.plot(*piece.T, style, color="0.3", linewidth=1.1, label=label if number == 0 else None)
     (left, right), (low, high) = window
     corners = [(0.5, 0.5), (0.2, 0.2), (0.8, 0.2), (0.2, 0.8), (0.8, 0.8)]
     starts = [np.array([[left + a * (right - left), low + b * (high - low)]]) for a, b in corners]
