@@ -47,7 +47,7 @@ for mean, run in runs.items():
 figure, rows = plt.subplots(2, 4, figsize=(7.6, 4.2), layout="constrained")
 for row, (mean, run) in zip(rows, runs.items(), strict=True):
     for axis, frame in zip(row, (5, 11, 17, 24), strict=True):
-        axis.imshow(run.u[frame], cmap="RdBu_r", vmin=-1, vmax=1)
+        axis.imshow(run.u[frame], cmap="viridis", vmin=-1, vmax=1)
         axis.set_title(f"mean {mean:g}, t = {times[frame]:.3g}", fontsize=9)
         axis.set_axis_off()
 
@@ -72,8 +72,8 @@ left.plot(size[1:][seen], rates[seen], ".", ms=2, label="measured")
 left.plot(size[order], expected[order], lw=1, label="formula")
 left.set(xlim=(0, 1.3), ylim=(-0.6, 0.3), xlabel="wave number", ylabel="rate", title="Onset")
 left.legend()
-for mean, run in runs.items():
-    right.loglog(times[1:], run.energy[1:] / 128**2, label=f"mean {mean:g}")
+for style, (mean, run) in zip(("o-", "s-"), runs.items(), strict=True):
+    right.loglog(times[1:], run.energy[1:] / 128**2, style, ms=3, label=f"mean {mean:g}")
 right.loglog(times[14:], 0.4 * times[14:] ** (-1 / 3), "--", color="grey", label="t to the power −1/3")
 right.set(xlabel="t", ylabel="energy per node", title="Coarsening")
 right.legend()
@@ -91,7 +91,7 @@ for dt in (1.0, 1e4):
 
 figure, axes = plt.subplots(1, 2, figsize=(6.4, 3.6), layout="constrained", dpi=90)
 pictures = [
-    axis.imshow(run.u[0], cmap="RdBu_r", vmin=-1, vmax=1) for axis, run in zip(axes, runs.values(), strict=True)
+    axis.imshow(run.u[0], cmap="viridis", vmin=-1, vmax=1) for axis, run in zip(axes, runs.values(), strict=True)
 ]
 for axis in axes:
     axis.set_axis_off()

@@ -67,7 +67,7 @@ for size, run in runs.items():
     assert np.ptp(run.energy) < 1e-2 * run.energy[0]
     assert off < 2e-2
 
-figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.3), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(7.8, 3.2), layout="constrained")
 k = 2 * np.pi * np.linspace(0.01, 40, 400)
 axes[0].plot(k, k, "--", color="grey", label="local bar, ω = k")
 axes[0].plot(k, frequency(k), label="closed form")
@@ -76,7 +76,7 @@ axes[0].set(xlabel="wave number k", ylabel="ω", ylim=(0, 1.6 * np.sqrt(2) / wid
 axes[0].legend(fontsize=8)
 for axis, (size, run) in zip(axes[1:], runs.items(), strict=True):
     axis.imshow(
-        flow.displacement(run.u), cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 0.6)
+        flow.displacement(run.u), cmap="viridis", vmin=-1, vmax=1, aspect="auto", origin="lower", extent=(0, 1, 0, 0.6)
     )
     axis.set(xlabel="x", ylabel="t", title=f"pulse of width {size}")
 
@@ -84,9 +84,9 @@ for axis, (size, run) in zip(axes[1:], runs.items(), strict=True):
 # Both pulses at the end.
 
 figure, axis = plt.subplots(figsize=(7.6, 2.8), layout="constrained")
-for size, run in runs.items():
-    axis.plot(x, flow.displacement(run.final), label=f"pulse of width {size}, t = 0.6")
+for style, (size, run) in zip(("-", "-."), runs.items(), strict=True):
+    axis.plot(x, flow.displacement(run.final), style, label=f"pulse of width {size}")
 axis.plot(x, np.exp(-(((x - 0.8) / 0.05) ** 2) / 2), ":", color="grey", label="the wide one in a local bar")
-axis.set(xlabel="x", ylabel="u")
+axis.set(xlabel="x", ylabel="u", title="t = 0.6")
 axis.legend(fontsize=8)
 plt.show()
