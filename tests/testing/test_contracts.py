@@ -391,7 +391,7 @@ class Noisy(nl.flows.EulerMaruyama):
 
     def noisy(self, flow: Any, u: Any, dt: float, white: Any, noise: Any) -> Any:
         if self.fault == "its own":
-            white = dt**0.5 * np.random.default_rng().standard_normal(u.shape) * flow.root_mass(u)
+            white = dt**0.5 * np.random.default_rng().standard_normal(u.shape) * flow.root_mass(u)[:, None]
         if self.fault == "once":
             white = noise.increments(flow, u, 0, dt)
         if self.fault == "by nodes":
