@@ -400,7 +400,8 @@ class LinearFlow(Flow):
             if now.terms.drives:
                 parts.append(now.terms.driving(now.time, now.held(u)))
             total = sum(now.norm(part) for part in parts)
-            return total if self.inner.by_nodes else total * self.inner.force_bound(self._bound())
+            scale = self.inner.force_bound(self._bound())
+            return 0.0 if math.isnan(scale) else total * scale
 
     def energy(self, u: Array) -> float:
         """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
