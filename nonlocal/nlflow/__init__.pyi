@@ -86,6 +86,7 @@ __all__ = [
     "SphereFlow",
     "SteadyState",
     "StoermerVerlet",
+    "SystemFlow",
     "WaveExponential",
     "WaveFlow",
     "affinity",
