@@ -130,6 +130,29 @@ def test_transcritical_points_and_branches_that_cross_them() -> None:
     assert branch.of_kind("branch point") == [point]
 
 
+def test_a_switch_does_not_come_back_to_the_branch_that_it_leaves() -> None:
+    # Both branches have a part along the null vector.
+    branch = along(lambda u, p: (u - p) * (u - p / 3), -1.0, -1.0, (-1, 1))
+    assert np.abs(branch.u[:, 0] - branch.parameter).max() < 1e-9
+    (point,) = branch.points
+    assert point.kind == "transcritical"
+    other = branch.switch(point)
+    assert np.abs(other.u[:, 0] - other.parameter / 3).max() < 1e-9
+
+
+def test_no_step_jumps_to_a_branch_straight_ahead() -> None:
+    # u = sqrt(p^2 + e) turns at p = 0, and -sqrt(p^2 + e) goes on where it came from.
+    branch = along(lambda u, p: u**2 - p**2 - 1e-4, np.sqrt(1 + 1e-4), -1.0, (-1, 1), longest=1.0, step=1.0)
+    assert branch.status == "range"
+    assert np.all(branch.u > 0)
+    assert branch.points == ()
+    circle = along(lambda u, p: 1 - u**2 - p**2, 1.0, 0.0, (-2, 2), longest=2.0, step=2.0)
+    assert circle.status == "closed"
+    tangents = np.stack([-circle.parameter, circle.u[:, 0] / 4], axis=1)  # in the norm of steps
+    tangents /= np.linalg.norm(tangents, axis=1)[:, None]
+    assert np.sum(tangents[1:] * tangents[:-1], axis=1).min() >= 0.9 - 1e-6
+
+
 def test_a_branch_that_passes_a_pitchfork_on_its_own_parabola() -> None:
     branch = along(lambda u, p: p * u - u**3, 1.0, 1.0, (-1, 1))
     assert [point.kind for point in branch.points] == ["pitchfork"]

@@ -31,6 +31,7 @@ _SHORTEST = 1e-7  # of the longest step
 _TURN = 0.9  # cosine between tangents at the two ends of a step
 _ASTRAY = 0.5  # of a step: what the corrector may move
 _CORRECTIONS = 10
+_FLATTEST = 20.0  # one over the sine of the angle between branches that cross
 _QUICK = 3  # corrections after which steps grow
 _SAME = 1e-5  # of a step: events that are nearer are one
 _ZERO = 1e-6  # of the Jacobian: an eigenvalue at a place where it crosses 0
@@ -473,7 +474,7 @@ class Continuation:
             try:
                 (x1, q1), corrections = self.corrected((x + length * along[0], q + length * along[1]), along)
                 gap = (x1 - x, q1 - q)
-                if math.sqrt(self.inner(gap, gap)) <= 2 * length:
+                if math.sqrt(self.inner(gap, gap)) <= _FLATTEST * length:
                     run = replace(self.on(x1, q1), step=length)
                     first = run.stand(x1, q1, self.unit(gap), None, corrections)
                     origin = self.stand(x, q, self.unit(gap))
@@ -622,7 +623,9 @@ class Continuation:
         slope = abs(float(there.values[members[0]].real - here.values[members[0]].real))
         moved = abs(there.q - here.q)
         off = (abs(leading.real) + float(spectrum.errors[members[0]])) / slope * moved if slope > 0 else 0.0
-        tangent = here.tangent if s == 0 else self.tangent(x, q, here.tangent)
+        # Where branches cross, two directions solve the equations of a tangent; that of the branch is between its ends.
+        w, (a, b), (c, d) = s / reached, here.tangent, there.tangent
+        tangent = self.unit(((1 - w) * a + w * c, (1 - w) * b + w * d))
         vectors = spectrum.vectors[:, members]
         width = self.family.bounds[1] - self.family.bounds[0]
         told: dict[str, Any] = {
@@ -645,7 +648,7 @@ class Continuation:
         """Return the kind of a point with a real eigenvalue 0, from the left null vectors where they are known."""
         left = self._left(equations, x, spectrum, null)
         if left is None:
-            return "fold" if abs(tangent[1]) < _ZERO else "branch point"
+            return "fold" if abs(self.tangent(x, q, tangent)[1]) < _ZERO else "branch point"
         slope = self.family.slope(x, q)
         along = np.abs(left.T @ slope).max()
         root = np.sqrt(equations.weights)
