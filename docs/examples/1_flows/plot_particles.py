@@ -60,24 +60,25 @@ ends = solve(flow, tokens, t_eval=np.linspace(0, 12, 40), integrator=loose, ener
 found = flow.clusters(ends.final, cosine=0.99)
 print(f"{found.max() + 1} clusters of tokens")
 
-figure = plt.figure(figsize=(9, 8.4), layout="constrained")
+figure = plt.figure(figsize=(7.8, 7.3), layout="constrained")
 for place_of, title, points in ((221, "disc: r²/2 − log r", disc.final), (222, "ring: r⁴/4 − r²/2", ring.final)):
     axis = figure.add_subplot(place_of)
-    axis.scatter(*x.T, s=3, color="0.8", label="start")
+    axis.scatter(*x.T, s=8, marker="x", linewidths=0.5, color="0.7", label="start")
     axis.scatter(*points.T, s=9, color="tab:blue", label="end")
-    axis.set(title=title, aspect="equal", xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    axis.set(title=title, aspect="equal", xticks=[-1, 0, 1], yticks=[-1, 0, 1], xlabel="x", ylabel="y")
     axis.legend(loc="upper right", fontsize=8)
 axis = figure.add_subplot(223)
-arrows = axis.quiver(*place.T, *v.T, np.arctan2(v[:, 1], v[:, 0]), cmap="hsv", scale=45, width=0.006)
-axis.set(title="mill: self-propelled, Morse", aspect="equal")
-sphere = figure.add_subplot(224, projection="3d")
-angle, height = np.mgrid[0 : 2 * np.pi : 40j, 0 : np.pi : 20j]
-globe = np.cos(angle) * np.sin(height), np.sin(angle) * np.sin(height), np.cos(height)
-sphere.plot_wireframe(*globe, color="0.85", linewidth=0.3)
-paths = ends.u.transpose(1, 2, 0)
-for path, number in zip(paths[::4], found[::4], strict=True):
-    sphere.plot(*path, color=plt.cm.tab10(number % 10), linewidth=0.5, alpha=0.6)
-sphere.scatter(*ends.final.T, c=[plt.cm.tab10(number % 10) for number in found], s=25)
-sphere.set_box_aspect((1, 1, 1), zoom=1.45)
-sphere.set_axis_off()
-sphere.set_title("tokens of attention, β = 16")
+arrows = axis.quiver(*place.T, *v.T, np.linalg.norm(v, axis=1), cmap="viridis", scale=45, width=0.006)
+axis.set(title="mill: self-propelled, Morse", aspect="equal", xlabel="x", ylabel="y")
+figure.colorbar(arrows, ax=axis, label="speed", shrink=0.8)
+sphere = figure.add_subplot(224)
+arc = np.linspace(-np.pi / 2, np.pi / 2, 61)
+for level in np.sin(np.pi / 6 * np.arange(-3, 4)):  # a globe seen from the front: meridians and parallels
+    sphere.plot(level * np.cos(arc), np.sin(arc), color="0.85", linewidth=0.5)
+    sphere.plot([-np.sqrt(1 - level**2), np.sqrt(1 - level**2)], [level, level], color="0.85", linewidth=0.5)
+for path, number in zip(ends.u.transpose(1, 2, 0), found, strict=True):
+    front = np.where(path[1] < 0, path, np.nan)
+    sphere.plot(front[0], front[2], color=plt.cm.tab10(number % 10), linewidth=0.6, alpha=0.6)
+seen = ends.final[:, 1] < 0
+sphere.scatter(*ends.final[seen][:, [0, 2]].T, c=[plt.cm.tab10(number % 10) for number in found[seen]], s=40)
+sphere.set(title="tokens of attention, β = 16", aspect="equal", xlabel="x", ylabel="z", xticks=[], yticks=[])
