@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
 from benchmarks.harness import Row, interleaved, machine, table
-from nlflow import ETD2RK, ETD4RK, Gaussian, Grid, J, RungeKutta, SystemFlow, affinity, solve
-from nlflow.flows import GrayScott
+from nlflow import ETD2RK, ETD4RK, Gaussian, Grid, J, RungeKutta, affinity, solve
+from nlflow.flows import GrayScott, SystemFlow
 
 Floats = NDArray[np.float64]
 

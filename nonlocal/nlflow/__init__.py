@@ -35,7 +35,7 @@ _IN_ROOMS = {
         "AttentionStep Brusselator Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama Event ExactGaussian "
         "ExponentialEuler FisherKPP FitzHughNagumo ForwardBackward Frames GeodesicEuler GeodesicMidpoint GrayScott "
         "LaggedDiffusivity LayerStep Lie Milstein Noise PlatenWeak2 PredatorPrey Reaction Rosenbrock Solution Source "
-        "Status Strang ensemble function_of"
+        "Status Strang SystemFlow ensemble function_of"
     ),
     "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
     "kernels": "Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland",

@@ -29,7 +29,6 @@ from .flows.reactions import AllenCahn as AllenCahn
 from .flows.solver import solve as solve
 from .flows.sphere import SphereFlow as SphereFlow
 from .flows.sphere import on_sphere as on_sphere
-from .flows.systems import SystemFlow as SystemFlow
 from .flows.trackers import Checkpoint as Checkpoint
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
@@ -86,7 +85,6 @@ __all__ = [
     "SphereFlow",
     "SteadyState",
     "StoermerVerlet",
-    "SystemFlow",
     "WaveExponential",
     "WaveFlow",
     "affinity",

@@ -64,7 +64,7 @@ RIGHT: dict[str, tuple[Callable[[], Any], Callable[[Floats], Floats], tuple[floa
 @pytest.mark.parametrize("name", RIGHT)
 def test_ready_made(name: str) -> None:
     make, rate, (low, high) = RIGHT[name]
-    flow = nl.SystemFlow(nl.J(WEIGHTS), [1.0, 0.2], reaction=make())
+    flow = nl.flows.SystemFlow(nl.J(WEIGHTS), [1.0, 0.2], reaction=make())
     start = np.random.default_rng(0).uniform(low, high, (N, 2))
 
     def speed(t: float, y: Floats) -> Floats:
@@ -147,7 +147,7 @@ SPLITTINGS = {"Lie": nl.Lie, "Strang": nl.Strang}
 def test_orders_of_splittings(name: str) -> None:
     make, rate = SPLITTINGS[name], RIGHT["Brusselator"][1]
     start = np.random.default_rng(0).uniform(0.5, 2.0, (N, 2))
-    flow = nl.SystemFlow(nl.J(WEIGHTS), [1.0, 0.2], reaction=nl.Brusselator(1.2, 2.5))
+    flow = nl.flows.SystemFlow(nl.J(WEIGHTS), [1.0, 0.2], reaction=nl.Brusselator(1.2, 2.5))
     flow = flow + nl.Source(lambda t: np.sin(3 * t) * start)
 
     def speed(t: float, y: Floats) -> Floats:
@@ -213,7 +213,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"reaction: the average of PredatorPrey.* is on nodes of shape \(16,\), expected \(5,\)",
     ),
     "start": (
-        lambda: nl.solve(nl.SystemFlow(nl.J(WEIGHTS), [1, 1], reaction=nl.GrayScott(interval=((0, 2), (0, 1)))),
+        lambda: nl.solve(nl.flows.SystemFlow(nl.J(WEIGHTS), [1, 1], reaction=nl.GrayScott(interval=((0, 2), (0, 1)))),
                          np.stack([1.5 + 0 * X, 1.5 + 0 * X], axis=-1), t=1.0),
         r"start: got values from 1.5 to 1.5, expected them in \[\[0.0, 2.0\], \[0.0, 1.0\]\]",
     ),

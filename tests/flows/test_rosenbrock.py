@@ -59,7 +59,7 @@ FLOWS: dict[str, tuple[Any, Floats, tuple[int, int]]] = {  # and numbers of step
     "oscillator": (van_der_pol(1.0), np.array([[1.0, 0.5], [0.5, -0.5]]), (12, 18)),
     "source": (nl.GradientFlow(nl.J(WEIGHTS), "degree", **DRIVEN), START, (54, 80)),
     "system": (
-        nl.SystemFlow(nl.J(PERIODIC), [1.0, 20.0], reaction=NERVE),
+        nl.flows.SystemFlow(nl.J(PERIODIC), [1.0, 20.0], reaction=NERVE),
         np.stack([START, 0.5 - START], -1),
         (18, 27),
     ),
@@ -132,7 +132,7 @@ def test_p_below_2_by_steps_that_follow_their_error() -> None:
 @pytest.mark.slow
 def test_transforms_precondition() -> None:
     """With rates of 10^6 a few iterations a stage are enough, and the result is that of the exact linear part."""
-    flow = nl.SystemFlow(nl.J(PERIODIC), [1e6, 1e5], reaction=nl.Brusselator(1.2, 2.5))
+    flow = nl.flows.SystemFlow(nl.J(PERIODIC), [1e6, 1e5], reaction=nl.Brusselator(1.2, 2.5))
     start = np.stack([1 + START, 1.5 - START], axis=-1)
     found = nl.solve(flow, start, t=1.0, integrator=nl.Rosenbrock(1e-6, 1e-8))
     assert found.success, found.message

@@ -72,10 +72,10 @@ def operator(kind: str, metric: str) -> Floats:
     return np.block([[matrix[c, e] * blocks[e] for e in (0, 1)] for c in (0, 1)])
 
 
-def flow(kind: str, metric: str = "degree", **terms: Any) -> nl.SystemFlow:
+def flow(kind: str, metric: str = "degree", **terms: Any) -> nl.flows.SystemFlow:
     domain, own, couplings = KINDS[kind]
     functionals = [nl.J(nl.affinity(nl.Gaussian(width), domain)) for width in WIDTHS]
-    return nl.SystemFlow(functionals if own else functionals[0], couplings, metric, **terms)
+    return nl.flows.SystemFlow(functionals if own else functionals[0], couplings, metric, **terms)
 
 
 def start(kind: str) -> Floats:
@@ -137,7 +137,7 @@ def reference(kind: str, strength: float) -> Floats:
     return np.asarray(solve_ivp(speed, (0, 1), flat(u), method="DOP853", rtol=3e-14, atol=1e-15).y[:, -1])
 
 
-def driven(kind: str, reaction: nl.flows.Reaction) -> nl.SystemFlow:
+def driven(kind: str, reaction: nl.flows.Reaction) -> nl.flows.SystemFlow:
     wave = np.cos(np.arange(start(kind).size)).reshape(2, -1).T.reshape(start(kind).shape)
     return flow(kind) + reaction + nl.flows.Source(lambda t: np.sin(3 * t) * wave)
 
@@ -215,7 +215,7 @@ def test_resumed_runs_have_the_same_bits(tmp_path: Any) -> None:
     nl.solve(problem, u, trackers=[nl.Checkpoint(path, every=1), stop], **options)
     whole, again = nl.solve(problem, u, **options), nl.solve(problem, u, resume=path, **options)
     assert np.array_equal(whole.final, again.final)
-    other = nl.SystemFlow(problem.functionals[::-1], [1.0, 0.3], reaction=REACTION)
+    other = nl.flows.SystemFlow(problem.functionals[::-1], [1.0, 0.3], reaction=REACTION)
     with pytest.raises(nl.FileFormatError, match="another problem"):
         nl.solve(other, u, resume=path, **options)
 
@@ -241,19 +241,30 @@ def test_functions_of_matrices(k: int) -> None:
 _J = nl.J(nl.affinity(nl.Gaussian(1.0), GRID))
 _OTHER = nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid((6, 5), spacing=2.0)))
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "negative": (lambda: nl.SystemFlow(_J, [1.0, -0.1]), "diffusivity: got .* real part -0.1"),
-    "grows": (lambda: nl.SystemFlow(_J, [[1.0, 2.0], [2.0, 1.0]]), "diffusivity: got .* real part -1"),
-    "not square": (lambda: nl.SystemFlow(_J, np.ones((2, 3))), r"diffusivity: got shape \(2, 3\)"),
-    "number": (lambda: nl.SystemFlow(_J, 1.0), r"diffusivity: got 0 dimension.* one number for each channel"),
-    "count": (lambda: nl.SystemFlow([_J, _J, _J], [1.0, 0.5]), "functional: got 3 for the 2 channels"),
-    "kind": (lambda: nl.SystemFlow(_J.affinity, [1.0]), "functional: got .*Affinity, expected J"),  # type: ignore[arg-type]
-    "domains": (lambda: nl.SystemFlow([_J, _OTHER], [1.0, 0.5]), "functional: got functionals on different domains"),
-    "components": (lambda: nl.SystemFlow(_J, [1.0] * 3, reaction=REACTION), "reaction: .* of 2 components, expected 3"),
-    "added": (lambda: nl.SystemFlow(_J, [1.0] * 3) + REACTION, "reaction: .* of 2 components, expected 3"),
-    "signal": (lambda: nl.solve(nl.SystemFlow(_J, [1.0, 0.5]), np.ones((6, 5)), t=1.0), r"start: .* \(6, 5, 2\)"),
-    "channels": (lambda: nl.solve(nl.SystemFlow(_J, [1.0, 2]), np.ones((6, 5, 3)), t=1.0), r"start: .* \(6, 5, 2\)"),
+    "negative": (lambda: nl.flows.SystemFlow(_J, [1.0, -0.1]), "diffusivity: got .* real part -0.1"),
+    "grows": (lambda: nl.flows.SystemFlow(_J, [[1.0, 2.0], [2.0, 1.0]]), "diffusivity: got .* real part -1"),
+    "not square": (lambda: nl.flows.SystemFlow(_J, np.ones((2, 3))), r"diffusivity: got shape \(2, 3\)"),
+    "number": (lambda: nl.flows.SystemFlow(_J, 1.0), r"diffusivity: got 0 dimension.* one number for each channel"),
+    "count": (lambda: nl.flows.SystemFlow([_J, _J, _J], [1.0, 0.5]), "functional: got 3 for the 2 channels"),
+    "kind": (lambda: nl.flows.SystemFlow(_J.affinity, [1.0]), "functional: got .*Affinity, expected J"),  # type: ignore[arg-type]
+    "domains": (
+        lambda: nl.flows.SystemFlow([_J, _OTHER], [1.0, 0.5]),
+        "functional: got functionals on different domains",
+    ),
+    "components": (
+        lambda: nl.flows.SystemFlow(_J, [1.0] * 3, reaction=REACTION),
+        "reaction: .* of 2 components, expected 3",
+    ),
+    "added": (lambda: nl.flows.SystemFlow(_J, [1.0] * 3) + REACTION, "reaction: .* of 2 components, expected 3"),
+    "signal": (lambda: nl.solve(nl.flows.SystemFlow(_J, [1.0, 0.5]), np.ones((6, 5)), t=1.0), r"start: .* \(6, 5, 2\)"),
+    "channels": (
+        lambda: nl.solve(nl.flows.SystemFlow(_J, [1.0, 2]), np.ones((6, 5, 3)), t=1.0),
+        r"start: .* \(6, 5, 2\)",
+    ),
     "pieces": (
-        lambda: nl.solve(nl.SystemFlow(_J, [1.0]), np.ones((6, 5, 1)), t=1.0, integrator=nl.flows.AttentionStep()),
+        lambda: nl.solve(
+            nl.flows.SystemFlow(_J, [1.0]), np.ones((6, 5, 1)), t=1.0, integrator=nl.flows.AttentionStep()
+        ),
         "AttentionStep is made of the flow's average",
     ),
 }

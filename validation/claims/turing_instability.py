@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import ETD4RK, Gaussian, Grid, J, RungeKutta, SystemFlow, affinity, solve
-from nlflow.flows import Brusselator
+from nlflow import ETD4RK, Gaussian, Grid, J, RungeKutta, affinity, solve
+from nlflow.flows import Brusselator, SystemFlow
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]

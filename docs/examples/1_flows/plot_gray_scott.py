@@ -2,7 +2,7 @@
 Spots and stripes of two substances
 ===================================
 
-Two channels that diffuse by averages over a kernel, and react: :class:`nlflow.SystemFlow` with
+Two channels that diffuse by averages over a kernel, and react: :class:`nlflow.flows.SystemFlow` with
 :class:`nlflow.flows.GrayScott`. A substrate is fed everywhere, an autocatalyst eats it and dies. Which pattern comes of
 a few drops of the catalyst depends on how much is fed (F) and how quickly it dies (k).
 """
@@ -10,8 +10,8 @@ a few drops of the catalyst depends on how much is fed (F) and how quickly it di
 import matplotlib.pyplot as plt
 import numpy as np
 
-from nlflow import ETD4RK, Gaussian, Grid, J, SystemFlow, affinity, solve
-from nlflow.flows import GrayScott
+from nlflow import ETD4RK, Gaussian, Grid, J, affinity, solve
+from nlflow.flows import GrayScott, SystemFlow
 
 # %%
 # A periodic square. The rates are those of the Laplacian with Pearson's diffusivities, 2 D / width²: an average over a

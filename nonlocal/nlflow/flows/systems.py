@@ -55,7 +55,8 @@ class SystemFlow(LinearFlow):
     Two channels that diffuse at different rates, and turn into each other.
 
     >>> import numpy as np
-    >>> from nlflow import ETD4RK, Gaussian, Grid, J, Reaction, SystemFlow, affinity, solve
+    >>> from nlflow import ETD4RK, Gaussian, Grid, J, affinity, solve
+    >>> from nlflow.flows import Reaction, SystemFlow
     >>> weights = affinity(Gaussian(width=2.0), Grid(32, boundary="periodic"))
     >>> turn = Reaction(lambda u: np.stack([-u[..., 1], u[..., 0]], axis=-1), (-2, 2), components=2, bound=1.0)
     >>> flow = SystemFlow(J(weights), [1.0, 0.2], "degree", reaction=turn)
