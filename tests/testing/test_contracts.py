@@ -16,12 +16,27 @@ import pytest
 import scipy.linalg
 
 import nlflow as nl
-from nlflow.affinities import Affinity
+from nlflow.affinities import Affinity, Unlinked
+from nlflow.flows import (
+    AverageVectorField,
+    AveragingFlow,
+    Brusselator,
+    Kuramoto,
+    Lie,
+    ParticleFlow,
+    ParticleVerlet,
+    Rosenbrock,
+    StoermerVerlet,
+    Strang,
+    SystemFlow,
+    WaveExponential,
+    WaveFlow,
+)
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.fidelity import Fidelity, MatrixFidelity, NodeFidelity
-from nlflow.kernels import Kernel, RadialKernel
+from nlflow.kernels import Kernel, Morse, RadialKernel
 from nlflow.testing import (
     ContractError,
     check_affinity,
@@ -76,6 +91,7 @@ AFFINITIES: dict[str, Callable[[], Affinity]] = {
     "SinkhornAffinity": lambda: nl.sinkhorn(nl.ExpDotProduct(), nl.Points(np.arange(24.0)), X),
     "dense, not symmetric": lambda: TOKENS,
     "SparseAffinity": lambda: nl.affinity_from_graph(nl.neighbour_graph(X, 4), nl.Points(X)),
+    "Unlinked": lambda: Unlinked(nl.Points(X, weights=np.linspace(1, 2, 24))),
 }
 
 
@@ -100,8 +116,19 @@ def _p_flow(p: float) -> nl.PFlow:
     return nl.PFlow(nl.Ep(EDGES, np.sin(np.arange(20.0)), 0.5, p=p))
 
 
+def _wave() -> tuple[WaveFlow, Any]:
+    flow = WaveFlow(nl.GradientFlow(nl.J(DENSE)), damping=0.1)
+    return flow, flow.state(F, F[::-1])
+
+
+SWARM = ParticleFlow(X, Morse(), friction=0.3)
+SYSTEM = SystemFlow(nl.J(_grid("convolution", "periodic")), [1.0, 0.2]) + Brusselator(1.0, 1.5)
+MIXED = np.ones((5, 4, 2)) + 0.1 * RNG.normal(size=(5, 4, 2))
+MOVING = np.concatenate([X, X[::-1]], axis=1)
+
 INTEGRATORS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "Adaptive": lambda: (nl.Adaptive(nl.ETD2RK(0.1)),),
+    "AverageVectorField": lambda: (AverageVectorField(0.1),),
     "AttentionStep": lambda: (nl.AttentionStep(),),
     "ConvexSplitting": lambda: (nl.ConvexSplitting(0.1),),
     "ETD2RK": lambda: (nl.ETD2RK(0.1),),
@@ -117,11 +144,17 @@ INTEGRATORS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "IMEX": lambda: (nl.IMEX(0.1),),
     "LaggedDiffusivity": lambda: (nl.LaggedDiffusivity(0.1), _p_flow(1.5)),
     "LayerStep": lambda: (nl.LayerStep(0.1), nl.SphereFlow(SPHERE), SPHERE),
+    "Lie": lambda: (Lie(0.05), SYSTEM, MIXED),
     "Milstein": lambda: (nl.Milstein(0.1),),
     "PlatenWeak2": lambda: (nl.PlatenWeak2(0.1),),
     "NeutrenoStep": lambda: (nl.NeutrenoStep(),),
+    "ParticleVerlet": lambda: (ParticleVerlet(0.02), SWARM, MOVING),
+    "Rosenbrock": lambda: (Rosenbrock(1e-8),),
     "RungeKutta": lambda: (nl.RungeKutta(1e-8),),
     "SemiImplicit": lambda: (nl.SemiImplicit(0.1),),
+    "StoermerVerlet": lambda: (StoermerVerlet(0.02), *_wave()),
+    "Strang": lambda: (Strang(0.05), SYSTEM, MIXED),
+    "WaveExponential": lambda: (WaveExponential(), *_wave()),
 }
 
 
@@ -139,6 +172,13 @@ FLOWS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "with a constraint": lambda: (nl.GradientFlow(nl.J(DENSE), constraint=nl.Constraint([0, 3], [1.0, 2.0])),),
     "PFlow": lambda: (_p_flow(1.5),),
     "SphereFlow": lambda: (nl.SphereFlow(SPHERE), SPHERE),
+    "AveragingFlow": lambda: (AveragingFlow(X, nl.Gaussian(width=1.0)), X),
+    "Kuramoto": lambda: (Kuramoto(F, coupling=0.5), F),
+    "ParticleFlow": lambda: (ParticleFlow(X, Morse()), X),
+    "with inertia": lambda: (SWARM, MOVING),
+    "SystemFlow": lambda: (SYSTEM, MIXED),
+    "WaveFlow": _wave,
+    "conserved": lambda: (nl.GradientFlow(nl.J(DENSE), "conserved", reaction=nl.AllenCahn()),),
 }
 
 
@@ -163,6 +203,7 @@ ELSEWHERE = {
     "TiledAffinity": "is of torch tensors, in test_tiled.py",
     "RememberingFlow": "is a GradientFlow inside the denoiser",
     "GroupFlow": "has no velocity, in test_group_flow.py",
+    "Variations": "is a flow and its derivatives side by side, in test_cycles.py",
     "RelaxedSemiImplicit": "steps a GroupFlow, in test_group_flow.py",
 }
 
