@@ -35,9 +35,9 @@ _IN_ROOMS = {
         "AttentionStep Brusselator Callback DiscrepancyPrinciple DistanceToConstant EulerMaruyama Event ExactGaussian "
         "ExponentialEuler FisherKPP FitzHughNagumo ForwardBackward Frames GeodesicEuler GeodesicMidpoint GrayScott "
         "LaggedDiffusivity LayerStep Lie Milstein Noise PlatenWeak2 PredatorPrey Reaction Rosenbrock Solution Source "
-        "Status Strang SystemFlow ensemble function_of"
+        "Status StoermerVerlet Strang SystemFlow WaveExponential WaveFlow ensemble function_of"
     ),
-    "functionals": "CertifiedMinimizer FractionalLaplacian Jp KullbackLeibler L1",
+    "functionals": "CertifiedMinimizer ConservedMetric FractionalLaplacian Jp KullbackLeibler L1",
     "kernels": "Anisotropic InverseMultiquadric Laplace Matern RationalQuadratic TopHat TruncatedPower Wendland",
     "plotting": "Film Live",
     "studies": "StudyResult",

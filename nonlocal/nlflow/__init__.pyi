@@ -32,13 +32,9 @@ from .flows.sphere import on_sphere as on_sphere
 from .flows.trackers import Checkpoint as Checkpoint
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
-from .flows.wave import StoermerVerlet as StoermerVerlet
-from .flows.wave import WaveExponential as WaveExponential
-from .flows.wave import WaveFlow as WaveFlow
 from .functionals.constraint import Constraint as Constraint
 from .functionals.energies import E as E
 from .functionals.energies import J as J
-from .functionals.metrics import ConservedMetric as ConservedMetric
 from .functionals.misfits import Huber as Huber
 from .functionals.variational import Ep as Ep
 from .kernels import ExpDotProduct as ExpDotProduct
@@ -58,7 +54,6 @@ __all__ = [
     "AllenCahn",
     "AttentionFlow",
     "Checkpoint",
-    "ConservedMetric",
     "Constraint",
     "ConvexSplitting",
     "E",
@@ -84,9 +79,6 @@ __all__ = [
     "SemiImplicit",
     "SphereFlow",
     "SteadyState",
-    "StoermerVerlet",
-    "WaveExponential",
-    "WaveFlow",
     "affinity",
     "affinity_from_graph",
     "denoise",
