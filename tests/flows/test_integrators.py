@@ -14,7 +14,7 @@ from scipy.integrate import solve_ivp
 
 import nlflow as nl
 from nlflow.errors import InputError
-from nlflow.flows import integrators
+from nlflow.flows import AverageVectorField, integrators
 from nlflow.flows.integrators import Integrator
 from tests.problems import Floats, Problem, problem, random_chain, torch_on_one_thread
 
@@ -25,7 +25,9 @@ FIDELITIES = {"J": None, "E": 0.7, "E per node": np.linspace(0.0, 1.5, 24)}
 EVERY_INTEGRATOR: list[Integrator] = [
     nl.ExplicitEuler(0.1), nl.SemiImplicit(0.1), nl.RungeKutta(), nl.RungeKutta(dt=0.1, adaptive=False),
     nl.AttentionStep(), nl.NeutrenoStep(), nl.Exponential(), nl.ETD2RK(0.1), nl.ETD4RK(0.1),
-    nl.IMEX(0.1), nl.ConvexSplitting(0.1), nl.Adaptive(nl.ETD4RK(0.1)),
+    nl.IMEX(0.1), nl.ConvexSplitting(0.1), nl.Adaptive(nl.ETD4RK(0.1)), AverageVectorField(0.1), nl.Lie(0.1),
+    nl.Strang(0.1), nl.Rosenbrock(), nl.EulerMaruyama(0.1), nl.Milstein(0.1), nl.PlatenWeak2(0.1),
+    nl.ExponentialEuler(0.1), nl.ExactGaussian(),
 ]  # fmt: skip
 
 
@@ -274,6 +276,13 @@ def test_every_integrator_is_tested_here() -> None:
 def test_declarations(integrator: Integrator) -> None:
     flow = problem("degree").flow
     orders = {"RungeKutta": 5.0, "Exponential": math.inf, "ETD2RK": 2.0, "ETD4RK": 4.0, "IMEX": 2.0, "Adaptive": 4.0}
+    orders |= {
+        "AverageVectorField": 2.0,
+        "Strang": 2.0,
+        "Rosenbrock": 4.0,
+        "PlatenWeak2": 2.0,
+        "ExactGaussian": math.inf,
+    }
     expected = orders.get(type(integrator).__name__, 1.0)
     assert integrator.order == expected
     assert integrator.unit_steps == isinstance(integrator, nl.AttentionStep | nl.NeutrenoStep)

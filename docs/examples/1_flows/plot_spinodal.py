@@ -3,7 +3,7 @@ Spinodal decomposition
 ======================
 
 A mixture that is quenched separates into two phases. What one place loses another gains, so that the flow is the one
-of :class:`nlflow.ConservedMetric`, the nonlocal Cahn-Hilliard equation
+of :class:`nlflow.functionals.ConservedMetric`, the nonlocal Cahn-Hilliard equation
 
 .. math:: \frac{du}{dt} = -M \mu, \qquad \mu = L u + u^3 - u.
 

@@ -6,8 +6,8 @@ In peridynamics the nodes of a bar pull at all others within reach, not at their
 
 .. math:: \rho\, u'' = \int k(|x - y|)\, (u(y) - u(x))\, dy = -L u.
 
-Short waves are slower than long ones, so a pulse falls apart. :class:`nlflow.WaveFlow` is the flow, and
-:class:`nlflow.StoermerVerlet` its step.
+Short waves are slower than long ones, so a pulse falls apart. :class:`nlflow.flows.WaveFlow` is the flow, and
+:class:`nlflow.flows.StoermerVerlet` its step.
 """
 
 import matplotlib.pyplot as plt

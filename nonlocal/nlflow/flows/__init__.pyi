@@ -48,7 +48,6 @@ from .particles import trap as trap
 from .reactions import AllenCahn as AllenCahn
 from .reactions import FisherKPP as FisherKPP
 from .reactions import Reaction as Reaction
-from .reactions import Source as Source
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve
@@ -58,6 +57,7 @@ from .sphere import LayerStep as LayerStep
 from .sphere import SphereFlow as SphereFlow
 from .sphere import on_sphere as on_sphere
 from .systems import SystemFlow as SystemFlow
+from .terms import Source as Source
 from .trackers import Callback as Callback
 from .trackers import Checkpoint as Checkpoint
 from .trackers import DiscrepancyPrinciple as DiscrepancyPrinciple

@@ -5,7 +5,7 @@ Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
     du/dt = r (Pu - u) + phi (f - u)
 
 with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does), and the terms of
-`nlflow.flows.reactions` beside it. `average`, `diffusion` and `linear` use the kernel that a flow object holds, and so
+`nlflow.flows.terms` beside it. `average`, `diffusion` and `linear` use the kernel that a flow object holds, and so
 are linear; `velocity` and what is measured of a signal use the kernel of that signal.
 """
 
@@ -25,7 +25,8 @@ from nlflow.errors import InputError, NumericalError, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.modes import Modes, bases_of
 from nlflow.flows.noise import Noise
-from nlflow.flows.reactions import Reaction, Source, Terms, as_terms
+from nlflow.flows.reactions import Reaction
+from nlflow.flows.terms import Source, Terms, as_terms
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity

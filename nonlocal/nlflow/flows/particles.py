@@ -18,7 +18,7 @@ from nlflow.errors import InputError, NumericalError, check_array, check_floats,
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
 from nlflow.flows.noise import Noise
-from nlflow.flows.reactions import TermError
+from nlflow.flows.terms import TermError
 from nlflow.kernels import RadialKernel
 from nlflow.kernels.interactions import Interaction
 

@@ -15,7 +15,8 @@ from nlflow.errors import InputError, NumericalError, check_floats, checked_call
 from nlflow.flows.linear import LinearFlow, bound_of
 from nlflow.flows.modes import Modes, bases_of
 from nlflow.flows.noise import Noise
-from nlflow.flows.reactions import Reaction, Source, as_terms
+from nlflow.flows.reactions import Reaction
+from nlflow.flows.terms import Source, as_terms
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.metrics import Metric, as_metric

@@ -12,7 +12,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.exponential import modes_of
 from nlflow.flows.integrators.runge_kutta import Embedded, Tried, combine, weighted
 from nlflow.flows.linear import LinearFlow
-from nlflow.flows.reactions import TermError
+from nlflow.flows.terms import TermError
 from nlflow.functionals.krylov import gmres
 
 _MOST = 1000  # derivatives of the velocity for one linear system

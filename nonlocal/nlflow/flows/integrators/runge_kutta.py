@@ -15,8 +15,8 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError, explicit_limit
 from nlflow.flows.integrators.fixed_step import FixedStep
 from nlflow.flows.linear import LinearFlow
-from nlflow.flows.reactions import TermError
 from nlflow.flows.spectrum import is_told
+from nlflow.flows.terms import TermError
 
 PIECES = "_pieces"
 """Under which name the memory of a step holds a list that takes its pieces, where somebody asks for them."""
