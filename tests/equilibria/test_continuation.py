@@ -69,6 +69,7 @@ def test_pitchforks_of_allen_cahn_on_a_circle_are_at_the_eigenvalues() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.sampled(2)
 def test_branches_of_waves_follow_from_a_double_pitchfork(sign: int) -> None:
     weights, waves = circle()
     make_flow = allen_cahn(weights)
@@ -255,6 +256,7 @@ def test_refusals() -> None:
     assert down.parameter[-1] == 0.0
 
 
+@pytest.mark.slow
 def test_cahn_hilliard_separates_where_the_second_variation_says() -> None:
     # -M (A - r (1 - 3 c^2)) is 0 on a wave where r (1 - 3 c^2) is its eigenvalue of A = d (I - P).
     n, mean = 12, 0.2

@@ -40,6 +40,7 @@ def brusselator(a: float, b: float) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("sign", [1.0, pytest.param(-1.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_normal_form_of_hopf(sign: float) -> None:
     mu, omega = 0.25, 3.0
     cycle = find_cycle(at_one_node(normal_form(mu, omega, sign)), np.array([[0.55, 0.02]]), 2.0)

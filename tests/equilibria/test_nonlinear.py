@@ -90,6 +90,7 @@ def test_iterations_find_what_matrices_do(metric: str, symmetric: bool, monkeypa
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "reflect"])
+@pytest.mark.slow
 def test_transforms_precondition(boundary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = nl.Grid((12, 10), boundary=boundary)
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), grid)), reaction=nl.AllenCahn(3.0))

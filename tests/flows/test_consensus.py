@@ -84,6 +84,7 @@ def test_oscillators_lock_as_their_mean_field_says() -> None:
     assert order == pytest.approx(np.sqrt(1 - 2 * 0.5 / 2.0), abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_order_of_verlet_is_2_and_it_keeps_the_energy() -> None:
     x = normal(12, 15, 2)
     u = np.hstack([x, 0.3 * x[::-1]])

@@ -104,6 +104,7 @@ def test_channels_move_by_themselves(name):
 
 
 @pytest.mark.parametrize(("make", "name"), CASES)
+@pytest.mark.sampled(4)
 def test_orders_are_those_declared_and_mass_stays(make, name):
     problem = Problem(make, name)
     expected, mass = problem.exact(0.1), problem.w @ START
@@ -125,6 +126,7 @@ def test_orders_are_those_declared_and_mass_stays(make, name):
 
 
 @pytest.mark.parametrize(("make", "name"), CASES)
+@pytest.mark.sampled(3)
 def test_convex_splitting_lowers_the_energy_in_any_step(make, name):
     problem = Problem(make, name, fidelity=0.0, strength=8.0)
     for h in (1e-3, 10.0, 1e4):
@@ -136,6 +138,7 @@ def test_convex_splitting_lowers_the_energy_in_any_step(make, name):
 
 
 @pytest.mark.parametrize(("make", "name"), CASES)
+@pytest.mark.sampled(4)
 def test_average_vector_fields_lose_energy_at_order_two(make, name):
     problem, method = Problem(make, name), nl.flows.AverageVectorField
     expected = problem.exact(0.1)
@@ -226,6 +229,7 @@ def test_mass_stays_for_ten_thousand_steps():
     assert abs(found.final.mean() - START.mean()) < 1e-13 * np.abs(START).mean()
 
 
+@pytest.mark.slow
 def test_a_run_resumes_and_another_mobility_is_another_problem(tmp_path):
     def flow(mobility):
         return nl.GradientFlow(nl.J(grid(0.2)), nl.ConservedMetric(mobility=mobility), reaction=nl.AllenCahn())

@@ -81,6 +81,7 @@ def test_moments_have_the_order_of_the_method(make: Any, numbers: Any) -> None:
 
 
 @pytest.mark.parametrize("direction", [0, 1, -1])
+@pytest.mark.sampled(3)
 def test_directions_and_a_start_at_0(direction: int) -> None:
     """sin t is 0 at the start, which is no event, and then at pi, 2 pi, ..."""
     event = nl.Event(lambda t, u: u[0, 0], direction=direction, name="zero")
@@ -121,6 +122,7 @@ def test_resets_without_end_are_told() -> None:
     assert found.t[-1] == pytest.approx(2 / 0.9, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_kernels_that_follow_the_signal() -> None:
     features = np.random.default_rng(0).standard_normal((12, 2))
     weights = nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(12.0)), features)

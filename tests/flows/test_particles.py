@@ -114,6 +114,7 @@ def test_two_particles_follow_their_closed_form() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_order_of_runge_kutta_is_its_own_on_particles() -> None:
     x = drawn(12, 2, 8) * 2
     flow = ParticleFlow(x, Interaction(Gaussian(0.6)), potential=trap(0.5), friction=0.4)  # smooth everywhere
