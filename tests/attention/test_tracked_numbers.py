@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow import attention, learning
+from nlflow import attention, equilibria, flows, functionals, kernels, learning
 from nlflow.kernels import NAMED
 from tests.names import FOUND
 
@@ -30,6 +30,19 @@ def flow() -> Any:
     return nl.GradientFlow(nl.E(points(), U, 0.5))
 
 
+def field() -> Any:
+    return equilibria.GaussianField(flow().functional)
+
+
+def kinetics() -> Any:
+    """Return a flow of two channels that comes to rest, at (1, 1)."""
+    return nl.GradientFlow(nl.J(points()), "degree", reaction=flows.Brusselator(1.0, 1.0))
+
+
+def kinked(p: float) -> Any:
+    return nl.GradientFlow(nl.J(points()), "degree", reaction=nl.Reaction(lambda u: p * u - u**3, (-2, 2), bound=20.0))
+
+
 def fitted(kind: Any) -> Callable[..., Any]:
     """Return what makes an estimator and fits it: parameters are checked there."""
 
@@ -42,6 +55,9 @@ def fitted(kind: Any) -> Callable[..., Any]:
 
 FIT = {"gamma": 1.0, "n_neighbors": 4, "accuracy": 1e-3, "tol": 1e-3, "memory_limit": 1e9}
 EVERY = {"every": 1, "interval": 0.5}
+PAIR: dict[str, Any] = {"interval": ((0.0, 4.0), (0.0, 4.0))}
+ESTIMATE = {"samples": 8.0, "averages": 100.0, "rng": 0.0}
+CHOICE: dict[str, Any] = {"values": np.array([0.1, 1.0, 10.0]), "factor": 1.0, **ESTIMATE}
 LONG: dict[str, Any] = {"path": "unused"}
 # What is called, with what it needs, and the numbers that it takes.
 TABLE: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
@@ -70,8 +86,14 @@ TABLE: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     ),
     *((kind, {"dt": 0.1}, {"dt": 0.1}) for kind in (
         nl.ExplicitEuler, nl.SemiImplicit, nl.ETD2RK, nl.ETD4RK, nl.IMEX, nl.ConvexSplitting, nl.ForwardBackward,
-        nl.LaggedDiffusivity, nl.GeodesicEuler, nl.GeodesicMidpoint, nl.LayerStep,
+        nl.LaggedDiffusivity, nl.GeodesicEuler, nl.GeodesicMidpoint, nl.LayerStep, flows.Lie, flows.Strang,
+        flows.EulerMaruyama, flows.Milstein, flows.PlatenWeak2, flows.ExponentialEuler, flows.StoermerVerlet,
+        flows.ParticleVerlet,
     )),
+    (flows.StoermerVerlet, {"dt": 0.1}, {"stride": 2}),
+    (flows.Rosenbrock, {}, {"rtol": 1e-3, "atol": 1e-3, "dt": 0.1}),
+    (flows.ExactGaussian, {}, {"tol": 1e-3}),
+    (flows.WaveExponential, {}, {"tol": 1e-3}),
     (nl.LaggedDiffusivity, {"dt": 0.1}, {"smoothing": 1e-3}),
     (nl.RungeKutta, {}, {"rtol": 1e-3, "atol": 1e-3, "dt": 0.1}),
     (nl.Adaptive, {"integrator": nl.ETD2RK(0.1)}, {"rtol": 1e-3, "atol": 1e-3}),
@@ -82,6 +104,88 @@ TABLE: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (
         nl.Reaction, {"function": lambda u: -u, "interval": (0.0, 1.0), "bound": 1.0},
         {"interval": (0.0, 1.0), "bound": 1.0},
+    ),
+    (
+        nl.Reaction, {"function": lambda u: -u, "components": 2, "interval": (0.0, 1.0), "bound": 1.0},
+        {**PAIR, "components": 2},
+    ),
+    (flows.GrayScott, {}, {"feed": 0.04, "kill": 0.06, **PAIR}),
+    (flows.FitzHughNagumo, {}, {"a": 0.7, "b": 0.8, "epsilon": 0.08, "current": 0.1, **PAIR}),
+    (flows.Brusselator, {}, {"a": 1.0, "b": 3.0, **PAIR}),
+    (flows.PredatorPrey, {}, {"growth": 1.0, "saturation": 0.3, "conversion": 1.0, "mortality": 0.5, **PAIR}),
+    (flows.SystemFlow, {"functional": nl.J(points())}, {"diffusivity": [1.0, 2.0]}),
+    (flows.SystemFlow, {"functional": nl.J(points())}, {"diffusivity": np.eye(2)}),
+    (functionals.ConservedMetric, {}, {"mobility": 1.0}),
+    (functionals.ConservedMetric, {}, {"mobility": np.ones(12)}),
+    (functionals.ConservedMetric, {"mobility": np.cos}, {"largest": 1.0}),
+    (flows.WaveFlow, {"flow": nl.GradientFlow(nl.J(points()))}, {"damping": 0.1, "density": 1.0}),
+    (flows.WaveFlow, {"flow": nl.GradientFlow(nl.J(points()))}, {"damping": np.ones(12), "density": [1.0] * 12}),
+    (flows.Noise, {}, {"beta": 1.0, "strength": 1.0}),
+    (flows.Noise, {}, {"strength": [1.0, 2.0]}),
+    (flows.Noise, {"beta": 1.0}, {"channels": [1.0, 2.0], "rng": 1.0, "path": 1.0}),
+    (flows.normals, {"seed": 1, "shape": (2, 3)}, {
+        "seed": 1.0, "shape": (2.0, 3.0), "node": 1.0, "channel": 1.0, "step": 1.0, "stream": 1.0,
+    }),
+    (
+        flows.ensemble, {"flow": flow() + flows.Noise(beta=1.0, rng=1), "count": 2, "t": 0.1},
+        {"count": 2.0, "t": 0.1, "side_by_side": 1.0, "memory_limit": 1e9},
+    ),
+    (flows.ensemble, {"flow": flow() + flows.Noise(beta=1.0, rng=1), "count": 2}, {"t_eval": [0.0, 0.1]}),
+    (flows.Event, {"function": lambda t, u: t - 0.5}, {"direction": 1.0, "tol": 1e-9}),
+    (kernels.Interaction, {"w": "r**2"}, {"strength": 1.0, "cutoff": 2.0}),
+    (kernels.Interaction, {"w": "r**2"}, {"cutoff": np.inf}),
+    (
+        kernels.Morse, {},
+        {"repulsion": 1.0, "repulsion_length": 0.5, "attraction": 0.5, "attraction_length": 1.0, "cutoff": 3.0},
+    ),
+    (kernels.PowerLaws, {}, {"attraction": 4.0, "repulsion": 2.0, "cutoff": 3.0, "softening": 0.1}),
+    (flows.trap, {}, {"stiffness": 1.0, "centre": [0.0, 1.0]}),
+    (
+        flows.ParticleFlow, {"particles": X, "friction": 0.0},
+        {"weights": np.ones(12), "box": [5.0, 5.0], "friction": 1.0, "drag": 1.0},
+    ),
+    (flows.ParticleFlow, {"particles": X}, {"box": 5.0}),
+    (flows.ParticleFlow, {"particles": X}, {"box": np.array([5.0, 5.0])}),
+    (flows.AveragingFlow, {"particles": X, "kernel": nl.Gaussian(1.0)}, {"weights": np.ones(12)}),
+    (flows.mean_shift, {"data": X}, {"width": 1.0}),
+    (flows.hegselmann_krause, {"opinions": X}, {"confidence": 1.0}),
+    (flows.Kuramoto, {"frequencies": U}, {"coupling": 1.0}),
+    (flows.function_of, {"L": points(), "function": np.exp}, {"tol": 1e-3, "maxiter": 10.0}),
+    (equilibria.GaussianField, {"energy": flow().functional}, {"beta": 1.0, "sigma": 1.0}),
+    (field().sample, {}, {"count": 2.0, "rng": 1.0}),
+    (field().variance, {}, {"samples": 20.0, "rng": 1.0}),
+    (field().band, {}, {"level": 0.9, "samples": 20.0, "rng": 1.0}),
+    (field().log_determinant, {}, ESTIMATE),
+    (field().log_evidence, {}, ESTIMATE),
+    (equilibria.trace_of, {"L": points(), "function": np.exp}, ESTIMATE),
+    (equilibria.choose_fidelity, {"energy": flow().functional}, CHOICE),
+    (equilibria.choose_fidelity, {"energy": flow().functional, "method": "sure"}, {"sigma": 0.1}),
+    (
+        equilibria.choose_parameter,
+        {"build": lambda p: nl.E(points(), U, p), "values": [0.1, 1.0, 10.0], "method": "gcv"}, CHOICE,
+    ),
+    (
+        equilibria.choose_parameter,
+        {"build": lambda p: nl.E(points(), U, p), "values": [0.1, 1.0, 10.0], "method": "sure"}, {"sigma": 0.1},
+    ),
+    (
+        equilibria.find_equilibrium, {"flow": kinetics(), "start": np.ones((12, 2))},
+        {"start": np.ones((12, 2)), "rtol": 1e-3, "maxiter": 10.0},
+    ),
+    (
+        equilibria.find_equilibria, {"flow": kinetics(), "starts": [np.ones((12, 2))]},
+        {"starts": [np.ones((12, 2))], "most": 2.0, "rtol": 1e-3, "maxiter": 10.0},
+    ),
+    (equilibria.stability, {"flow": kinetics(), "u": np.ones((12, 2))}, {"u": np.ones((12, 2)), "k": 2.0}),
+    (
+        equilibria.continue_equilibria,
+        {"make_flow": kinked, "start": np.zeros(12), "parameter": 0.0, "bounds": (-1.0, 1.0)},
+        {"start": np.zeros(12), "parameter": 0.0, "bounds": (-1.0, 1.0), "direction": 1.0, "size": 1.0, "step": 0.01,
+         "longest": 0.05, "most": 5.0, "k": 2.0, "rtol": 1e-3},
+    ),
+    (
+        equilibria.find_cycle, {"flow": kinetics(), "start": np.ones((12, 2)), "settle": 1.0},
+        {"start": np.ones((12, 2)), "period": 1.0, "settle": 1.0, "rtol": 1e-3, "maxiter": 5.0},
     ),
     (nl.Constraint, {"nodes": [0]}, {"values": 1.0}),
     (nl.Constraint, {"nodes": [0, 1]}, {"values": np.ones(2)}),

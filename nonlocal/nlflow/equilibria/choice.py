@@ -16,7 +16,7 @@ import numpy as np
 
 from nlflow._array import Array, Floats, scalar, to_numpy, underflowing
 from nlflow.equilibria.field import _positive, check_energy
-from nlflow.equilibria.sums import Sums, measure_of, observed_sums, spectral_sums
+from nlflow.equilibria.sums import Sums, check_estimates, measure_of, observed_sums, spectral_sums
 from nlflow.errors import InputError, check_choice, check_floats, check_number, checked_call
 from nlflow.flows.functions import symmetric_flow
 from nlflow.functionals.energies import E, J
@@ -262,6 +262,7 @@ def choose_fidelity(
     energy = check_energy(energy)
     method, factor = _check_method(method, sigma, factor)
     sigma = None if sigma is None else check_number("sigma", sigma, minimum=0, strict=True)
+    check_estimates(samples, averages, rng)
     options: dict[str, Any] = {"method": traces, "samples": samples, "averages": averages, "rng": rng}
     criteria = _Criteria(energy, method, sigma, factor, options)
     if values is None:
@@ -320,6 +321,7 @@ def choose_parameter(
     grid = check_floats("values", values, ndim=1)
     if len(grid) < 3 or not (np.diff(grid) > 0).all():
         raise InputError("values: expected at least 3 increasing numbers")
+    check_estimates(samples, averages, rng)
     options: dict[str, Any] = {"method": traces, "samples": samples, "averages": averages, "rng": rng}
     energies = [check_energy(build(float(one)), "build") for one in grid]
     _check_same(energies)

@@ -91,6 +91,7 @@ class BranchPoint:
         """
         if self.kind != "hopf":
             raise InputError(f"kind: got a {self.kind}, expected a Hopf point, where cycles begin")
+        amplitude = check_number("amplitude", amplitude)
         wave = np.asarray(self.vectors[0])
         return np.asarray(self.u) + amplitude * math.sqrt(2) * wave.real, 2 * math.pi / abs(self.eigenvalue.imag)
 
@@ -167,7 +168,7 @@ class Branch:
                 f"point: got a {point.kind}, where no other branch of equilibria crosses, expected a branch point"
                 + ("; find_cycle(flow, *point.cycle(amplitude)) finds the cycles" if point.kind == "hopf" else "")
             )
-        if sign not in (1, -1):
+        if check_integer("sign", sign) not in (1, -1):
             raise InputError(f"sign: got {sign!r}, expected 1 or -1")
         vector = check_integer("vector", vector, minimum=0)
         if vector >= point._null.shape[1]:
@@ -267,7 +268,7 @@ def continue_equilibria(
     parameter = check_number("parameter", parameter)
     if not low <= parameter <= high:
         raise InputError(f"parameter: got {parameter:g}, expected one within the bounds ({low:g}, {high:g})")
-    if direction not in (1, -1):
+    if check_integer("direction", direction) not in (1, -1):
         raise InputError(f"direction: got {direction!r}, expected 1 or -1")
     longest = check_number("longest", longest, minimum=0, strict=True)
     step = min(check_number("step", step, minimum=0, strict=True), longest)

@@ -268,6 +268,7 @@ class GaussianField:
         """
         method = check_choice("method", method, ("auto", "transform", "dense", "samples"))
         samples = check_integer("samples", samples, minimum=10)
+        generator_of(rng)
         if method in ("auto", "transform") and (found := transform_of(self.flow, method)):
             basis, values = found
             return _exact(basis.diagonal(1 / values) / (self.beta * self._measure), 1e-12, "transform")
@@ -371,15 +372,17 @@ class GaussianField:
         from scipy.special import ndtri
 
         level = check_number("level", level, minimum=0, strict=True, below=1)
+        samples = check_integer("samples", samples, minimum=20)
+        generator_of(rng)
         found = self.variance(rng=rng) if variances is None else variances
         sd = np.sqrt(found.value)
         factor = float(ndtri((1 + level) / 2))
         if simultaneous:
-            count, rng = check_integer("samples", samples, minimum=20), generator_of(rng)
+            rng = generator_of(rng)
             largest: list[float] = []
             axes = tuple(range(sd.ndim))
-            while len(largest) < count:
-                drawn = np.asarray(to_numpy(self.deviations(min(_CHUNK, count - len(largest)), rng)), np.float64)
+            while len(largest) < samples:
+                drawn = np.asarray(to_numpy(self.deviations(min(_CHUNK, samples - len(largest)), rng)), np.float64)
                 largest += list(np.abs(drawn / sd[..., None]).max(axis=axes))
             factor = float(np.quantile(largest, level))
         width = over_channels(constant_like(factor * sd, self.mean), self.mean)

@@ -215,8 +215,7 @@ def spectral_sums(
     if flow.affinity.domain.leading:
         raise InputError("affinity: got that of a batch, expected one item; take affinity.item(...)")
     check_choice("method", method, METHODS)
-    samples = check_integer("samples", samples, minimum=2)
-    averages = check_integer("averages", averages, minimum=1)
+    samples, averages, rng = check_estimates(samples, averages, rng)
     width = 1 if flow.fidelity is None else flow.fidelity.width
     size = flow.affinity.domain.size * width
     found = transform_of(flow, method) if method in ("auto", "transform") else None
@@ -224,7 +223,13 @@ def spectral_sums(
         return _of_transform(flow, *found, f)
     if method == "dense" or (method == "auto" and size <= DENSE_NODES):
         return _of_matrix(flow, f, width)
-    return _Quadrature(flow, gap).sums(f, width, samples, averages, generator_of(rng))
+    return _Quadrature(flow, gap).sums(f, width, samples, averages, rng)
+
+
+def check_estimates(samples: Any, averages: Any, rng: Any) -> tuple[int, int, np.random.Generator]:
+    """Return the checked options of estimates, or raise `InputError`; exact sums use none, and take no wrong ones."""
+    samples = check_integer("samples", samples, minimum=2)
+    return samples, check_integer("averages", averages, minimum=1), generator_of(rng)
 
 
 def observed_sums(energy: E, strength: Floats) -> tuple[ExactSums, Floats]:

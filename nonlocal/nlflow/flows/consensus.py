@@ -183,7 +183,8 @@ def hegselmann_krause(opinions: Any, confidence: float) -> AveragingFlow:
     >>> np.unique(np.round(found, 4)).tolist()
     [0.2004, 0.5, 0.7996]
     """
-    return AveragingFlow(opinions, TopHat(confidence))
+    radius = check_number("confidence", confidence, minimum=0, strict=True)
+    return AveragingFlow(opinions, TopHat(radius))
 
 
 @checked_call

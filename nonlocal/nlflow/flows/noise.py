@@ -20,6 +20,7 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     check_choice,
+    check_detached,
     check_floats,
     check_integer,
     check_number,
@@ -148,6 +149,7 @@ class Noise:
         if (beta is None) == (strength is None):
             raise InputError("beta: give beta or strength, one of them: s is sqrt(2 / beta), or the strength")
         self.strength: Any
+        check_detached("strength", strength)
         if beta is not None:
             beta = check_number("beta", beta, minimum=0, strict=True)
             self.strength = math.sqrt(2 / beta)

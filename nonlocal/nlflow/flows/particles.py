@@ -14,7 +14,15 @@ from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, sam
 from nlflow.affinities.pair_fields import PairFields
 from nlflow.affinities.unlinked import Unlinked
 from nlflow.domains import Points
-from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_number, checked_call
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_array,
+    check_detached,
+    check_floats,
+    check_number,
+    checked_call,
+)
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
 from nlflow.flows.noise import Noise
@@ -423,11 +431,12 @@ def _as_interaction(given: Any) -> Interaction | None:
 
 
 def _periods(box: Any, d: int) -> Floats:
-    given = box if isinstance(box, list | tuple | np.ndarray) else [box] * d
+    check_detached("box", box)
+    given = list(box) if isinstance(box, list | tuple) or getattr(box, "ndim", 0) else [box] * d
     if len(given) != d:
         raise InputError(f"box: got {len(given)} periods, expected {d}, one for each dimension")
-    periods = [0.0 if p is None or p == math.inf else check_number("box", p, minimum=0, strict=True) for p in given]
-    return np.array(periods)
+    periods = [math.inf if p is None else check_number("box", p, minimum=0, strict=True, finite=False) for p in given]
+    return np.array([0.0 if p == math.inf else p for p in periods])
 
 
 @checked_call

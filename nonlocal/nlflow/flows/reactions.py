@@ -23,7 +23,15 @@ from nlflow._array import (
 )
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, NumericalError, all_digits, check_integer, check_number, shortened
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    all_digits,
+    check_detached,
+    check_integer,
+    check_number,
+    shortened,
+)
 from nlflow.flows.flow import difference
 from nlflow.functionals.constraint import count_arguments
 
@@ -539,8 +547,13 @@ def _said(interval: tuple[Any, Any]) -> str:
 
 def _checked_interval(interval: Any, components: int | None) -> tuple[Any, Any]:
     """Return the ends of an interval: two numbers, or two arrays of one for each component."""
-    rows = np.shape(interval) if isinstance(interval, list | tuple | np.ndarray) else None
-    if components is not None and rows is not None and len(rows) == 2:
+    check_detached("interval", interval)
+    wrong = f"interval: got {shortened(repr(interval))}, expected a pair (low, high)"
+    try:
+        rows = np.shape(interval) if isinstance(interval, list | tuple | np.ndarray) else ()
+    except ValueError as error:  # rows of unequal lengths
+        raise InputError(wrong) from error
+    if components is not None and len(rows) == 2:
         if rows != (components, 2):
             raise InputError(f"interval: got shape {rows}, expected a pair for each of {components} components")
         pairs = [_checked_interval(tuple(pair), None) for pair in interval]
@@ -548,7 +561,7 @@ def _checked_interval(interval: Any, components: int | None) -> tuple[Any, Any]:
     try:
         low, high = interval
     except (TypeError, ValueError) as error:
-        raise InputError(f"interval: got {shortened(repr(interval))}, expected a pair (low, high)") from error
+        raise InputError(wrong) from error
     low, high = check_number("interval", low), check_number("interval", high)
     if not low < high or not math.isfinite(high - low):
         raise InputError(f"interval: got ({low:g}, {high:g}), expected low < high")

@@ -102,8 +102,7 @@ class TruncatedPower(RadialKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.horizon != math.inf:
-            self._set("horizon", check_number("horizon", self.horizon, minimum=0, strict=True))
+        self._set("horizon", check_number("horizon", self.horizon, minimum=0, strict=True, finite=False))
         if not self.horizon > self.core:
             raise InputError(f"horizon: got {self.horizon:g}, expected more than the core, {self.core:g}")
 

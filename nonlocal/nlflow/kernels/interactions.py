@@ -94,8 +94,7 @@ class Interaction:
 
     def __post_init__(self) -> None:
         self._set("strength", check_number("strength", self.strength))
-        if self.cutoff != math.inf:
-            self._set("cutoff", check_number("cutoff", self.cutoff, minimum=0, strict=True))
+        self._set("cutoff", check_number("cutoff", self.cutoff, minimum=0, strict=True, finite=False))
         self._set("_potential", self._cut(simplified(self._formula() * as_expression(self.strength))))
         if self.potential.parts > _COMPILED or self.pull.parts > _COMPILED:
             raise InputError(f"w: its formula has more than {_COMPILED} operations, too many for compiled sums")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, on_host
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import InputError, NumericalError, check_floats, check_integer, check_memory
+from nlflow.errors import InputError, NumericalError, check_detached, check_floats, check_integer, check_memory
 from nlflow.markov.moves import Moves, states_without_end
 
 Positions = NDArray[np.int64]
@@ -167,6 +167,7 @@ class EdgeTables(Tables):
 
 def generator_of(rng: Any) -> np.random.Generator:
     """Return `numpy.random.default_rng` of `rng`, or raise `InputError`."""
+    check_detached("rng", rng)
     try:
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
