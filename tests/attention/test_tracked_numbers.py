@@ -149,8 +149,9 @@ TABLE: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (flows.AveragingFlow, {"particles": X, "kernel": nl.Gaussian(1.0)}, {"weights": np.ones(12)}),
     (flows.mean_shift, {"data": X}, {"width": 1.0}),
     (flows.hegselmann_krause, {"opinions": X}, {"confidence": 1.0}),
-    (flows.Kuramoto, {"frequencies": U}, {"coupling": 1.0}),
+    (flows.Kuramoto, {"frequencies": U, "coupling": 1.0}, {"frequencies": U, "coupling": 1.0}),
     (flows.function_of, {"L": points(), "function": np.exp}, {"tol": 1e-3, "maxiter": 10.0}),
+    (flows.function_of(points(), np.exp).dot, {}, {"x": U}),
     (equilibria.GaussianField, {"energy": flow().functional}, {"beta": 1.0, "sigma": 1.0}),
     (field().sample, {}, {"count": 2.0, "rng": 1.0}),
     (field().variance, {}, {"samples": 20.0, "rng": 1.0}),
@@ -297,3 +298,23 @@ def test_the_table_has_every_number_of_the_package() -> None:
 def test_without_gradients_tensors_are_numbers() -> None:
     with torch.no_grad():
         assert nl.Gaussian(tracked(0.5)).width == 0.5
+
+
+@pytest.mark.parametrize("part", ["observed", "fidelity", "features"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        equilibria.GaussianField,
+        equilibria.choose_fidelity,
+        lambda energy: flows.function_of(energy, np.exp).evaluate(energy.observed),
+        lambda energy: equilibria.stability(nl.GradientFlow(energy), torch.zeros(12, dtype=torch.float64)),
+        lambda energy: equilibria.find_equilibrium(nl.GradientFlow(energy), torch.zeros(12, dtype=torch.float64)),
+    ],
+    ids=["GaussianField", "choose_fidelity", "function_of", "stability", "find_equilibrium"],
+)
+def test_an_energy_whose_parts_ask_for_a_gradient_is_refused_where_there_is_none(make: Any, part: str) -> None:
+    given = {"observed": U, "fidelity": 0.5, "features": X}
+    parts = {name: tracked(value).requires_grad_(name == part) for name, value in given.items()}
+    weights = nl.affinity(nl.ExpDotProduct(), nl.Points(X), parts["features"])
+    with pytest.raises(nl.InputError, match="got a tensor that requires a gradient"):
+        make(nl.E(weights, parts["observed"], parts["fidelity"]))

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, Floats, check_untracked, constant_like, namespace, to_numpy
+from nlflow._array import Array, Floats, check_untracked, constant_like, is_numpy, namespace, to_numpy
 from nlflow.domains import Grid
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.flow import Flow
@@ -89,6 +89,8 @@ class Equations:
         self.start: Floats = full[self.free]
         self.single = self.like.dtype == namespace(self.like).float32
         self.rounding = 1e-6 if self.single else 1e-14
+        if not is_numpy(self.like):
+            self(self.start)  # refuses terms that ask for a gradient
         self._require_steady()
         self._linear: Floats | None = None
         self._sure = False  # whether the flow was found to be that and a local term
@@ -164,7 +166,9 @@ class Equations:
         counted = self.flow.applications
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                return self._vector(self.flow.velocity(self.signal(x)))
+                found = self.flow.velocity(self.signal(x))
+            check_untracked("a term of flow", getattr(found, "requires_grad", False), "numbers without gradients")
+            return self._vector(found)
         except NumericalError:
             return np.full_like(x, np.nan)
         finally:

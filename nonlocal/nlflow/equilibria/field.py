@@ -14,7 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, to_numpy, underflowing
+from nlflow._array import (
+    Array,
+    Floats,
+    check_untracked,
+    constant_like,
+    is_numpy,
+    namespace,
+    over_channels,
+    to_numpy,
+    underflowing,
+)
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.equilibria.sums import DENSE_NODES, Estimate, measure_of, spectral_sums
 from nlflow.errors import (
@@ -477,6 +487,9 @@ def check_energy(energy: Any, name: str = "energy") -> E:
         raise InputError(f"{name}: got a fidelity that mixes channels, expected one number, or one for each node")
     if energy.affinity.domain.leading:
         raise InputError(f"{name}: got that of a batch, expected one item; take affinity.item(...)")
+    tracked = energy.affinity.tracked or energy.fidelity_in(energy.measure).tracked
+    tracked = tracked or getattr(energy.observed, "requires_grad", False)
+    check_untracked(f"observed, fidelity or features of {name}", tracked, "numbers without gradients")
     return energy
 
 

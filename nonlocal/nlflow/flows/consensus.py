@@ -11,7 +11,15 @@ from nlflow._array import Array, constant_like, is_numpy, namespace, same_kind, 
 from nlflow.affinities.pair_fields import PairFields
 from nlflow.affinities.unlinked import Unlinked
 from nlflow.domains import Points
-from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_number, checked_call
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_array,
+    check_detached,
+    check_floats,
+    check_number,
+    checked_call,
+)
 from nlflow.flows.flow import Flow
 from nlflow.kernels import Gaussian, RadialKernel, TopHat
 
@@ -215,6 +223,7 @@ class Kuramoto(Flow):
     """
 
     def __init__(self, frequencies: Any, coupling: float) -> None:
+        check_detached("frequencies", frequencies)  # the order parameter is taken out of autograd
         omega = check_array("frequencies", frequencies, ndim=1)
         super().__init__(Unlinked(Points(np.arange(float(omega.shape[0]))), omega), "l2", None, evolving=False, every=1)
         self.frequencies, self.coupling = omega, check_number("coupling", coupling)

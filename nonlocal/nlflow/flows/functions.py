@@ -30,6 +30,7 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     check_choice,
+    check_detached,
     check_floats,
     check_integer,
     check_memory,
@@ -223,7 +224,7 @@ class FunctionOf(LinearOperator):
         width = self.shape[0] // self.flow.affinity.domain.size
         if width > 1 and (v.ndim == len(self.flow.affinity.domain.shape) or v.shape[-1] % width):
             raise InputError(f"v: got shape {tuple(v.shape)}, expected a multiple of {width} channels, which are mixed")
-        check_untracked("v or features", self.flow.affinity.tracked or getattr(v, "requires_grad", False), "autograd")
+        check_untracked("v", getattr(v, "requires_grad", False), "numbers without gradients")
         counted, before = self.flow.applications, self.applications
         apply = {
             "transform": self._by_transform, "dense": self._by_matrix,
@@ -324,6 +325,11 @@ class FunctionOf(LinearOperator):
         return (vectors * gains) @ vectors[0], float(last * h), float(rounding)
 
     # ---- SciPy's side, flat signals in float64
+
+    def dot(self, x: Any) -> Any:
+        """Return g(A) of flat signals, or of another operator: what ``@`` and ``*`` call."""
+        check_detached("x", x)
+        return super().dot(x)
 
     def _matmat(self, X: Any) -> Floats:
         return on_columns(self.flow, self, check_floats("X", X))
@@ -573,4 +579,6 @@ def symmetric_flow(given: Any, metric: str | Metric | None = None, name: str = "
         raise InputError(f"{name}: got a {type(given).__name__} with an operator of its own, expected r (I - P) + phi")
     if given.terms.constraint is not None:
         raise InputError(f"{name}: got a flow with a constraint, expected one without; let a large fidelity hold nodes")
+    tracked = given.affinity.tracked or (given.fidelity is not None and given.fidelity.tracked)
+    check_untracked(f"fidelity or features of {name}", tracked, "numbers without gradients")
     return given
