@@ -432,7 +432,7 @@ def _as_interaction(given: Any) -> Interaction | None:
 
 def _periods(box: Any, d: int) -> Floats:
     check_detached("box", box)
-    given = list(box) if isinstance(box, list | tuple) or getattr(box, "ndim", 0) else [box] * d
+    given = list(box) if isinstance(box, list | tuple) or getattr(box, "ndim", 0) > 0 else [box] * d
     if len(given) != d:
         raise InputError(f"box: got {len(given)} periods, expected {d}, one for each dimension")
     periods = [math.inf if p is None else check_number("box", p, minimum=0, strict=True, finite=False) for p in given]
