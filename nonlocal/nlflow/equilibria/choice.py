@@ -87,6 +87,12 @@ class _Criteria:
         self._method, self._sigma, self._factor = method, sigma, factor
         observed = energy.observed
         measure = measure_of(energy)
+        size = scalar(abs(observed).max())
+        if size > 0 and not 1e-140 < size < 1e140:
+            raise InputError(
+                f"energy: got an observed signal of size {size:.3g}, expected one whose square a float can hold; "
+                "change the unit"
+            )
         self._channels = 1 if observed.ndim == measure.ndim else int(observed.shape[-1])
         flow = symmetric_flow(J(energy.given), energy.measure)
         self.largest = flow.spectral_bounds()[1]
@@ -102,7 +108,6 @@ class _Criteria:
             self.sums, measure = observed_sums(energy, np.asarray(to_numpy(energy.fidelity), np.float64))
         self._n, self._mass = measure.size, float(measure.sum())
         total = self._unit * self.sums.form(np.ones_like)[0]
-        size = scalar(abs(observed).max())
         if not total > 1e-24 * size**2 * self._mass:  # of a constant rounding is left
             raise InputError("energy: got a constant observed signal, expected one that varies, or no fidelity is best")
         self._log_measure = float(np.log(measure).sum())

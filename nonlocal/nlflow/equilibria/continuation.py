@@ -275,6 +275,8 @@ def continue_equilibria(
     equations = Equations(_flow_of(make_flow, parameter), "start", start)
     if size is None:
         size = equations.norm(equations.start) or 1.0
+    if not 1e-150 < size < 1e150:
+        raise InputError(f"size: got {size:g}, expected a size of u whose square a float can hold; change the unit")
     run = Continuation(
         Family(make_flow, equations, (low, high)), check_number("size", size, minimum=0, strict=True), step, longest,
         check_integer("most", most, minimum=1), check_integer("k", k, minimum=1),

@@ -162,7 +162,11 @@ class GaussianField:
                 f"sigma: got one number, but measure times fidelity runs from {seen.min():.4g} to {seen.max():.4g}, so "
                 "the noise that E assumes differs between nodes; give beta, or a fidelity that is one over the measure"
             )
-        return 1 / (sigma**2 * float(seen.max()))
+        # The logarithm tells whether a float holds it.
+        log = -2 * math.log(sigma) - math.log(float(seen.max()))
+        if abs(log) > 700:
+            raise InputError(f"sigma: got {sigma:g}, whose inverse temperature no float holds; change the unit")
+        return 1 / (sigma * float(seen.max())) / sigma
 
     @cached_property
     def mean(self) -> Array:

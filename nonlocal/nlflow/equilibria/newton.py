@@ -228,7 +228,7 @@ class Deflation:
         if not axes:
             return other
         shape = self.equations.free.shape
-        here, there = (np.fft.fftn(v.reshape(shape), axes=axes) for v in (x, other))
+        here, there = (np.fft.fftn(v.reshape(shape) / self.size, axes=axes) for v in (x, other))
         likeness = np.fft.ifftn(here * there.conj(), axes=axes).real
         likeness = likeness.sum(axis=tuple(i for i in range(len(shape)) if i not in axes))
         best = np.unravel_index(int(np.argmax(likeness)), likeness.shape)

@@ -22,6 +22,7 @@ from nlflow._array import (
     is_numpy,
     namespace,
     over_channels,
+    scalar,
     to_numpy,
     underflowing,
 )
@@ -51,6 +52,7 @@ METHODS = ("auto", "transform", "dense", "chebyshev", "lanczos")
 _DENSE_NODES = 400  # up to which ``auto`` takes the whole matrix
 _LONG = 2**11  # samples of g for the longest expansion that ``auto`` takes
 _LOOK = 10  # steps of Lanczos iteration between two looks at its error
+_LARGEST = 1e140  # whose square, summed over nodes, a float holds
 _NEAR = 1e-7  # of the interval: eigenvalues of T so near to a point say nothing about a quotient there
 
 Function = Callable[[Floats], Any]
@@ -117,7 +119,7 @@ class FunctionOf(LinearOperator):
         self._aside = is_aside(flow)
         self.applications = 0
         low, high = flow.spectral_bounds()
-        self.interval = (low, max(high, low + 1e-300))
+        self.interval = (low, max(high, low * (1 + 1e-12) + 1e-300))
         self._basis: Diagonal | None = None
         self.method = self._chosen(method, tol)
 
@@ -135,7 +137,7 @@ class FunctionOf(LinearOperator):
             return "dense"
         self._sampled()
         self.tol = tol * self.scale
-        return "lanczos" if method == "lanczos" else self._expanded(method)
+        return self._iterated() if method == "lanczos" else self._expanded(method)
 
     def _known(self, values: Floats, terms: float) -> Floats:
         """Return g at known eigenvalues; set `scale` and `error`, for sums of so many terms."""
@@ -166,6 +168,14 @@ class FunctionOf(LinearOperator):
             self.interval = (low, high)
         self.scale = float(np.abs(self._at(_points(low, high))).max())
 
+    def _iterated(self) -> str:
+        if not max(self.interval[1], self.scale) < _LARGEST:
+            raise InputError(
+                f"function: got values up to {self.scale:.3g} of an operator up to {self.interval[1]:.3g}, expected "
+                "numbers whose squares a float can hold for Lanczos iteration; change the unit"
+            )
+        return "lanczos"
+
     def _expanded(self, method: str) -> str:
         low, high = self.interval
         try:
@@ -179,7 +189,7 @@ class FunctionOf(LinearOperator):
                     "of the function is infinite; use method='lanczos', or a larger tol"
                 ) from error
             self.error = math.nan
-            return "lanczos"
+            return self._iterated()
         self.left_out = min(left, self.tol)  # what is more is coefficients at the rounding of the samples
         self.error = left + self._step_rounding() * _growth(self._coefficients)
         return "chebyshev"
@@ -273,7 +283,8 @@ class FunctionOf(LinearOperator):
 
     def _by_iteration(self, v: Array) -> tuple[Array, float, float]:
         xp, flow = namespace(v), self.flow
-        flat = v[..., None] if v.ndim == len(flow.affinity.domain.shape) else v
+        unit = scalar(xp.max(xp.abs(v))) or 1.0  # squares of v may be out of range
+        flat = (v[..., None] if v.ndim == len(flow.affinity.domain.shape) else v) / unit
         check_memory(
             f"{self._maxiter} vectors of Lanczos iteration", self._maxiter * math.prod(flat.shape) * 8,
             "lower maxiter, raise tol, or take fewer channels at a time",
@@ -300,7 +311,7 @@ class FunctionOf(LinearOperator):
         u = xp.zeros_like(flat)
         for row, vector in zip(weights, steps.basis, strict=False):
             u = u + constant_like(np.broadcast_to(row, (1,) * len(axes) + (len(row),)), u) * vector
-        return xp.reshape(u, v.shape), left, left + rounding
+        return unit * xp.reshape(u, v.shape), left, left + rounding
 
     def _projected(self, steps: Lanczos, system: int) -> tuple[Floats, float, float]:
         """Return g(T) e_1 for a unit vector, and bounds of what is left out and of what rounding adds.
@@ -535,10 +546,13 @@ def eigenpairs(flow: LinearFlow) -> tuple[Floats, Floats, Floats]:
     check_memory(f"the eigenvectors of {n} unknowns", 32 * n * n, "use method='lanczos'")
     root = _root_measure(flow, n)
     matrix = root[:, None] * dense_operator(flow) / root
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    if is_aside(flow):
-        values[0] = flow.spectral_bounds()[0]
-        vectors[:, 0] = root / np.linalg.norm(root)
+    matrix = (matrix + matrix.T) / 2
+    if not is_aside(flow):
+        return *np.linalg.eigh(matrix), root
+    constant = root / np.linalg.norm(root)
+    # Moved below all others, constants stay orthogonal to eigenvectors of the same eigenvalue.
+    values, vectors = np.linalg.eigh(matrix - np.abs(matrix).max() * np.outer(constant, constant))
+    values[0], vectors[:, 0] = flow.spectral_bounds()[0], constant
     return values, vectors, root
 
 

@@ -148,7 +148,7 @@ class PredatorPrey(Reaction):
     competition : Affinity, optional
         Whose P it is, on the domain of the flow.
     growth, saturation, conversion, mortality : float
-        r, h, c and m, > 0.
+        r, h, c and m, > 0; h > 1e-150.
     interval
         Of the values; see `Reaction`.
 
@@ -165,7 +165,9 @@ class PredatorPrey(Reaction):
         conversion: float = 1.0, mortality: float = 0.5, interval: Any = ((0.0, 3.0), (0.0, 3.0)),
     ) -> None:  # fmt: skip
         given = {"growth": growth, "saturation": saturation, "conversion": conversion, "mortality": mortality}
-        r, h, c, m = (check_number(name, value, minimum=0, strict=True) for name, value in given.items())
+        # Slopes are values over the saturation.
+        least = {"saturation": 1e-150}
+        r, h, c, m = (check_number(n, value, minimum=least.get(n, 0), strict=True) for n, value in given.items())
         self.growth, self.saturation, self.conversion, self.mortality = r, h, c, m
 
         def function(u: Array, around: Array) -> Array:
@@ -174,7 +176,7 @@ class PredatorPrey(Reaction):
 
         def derivative(u: Array, around: Array) -> Array:
             prey, per_prey = u[..., 0], u[..., 0] / (u[..., 0] + h)
-            slope = h * u[..., 1] / (prey + h) ** 2
+            slope = h / (prey + h) * (u[..., 1] / (prey + h))
             return _matrix(
                 u,
                 (r * (1 - around[..., 0]) - slope, -per_prey, -r * prey, 0.0),

@@ -228,7 +228,11 @@ class SystemFlow(LinearFlow):
             for group in self._groups:
                 scale = constant_like(np.sqrt(np.diag(self.couplings)[list(group)]), u)
                 self.applications += 1
-                total += self.functionals[group[0]].value(scale * u[..., list(group)])
+                with np.errstate(over="ignore"):
+                    part = scale * u[..., list(group)]
+                if not bool(namespace(u).all(namespace(u).isfinite(part))):
+                    return math.inf
+                total += self.functionals[group[0]].value(part)
             return total
         except NumericalError:
             return math.inf

@@ -72,6 +72,11 @@ class WaveFlow(Flow):
         self.flow, self._count = flow, flow._count
         self.damping = _per_node("damping", damping, flow, strict=False)
         self.density = _per_node("density", density, flow, strict=True)
+        if not float(np.max(self.damping)) < 1e150:
+            raise InputError(
+                f"damping: got {float(np.max(self.damping)):g}, whose square no float holds; change the unit of time, "
+                "or take the flow itself, which is the limit of large dampings"
+            )
 
     # ---- the state
 
