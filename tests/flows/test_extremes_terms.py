@@ -1,4 +1,4 @@
-"""Systems, noise, waves and the steps that take them, far out, while any floating-point exception is an error."""
+"""Systems, particles, noise, waves and their steps, far out, while any floating-point exception is an error."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from nlflow.affinities import kernel_operator
+from nlflow.flows import ParticleFlow
 
 pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
 
@@ -155,3 +157,16 @@ def test_functions_on_graphs_that_fall_apart(method: str) -> None:
     heat = nl.function_of(apart, lambda a: np.exp(-100 * a), "degree", method=method)
     u = np.array([1.0, 1.0, 0.0, 0.0, 0.0])
     np.testing.assert_allclose(heat(u), u, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("unit", [1e-150, 1e150])
+def test_particles_and_operators_in_any_unit(unit: float) -> None:
+    """Velocities have the unit 1 / length: times grow like its square."""
+    x = np.random.default_rng(0).random((6, 2))
+    step = nl.RungeKutta(dt=0.1, adaptive=False)
+    expected = nl.solve(ParticleFlow(x, nl.Gaussian(1.0)), x, t=0.5, integrator=step).final
+    scaled, step = ParticleFlow(x * unit, nl.Gaussian(unit)), nl.RungeKutta(dt=0.1 * unit**2, adaptive=False)
+    final = nl.solve(scaled, x * unit, t=0.5 * unit**2, integrator=step).final
+    np.testing.assert_allclose(final / unit, expected, rtol=0, atol=1e-12)
+    sums = kernel_operator(nl.Gaussian(unit), x * unit, x * unit) @ np.ones(6)
+    np.testing.assert_allclose(sums, kernel_operator(nl.Gaussian(1.0), x, x) @ np.ones(6), rtol=1e-13)
