@@ -144,6 +144,7 @@ def test_no_port_of_a_cluster_runs_code_of_others() -> None:
             Client(f"tcp://{ip}:{port}", timeout="2s")
 
 
+@pytest.mark.slow
 def test_a_client_that_is_connected_is_used() -> None:
     """With its credentials, whatever they are."""
     with Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=None) as client:

@@ -127,6 +127,7 @@ def test_noise_of_slices_is_correlated_within_them_alone() -> None:
 
 
 @pytest.mark.parametrize("step", [(3, -5), (0, 0), (-7, 9), (1, 0)])
+@pytest.mark.slow
 def test_motion_is_found_under_noise(step: tuple[int, int]) -> None:
     clip = noisy(moving(4, step))
     lattice = follow(Lattice.of(clip.shape, Grouping((1, 5, 5), 10, (2, 2, 2), (1, 5, 5)), run=8), clip)

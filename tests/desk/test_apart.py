@@ -460,6 +460,7 @@ def test_datasets_of_odd_layouts_are_read(tmp_path: Path) -> None:
         assert list(file["compact"].attrs["texts"]) == ["a", "bc"]
 
 
+@pytest.mark.slow
 def test_a_chunk_that_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zarr = pytest.importorskip("zarr")
     array = zarr.create_array(tmp_path / "a.zarr", shape=(64, 64), chunks=(32, 32), dtype="u1",

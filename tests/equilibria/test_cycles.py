@@ -96,6 +96,7 @@ def test_deviations_that_diffuse_decay_faster() -> None:
     assert np.abs(cycle.multipliers - expected).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_cycles_begin_at_hopf_points() -> None:
     def make_flow(mu: float) -> nl.SystemFlow:
         return at_one_node(normal_form(mu, 2.0))
@@ -109,6 +110,7 @@ def test_cycles_begin_at_hopf_points() -> None:
     assert np.sum(cycle.u**2, axis=-1).ravel() == pytest.approx(0.01, rel=1e-7)
 
 
+@pytest.mark.slow
 def test_refusals() -> None:
     flow = at_one_node(normal_form(0.25, 3.0))
     start = np.array([[0.5, 0.0]])

@@ -235,6 +235,7 @@ def test_semi_implicit_with_an_asymmetric_average() -> None:
 
 
 @pytest.mark.parametrize("fidelity", [0.0, 0.5])
+@pytest.mark.slow
 def test_explicit_steps_with_an_asymmetric_average(fidelity: float) -> None:
     flow, average, observed = asymmetric(fidelity, 5.0)
     values = np.linalg.eigvals((1 + fidelity) * np.eye(11) - average)

@@ -188,6 +188,7 @@ def test_walks_of_many_states_follow_edges(laziness: float) -> None:
     assert abs(stopped.mean() - expected) <= 5 * stopped.std() / np.sqrt(walkers)
 
 
+@pytest.mark.slow
 def test_transient_states_and_states_that_are_never_left() -> None:
     path = sparse.coo_array(np.eye(5, k=1))  # walkers end at node 4
     with_end = affinity_from_graph(path)

@@ -40,7 +40,7 @@ PARTS = [
 
 
 def changed(value: Any) -> Any:
-    return tuple(entry * CHANGE for entry in value) if isinstance(value, tuple) else value * CHANGE
+    return tuple(map(changed, value)) if isinstance(value, tuple) else value * CHANGE
 
 
 @pytest.mark.parametrize(("make", "needed", "name", "value"), PARTS)
