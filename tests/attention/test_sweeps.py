@@ -36,6 +36,7 @@ def random_graph(nodes: int, edges: int = 5) -> Any:
 @pytest.mark.parametrize(
     ("labels", "strength", "channels", "dtype"), pairs([3, 80], [0.0, 0.5], [(), (4,), (17,)], ["f8", "f4"])
 )
+@pytest.mark.slow
 def test_constraints_by_the_dense_system(graph: Any, labels: int, strength: float, channels: Any, dtype: str) -> None:
     dense = constrained(graph, labels, strength, channels, dtype)
     found = dense.energy.minimizer(constraint=dense.held, preconditioner="sweeps")

@@ -166,6 +166,7 @@ def test_one_huge_sample_spoils_nothing_else(quality: str) -> None:
 
 
 @pytest.mark.parametrize("quality", GROUPS_SLOWLY)
+@pytest.mark.slow
 def test_a_pure_tone_far_above_the_noise_stays_whole(quality: str, monkeypatch: pytest.MonkeyPatch):
     """Groups of it vary in two directions alone: single precision must not decide what becomes of the others."""
     clean = np.real(pywt.data.demo_signal("LoSine", 1024))

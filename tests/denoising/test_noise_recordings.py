@@ -270,6 +270,7 @@ def rms(values):
     return float(np.sqrt(np.mean(np.square(values))))
 
 
+@pytest.mark.slow
 def test_spikes_are_found_told_and_filled_in():
     clean = lines(8.0) + np.arange(2000) / 50
     noisy, _ = with_spikes(clean)

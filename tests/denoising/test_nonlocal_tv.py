@@ -218,6 +218,7 @@ def test_slack_is_the_conjugate() -> None:
         ((24, 20, 3), True),
     ],
 )
+@pytest.mark.slow
 def test_the_number_of_threads_changes_no_bit(shape: Any, isotropic: bool) -> None:
     f = normal(shape, 4).astype(np.float32)
     e = Ep(affinity(Patch(1.0, patch_size=3, search_radius=2), Grid((24, 20)), f), f, 1.0, 1, isotropic=isotropic)

@@ -390,6 +390,7 @@ def test_a_file_whose_decoder_crashes_is_refused_by_name(tmp_path: Path) -> None
         files.read(path)
 
 
+@pytest.mark.slow
 def test_a_folder_goes_on_after_a_crash(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     data = np.random.default_rng(0).normal(100, 9, (24, 24))

@@ -83,6 +83,7 @@ def test_attributes_are_kept(image: Any) -> None:
 
 @pytest.mark.parametrize(("takes", "letters"), [("planes", "YX"), ("volumes", "ZYX"), ("clips", "TYX")])
 @pytest.mark.parametrize("channel_axis", [None, 1])
+@pytest.mark.slow
 def test_what_is_denoised_at_once(takes: str, letters: str, channel_axis: int | None, image: Any) -> None:
     shape = (2, 2, 8, 20, 20) if channel_axis else (2, 8, 20, 20)
     stack = RNG.normal(0, 10, shape).astype(np.float32)

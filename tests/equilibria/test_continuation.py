@@ -70,6 +70,7 @@ def test_pitchforks_of_allen_cahn_on_a_circle_are_at_the_eigenvalues() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_branches_of_waves_follow_from_a_double_pitchfork(sign: int) -> None:
     weights, waves = circle()
     make_flow = allen_cahn(weights)
@@ -154,6 +155,7 @@ def test_no_step_jumps_to_a_branch_straight_ahead() -> None:
     assert np.sum(tangents[1:] * tangents[:-1], axis=1).min() >= 0.9 - 1e-6
 
 
+@pytest.mark.slow
 def test_a_branch_that_passes_a_pitchfork_on_its_own_parabola() -> None:
     branch = along(lambda u, p: p * u - u**3, 1.0, 1.0, (-1, 1))
     assert [point.kind for point in branch.points] == ["pitchfork"]

@@ -63,6 +63,7 @@ def test_variances_and_determinant(measure: str, fidelity: str) -> None:
 @pytest.mark.numerical
 @pytest.mark.parametrize(("measure", "fidelity"), CASES)
 @pytest.mark.parametrize("method", ["root", "perturbed"])
+@pytest.mark.slow
 def test_samples_have_the_covariance(measure: str, fidelity: str, method: str) -> None:
     """Whitened samples have forms of a chi-squared law, and each entry of their covariance is within its spread."""
     problem = Problem(measure, fidelity)

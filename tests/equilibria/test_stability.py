@@ -57,6 +57,7 @@ def limit_of(kind: str, p: Problem) -> float:
 @pytest.mark.parametrize(
     ("make", "kind"), [(nl.ExplicitEuler, "euler"), (nl.SemiImplicit, "semi-implicit")], ids=["euler", "semi-implicit"]
 )
+@pytest.mark.slow
 def test_limit_of_fixed_steps(make: Callable[[float], Integrator], kind: str, fidelity: Any, metric: str) -> None:
     # Few, unequal nodes, so that the bound that costs nothing is not the limit.
     p = problem(metric, fidelity, width=0.15, volume=6.0)
@@ -199,6 +200,7 @@ def asymmetric(fidelity: float, asymmetry: float) -> tuple[nl.AttentionFlow, Flo
 
 
 @pytest.mark.parametrize("asymmetry", [0.3, 1.0, 5.0])
+@pytest.mark.slow
 def test_neutreno_limit_of_an_asymmetric_average_with_complex_eigenvalues(asymmetry: float) -> None:
     average = asymmetric(0.5, asymmetry)[1]
     values = np.linalg.eigvals(average)

@@ -139,6 +139,7 @@ def test_convex_splitting_lowers_the_energy_in_any_step(make, name):
 
 @pytest.mark.parametrize(("make", "name"), CASES)
 @pytest.mark.sampled(4)
+@pytest.mark.slow
 def test_average_vector_fields_lose_energy_at_order_two(make, name):
     problem, method = Problem(make, name), nl.flows.AverageVectorField
     expected = problem.exact(0.1)

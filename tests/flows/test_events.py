@@ -82,6 +82,7 @@ def test_moments_have_the_order_of_the_method(make: Any, numbers: Any) -> None:
 
 @pytest.mark.parametrize("direction", [0, 1, -1])
 @pytest.mark.sampled(3)
+@pytest.mark.slow
 def test_directions_and_a_start_at_0(direction: int) -> None:
     """sin t is 0 at the start, which is no event, and then at pi, 2 pi, ..."""
     event = nl.Event(lambda t, u: u[0, 0], direction=direction, name="zero")

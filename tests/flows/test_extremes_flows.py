@@ -288,6 +288,7 @@ def test_discrepancy_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_chains(name: str) -> None:
     """Laws, walks and distances of chains whose moves have probabilities down to exp(-20 000)."""
     problem = case(name)

@@ -155,6 +155,7 @@ def _dense(k: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "laziness"), pairs(KINDS, [0.0, 0.5]))
+@pytest.mark.slow
 def test_chains_are_those_of_the_matrix(kind: str, laziness: float) -> None:
     k = weights(kind)
     here, there = (MarkovChain(a, laziness=laziness) for a in (affinity_from_graph(k), _dense(k)))

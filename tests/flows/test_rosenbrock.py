@@ -108,6 +108,7 @@ def test_a_stiff_oscillator() -> None:
     assert explicit.stats["steps"] > 500  # a thousandth of the way
 
 
+@pytest.mark.slow
 def test_what_decays_is_gone_after_a_long_step() -> None:
     """The linear flow with rates from 0 to 10^6, of a kernel on points: no transform helps."""
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(0.2, amplitude=1e5), nl.Points(X))))

@@ -183,6 +183,7 @@ def power(matrix: Floats, function: Callable[[Floats], Floats], mass: Floats) ->
 @pytest.mark.parametrize("name", SPECTRA)
 @pytest.mark.parametrize("span", [0.01, 1.0, 50.0])
 @pytest.mark.parametrize("fidelity", [0.3, 0.0])
+@pytest.mark.slow
 def test_the_exact_step_has_the_root_of_the_covariance(name: str, span: float, fidelity: float) -> None:
     """The matrix that multiplies unit normals, squared: C = (1 - exp(-2 t A)) / (beta A) / m by dense eigenvectors."""
     weights, metric = SPECTRA[name]

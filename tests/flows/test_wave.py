@@ -49,6 +49,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("weights", "damping", "density"), CASES)
+@pytest.mark.slow
 def test_steps_are_of_order_two_and_the_exponential_is_exact(weights, damping, density):
     bar = Bar(weights, damping, density)
     check_flow(bar.flow, bar.start)

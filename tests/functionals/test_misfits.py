@@ -131,6 +131,7 @@ def test_minimizers(name: str, p: float) -> None:
     pairs(list(MISFITS), [1.0, 1.5, 4.0], [False, True]),
 )
 @pytest.mark.sampled(3)
+@pytest.mark.slow
 def test_certificates_of_channels(name: str, p: float, isotropic: bool) -> None:
     """With several channels: no neighbour of the minimizer is lower than the certificate allows."""
     f = np.abs(RNG.normal(size=(N, 2))) if name == "kl" else RNG.normal(size=(N, 2))
