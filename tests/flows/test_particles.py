@@ -48,7 +48,7 @@ def double_sum(w: Any, interaction: Any, x: Any, box: Any = None) -> tuple[Any, 
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
 def test_forces_are_a_plain_double_sum(interaction: Any, d: int, dtype: str) -> None:
     w = np.random.default_rng(1).uniform(0.1, 1.0, 450)
     for box in (None, np.array([0.0] + [3.0] * (d - 1))):
@@ -63,7 +63,7 @@ def test_forces_are_a_plain_double_sum(interaction: Any, d: int, dtype: str) -> 
         assert np.abs(flow.momentum(x)).max() <= ROUNDING[dtype] * size * w.sum()
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS[:5], ids=lambda w: repr(w)[:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS[:5], ids=lambda w: repr(w).partition(" at 0x")[0][:40])
 def test_forces_are_differences_of_the_energy(interaction: Any) -> None:
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal((40, 3)), rng.uniform(0.1, 1.0, 40)
@@ -74,7 +74,7 @@ def test_forces_are_differences_of_the_energy(interaction: Any) -> None:
     assert slope == pytest.approx(expected, rel=1e-6, abs=1e-6 * np.abs(w[:, None] * flow.velocity(x) * v).sum())
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
 def test_energies_are_plain_double_sums_over_pairs(interaction: Any) -> None:
     x, w = drawn(400, 2, 3), np.random.default_rng(4).uniform(0.1, 1.0, 400)
     r = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
@@ -83,7 +83,7 @@ def test_energies_are_plain_double_sums_over_pairs(interaction: Any) -> None:
     assert ParticleFlow(x, interaction, weights=w).energy(x) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
 def test_flows_of_particles_keep_the_promises_of_flows(interaction: Any) -> None:
     x = drawn(50, 2, 5) * 2
     check_flow(ParticleFlow(x, interaction, potential=trap()), x)
