@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -108,9 +109,7 @@ def run(small: bool = False) -> list[Row]:
         ],
         "nlflow, adaptive": [lambda end, x=x: problem.ours(Adaptive(ETD4RK(0.1), x, x), end) for x in tolerances],
     }
-    try:
-        import pde  # noqa: F401
-    except ImportError:
+    if find_spec("pde") is None:
         print("py-pde is not installed: without it")
     else:
         methods["py-pde, runge-kutta"] = [lambda end, x=x: problem.peer(x, end) for x in tolerances]

@@ -309,6 +309,18 @@ def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: boo
     return int(number)
 
 
+def check_range(name: str, given: Any, *, hint: str = "") -> tuple[float, float]:
+    """Return the ends of a range as numbers, or raise `InputError` unless it is a pair with low < high."""
+    try:
+        low, high = given
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: got {shortened(repr(given))}, expected a pair (low, high)") from error
+    low, high = check_number(name, low), check_number(name, high)
+    if not low < high or not math.isfinite(high - low):
+        raise InputError(f"{name}: got ({low:g}, {high:g}), expected low < high{hint}")
+    return low, high
+
+
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return `value` if it is one of `choices`, or raise `InputError` listing them."""
     if not isinstance(value, str) or value not in choices:

@@ -21,7 +21,7 @@ from nlflow._array import Array, Floats, underflowing
 from nlflow.equilibria.eigenvalues import Spectrum
 from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
 from nlflow.equilibria.newton import Search
-from nlflow.errors import InputError, NumericalError, check_integer, check_number, checked_call
+from nlflow.errors import InputError, NumericalError, check_integer, check_number, check_range, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.functionals.krylov import default_rtol
 
@@ -258,13 +258,7 @@ def continue_equilibria(
     """
     if not callable(make_flow):
         raise InputError(f"make_flow: got {type(make_flow).__name__}, expected a function of the parameter")
-    try:
-        low, high = bounds
-    except (TypeError, ValueError) as error:
-        raise InputError(f"bounds: got {bounds!r}, expected a pair (low, high)") from error
-    low, high = check_number("bounds", low), check_number("bounds", high)
-    if not low < high:
-        raise InputError(f"bounds: got ({low:g}, {high:g}), expected low < high; direction=-1 follows the branch down")
+    low, high = check_range("bounds", bounds, hint="; direction=-1 follows the branch down")
     parameter = check_number("parameter", parameter)
     if not low <= parameter <= high:
         raise InputError(f"parameter: got {parameter:g}, expected one within the bounds ({low:g}, {high:g})")

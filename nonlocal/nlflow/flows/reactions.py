@@ -30,6 +30,7 @@ from nlflow.errors import (
     check_detached,
     check_integer,
     check_number,
+    check_range,
     shortened,
 )
 from nlflow.flows.flow import difference
@@ -548,24 +549,16 @@ def _said(interval: tuple[Any, Any]) -> str:
 def _checked_interval(interval: Any, components: int | None) -> tuple[Any, Any]:
     """Return the ends of an interval: two numbers, or two arrays of one for each component."""
     check_detached("interval", interval)
-    wrong = f"interval: got {shortened(repr(interval))}, expected a pair (low, high)"
     try:
         rows = np.shape(interval) if isinstance(interval, list | tuple | np.ndarray) else ()
     except ValueError as error:  # rows of unequal lengths
-        raise InputError(wrong) from error
+        raise InputError(f"interval: got {shortened(repr(interval))}, expected a pair (low, high)") from error
     if components is not None and len(rows) == 2:
         if rows != (components, 2):
             raise InputError(f"interval: got shape {rows}, expected a pair for each of {components} components")
         pairs = [_checked_interval(tuple(pair), None) for pair in interval]
         return np.array([low for low, _ in pairs]), np.array([high for _, high in pairs])
-    try:
-        low, high = interval
-    except (TypeError, ValueError) as error:
-        raise InputError(wrong) from error
-    low, high = check_number("interval", low), check_number("interval", high)
-    if not low < high or not math.isfinite(high - low):
-        raise InputError(f"interval: got ({low:g}, {high:g}), expected low < high")
-    return low, high
+    return check_range("interval", interval)
 
 
 @underflowing

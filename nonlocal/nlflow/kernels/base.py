@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from nlflow._array import Array, Floats, is_numpy, underflowing
@@ -33,6 +34,27 @@ _RADII: Final = np.append(
 _SAME: Final = 1e-6  # of a weight, beside those that count
 _COMPILED: Final = 400  # operations
 _ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of float32
+
+
+def farthest(counts: Callable[[Floats], NDArray[np.bool_]], radii: Floats) -> float:
+    """Return the distance beyond which nothing counts; infinity where that is none of `radii`.
+
+    Found on a grid of distances, and on ever finer ones around the last that counts.
+    """
+
+    def last(radii: Floats) -> int:
+        found = np.flatnonzero(counts(radii))
+        return int(found[-1]) if len(found) else -1
+
+    i = last(radii)
+    if i < 0:
+        return float(radii[0])
+    if i == len(radii) - 1:
+        return math.inf
+    for _ in range(_ROUNDS):
+        radii = np.linspace(radii[i], radii[i + 1], _PARTS + 1)
+        i = min(max(last(radii), 0), _PARTS - 1)  # what counts at both ends is known
+    return float(radii[i + 1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,24 +139,10 @@ class RadialKernel(Kernel):
         finer ones. A subclass may know it better.
         """
         length = float(getattr(self, self.positive[0])) if self.positive else 1.0
-        radii = length * _DISTANCES
         least = -math.inf if rtol <= 0 else math.log(rtol)
         with np.errstate(all="ignore"):
             start = float(self.log_profile(np.zeros(1))[0])
-
-            def last(radii: Floats) -> int:
-                above = np.flatnonzero(self.log_profile(radii**2) - start > least)
-                return int(above[-1]) if len(above) else -1
-
-            i = last(radii)
-            if i < 0:
-                return float(radii[0])
-            if i == len(radii) - 1:
-                return math.inf
-            for _ in range(_ROUNDS):
-                radii = np.linspace(radii[i], radii[i + 1], _PARTS + 1)
-                i = min(max(last(radii), 0), _PARTS - 1)  # what k is at both ends is known
-        return float(radii[i + 1])
+            return farthest(lambda r: self.log_profile(r**2) - start > least, length * _DISTANCES)
 
     def supports(self, rtol: float, axes: int) -> tuple[float, ...]:
         """Return how far along each axis points lie where k is more than rtol k(0)."""

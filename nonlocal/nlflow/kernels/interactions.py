@@ -16,14 +16,13 @@ import numpy as np
 
 from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, check_number, shortened
-from nlflow.kernels.base import RadialKernel
+from nlflow.kernels.base import RadialKernel, farthest
 from nlflow.kernels.differentiation import away_from_zero, derivative
 from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression, as_expression, number, value
 from nlflow.kernels.forms import base_two, called, parsed
 from nlflow.kernels.rewriting import compared, multiply, simplified, where
 
 _RADII: Final = np.geomspace(1e-12, 1e12, 4801)
-_PARTS, _ROUNDS = 256, 6
 _TINY: Final = (1e-40, 1e-80)
 _COMPILED: Final = 400  # operations
 _FAR: Final = (1e11, 1e12)
@@ -34,24 +33,10 @@ def _last(function: Callable[[Array], Array], rtol: float) -> float:
 
     Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones.
     """
-    radii = _RADII
     with np.errstate(all="ignore"):
-        sizes = np.abs(function(radii))
+        sizes = np.abs(function(_RADII))
         most = rtol * float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
-
-        def last(radii: Array) -> int:
-            above = np.flatnonzero(~(np.abs(function(radii)) <= most))
-            return int(above[-1]) if len(above) else -1
-
-        i = last(radii)
-        if i < 0:
-            return float(radii[0])
-        if i == len(radii) - 1:
-            return math.inf
-        for _ in range(_ROUNDS):
-            radii = np.linspace(radii[i], radii[i + 1], _PARTS + 1)
-            i = min(max(last(radii), 0), _PARTS - 1)
-    return float(radii[i + 1])
+        return farthest(lambda r: ~(np.abs(function(r)) <= most), _RADII)
 
 
 @underflowing

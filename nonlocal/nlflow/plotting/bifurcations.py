@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nlflow._array import root_mean_square
 from nlflow.equilibria import Branch, Cycle, find_equilibria, stability
-from nlflow.errors import InputError, check_array, check_number
+from nlflow.errors import InputError, check_array, check_range
 from nlflow.flows.flow import Flow
 from nlflow.plotting import base
 from nlflow.plotting.base import Array
@@ -23,15 +23,11 @@ _NAMES = {"hopf": "Hopf point"}
 _CELLS = 31  # places in each direction at which velocities are taken
 
 
-def _root_mean_square(u: Array) -> float:
-    return math.sqrt(float(np.mean(np.square(np.asarray(u, dtype=np.float64)))))
-
-
 def bifurcation_figure(
     branches: Branch | Sequence[Branch] | Mapping[str, Branch | Sequence[Branch]],
     *,
     axis: Axes | None = None,
-    value: Callable[[Array], float] = _root_mean_square,
+    value: Callable[[Array], float] = root_mean_square,
     xlabel: str = "parameter",
     ylabel: str = "root mean square of u",
     title: str | None = None,
@@ -155,7 +151,7 @@ def portrait_figure(
     InputError
         For a flow of other signals, a window that is none, and curves of other shapes.
     """
-    window = [_checked_range("x", x), _checked_range("y", y)]
+    window = [check_range("x", x), check_range("y", y)]
     figure, axis = _place(axis, 6.4, 5.6, title)
     if flow is not None:
         _draw_flow(axis, flow, window)
@@ -200,14 +196,3 @@ def _draw_flow(axis: Axes, flow: Flow, window: list[tuple[float, float]]) -> Non
         if left <= a <= right and low <= b <= high:
             firm = stability(flow, one.u).verdict == "stable"
             axis.plot(a, b, "o", color="black" if firm else "white", markeredgecolor="black", markersize=8, zorder=5)
-
-
-def _checked_range(name: str, given: Any) -> tuple[float, float]:
-    try:
-        low, high = given
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: got {given!r}, expected a pair (low, high)") from error
-    low, high = check_number(name, low), check_number(name, high)
-    if not low < high:
-        raise InputError(f"{name}: got ({low:g}, {high:g}), expected low < high")
-    return low, high

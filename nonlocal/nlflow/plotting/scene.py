@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.domains import Domain, Grid
-from nlflow.errors import InputError, check_number
+from nlflow.errors import InputError, check_range
 from nlflow.plotting import base
 from nlflow.plotting.base import Array
 
@@ -28,10 +28,7 @@ def check_limits(limits: Any) -> tuple[float, float] | None:
         return None
     if not isinstance(limits, tuple | list) or len(limits) != 2:
         raise InputError(f"limits: got {limits!r}, expected two numbers (low, high), or None for those at the start")
-    low, high = (check_number("limits", value) for value in limits)
-    if low >= high:
-        raise InputError(f"limits: got {limits!r}, expected low < high")
-    return low, high
+    return check_range("limits", limits)
 
 
 class Scene:
