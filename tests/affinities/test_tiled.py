@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import numpy as np
@@ -277,18 +276,6 @@ def test_everything_is_what_the_dense_matrix_gives(name: str, method: str, devic
         np.testing.assert_allclose(there, expected[what], rtol=0, atol=2e-9 * max(size, 1.0), err_msg=what)
 
 
-def test_flash_attention_is_not_asked_for_more_columns_than_it_takes() -> None:
-    from nlflow.backends.torch.attention import _operator
-
-    def operator(width: int, dtype: Any, biased: bool = False) -> str:
-        like = types.SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 1, 4, width))
-        return str(_operator(like, biased)).removeprefix("_scaled_dot_product_").removesuffix("_attention")
-
-    half, single = torch.bfloat16, torch.float32
-    assert [operator(width, half) for width in (8, 256, 264)] == ["flash", "flash", "efficient"]
-    assert [operator(8, half, biased=True), operator(264, single)] == ["efficient", "efficient"]
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["bfloat16", None])
 def test_wide_features(precision: str | None, device: str) -> None:
@@ -370,6 +357,91 @@ def test_half_precision_inside_averages(precision: str, name: str) -> None:
     np.testing.assert_allclose(host(p.log_degree), reference.log_degree, rtol=0, atol=16 * digits)
     constant = p.average(torch.full((N,), 3.25))
     assert float((constant - 3.25).abs().max()) <= 1e-6
+
+
+def test_half_precision_rounds_no_value_that_it_holds() -> None:
+    """Values on its grid, whose mean is less than their spacing: all would be rounded back by the mean, to one side."""
+    n = 2048
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(3))
+    u = torch.randn(n, 3, generator=torch.Generator().manual_seed(4)).bfloat16().float() + 0.0
+    p = nl.affinity(
+        nl.ExpDotProduct(scale=0.1), nl.Points(np.arange(float(n))), x, precision="bfloat16", method="tiled"
+    )
+    coarse = x.bfloat16().double()
+    expected = torch.softmax(0.1 * coarse @ coarse.T, 1) @ u.double()
+    error = (p.average(u).double() - expected).abs().max()
+    assert float(u.mean(0).abs().max()) > 5e-3  # by which they would be off
+    assert float(error) < 1e-3
+
+
+def test_half_precision_of_short_range_keeps_large_and_small_values() -> None:
+    x = torch.from_numpy(FEATURES).float()
+    p = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), x, precision="float16")
+    u = torch.from_numpy(SIGNAL).float()
+    expected = p.average(u)
+    for factor in (2.0**40, 2.0**-40):
+        torch.testing.assert_close(p.average(factor * u), factor * expected, rtol=1e-6, atol=0)
+
+
+def test_half_precision_where_it_cannot_hold() -> None:
+    def build(x: Any, precision: str) -> nl.Affinity:
+        return nl.affinity(
+            nl.ExpDotProduct(scale=1e-9), nl.Points(np.arange(float(len(x)))), x, method="tiled", precision=precision
+        )
+
+    large = torch.tensor([[7e4], [1.0]])
+    with pytest.raises(
+        nl.InputError, match=r"precision: got 'float16' for features up to 7e\+04, expected at most 65504"
+    ):
+        build(large, "float16")
+    build(large, "bfloat16")
+    many = torch.zeros(2**17 + 1, 1)
+    with pytest.raises(nl.InputError, match="got 'float16' for 131073 keys, expected 'bfloat16' beyond 131072"):
+        build(many, "float16")
+    build(many, "bfloat16")
+    build(many[1:], "float16")
+    steep = torch.tensor([[400.0], [-400.0]])
+    with pytest.warns(
+        nl.NlflowWarning, match=r"rounded to bfloat16 may move logits by 1.25, and weights by a factor 3.49"
+    ):
+        nl.affinity(nl.ExpDotProduct(scale=1e-3), nl.Points([0.0, 1.0]), steep, precision="bfloat16")
+
+
+def test_degrees_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost what an average does; energies, means and measures all ask for them."""
+    from nlflow.backends.torch.sums import TorchSums
+
+    passes = []
+    for name in ("average", "log_totals", "log_totals_wide"):
+        original = getattr(TorchSums, name)
+        monkeypatch.setattr(
+            TorchSums, name, lambda self, *a, name=name, of=original: (passes.append(name), of(self, *a))[1]
+        )
+    for name in ("dot product", "laplace", "steep queries"):
+        p = both(name, "uneven", "float32")[1].symmetrized()
+        passes.clear()
+        for _ in range(3):
+            p.measure("degree", torch.from_numpy(SIGNAL).float())
+            nl.J(p).value(torch.from_numpy(SIGNAL).float())
+        assert max(passes.count("log_totals"), passes.count("log_totals_wide")) <= 2  # of k and its transpose
+
+
+def test_the_reason_says_what_sums() -> None:
+    x = torch.from_numpy(FEATURES).float()
+    domain = nl.Points(np.arange(float(N)))
+    reasons = {
+        name: nl.affinity(kernel, domain, x, method="tiled", **words).reason
+        for name, kernel, words in (
+            ("fused", nl.ExpDotProduct(), {"precision": "bfloat16"}),
+            ("laplace", nl.Laplace(1.0), {}),
+            ("window", nl.ExpDotProduct(), {"mask": nl.Mask(window=3)}),
+        )
+    }
+    assert reasons["fused"] == "asked for; fused by FlashAttention of the CPU, for bfloat16 of 4 columns on cpu"
+    assert (
+        "in tiles: fused attention is for dot products and wide Gaussians, not for this Laplace" in reasons["laplace"]
+    )
+    assert "in blocks of 64 nodes and what they see, fused by" in reasons["window"]
 
 
 def test_half_precision_where_there_is_no_kernel_for_it() -> None:

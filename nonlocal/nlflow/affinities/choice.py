@@ -565,7 +565,8 @@ def _of_pairs(method: str, pairs: Pairs, reason: str) -> Affinity:
     """Return the affinity by one method, with why it was chosen and what its error is measured with."""
     place, build = _PAIRS[method]
     result = build(_loaded(place), pairs)
-    result.reason = reason
+    how = getattr(result, "how", "")  # which kernel of a device sums
+    result.reason = f"{reason}; {how}" if how else reason
     if pairs.asked.features is None:
         result.dtype = None  # positions are no features: signals may have either precision
     if method in APPROXIMATE or result.error_estimate > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,17 @@ from nlflow.affinities.logits import MixedAffinity, check_rows, log_transitions,
 from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domains import Domain
 from nlflow.domains.mask import Mask, Sight
-from nlflow.errors import InputError, check_choice, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_choice, check_memory
 from nlflow.kernels import Kernel, RadialKernel
 
 if TYPE_CHECKING:
     from nlflow.backends.torch.sums import MaskedSums, TorchSums
 
 _PRECISIONS = ("float64", "float32", "bfloat16", "float16")
+_HALF = {"bfloat16": (2.0**-7, math.inf), "float16": (2.0**-10, 65504.0)}
+"""Spacing of numbers above 1, and the largest number; bfloat16 has the range of float32."""
+_MOST_IN_FLOAT16 = 2**17
+"""Keys in float16: weights below 2^-25 of the largest are lost, together up to N 2^-25, which here is bfloat16's 2^-8."""
 
 
 class TiledAffinity(Affinity):
@@ -47,7 +52,13 @@ class TiledAffinity(Affinity):
     Raises
     ------
     InputError
-        For half precision where no fused attention serves the kernel and the device.
+        For half precision where no fused attention serves the kernel and the device, and for float16 where features or
+        the number of keys pass its range.
+
+    Warns
+    -----
+    NlflowWarning
+        Where rounding of features to half precision may move a weight by more than a factor e.
     """
 
     method = "tiled"
@@ -91,11 +102,13 @@ class TiledAffinity(Affinity):
         weights, self._shift = relative_weights(domain.item_weights.reshape(-1), least)
         own = None if weights.min() == 1 else constant_like(weights, keys)
         self._sums = self._make_sums(own)
-        if self._precision in ("bfloat16", "float16") and not self.fused:
-            raise InputError(
-                f"precision: got {precision!r}, expected 'float32' or 'float64' for {type(kernel).__name__} on "
-                f"{keys.device}: half precision is for dot products in fused attention"
-            )
+        if self._precision in _HALF:
+            if not self.fused:
+                raise InputError(
+                    f"precision: got {precision!r}, expected 'float32' or 'float64' for {type(kernel).__name__} on "
+                    f"{keys.device}: half precision is for dot products in fused attention"
+                )
+            self._check_half(self._precision)
         self._log_degrees: Array | None = None
         self._wide_degrees: Array | None = None
         if isinstance(kernel, RadialKernel) and kernel.grows:
@@ -113,6 +126,42 @@ class TiledAffinity(Affinity):
         from nlflow.backends.torch.sums import MaskedSums
 
         return MaskedSums(kernel, self._queries, self._keys, weights, sight, precision)
+
+    def _check_half(self, precision: str) -> None:
+        """Raise `InputError` where half precision does not hold what is averaged; warn where it moves weights far."""
+        spacing, most = _HALF[precision]
+        mask = None if self._sight is None else self._sight.mask
+        n = self.domain.item_size
+        seen = n if mask is None or mask.window is None else min(n, 2 * mask.window + 1)
+        if precision == "float16" and seen > _MOST_IN_FLOAT16:
+            raise InputError(
+                f"precision: got 'float16' for {seen} keys, expected 'bfloat16' beyond {_MOST_IN_FLOAT16}: weights "
+                f"below 2^-25 of the largest are lost in float16, together up to {seen * 2.0**-25:.2g} of all"
+            )
+        xp = namespace(self._keys)
+        sizes = [xp.max(xp.abs(t)) for t in (self._queries, self._keys)]
+        lengths = [xp.max(xp.sum(xp.square(t), axis=-1)) for t in (self._queries, self._keys)]
+        *sizes, first, second = (float(x) for x in xp.stack([*sizes, *lengths]).detach().tolist())  # one look
+        if not max(sizes) <= most:
+            raise InputError(
+                f"precision: got {precision!r} for features up to {max(sizes):.4g}, expected at most {most:g}; use "
+                "'bfloat16', or scale the features down and the kernel up"
+            )
+        scale = getattr(self.kernel, "scale", None)
+        scale = 1 / math.sqrt(self._keys.shape[-1]) if scale is None else abs(scale)
+        moved = spacing * scale * math.sqrt(first) * math.sqrt(second)
+        if moved > 1:
+            warnings.warn(
+                f"precision: features rounded to {precision} may move logits by {moved:.3g}, and weights by a factor "
+                f"{math.exp(min(moved, 700)):.3g}; use precision='float32', or a smaller scale",
+                NlflowWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def how(self) -> str:
+        """What averages are computed by, and why: which fused kernel, or why none."""
+        return self._sums.how
 
     @property
     def fused(self) -> bool:
@@ -167,11 +216,13 @@ class TiledAffinity(Affinity):
         return xp.broadcast_to(xp.reshape(logs, (*self._leading, *item)), self.domain.shape)
 
     def _log_degree_wide(self) -> Array:
+        if self.tracked or not self._sums.wide:  # derivatives, or no more digits
+            return self._log_degree()
         if self._wide_degrees is None:
-            logs = self._sums.log_totals_wide()
-            if self.tracked or logs.dtype == self._keys.dtype:  # derivatives, or no more digits
-                return self._log_degree()
-            self._wide_degrees = self._by_shape(logs + self._shift)
+            logs = self._by_shape(self._sums.log_totals_wide() + self._shift)
+            self._wide_degrees = logs
+            if logs.dtype == self._keys.dtype and self._log_degrees is None:  # one pass for both
+                self._log_degrees = logs
         return self._wide_degrees
 
     def _push(self, law: Array) -> Array:

@@ -1,11 +1,13 @@
 """Softmax averages and their log-sum-exp from fused attention kernels: O(N) memory, at the speed of attention.
 
 ``scaled_dot_product_attention`` itself falls back to a table of all pairs without a word, and does not return the
-log-sum-exp. The operators beneath it do neither.
+log-sum-exp. The operators beneath it do neither; `KERNELS` says which of them takes what.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,29 +20,167 @@ _ALIGNED = 8  # columns; kernels on GPUs want a multiple
 _LOADED = 16  # bytes that kernels on GPUs load at a time, from addresses that are multiples of it
 _ITEMS = 2**16 - 1  # of a batch that CUDA takes in one launch
 
+_HALF = (torch.float16, torch.bfloat16)
+_WAITED = 2**28  # pairs whose time makes up for the plan that cuDNN makes for each new shape, about 30 ms
 
-_FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+
+@dataclass(frozen=True)
+class Place:
+    """What of a device decides among the kernels.
+
+    Parameters
+    ----------
+    kind : str
+        ``cpu``, ``cuda`` or another device of torch.
+    capability : tuple of int
+        Of CUDA: (9, 0) is an H100.
+    cudnn : int
+        Version of cuDNN, such as 91002; 0 where there is none, and where `torch.nn.attention.sdpa_kernel` or
+        `torch.backends.cuda.enable_cudnn_sdp` forbids its attention.
+    activated : str
+        The implementation of FlashAttention that `torch.nn.attention.activate_flash_attention_impl` was asked for:
+        ``FA3``, ``FA4``, or nothing.
+    """
+
+    kind: str
+    capability: tuple[int, int] = (0, 0)
+    cudnn: int = 0
+    activated: str = ""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Place:
+        """Return what there is of a device."""
+        if device.type != "cuda":
+            return cls(device.type)
+        allowed = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)()
+        version = torch.backends.cudnn.version() if allowed else None
+        activated = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
+        return cls("cuda", torch.cuda.get_device_capability(device), int(version or 0), str(activated or ""))
+
+    def __str__(self) -> str:
+        return self.kind if self.kind != "cuda" else "CUDA {}.{}".format(*self.capability)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of a kernel.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+    width : int
+        Columns of queries, keys and values.
+    biased : bool
+        Whether a table is added to the logits.
+    tracked : bool
+        Whether it is differentiated.
+    pairs : int
+        Of queries and keys, in all items.
+    """
+
+    dtype: torch.dtype
+    width: int
+    biased: bool = False
+    tracked: bool = False
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row of the table: which calls a fused kernel takes.
+
+    Parameters
+    ----------
+    name : str
+        As messages have it.
+    operator : str
+        Its name in ``torch.ops.aten``.
+    kind : str
+        Of devices.
+    capability : dict
+        The least compute capability for each dtype that it takes.
+    widest : float
+        Columns that it takes at most.
+    biases, derivatives : bool
+        Whether it takes a table of biases, and is taken where there will be a derivative.
+    only : tuple of tuple of int
+        Compute capabilities on which it is the fastest; all by default.
+    cudnn : int
+        Least version of cuDNN.
+    activated : bool
+        Whether it is for who has activated another implementation.
+    pairs : int
+        Below which another is preferred.
+    """
+
+    name: str
+    operator: str
+    kind: str
+    capability: dict[torch.dtype, tuple[int, int]]
+    widest: float = math.inf
+    biases: bool = True
+    derivatives: bool = True
+    only: tuple[tuple[int, int], ...] = ()
+    cudnn: int = 0
+    activated: bool = False
+    pairs: int = 0
+
+    def takes(self, place: Place, call: Call) -> bool:
+        """Tell whether this kernel is for a call."""
+        return (
+            self.kind == place.kind
+            and call.dtype in self.capability
+            and place.capability >= self.capability[call.dtype]
+            and (not self.only or place.capability in self.only)
+            and call.width <= self.widest
+            and (self.biases or not call.biased)
+            and (self.derivatives or not call.tracked)
+            and place.cudnn >= self.cudnn
+            and (bool(place.activated) or not self.activated)
+            and call.pairs >= self.pairs
+            and hasattr(torch.ops.aten, self.operator)
+        )
+
+
 _FLASH = "_scaled_dot_product_flash_attention"
-_FLASH_WIDEST = 256  # columns that it takes at most
+_CUDNN = "_scaled_dot_product_cudnn_attention"
 _EFFICIENT = "_scaled_dot_product_efficient_attention"
+_FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+
+# The first that takes a call is asked. On an H100, against FlashAttention-2 in bfloat16, cuDNN takes 0.66 of the time
+# for 64 columns and 2^18 nodes, 0.58 for 128 (benchmarks/results/gpu.md); it has no float32, which no kernel but the
+# efficient one has. Compute capabilities, widths and versions are those that torch itself asks for.
+KERNELS = (
+    Kernel("the FlashAttention that was activated", _FLASH, "cuda", dict.fromkeys(_HALF, (8, 0)), widest=256,
+           biases=False, activated=True),
+    Kernel("cuDNN's attention", _CUDNN, "cuda", dict.fromkeys(_HALF, (8, 0)), widest=128, biases=False,
+           derivatives=False, only=((9, 0), (10, 0)), cudnn=91501, pairs=_WAITED),
+    Kernel("FlashAttention-2", _FLASH, "cuda", dict.fromkeys(_HALF, (8, 0)), widest=256, biases=False),
+    Kernel("memory-efficient attention", _EFFICIENT, "cuda",
+           {torch.float32: (5, 0), torch.float16: (5, 0), torch.bfloat16: (8, 0)}),
+    Kernel("FlashAttention of the CPU", _FOR_CPU, "cpu",
+           dict.fromkeys((torch.float64, torch.float32, *_HALF), (0, 0))),
+)  # fmt: skip
+"""Fused kernels, the fastest first. What none takes is summed in tiles (`nlflow.backends.torch.sums`)."""
 
 
-def offered(like: Tensor) -> bool:
+def kernels_for(place: Place, call: Call) -> Iterator[Kernel]:
+    """Give the kernels that take a call, the fastest first."""
+    return (kernel for kernel in KERNELS if kernel.takes(place, call))
+
+
+def offered(like: Tensor, biased: bool = False) -> bool:
     """Tell whether a fused kernel serves tensors of this dtype on this device."""
-    return _operator(like) is not None
+    call = Call(like.dtype, width_for(like, 1), biased)
+    return next(kernels_for(Place.of(like.device), call), None) is not None
 
 
-def _operator(like: Tensor, biased: bool = False) -> str | None:
-    kind, half = like.device.type, like.dtype in (torch.float16, torch.bfloat16)
-    if kind == "cpu":
-        name = _FOR_CPU
-    elif kind == "cuda" and half and not biased and like.shape[-1] <= _FLASH_WIDEST:
-        name = _FLASH
-    elif kind == "cuda" and (half or like.dtype == torch.float32):
-        name = _EFFICIENT
-    else:
-        return None
-    return name if hasattr(torch.ops.aten, name) else None
+def told(like: Tensor, biased: bool, pairs: int) -> str:
+    """Return which kernel averages of features like these are asked of, in words."""
+    place, call = Place.of(like.device), Call(like.dtype, width_for(like, 1), biased, like.requires_grad, pairs)
+    kernel = next(kernels_for(place, call), None)
+    what = f"{str(like.dtype).removeprefix('torch.')} of {call.width} columns on {place}"
+    return f"no fused kernel takes {what}" if kernel is None else f"{kernel.name}, for {what}"
 
 
 @dataclass(frozen=True)
@@ -72,17 +212,31 @@ def fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    bias = form.bias
-    name = _operator(q, bias is not None)
-    operator: Any = getattr(torch.ops.aten, str(name))
-    if name == _EFFICIENT:
+    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    pairs = q.shape[0] * q.shape[-2] * k.shape[-2]
+    call = Call(q.dtype, q.shape[-1], form.bias is not None, tracked, pairs)
+    kernels = list(kernels_for(Place.of(q.device), call))
+    for kernel in kernels[:-1]:
+        try:
+            return _called(kernel, q, k, v, form)
+        except RuntimeError as error:  # cuDNN says only after it was asked that it has no plan for a shape
+            if kernel.operator != _CUDNN or "cudnn" not in str(error).lower():
+                raise
+    return _called(kernels[-1], q, k, v, form)
+
+
+def _called(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    operator: Any = getattr(torch.ops.aten, kernel.operator)
+    bias, causal, scale = form.bias, form.causal, form.scale
+    if kernel.operator == _FOR_CPU:
+        average, logarithm = operator(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
+    elif kernel.operator == _FLASH:
+        average, logarithm = operator(q, k, v, 0.0, causal, scale=scale)[:2]
+    else:  # the two that write the log-sum-exp where they are told to
         whole = None if bias is None else bias.expand(q.shape[0], 1, *bias.shape)
-        average, logarithm = operator(q, k, v, whole, True, 0.0, form.causal, scale=form.scale)[:2]
-    elif name == _FOR_CPU:
-        average, logarithm = operator(q, k, v, 0.0, form.causal, attn_mask=bias, scale=form.scale)
-    else:
-        average, logarithm = operator(q, k, v, 0.0, form.causal, scale=form.scale)[:2]
-    return average, logarithm[..., : q.shape[-2]]  # some kernels fill up the rows
+        average, logarithm = operator(q, k, v, whole, True, 0.0, causal, scale=scale)[:2]
+    # Some kernels fill up the rows, and that of cuDNN has one more axis.
+    return average, logarithm.reshape(*q.shape[:2], -1)[..., : q.shape[-2]]
 
 
 def widened(x: Tensor, width: int) -> Tensor:

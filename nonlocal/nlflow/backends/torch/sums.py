@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, widened, width_for
+from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, told, widened, width_for
 from nlflow.domains.mask import Sight
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 
@@ -85,6 +85,19 @@ class TorchSums:
             self._x, self._y = x, y
 
     @property
+    def how(self) -> str:
+        """What averages are computed by, and why, in words."""
+        if self.fused:
+            pairs = self._x[..., 0].numel() * self._y.shape[-2]
+            return f"fused by {told(self._x, self._form.bias is not None, pairs)}"
+        name = type(self._kernel).__name__
+        if not isinstance(self._kernel, ExpDotProduct):
+            return f"in tiles: fused attention is for dot products and wide Gaussians, not for this {name}"
+        if not self._inner:
+            return "in tiles: fused attention takes no rule of who sees whom"
+        return f"in tiles: {told(self._y, self._form.bias is not None, 0)}"
+
+    @property
     def kept(self) -> tuple[Tensor, Tensor]:
         """The tensors that are as large as the features."""
         return self._x, self._y
@@ -130,9 +143,14 @@ class TorchSums:
         """Return sum_j w_j k_ij v_j / sum_j w_j k_ij for values (..., N, D); shape (..., M, D), in their dtype."""
         if self._dtype is None:
             return self._average(values)
-        # Averages keep constants: what is rounded is the deviation from the middle.
+        # Averages keep constants: what is rounded is the deviation from the middle, over the largest where the range of
+        # the precision is short. The mean of what rounding took is put back: where values lie on the grid of the lower
+        # precision, and the middle is small beside them, they are rounded back to what they were.
         middle = values.mean(dim=-2, keepdim=True)
-        return self._average((values - middle).to(self._dtype)).to(values.dtype) + middle
+        unit = _unit(values - middle) if self._dtype == torch.float16 else 1.0
+        rounded = ((values - middle) / unit).to(self._dtype)
+        middle = middle - rounded.mean(dim=-2, keepdim=True, dtype=values.dtype) * unit
+        return self._average(rounded).to(values.dtype) * unit + middle
 
     def _average(self, values: Tensor) -> Tensor:
         if not self.fused:
@@ -195,8 +213,9 @@ class TorchSums:
         x, y = (t[..., :-1] if self._far else t for t in (x, y))
         lengths = [float(torch.linalg.vector_norm(t, dim=-1, dtype=torch.float32).max()) for t in (x, y)]
         size = abs(self._form.scale if self.fused else _scale(self._kernel, y)) * lengths[0] * lengths[1]
-        exact = size * torch.finfo(y.dtype).eps / 2 <= _LAW_ROUNDING
-        return torch.float32 if exact and y.dtype == torch.float32 else torch.float64
+        # Products of numbers in half precision have no more digits than float32 has.
+        exact = size * torch.finfo(torch.float32).eps / 2 <= _LAW_ROUNDING
+        return torch.float32 if exact else torch.float64
 
     def _column(self, weights: Tensor) -> Tensor:
         return weights.to(self._y.dtype)[..., None].expand(*self._y.shape[:-1], 1)
@@ -274,6 +293,12 @@ def _scale(kernel: Kernel, y: Tensor) -> float:
     return 1 / math.sqrt(y.shape[-1]) if given is None else given
 
 
+def _unit(values: Tensor) -> Tensor:
+    """Return the largest size of each column, (..., 1, D); 1 where all are 0."""
+    largest = values.detach().abs().amax(dim=-2, keepdim=True)
+    return torch.where(largest > 0, largest, torch.ones_like(largest))
+
+
 _LEAST_BLOCK = 64  # queries; below, the products are too small to pay
 _ALIGNED = 8  # keys; what fused kernels on GPUs want of a table of biases
 
@@ -331,6 +356,11 @@ class MaskedSums:
             seen=seen if mask.causal or mask.rule is not None else None, causal=mask.causal and mask.rule is None,
         )  # fmt: skip
         self.fused, self.kept = self._sums.fused, self._sums.kept
+
+    @property
+    def how(self) -> str:
+        """What averages are computed by, and why, in words."""
+        return self._sums.how
 
     @property
     def wide(self) -> bool:
@@ -415,6 +445,10 @@ class _BandSums:
             present=self._unfolded(there[..., None])[..., 0] > 0, seen=seen, table=True,
         )  # fmt: skip
         self.fused, self.kept = self._sums.fused, self._sums.kept
+
+    @property
+    def how(self) -> str:
+        return f"in blocks of {self._size} nodes and what they see, {self._sums.how}"
 
     @property
     def wide(self) -> bool:
