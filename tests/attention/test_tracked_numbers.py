@@ -88,7 +88,6 @@ TABLE: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
         nl.ExplicitEuler, nl.SemiImplicit, nl.ETD2RK, nl.ETD4RK, nl.IMEX, nl.ConvexSplitting, nl.ForwardBackward,
         nl.LaggedDiffusivity, nl.GeodesicEuler, nl.GeodesicMidpoint, nl.LayerStep, flows.Lie, flows.Strang,
         flows.EulerMaruyama, flows.Milstein, flows.PlatenWeak2, flows.ExponentialEuler, flows.StoermerVerlet,
-        flows.ParticleVerlet,
     )),
     (flows.StoermerVerlet, {"dt": 0.1}, {"stride": 2}),
     (flows.Rosenbrock, {}, {"rtol": 1e-3, "atol": 1e-3, "dt": 0.1}),

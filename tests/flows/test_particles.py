@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nlflow import Formula, Gaussian, InputError, RungeKutta, solve
-from nlflow.flows import External, ParticleFlow, Status, trap
+from nlflow.flows import External, ParticleFlow, Status, StoermerVerlet, trap
+from nlflow.flows.checkpoints import fingerprint
 from nlflow.kernels import Interaction, Morse, PowerLaws, Wendland
 from nlflow.studies.fits import regress
 from nlflow.testing import check_flow
@@ -48,7 +49,7 @@ def double_sum(w: Any, interaction: Any, x: Any, box: Any = None) -> tuple[Any, 
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:60])
 def test_forces_are_a_plain_double_sum(interaction: Any, d: int, dtype: str) -> None:
     w = np.random.default_rng(1).uniform(0.1, 1.0, 450)
     for box in (None, np.array([0.0] + [3.0] * (d - 1))):
@@ -63,7 +64,7 @@ def test_forces_are_a_plain_double_sum(interaction: Any, d: int, dtype: str) -> 
         assert np.abs(flow.momentum(x)).max() <= ROUNDING[dtype] * size * w.sum()
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS[:5], ids=lambda w: repr(w).partition(" at 0x")[0][:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS[:5], ids=lambda w: repr(w)[:60])
 def test_forces_are_differences_of_the_energy(interaction: Any) -> None:
     rng = np.random.default_rng(2)
     x, w = rng.standard_normal((40, 3)), rng.uniform(0.1, 1.0, 40)
@@ -74,7 +75,7 @@ def test_forces_are_differences_of_the_energy(interaction: Any) -> None:
     assert slope == pytest.approx(expected, rel=1e-6, abs=1e-6 * np.abs(w[:, None] * flow.velocity(x) * v).sum())
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:60])
 def test_energies_are_plain_double_sums_over_pairs(interaction: Any) -> None:
     x, w = drawn(400, 2, 3), np.random.default_rng(4).uniform(0.1, 1.0, 400)
     r = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
@@ -83,7 +84,7 @@ def test_energies_are_plain_double_sums_over_pairs(interaction: Any) -> None:
     assert ParticleFlow(x, interaction, weights=w).energy(x) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:60])
 def test_flows_of_particles_keep_the_promises_of_flows(interaction: Any) -> None:
     x = drawn(50, 2, 5) * 2
     check_flow(ParticleFlow(x, interaction, potential=trap()), x)
@@ -148,6 +149,41 @@ def test_inertia_in_a_trap_is_a_damped_oscillator() -> None:
     rate = np.sqrt(2.0 - 0.04)
     share = np.exp(-0.6) * (np.cos(rate * 3) + 0.2 / rate * np.sin(rate * 3))
     assert found[:, :2] == pytest.approx(x * share, rel=1e-9)
+
+
+def test_the_step_of_verlet_falls_as_fast_as_friction_lets_it() -> None:
+    """A constant force g and friction give v = g / friction (1 - exp(-friction t)) in steps of any length."""
+    x, g = np.array([[0.0, 1.0]]), np.array([0.0, -9.81])
+    fall = External(lambda x: -(x @ g), lambda x: 0 * x - g)
+    flow = ParticleFlow(x, potential=fall, friction=40.0)
+    found = solve(flow, np.hstack([x, 0 * x]), t_eval=np.linspace(0, 1, 6), integrator=StoermerVerlet(0.1))
+    assert found.u[:, 0, 2:] == pytest.approx(-np.expm1(-40 * found.t)[:, None] * g / 40, rel=1e-13)
+    same = solve(flow, np.hstack([x, 0 * x]), t_eval=np.linspace(0, 1, 6), integrator=StoermerVerlet(0.1, stride=2))
+    assert same.u == pytest.approx(found.u, rel=1e-14)
+
+
+def test_runs_of_particles_are_told_apart_by_what_functions_do() -> None:
+    x = drawn(6, 2, 12)
+    times, step = np.array([0.0, 1.0]), RungeKutta()
+
+    def told(w: Any, v: Any) -> str:
+        return fingerprint(ParticleFlow(x, Interaction(w), potential=v), x, times, step)
+
+    def slope(factor: float) -> External:
+        return External(lambda x: factor * x[:, 0], lambda x: 0 * x + factor * np.array([1.0, 0.0]))
+
+    first = told(lambda r: np.exp(-r), slope(1.0))
+    assert " at 0x" not in repr(Interaction(lambda r: np.exp(-r)))
+    assert told(lambda r: np.exp(-r), slope(1.0)) == first  # another function that does the same, as in another process
+    assert told(lambda r: np.exp(-2 * r), slope(1.0)) != first
+    assert told(lambda r: np.exp(-r), slope(2.0)) != first
+
+
+def test_positions_just_below_a_box_are_within_it() -> None:
+    x = np.array([[-1e-20], [0.5]])
+    flow = ParticleFlow(x, PowerLaws(2, 0, cutoff=0.4), box=1.0)
+    assert flow.wrapped(x).max() < 1.0
+    assert np.isfinite(flow.velocity(x)).all()
 
 
 def test_propelled_particles_reach_their_speed_and_have_no_falling_energy() -> None:

@@ -38,14 +38,14 @@ def written(interaction: Any, r: Any) -> Any:
     return value(interaction._potential, r * r)
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:60])
 def test_slopes_are_the_derivatives_that_torch_finds(interaction: Any) -> None:
     r = torch.tensor(RADII, requires_grad=True)
     (expected,) = torch.autograd.grad(written(interaction, r).sum(), r)
     assert interaction.slope(RADII) == pytest.approx(expected.numpy(), rel=1e-12, abs=1e-13)
 
 
-@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w).partition(" at 0x")[0][:40])
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:60])
 def test_potentials_are_what_their_formulas_say(interaction: Any) -> None:
     with torch.no_grad():
         assert interaction(RADII) == pytest.approx(written(interaction, torch.tensor(RADII)).numpy(), rel=1e-13)

@@ -24,7 +24,6 @@ from nlflow.flows import (
     Kuramoto,
     Lie,
     ParticleFlow,
-    ParticleVerlet,
     Rosenbrock,
     StoermerVerlet,
     Strang,
@@ -148,7 +147,7 @@ INTEGRATORS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "Milstein": lambda: (nl.Milstein(0.1),),
     "PlatenWeak2": lambda: (nl.PlatenWeak2(0.1),),
     "NeutrenoStep": lambda: (nl.NeutrenoStep(),),
-    "ParticleVerlet": lambda: (ParticleVerlet(0.02), SWARM, MOVING),
+    "StoermerVerlet of particles": lambda: (StoermerVerlet(0.02), SWARM, MOVING),
     "Rosenbrock": lambda: (Rosenbrock(1e-8),),
     "RungeKutta": lambda: (nl.RungeKutta(1e-8),),
     "SemiImplicit": lambda: (nl.SemiImplicit(0.1),),
@@ -230,7 +229,7 @@ def _classes(base: type) -> set[str]:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_every_class_is_checked(base: type, recipes: dict[str, Any]) -> None:
-    shared = {"LinearFlow", "Pieces", "SphereStep", "ImplicitStep"}
+    shared = {"LinearFlow", "SecondOrder", "Pieces", "SphereStep", "ImplicitStep"}
     missing = _classes(base) - set(recipes) - set(ELSEWHERE) - shared
     assert not missing, f"without a recipe: {sorted(missing)}"
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, scalar, to_numpy, underflowing
-from nlflow.equilibria.field import _positive, check_energy
-from nlflow.equilibria.sums import Sums, check_estimates, measure_of, observed_sums, spectral_sums
+from nlflow.equilibria.field import check_energy
+from nlflow.equilibria.sums import Sums, check_estimates, measure_of, observed_sums, positive, spectral_sums
 from nlflow.errors import InputError, check_choice, check_floats, check_number, checked_call
 from nlflow.flows.functions import symmetric_flow
 from nlflow.functionals.energies import E, J
@@ -154,7 +154,7 @@ class _Criteria:
         if self._method in ("discrepancy", "lcurve") or self.sums.method != "lanczos":
             return 0.0
         if self._method == "evidence":
-            logs = self.sums.trace(lambda a: np.log(_positive(a) / (a + strength)))
+            logs = self.sums.trace(lambda a: np.log(positive(a) / (a + strength)))
             return self._channels * logs.error / 2
         trace, error = self.trace(strength)
         if self._method == "sure":
@@ -166,7 +166,7 @@ class _Criteria:
     def _evidence(self, strength: float) -> float:
         n, channels = self._n, self._channels
         least = 0.5 * self._unit * self.sums.form(lambda a: strength * a / (a + strength))[0]
-        logs = self.sums.trace(lambda a: np.log(_positive(a) / (a + strength))).value
+        logs = self.sums.trace(lambda a: np.log(positive(a) / (a + strength))).value
         free = (n - 1) * channels
         if self._sigma is None:
             beta = free / (2 * least)  # the likeliest

@@ -26,7 +26,7 @@ from nlflow._array import (
     underflowing,
 )
 from nlflow.affinities import Affinity, SparseAffinity
-from nlflow.equilibria.sums import DENSE_NODES, Estimate, measure_of, spectral_sums
+from nlflow.equilibria.sums import DENSE_NODES, Estimate, half_width, measure_of, positive, spectral_sums
 from nlflow.errors import (
     InputError,
     NumericalError,
@@ -331,7 +331,7 @@ class GaussianField:
         return self.flow.fidelity is not None and self.flow.fidelity.uniform is not None
 
     def _by_samples(self, samples: int, rng: np.random.Generator) -> Variances:
-        from scipy.special import chdtri, stdtrit
+        from scipy.special import chdtri
 
         affinity, shape = self.flow.affinity, self._measure.shape
         weight = np.asarray(affinity.domain.weights) * np.asarray(to_numpy(affinity.degree), np.float64)
@@ -341,8 +341,7 @@ class GaussianField:
         probed = signs * np.asarray(
             to_numpy(affinity.average(affinity.as_signal(np.asarray(signs, np.float64)))), np.float64
         )
-        loop, doubt = probed.mean(axis=-1) / stay, probed.std(axis=-1, ddof=1) / math.sqrt(_PROBES) / stay
-        doubt = doubt * float(stdtrit(_PROBES - 1, 0.975))
+        loop, doubt = probed.mean(axis=-1) / stay, half_width(probed) / stay
         said, done = np.zeros(shape), 0
         # The variance of the mean is known where constants are an eigenvector.
         known = 1 / (self.beta * self.flow.spectral_bounds()[0] * self._measure.sum()) if self._uniform else 0.0
@@ -451,11 +450,11 @@ class GaussianField:
         sums = spectral_sums(prior, **options, gap=True)
         if self._uniform:
             strength = self.flow.spectral_bounds()[0]
-            found = sums.trace(lambda a: np.log(_positive(a)) - np.log(a + strength))
+            found = sums.trace(lambda a: np.log(positive(a)) - np.log(a + strength))
             value, error = found.value - math.log(strength), found.error
         else:
             found, other = (
-                sums.trace(lambda a: np.log(_positive(a))),
+                sums.trace(lambda a: np.log(positive(a))),
                 spectral_sums(self.flow, **options, gap=True).trace(np.log),
             )
             value, error = found.value - other.value, found.error + other.error
@@ -512,13 +511,3 @@ def _check_reached(energy: E) -> None:
 
 def _exact(value: Floats, rounding: float, method: str) -> Variances:
     return Variances(value, value * (1 - rounding), value * (1 + rounding), method, 0)
-
-
-def _positive(a: Floats) -> Floats:
-    """Return eigenvalues of J beside that of constants, or raise `NumericalError` where one is 0."""
-    if not a.min(initial=math.inf) > 1e-13 * a.max(initial=0.0):
-        raise NumericalError(
-            "affinity: it falls into parts that do not see each other, each with a mean of its own; take a wider "
-            "kernel or each part by itself"
-        )
-    return a

@@ -120,7 +120,7 @@ class QuadratureSums:
         both = np.array([measure.integrals(g) for measure in self.probes])
         values = both.mean(axis=1)
         gap = float(abs(both[:, 0].mean() - both[:, 1].mean()) / 2)
-        return Estimate(float(values.mean()), _half_width(values) + gap, self.method, self.averages)
+        return Estimate(float(values.mean()), float(half_width(values)) + gap, self.method, self.averages)
 
     def form(self, g: Function) -> tuple[float, float]:
         """Return `ExactSums.form`, and half of what is between two rules."""
@@ -351,11 +351,27 @@ def _rule(diagonal: Floats, beside: Floats, size: float) -> tuple[Floats, Floats
     return values, size**2 * vectors[0] ** 2
 
 
-def _half_width(values: Floats) -> float:
-    from scipy.special import stdtrit
+def students_t(freedom: int) -> float:
+    """Return how many standard errors each side of an interval of 95 % has, of Student's law with `freedom` degrees."""
+    from scipy.special import stdtrit  # scipy.stats takes half a second to load
 
-    count = len(values)
-    return float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count))
+    return float(stdtrit(freedom, 0.975))
+
+
+def half_width(values: Floats) -> Any:
+    """Return half the width of the 95 % interval of the mean over the last axis, by Student's t."""
+    count = values.shape[-1]
+    return students_t(count - 1) * values.std(axis=-1, ddof=1) / math.sqrt(count)
+
+
+def positive(a: Floats) -> Floats:
+    """Return eigenvalues of J beside that of constants, or raise `NumericalError` where one is 0."""
+    if not a.min(initial=math.inf) > 1e-13 * a.max(initial=0.0):
+        raise NumericalError(
+            "affinity: it falls into parts that do not see each other, each with a mean of its own; take a wider "
+            "kernel or each part by itself"
+        )
+    return a
 
 
 def measure_of(energy: E) -> Floats:

@@ -28,6 +28,7 @@ from .integrators import PlatenWeak2 as PlatenWeak2
 from .integrators import Rosenbrock as Rosenbrock
 from .integrators import RungeKutta as RungeKutta
 from .integrators import SemiImplicit as SemiImplicit
+from .integrators import StoermerVerlet as StoermerVerlet
 from .integrators import Strang as Strang
 from .kinetics import Brusselator as Brusselator
 from .kinetics import FitzHughNagumo as FitzHughNagumo
@@ -43,7 +44,6 @@ from .p_flow import PFlow as PFlow
 from .particles import CollisionError as CollisionError
 from .particles import External as External
 from .particles import ParticleFlow as ParticleFlow
-from .particles import ParticleVerlet as ParticleVerlet
 from .particles import trap as trap
 from .reactions import AllenCahn as AllenCahn
 from .reactions import FisherKPP as FisherKPP
@@ -64,6 +64,5 @@ from .trackers import DiscrepancyPrinciple as DiscrepancyPrinciple
 from .trackers import DistanceToConstant as DistanceToConstant
 from .trackers import Energy as Energy
 from .trackers import SteadyState as SteadyState
-from .wave import StoermerVerlet as StoermerVerlet
 from .wave import WaveExponential as WaveExponential
 from .wave import WaveFlow as WaveFlow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,9 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
-from nlflow.flows.flow import Flow
-from nlflow.flows.integrators import FixedStep
+from nlflow.flows.flow import difference
 from nlflow.flows.noise import Noise
+from nlflow.flows.second_order import SecondOrder, response
 from nlflow.flows.terms import TermError
 from nlflow.kernels import RadialKernel
 from nlflow.kernels.interactions import Interaction
@@ -71,17 +71,15 @@ class External:
                 raise InputError(
                     f"potential: its {name} gave shape {tuple(getattr(found, 'shape', ()))}, expected {tuple(shape)}"
                 )
-        eps = float(xp.finfo(x.dtype).eps)
-        h = eps ** (1 / 3) * max(scalar(xp.max(xp.abs(x))), 1e-3)
-        for c in range(int(x.shape[1])):
-            step = constant_like(np.eye(int(x.shape[1]))[c] * h, x)
-            expected = (self.value(x + step) - self.value(x - step)) / (2 * h)
-            size = scalar(xp.max(xp.abs(slopes))) + scalar(xp.max(xp.abs(values))) * eps ** (1 / 3)
+        steepest, size = (scalar(xp.max(xp.abs(found))) for found in (slopes, x))
+        rounding = float(xp.finfo(x.dtype).eps) ** (2 / 3) * scalar(xp.max(xp.abs(values))) / (size or 1.0)
+        for c, axis in enumerate(np.eye(int(x.shape[1]))):
+            expected = difference(self.value, x, 0 * x + constant_like(axis, x))
             off = scalar(xp.max(xp.abs(expected - slopes[:, c])))
-            if not off <= _SLOPES[x.dtype.itemsize] * size:
+            if not off <= _SLOPES[x.dtype.itemsize] * steepest + 4 * rounding:
                 raise InputError(
                     f"potential: its gradient differs by {off:.3g} from differences of its value along axis {c}, where "
-                    f"slopes are up to {size:.3g}; correct one of them"
+                    f"slopes are up to {steepest:.3g}; correct one of them"
                 )
 
 
@@ -100,7 +98,7 @@ def trap(stiffness: float = 1.0, centre: Any = 0.0) -> External:
 
 @checked_call
 @underflowing
-class ParticleFlow(Flow):
+class ParticleFlow(SecondOrder):
     r"""Interacting particles, dx_i/dt = -sum_j w_j grad W(x_i - x_j) - grad V(x_i), in any dimension.
 
     The gradient flow of E(x) = 1/2 sum_{i /= j} w_i w_j W(\|x_i - x_j\|) + sum_i w_i V(x_i) in the metric sum_i w_i
@@ -194,7 +192,7 @@ class ParticleFlow(Flow):
             self._forces = PairFields(self.interaction.pull, self.interaction.reach(unseen), self.box)
             rest, reach = self.interaction.beside_far
             self._energies = PairFields(rest, reach, self.box)
-            self._check_apart("particles", x, InputError)
+            self._check_apart("particles", self.wrapped(x), InputError)
         if potential is not None:
             potential.check(x)
 
@@ -217,7 +215,20 @@ class ParticleFlow(Flow):
 
     def velocities(self, u: Array) -> Array:
         """Return the velocities of the particles, (N, d): those in a signal where there is inertia."""
-        return self.velocity(u) if self.friction is None else u[:, self.dimensions :]
+        return u[:, self.dimensions :] if self.inertial else self.velocity(u)
+
+    @property
+    def inertial(self) -> bool:
+        """Whether the particles have inertia."""
+        return self.friction is not None
+
+    def parts(self, state: Array) -> tuple[Array, Array]:
+        """Return the positions and the velocities in a signal of particles with inertia."""
+        return state[:, : self.dimensions], state[:, self.dimensions :]
+
+    def joined(self, displacement: Array, velocity: Array) -> Array:
+        """Return the signal of positions and velocities."""
+        return namespace(displacement).concat([displacement, velocity], axis=1)
 
     def wrapped(self, u: Array) -> Array:
         """Return the positions in the box, from 0 to its period; as they are along axes without one."""
@@ -225,8 +236,10 @@ class ParticleFlow(Flow):
         if self.box is None:
             return x
         box, xp = constant_like(self.box, x), namespace(x)
-        inside = xp.where(box > 0, box, xp.ones_like(box))
-        return xp.where(box > 0, x - inside * xp.floor(x / inside), x)
+        period = xp.where(box > 0, box, xp.ones_like(box))
+        inside = x - period * xp.floor(x / period)
+        inside = xp.where(inside < period, inside, 0 * inside)  # rounding takes -1e-20 to the period itself
+        return xp.where(box > 0, inside, x)
 
     def momentum(self, u: Array) -> Floats:
         """Return sum_i w_i v_i, shape (d,), in float64."""
@@ -240,12 +253,11 @@ class ParticleFlow(Flow):
         xp, total = namespace(x), None
         if self.interaction is not None:
             inside = self.wrapped(x)
-            if self.interaction.singular:
-                self._check_apart("particles", inside, NumericalError)
+            self._check_apart("particles", inside, NumericalError)
             weights = self.weights if is_numpy(x) else constant_like(self.weights, x)
             total = -self._forces.pulls(inside, inside, weights)
             if not bool(xp.all(xp.isfinite(total))):
-                raise self._overflowed(x, total)
+                raise self._overflowed(inside, total)
         if self.potential is not None:
             pulled = self.potential.gradient(x)
             total = -pulled if total is None else total - pulled
@@ -253,30 +265,32 @@ class ParticleFlow(Flow):
 
     def velocity(self, u: Array) -> Array:
         """Return du/dt: the velocities of the particles, and with inertia their accelerations beside them."""
-        if self.friction is None:
+        if not self.inertial:
             return self.acceleration(u)
-        xp, d = namespace(u), self.dimensions
-        v = u[:, d:]
-        force = self.acceleration(u[:, :d])
-        return xp.concat([v, force - self.resistance(v) * v], axis=1)
+        x, v = self.parts(u)
+        return self.joined(v, self.acceleration(x) - self.resistance(v) * v)
 
     def resistance(self, v: Array) -> Array | float:
         """Return friction + drag |v|^2 for velocities (N, d)."""
-        friction = 0.0 if self.friction is None else self.friction
+        friction = self.friction or 0.0
         return friction if self.drag == 0 else friction + self.drag * namespace(v).sum(v * v, axis=1, keepdims=True)
 
-    def slowed(self, v: Array, dt: float) -> Array:
+    def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
+        """Return velocities after a time in which a constant force, friction and drag act: exact without drag."""
+        if self.drag == 0:
+            kept, gained = response(self.friction or 0.0, dt)
+            return kept * velocity + gained * acceleration
+        return self._slowed(self._slowed(velocity, dt / 2) + dt * acceleration, dt / 2)
+
+    def _slowed(self, v: Array, dt: float) -> Array:
         """Return velocities after a time in which friction and drag alone act, exactly.
 
         q = |v|^2 has q' = -2 (friction + drag q) q, which is a logistic equation.
         """
-        friction = 0.0 if self.friction is None else self.friction
-        shrunk = math.exp(-friction * dt) * v
-        if self.drag == 0:
-            return shrunk
-        xp = namespace(v)
+        xp, friction = namespace(v), self.friction or 0.0
         share = dt if friction == 0 else -math.expm1(-2 * friction * dt) / (2 * friction)
-        return shrunk / xp.sqrt(1 + 2 * self.drag * share * xp.sum(v * v, axis=1, keepdims=True))
+        slower = xp.sqrt(1 + 2 * self.drag * share * xp.sum(v * v, axis=1, keepdims=True))
+        return math.exp(-friction * dt) * v / slower
 
     # ---- noise
 
@@ -299,10 +313,10 @@ class ParticleFlow(Flow):
 
     def spread(self, white: Array) -> Array:
         """Return noise without its part of positions, where there is inertia."""
-        if self.friction is None:
+        if not self.inertial:
             return white
-        moved = white[:, self.dimensions :]
-        return namespace(white).concat([namespace(white).zeros_like(moved), moved], axis=1)
+        still, moved = self.parts(white)
+        return self.joined(0 * still, moved)
 
     # ---- what is lost
 
@@ -326,8 +340,8 @@ class ParticleFlow(Flow):
             total = float(pairs - alone + self.interaction.far * (np.sum(w) ** 2 - np.sum(w * w))) / 2
         if self.potential is not None:
             total += float(w @ to_numpy(self.potential.value(self.positions(u))).astype(np.float64))
-        if self.friction is not None:
-            v = to_numpy(u[:, self.dimensions :]).astype(np.float64)
+        if self.inertial:
+            v = to_numpy(self.velocities(u)).astype(np.float64)
             total += float(w @ np.sum(v * v, axis=1)) / 2
         return total
 
@@ -342,12 +356,12 @@ class ParticleFlow(Flow):
         """Return `value` as a signal of this flow, or raise `InputError`."""
         u = check_array(name, value)
         same_kind(name, u, self._like)
-        width = self.dimensions * (1 if self.friction is None else 2)
+        width = self.dimensions * (2 if self.inertial else 1)
         expected = (len(self.weights), width)
         if tuple(u.shape) != expected:
-            what = "positions" if self.friction is None else "positions and velocities side by side"
+            what = "positions and velocities side by side" if self.inertial else "positions"
             raise InputError(f"{name}: got shape {tuple(u.shape)}, expected {expected}: {what} of the particles")
-        self._check_apart(name, self.positions(u), InputError)
+        self._check_apart(name, self.wrapped(u), InputError)
         return u
 
     def rebuilt(self, u: Array) -> Self:
@@ -357,28 +371,31 @@ class ParticleFlow(Flow):
 
     def given(self) -> list[Any]:
         """Return what the flow was given."""
-        return [repr(self), self.weights]
+        return [repr(self), self.weights, self.potential]
 
     def __repr__(self) -> str:
         words = [f"{len(self.weights)} x {self.dimensions}", repr(self.interaction)]
         words += ["potential"] if self.potential is not None else []
         words += [f"box={self.box.tolist()}"] if self.box is not None else []
-        words += [f"friction={self.friction!r}, drag={self.drag!r}"] if self.friction is not None else []
+        words += [f"friction={self.friction!r}, drag={self.drag!r}"] if self.inertial else []
         words += [] if self.noise is None else [repr(self.noise)]
         return f"ParticleFlow({', '.join(words)})"
 
     # ---- collisions
 
-    def _check_apart(self, name: str, x: Array, kind: type[Exception]) -> None:
+    def _check_apart(self, name: str, inside: Array, kind: type[Exception]) -> None:
         """Raise unless all are apart, and farther than positions tell where the singular force draws them together."""
-        if self.interaction is None or not self.interaction.singular:
+        if self.interaction is None or not self.interaction.singular or len(inside) < 2:
             return
-        points = to_numpy(self.wrapped(x))
-        found = coinciding(points)
-        if found is None and float(self.interaction.slope(_MEETING)) > 0 and len(points) > 1:
+        points = to_numpy(inside)
+        if not np.isfinite(points).all():  # which the forces say
+            return
+        if float(self.interaction.slope(_MEETING)) > 0:
             distance, *pair = self._nearest(points)
             near = float(np.finfo(points.dtype).eps) ** (1 / 3) * float(np.ptp(points, axis=0).max())
-            found = (pair[0], pair[1]) if distance < near else None
+            found = (pair[0], pair[1]) if distance < near or distance == 0 else None
+        else:
+            found = coinciding(points)
         if found is None:
             return
         self._met[found] = self._met.get(found, 0) + 1
@@ -394,8 +411,8 @@ class ParticleFlow(Flow):
         low, high = sorted((first, int(others[first, 1])))
         return float(distances[first, 1]), low, high
 
-    def _overflowed(self, x: Array, total: Array) -> NumericalError:
-        points = to_numpy(self.wrapped(x))
+    def _overflowed(self, inside: Array, total: Array) -> NumericalError:
+        points = to_numpy(inside)
         wrong = int(np.argmax(~np.isfinite(to_numpy(total)).all(axis=1)))
         if not np.isfinite(points).all():
             return NumericalError(f"particles: particle {wrong} left the range of floats; use a shorter step")
@@ -437,43 +454,3 @@ def _periods(box: Any, d: int) -> Floats:
         raise InputError(f"box: got {len(given)} periods, expected {d}, one for each dimension")
     periods = [math.inf if p is None else check_number("box", p, minimum=0, strict=True, finite=False) for p in given]
     return np.array([0.0 if p == math.inf else p for p in periods])
-
-
-@checked_call
-@underflowing
-class ParticleVerlet(FixedStep):
-    """The method of Störmer and Verlet for particles with inertia: half a drift, a kick, half a drift; order 2.
-
-    One force a step. Symplectic without friction, so the energy stays near what it was for long times (Hairer, Lubich
-    and Wanner 2003, doi 10.1017/S0962492902000144). Friction and drag are solved exactly, half before and half after.
-    No limit of the step is known beforehand; 0.1 of the shortest period is a usual choice.
-
-    Parameters
-    ----------
-    dt : float
-        Step.
-    """
-
-    order = 2.0
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return NaN: the largest frequency changes as particles move."""
-        del flow
-        return math.nan
-
-    def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for what has no inertia."""
-        if not isinstance(flow, ParticleFlow) or flow.friction is None:
-            raise InputError(
-                f"integrator: ParticleVerlet is for a ParticleFlow with inertia, got {flow!r}; give friction=0.0, or "
-                "use RungeKutta()"
-            )
-
-    def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return positions and velocities after one step."""
-        particles = cast(ParticleFlow, flow)
-        d = particles.dimensions
-        x, v = u[:, :d], particles.slowed(u[:, d:], dt / 2)
-        x = x + dt / 2 * v
-        v = v + dt * particles.acceleration(x)
-        return namespace(u).concat([x + dt / 2 * v, particles.slowed(v, dt / 2)], axis=1)

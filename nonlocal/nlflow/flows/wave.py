@@ -1,19 +1,20 @@
-"""Flows of second order: waves, their symplectic step, and their exact solution."""
+"""Waves, and their exact solution."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, scalar, underflowing
-from nlflow.errors import InputError, check_floats, check_integer, check_number, checked_call
+from nlflow.errors import InputError, check_floats, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
 from nlflow.flows.integrators.exponential import chebyshev_coefficients, chebyshev_sums, modes_of
-from nlflow.flows.integrators.fixed_step import FixedStep
 from nlflow.flows.linear import LinearFlow
+from nlflow.flows.second_order import SecondOrder, response
 from nlflow.flows.spectrum import apply_operator, dense_operator, extreme, is_told, largest_eigenvalue
 
 _DENSE = 400  # nodes up to which the operator is a matrix
@@ -21,7 +22,7 @@ _DENSE = 400  # nodes up to which the operator is a matrix
 
 @checked_call
 @underflowing
-class WaveFlow(Flow):
+class WaveFlow(SecondOrder):
     """Flow of second order, rho u'' = -grad - rho gamma u': peridynamic bars and plates, wave equations on graphs.
 
     The force -grad is the velocity of a gradient flow, with all of its terms: in the L2 metric rho u'' = -Lu + b(t) -
@@ -86,7 +87,7 @@ class WaveFlow(Flow):
         v = 0 * u if velocity is None else self.affinity.check_signal("velocity", velocity)
         if tuple(v.shape) != tuple(u.shape):
             raise InputError(f"velocity: got shape {tuple(v.shape)}, expected {tuple(u.shape)}, that of displacement")
-        return self.held(self._joined(u, v))
+        return self.held(self.joined(u, v))
 
     def displacement(self, state: Array) -> Array:
         """Return the displacement of a state, or of several along leading axes."""
@@ -100,10 +101,15 @@ class WaveFlow(Flow):
         half = int(state.shape[-1]) // 2
         return state[..., number] if half == 1 else state[..., number * half : (number + 1) * half]
 
-    def _joined(self, u: Array, v: Array) -> Array:
-        xp = namespace(u)
-        alone = u.ndim == len(self.affinity.domain.shape)
-        return xp.stack([u, v], axis=-1) if alone else xp.concat([u, v], axis=-1)
+    def parts(self, state: Array) -> tuple[Array, Array]:
+        """Return the displacement of a state, and its velocity, 0 at held nodes."""
+        return self.displacement(state), self.flow.free(self.speed_of(state))
+
+    def joined(self, displacement: Array, velocity: Array) -> Array:
+        """Return the state of a displacement and a velocity, as they are."""
+        xp, both = namespace(displacement), [displacement, velocity]
+        alone = displacement.ndim == len(self.affinity.domain.shape)
+        return xp.stack(both, axis=-1) if alone else xp.concat(both, axis=-1)
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a state of this flow, or raise `InputError`."""
@@ -132,25 +138,40 @@ class WaveFlow(Flow):
         """Return the state with the displacements that a constraint gives, and velocity 0 there."""
         if self.flow.terms.constraint is None:
             return u
-        return self._joined(self.flow.held(self.displacement(u)), self.flow.free(self.speed_of(u)))
+        displacement, velocity = self.parts(u)
+        return self.joined(self.placed(displacement), velocity)
+
+    def placed(self, displacement: Array) -> Array:
+        """Return a displacement with the values that a constraint gives."""
+        return self.flow.held(displacement)
 
     def acceleration(self, displacement: Array) -> Array:
         """Return u'' at a displacement without damping. One average."""
         force = self.flow.velocity(displacement)
         return force / over_channels(_like(self.density, force), force)
 
+    def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
+        """Return the velocity after dt in which a constant acceleration and damping act alone, exactly."""
+        kept, gained = self._damped(dt, velocity)
+        return kept * velocity + gained * acceleration
+
+    def _damped(self, dt: float, like: Array) -> tuple[Any, Any]:
+        """Return the two factors of `response`, ready to multiply displacements."""
+        kept, gained = response(self.damping, dt)
+        return over_channels(_like(kept, like), like), over_channels(_like(gained, like), like)
+
     def velocity(self, u: Array) -> Array:
         """Return the velocity and the acceleration of a state. One average."""
-        v = self.flow.free(self.speed_of(u))
-        gained = self.acceleration(self.displacement(u))
-        return self._joined(v, gained - over_channels(_like(self.damping, v), v) * v)
+        displacement, v = self.parts(u)
+        gained = self.acceleration(displacement)
+        return self.joined(v, gained - over_channels(_like(self.damping, v), v) * v)
 
     def jacobian(self, u: Array, v: Array) -> Array:
         """Return the derivative of `velocity` at a state along another; see `Flow.jacobian`."""
         moved = self.flow.free(self.speed_of(v))
         force = self.flow.jacobian(self.displacement(u), self.displacement(v))
         gained = force / over_channels(_like(self.density, force), force)
-        return self._joined(moved, gained - over_channels(_like(self.damping, v), moved) * moved)
+        return self.joined(moved, gained - over_channels(_like(self.damping, v), moved) * moved)
 
     @property
     def functional(self) -> Any:
@@ -203,6 +224,55 @@ class WaveFlow(Flow):
         found = extreme(product, len(root), "LM", tol=1e-6)
         return math.sqrt(float(np.abs(found[0]))) * (1 + 1e-6)
 
+    def fastest(self) -> float:
+        """Return the largest frequency, which a reaction raises; NaN where slopes are not known."""
+        if not is_told(self.flow):
+            return math.nan
+        return math.sqrt(self.largest_frequency() ** 2 + self.flow.driving_bound() / float(np.min(self.density)))
+
+    def surely_below(self) -> float:
+        """Return the frequency of the bound of eigenvalues; infinity where slopes are not known."""
+        if not (self.flow.symmetric and self.flow.plain and is_told(self.flow)):
+            return math.inf
+        highest = self.flow.spectral_bounds()[1] + self.flow.driving_bound()
+        return math.sqrt(highest / float(np.min(self.density)))
+
+    def leaps(self, state: Array, dt: float, memory: dict[str, Any]) -> Callable[[Array, int], Array] | None:
+        """Return a function that takes many steps with a matrix, None where there is none."""
+        linear = self.flow
+        plain = is_numpy(state) and state.dtype == np.float64 and linear.terms.reaction is None and not linear.timed
+        small = self.affinity.domain.size <= _DENSE and linear.width() == 1 and linear.overridden("linear") is None
+        if not (plain and small) or linear.inner.varies:
+            return None
+        if "_matrix" not in memory:
+            memory["_matrix"] = dense_operator(linear) / np.reshape(self.density, (-1, 1))
+        matrix: Floats = memory["_matrix"]
+        like = self.displacement(state)
+        flat = (matrix.shape[0], math.prod(like.shape) // matrix.shape[0])
+        pull = np.reshape(linear.drawn(0 * like) / over_channels(_like(self.density, like), like), flat)
+        kept, gained = (np.broadcast_to(x, like.shape).reshape(flat) for x in self._damped(dt, like))
+        damped = bool(np.any(self.damping))
+
+        def many(y: Array, count: int) -> Array:
+            part, v = (np.array(np.reshape(x, flat)) for x in self.parts(y))
+            aside, force = np.empty_like(part), np.empty_like(part)
+            fixed = 0 * part if linear.terms.constraint is None else np.reshape(linear.held(0 * like), flat)
+            part -= fixed  # of free nodes alone, as in `LinearFlow.drawn`
+            part += dt / 2 * v
+            for k in range(count):
+                np.matmul(matrix, part, out=force)
+                np.subtract(pull, force, out=force)
+                if damped:
+                    v *= kept
+                force *= gained
+                v += force
+                np.multiply(v, dt if k < count - 1 else dt / 2, out=aside)
+                part += aside
+            part += fixed
+            return self.joined(part.reshape(like.shape), v.reshape(like.shape))
+
+        return many
+
     def __repr__(self) -> str:
         words = [repr(self.flow)]
         for name, value in (("damping", self.damping), ("density", self.density)):
@@ -231,134 +301,6 @@ def _as_wave(flow: Flow, integrator: Integrator) -> WaveFlow:
             f"integrator: {type(integrator).__name__} is for a WaveFlow, got {type(flow).__name__}; {flow.advice}"
         )
     return flow
-
-
-@checked_call
-@underflowing
-class StoermerVerlet(FixedStep):
-    """The method of Störmer and Verlet for waves: half a drift, a kick, half a drift; order 2, symplectic.
-
-    With c = exp(-gamma h), so that damping is exact::
-
-        u1 = u + h / 2 v,    v' = c v + (1 - c) / gamma a(u1, t + h / 2),    u' = u1 + h / 2 v'
-
-    Without damping the energy of a linear flow stays within about (h omega)^2 / 4 of what it is, for all times: a mode
-    of frequency omega turns by 2 arcsin(h omega / 2) a step. One average a step. (Hairer, Lubich and Wanner 2003, doi
-    10.1017/S0962492902000144.)
-
-    Parameters
-    ----------
-    dt : float
-        Below 2 / omega of the largest frequency, which a reaction of slope b raises to (omega^2 + b / rho)^1/2.
-    stride : int
-        How many steps the time loop takes at once, by default 1: trackers and overflow checks see each of that many,
-        ``stats["steps"]`` counts them as one. Outputs are met. Up to 400 nodes that have a linear flow without a
-        source that changes they are products with a matrix then, which takes N averages to make.
-    """
-
-    order = 2.0
-    takes_time = True
-    takes_constraint = True
-    called = "the step of Störmer and Verlet"
-    longer = "WaveExponential(), which has no limit, or RungeKutta()"
-
-    def __init__(self, dt: float, stride: int = 1) -> None:
-        super().__init__(dt)
-        self.stride = check_integer("stride", stride, minimum=1)
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / omega, omega being the largest frequency; NaN where slopes are not known."""
-        wave = _as_wave(flow, self)
-        linear, lightest = wave.flow, float(np.min(wave.density))
-        if not is_told(linear):
-            return math.nan
-        highest = wave.largest_frequency() ** 2 + linear.driving_bound() / lightest
-        return 2 / math.sqrt(highest) if highest > 0 else math.inf
-
-    def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
-        wave = _as_wave(flow, self)
-        highest = wave.flow.spectral_bounds()[1] + wave.flow.driving_bound()
-        known = wave.flow.symmetric and wave.flow.plain and is_told(wave.flow)
-        return known and self.dt * math.sqrt(highest / float(np.min(wave.density))) < 2
-
-    def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for what is no `WaveFlow`."""
-        _as_wave(flow, self)
-
-    def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the state after one step."""
-        wave = _as_wave(flow, self)
-        middle = wave.when(wave.time + dt / 2) if wave.timed else wave
-        kept, gained = _damped(wave, dt, u)
-        part, v = wave.displacement(u), wave.flow.free(wave.speed_of(u))
-        part = middle.flow.held(part + dt / 2 * v)
-        v = kept * v + gained * middle.acceleration(part)
-        return wave._joined(part + dt / 2 * v, v)
-
-    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the state after `stride` steps, or fewer, and the time reached; see `Integrator.advance`."""
-        count = min(self.stride, math.floor((target - t) / self.dt * (1 + 1e-9)))
-        if count < 2:
-            return super().advance(flow, u, t, target, memory)
-        wave = _as_wave(flow, self)
-        end = t + count * self.dt
-        end = target if abs(target - end) <= 1e-9 * self.dt else end
-        if (many := self._matrix(wave, u, memory)) is not None:
-            wave.applications += count
-            return many(u, count), end
-        for k in range(count):
-            now = wave.when(t + k * self.dt) if wave.timed else wave
-            u = self.step(now, u, self.dt)
-            u = (now.when(t + (k + 1) * self.dt) if wave.timed else wave).held(u)
-        return u, end
-
-    def _matrix(self, wave: WaveFlow, u: Array, memory: dict[str, Any]) -> Any:
-        """Return a function that takes many steps with a matrix, None where there is none."""
-        linear = wave.flow
-        plain = is_numpy(u) and u.dtype == np.float64 and linear.terms.reaction is None and not linear.timed
-        small = wave.affinity.domain.size <= _DENSE and linear.width() == 1 and linear.overridden("linear") is None
-        if not (plain and small) or linear.inner.varies:
-            return None
-        if "_matrix" not in memory:
-            memory["_matrix"] = dense_operator(linear) / np.reshape(wave.density, (-1, 1))
-        matrix: Floats = memory["_matrix"]
-        like = wave.displacement(u)
-        flat = (matrix.shape[0], math.prod(like.shape) // matrix.shape[0])
-        pull = np.reshape(linear.drawn(0 * like) / over_channels(_like(wave.density, like), like), flat)
-        kept, gained = (np.broadcast_to(x, like.shape).reshape(flat) for x in _damped(wave, self.dt, u))
-        h, damped = self.dt, bool(np.any(wave.damping))
-
-        def many(y: Array, count: int) -> Array:
-            part, v = (np.array(np.reshape(x, flat)) for x in (wave.displacement(y), linear.free(wave.speed_of(y))))
-            aside, force = np.empty_like(part), np.empty_like(part)
-            fixed = 0 * part if linear.terms.constraint is None else np.reshape(linear.held(0 * like), flat)
-            part -= fixed  # of free nodes alone, as in `LinearFlow.drawn`
-            part += h / 2 * v
-            for k in range(count):
-                np.matmul(matrix, part, out=force)
-                np.subtract(pull, force, out=force)
-                if damped:
-                    v *= kept
-                force *= gained
-                v += force
-                np.multiply(v, h if k < count - 1 else h / 2, out=aside)
-                part += aside
-            part += fixed
-            return wave._joined(part.reshape(like.shape), v.reshape(like.shape))
-
-        return many
-
-
-def _damped(wave: WaveFlow, dt: float, like: Array) -> tuple[Any, Any]:
-    """Return exp(-gamma h) and (1 - exp(-gamma h)) / gamma, ready to multiply displacements."""
-    if isinstance(wave.damping, float):
-        rate = wave.damping * dt
-        return math.exp(-rate), dt if rate < 1e-12 else -math.expm1(-rate) / wave.damping
-    rates, part = wave.damping * dt, wave.displacement(like)
-    safe = np.where(rates > 1e-12, rates, 1.0)
-    gained = dt * np.where(rates > 1e-12, -np.expm1(-safe) / safe, 1.0)
-    return over_channels(constant_like(np.exp(-rates), part), part), over_channels(constant_like(gained, part), part)
 
 
 class _Responses:
@@ -469,12 +411,12 @@ class WaveExponential(Integrator):
         """Return the state at `target`; see `Integrator.advance`."""
         wave = _as_wave(flow, self)
         linear = wave.flow
-        part, v = wave.displacement(u), linear.free(wave.speed_of(u))
+        part, v = wave.parts(u)
         gained = wave.acceleration(part)
         parts = [linear.free(part), v]
         for index, moved in enumerate(self._moved(wave, target - t, v, gained, memory)):
             parts[index] = parts[index] + moved
-        return wave.held(wave._joined(linear.held(parts[0]), parts[1])), target
+        return wave.held(wave.joined(linear.held(parts[0]), parts[1])), target
 
     def _moved(self, wave: WaveFlow, t: float, v: Array, a: Array, memory: dict[str, Any]) -> tuple[Array, Array]:
         """Return by how much displacement and velocity change."""

@@ -40,7 +40,7 @@ def _last(function: Callable[[Array], Array], rtol: float) -> float:
 
 
 @underflowing
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Interaction:
     r"""A potential W(|x - y|) of a pair of particles.
 
@@ -171,6 +171,11 @@ class Interaction:
         if not isinstance(other, Interaction):
             return NotImplemented
         return _Sum((self, other))
+
+    def __repr__(self) -> str:
+        """Return the potential as text; of a function what it does, not where it lies, so that runs can be resumed."""
+        w = repr(self.w) if isinstance(self.w, str | RadialKernel) else f"<W: {self._formula()}>"
+        return f"Interaction(w={w}, strength={self.strength!r}, cutoff={self.cutoff!r})"
 
 
 @underflowing

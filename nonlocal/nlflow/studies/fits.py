@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtrit
+
+from nlflow.equilibria.sums import students_t
 
 FEWEST = 3
 """Points that a line with a confidence interval needs."""
@@ -91,7 +92,7 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Line:
     slope = float(((a - a.mean()) * (b - b.mean())).sum() / spread)
     intercept = float(b.mean() - slope * a.mean())
     variance = float(((b - slope * a - intercept) ** 2).sum()) / (n - 2)
-    quantile = float(stdtrit(n - 2, 0.975))  # of Student's t; scipy.stats takes half a second to load
+    quantile = students_t(n - 2)
     about_zero = variance * (1 / n + float(a.mean()) ** 2 / spread)
     return Line(slope, quantile * math.sqrt(variance / spread), intercept, quantile * math.sqrt(about_zero), n)
 

@@ -15,6 +15,7 @@ from nlflow.flows.integrators.stochastic import (
     NoisyStep,
     PlatenWeak2,
 )
+from nlflow.flows.integrators.verlet import StoermerVerlet
 
 __all__ = [
     "ETD2RK",
@@ -40,6 +41,7 @@ __all__ = [
     "RungeKutta",
     "SemiImplicit",
     "StepFailureError",
+    "StoermerVerlet",
     "Strang",
     "Tableau",
 ]

@@ -1,0 +1,77 @@
+"""The contract of flows of second order: what moves has a displacement and a velocity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nlflow._array import Array, Floats
+from nlflow.flows.flow import Flow
+
+
+class SecondOrder(Flow):
+    """Flow of x'' = a(x, t) - r(v) v, whose state holds the displacement x and the velocity v = x' side by side.
+
+    A subclass says how a state is taken apart (`parts`, `joined`), `acceleration`, and what damping does (`kicked`).
+
+    Attributes
+    ----------
+    inertial : bool
+        Whether there is a velocity in the state.
+    """
+
+    @property
+    def inertial(self) -> bool:
+        """Whether there is a velocity in the state."""
+        return True
+
+    def parts(self, state: Array) -> tuple[Array, Array]:
+        """Return the displacement and the velocity of a state, 0 where a constraint gives values."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def joined(self, displacement: Array, velocity: Array) -> Array:
+        """Return the state of a displacement and a velocity."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def placed(self, displacement: Array) -> Array:
+        """Return a displacement with the values that a constraint gives at the flow's time."""
+        return displacement
+
+    def acceleration(self, displacement: Array) -> Array:
+        """Return a(x, t), what all but damping does, at the flow's time."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
+        """Return the velocity after dt in which a constant acceleration and damping act alone, to order 2 or exactly.
+
+        Symmetric in time, so that steps that are made of it are of order 2.
+        """
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def fastest(self) -> float:
+        """Return a bound of the frequencies at which the state can vibrate; NaN where it is not known."""
+        return math.nan
+
+    def surely_below(self) -> float:
+        """Return a bound of the frequencies that costs nothing; infinity where there is none."""
+        return math.inf
+
+    def leaps(self, state: Array, dt: float, memory: dict[str, Any]) -> Callable[[Array, int], Array] | None:
+        """Return what takes many steps at once from states like this one, None where nothing is faster than steps."""
+        del state, dt, memory
+        return None
+
+
+def response(rate: Any, dt: float) -> tuple[Any, Any]:
+    """Return exp(-gamma h) and (1 - exp(-gamma h)) / gamma for gamma >= 0, numbers for a number.
+
+    With them v(h) = exp(-gamma h) v + (1 - exp(-gamma h)) / gamma a solves v' = a - gamma v.
+    """
+    turned: Floats = np.asarray(rate, dtype=np.float64) * dt
+    clear = turned > 1e-12
+    safe = np.where(clear, turned, 1.0)
+    kept, gained = np.exp(-turned), dt * np.where(clear, -np.expm1(-safe) / safe, 1.0)
+    return (float(kept), float(gained)) if turned.ndim == 0 else (kept, gained)
