@@ -11,6 +11,9 @@ from .injection.keeping import fidelities as fidelities
 from .injection.keeping import save_terms as save_terms
 from .loading import load_model as load_model
 from .loading import load_terms as load_terms
+from .probing.cause import Cause as Cause
+from .probing.cause import CausedBlock as CausedBlock
+from .probing.cause import explain as explain
 from .probing.discretization import BlockFlow as BlockFlow
 from .probing.discretization import Discretization as Discretization
 from .probing.discretization import Extrapolation as Extrapolation

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nlflow.attention.injection.blocks import Block
+from nlflow.attention.injection.blocks import Block, crosses, kind_of
 from nlflow.attention.threads import tracing
 
 _SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
@@ -37,6 +37,30 @@ Marks = frozenset[tuple[str, int]]
 _OF_INPUT: Marks = frozenset({(_INPUT, -1)})
 
 
+ATTENTION, CROSS, MLP, NORM = "attention", "cross-attention", "mlp", "norm"
+"""What the steps of a layer are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a layer on its hidden state: it adds a tensor, or norms the state.
+
+    Attributes
+    ----------
+    kind : str
+        `ATTENTION`: of the block that is looked at. `CROSS`: averages over other tokens, and other blocks of the layer.
+        `MLP`: all else that is added. `NORM`.
+    tensor : tensor of shape (B, N, D)
+        What is added, or the normed state.
+    beside : bool
+        Whether it is computed beside attention from the same state, as in GPT-J, so that the order of both is free.
+    """
+
+    kind: str
+    tensor: Tensor
+    beside: bool = False
+
+
 @dataclass(eq=False)
 class Seen:
     """What one run of the model shows of one block; `attended` is True once its attention has been called.
@@ -44,6 +68,9 @@ class Seen:
     `added` is what attention adds to the state, `between` the state that has it (normed, where the layer norms that
     sum), `summed` the whole sum where `after` is its norm alone. `reason` says why these are not known. `args` and
     `kwargs` are those of the layer. `earlier` has the calls before the last.
+
+    With `calls`, `steps` has what the layer does to its state one after another, `norms` what its norms were given and
+    made.
     """
 
     block: Block
@@ -58,6 +85,8 @@ class Seen:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     pieces: list[Any] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     earlier: list[Seen] = field(default_factory=list)
     number: int = 1  # of the call
 
@@ -92,7 +121,7 @@ def own(hook: Callable[..., Any]) -> Callable[..., Any]:
 def watching(found: Sequence[Seen], *, calls: bool = False) -> Iterator[None]:
     """Keep the hidden states before, within and after the layers, and what attention adds, in this thread.
 
-    `calls`: with the arguments of the layers.
+    `calls`: with the arguments of the layers, their steps and norms.
     """
     layers: dict[int, list[Seen]] = {}
     for one in found:
@@ -136,7 +165,7 @@ class _Watch(TorchFunctionMode):
                 if calls:
                     one.args, one.kwargs = args, kwargs
             given = state_of((*args, kwargs.get("hidden_states")))
-            sums = _Sums(layer, given)
+            sums = _Sums(layer, given, calls)
             for one in several:
                 one.before = sums.root.tensor if given is not None else None
             self.running.append(sums)
@@ -150,22 +179,28 @@ class _Watch(TorchFunctionMode):
                 if one.attended:
                     sums.tell(one, number, after)
 
-        def attended(one: Seen, number: int) -> Callable[..., None]:
+        def attended(one: Seen | None, number: int) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
-                one.attended = True
+                if one is not None:
+                    one.attended = True
                 for sums in [sums for sums in self.running if sums.layer is layer][-1:]:
                     sums.attended(number, output if isinstance(output, tuple | list) else (output,))
 
             return hook
 
-        def begun(*_: Any) -> None:
-            for sums in self.running:
-                sums.begun = sums.count
+        def begun(number: int) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                for sums in self.running:
+                    sums.begun[number if sums.layer is layer else -1] = sums.count
+
+            return hook
 
         def normed(module: nn.Module, args: Any, output: Any) -> None:
             if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
                 for sums in self.running:
                     sums.norm(args[0], output)
+                    if sums.calls:
+                        sums.norms.append((module, args[0], output))
 
         if layer is not several[0].block.module:
             handles.append(layer.register_forward_pre_hook(own(enter), with_kwargs=True))
@@ -173,9 +208,16 @@ class _Watch(TorchFunctionMode):
             for module in layer.modules():
                 if re.search("norm", type(module).__name__, re.IGNORECASE):
                     handles.append(module.register_forward_hook(own(normed)))
-        for number, one in enumerate(several):
-            handles.append(one.block.module.register_forward_pre_hook(own(begun)))
-            handles.append(one.block.module.register_forward_hook(own(attended(one, number))))
+        attending: list[tuple[Seen | None, nn.Module]] = [(one, one.block.module) for one in several]
+        if calls and layer is not several[0].block.module:
+            known = {id(module) for _, module in attending}
+            attending += [
+                (None, module) for name, module in layer.named_modules()
+                if id(module) not in known and kind_of(module) and crosses(name, module)
+            ]  # fmt: skip
+        for number, (seen, module) in enumerate(attending):
+            handles.append(module.register_forward_pre_hook(own(begun(number))))
+            handles.append(module.register_forward_hook(own(attended(seen, number))))
         return handles
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -212,11 +254,13 @@ class _Known:
 class _Sums:
     """The sums that one call of a layer computes of its input `given`."""
 
-    def __init__(self, layer: nn.Module, given: Tensor | None) -> None:
-        self.layer = layer
+    def __init__(self, layer: nn.Module, given: Tensor | None, calls: bool) -> None:
+        self.layer, self.calls = layer, calls
         self.known: Any = WeakIdKeyDictionary()
         self.root = _Summand(torch.empty(0) if given is None else given.clone(), _OF_INPUT)
-        self.count = self.begun = 0  # summands so far, and before the running attention
+        self.count = 0  # summands so far
+        self.begun: dict[int, int] = {}  # of each block: summands before its attention ran
+        self.norms: list[tuple[nn.Module, Tensor, Tensor]] = []
         self.states: dict[int, tuple[set[_Summand], Tensor]] = {}  # of each block: the state that has its branch
         self.broken = ""
         if given is not None:
@@ -362,7 +406,7 @@ class _Sums:
             return
         # The module has the sum in it, and perhaps its norm (ALBERT).
         for other in (other for _, others in inner for other in others):
-            if other.number > self.begun:
+            if other.number > self.begun.get(block, 0):
                 other.marks |= {(_GIVEN, block)}
         assert found is not None
         later = {(_LATER, block)} if found.normed else {(_GIVEN, block)}
@@ -400,6 +444,8 @@ class _Sums:
             return
         branch = [other for other in levels[0][1] if _gives(other.marks, block)]
         one.added = _total(branch, one.before)
+        if self.calls:
+            one.steps, one.norms = self._steps(levels, block, one.before), self.norms
         alone = len(branch) == len(levels[0][1])
         kept, state = self.states.get(block, (None, None))
         if len(levels) > 1 and alone:
@@ -410,6 +456,29 @@ class _Sums:
             one.between = one.before + one.added
             if len(levels) > 1:
                 one.summed = one.before + _total(levels[0][1], one.before)
+
+    def _steps(self, levels: Any, block: int, like: Tensor) -> list[Step]:
+        """Return the steps of the layer in order. Summands of one kind that follow each other are one step."""
+        steps: list[Step] = []
+        for depth, (base, others) in enumerate(levels):
+            if depth:
+                steps.append(Step(NORM, _shaped(base.tensor, like).clone()))
+            level: list[tuple[str, bool, list[_Summand]]] = []
+            for one in sorted(others, key=lambda one: one.number):
+                kind, beside = self._kind(one, block)
+                if not level or level[-1][:2] != (kind, beside):
+                    level.append((kind, beside, []))
+                level[-1][2].append(one)
+            steps += [Step(kind, _total(summands, like), beside) for kind, beside, summands in level]
+        return steps
+
+    def _kind(self, one: _Summand, block: int) -> tuple[str, bool]:
+        """Return what a summand is, and whether it is computed beside the attention of a block."""
+        if _gives(one.marks, block):
+            return ATTENTION, False
+        given = {other for what, other in one.marks if what == _GIVEN}
+        beside = not any(other == block for _, other in one.marks) and one.number > self.begun.get(block, 0)
+        return (CROSS if any(_gives(one.marks, other) for other in given) else MLP), beside
 
     def _refused(self, levels: Any, block: int, after: Tensor) -> str:
         """Return why the branch of a block is not known; empty where it is."""

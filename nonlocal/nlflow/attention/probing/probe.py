@@ -19,9 +19,10 @@ from nlflow.attention.injection.blocks import Adapter, blocks
 from nlflow.attention.injection.inputs import check_inputs, without_wrapper
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.columns import measures
-from nlflow.attention.probing.recording import Take, capped, kept_by_tokens, recording, rows_of_sink, taking
+from nlflow.attention.probing.recording import Take, kept_by_tokens, recording, rows_of_sink, taking
 from nlflow.attention.probing.trace import Layer, LayerTrace
-from nlflow.attention.terms.averages import log_affinity, repeated, seen
+from nlflow.attention.probing.weights import bias_of, logarithms_of
+from nlflow.attention.terms.averages import repeated, seen
 from nlflow.attention.threads import evaluating, using
 from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
 
@@ -154,8 +155,8 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
     layers: list[Layer] = []
     states: dict[str, dict[str, Floats]] = {}
     run = [one for last in watched for one in (*last.earlier, last) if one.attended or one.taken is not None]
-    for one in _seen_ones(model, run):
-        layer = _layer(one, inputs, several=len({other.block.stack for other in run}) > 1)
+    for one in seen_ones(model, run):
+        layer = layer_of(one, inputs, several=len({other.block.stack for other in run}) > 1)
         if layer.stack not in states:
             states[layer.stack] = _numbers(_of_state(layer.before, layer.tokens))
         found = {
@@ -176,7 +177,7 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
     return LayerTrace(layers, model, states)
 
 
-def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
+def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
     """Return what was seen, without towers that did not run, and modules that sum by themselves beside others."""
     if not run:
         raise InputError(f"inputs: got a call of {model} in which no self-attention ran; expected inputs that need it")
@@ -193,7 +194,8 @@ def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
     return asking or run
 
 
-def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
+def layer_of(one: Seen, inputs: Any, *, several: bool) -> Layer:
+    """Return a layer of what was seen of its attention; `several`: the model has several stacks."""
     taken, block = one.taken, one.block
     if taken is None:
         raise InputError(
@@ -211,7 +213,7 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
         mask = mask[(None,) * (4 - mask.ndim)]
     q, k, v = (part if torch.is_grad_enabled() else part.detach() for part in (taken.q, taken.k, taken.v))
     key = repeated(k, heads)
-    tokens = _tokens(taken.q, mask, inputs, block.stack if several else "")
+    tokens = tokens_of(taken.q, mask, inputs, block.stack if several else "")
     scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
     query = key if taken.kernel == "symmetric" else q
     sink = None if taken.sink is None else rows_of_sink(taken.sink, (len(q), heads, q.shape[-2]))
@@ -221,8 +223,11 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     )  # fmt: skip
 
 
-def _tokens(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
-    """Return which tokens are no padding, (B, N): from the inputs, or else those that some token sees."""
+def tokens_of(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
+    """Return which tokens are no padding, (B, N): from the inputs, or else those that some token sees.
+
+    `q` is (B, ..., N, d).
+    """
     size = (q.shape[0], q.shape[-2])
     name = "decoder_attention_mask" if stack == "decoder" else "attention_mask"
     given = inputs.get(name) if isinstance(inputs, Mapping) else None
@@ -303,14 +308,9 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     counted = tokens.to(v.dtype)[..., None]
     # A constant does not change J and the directions of tokens. Without it they have more digits.
     values = v - (v * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True)
-    bias = None if layer.mask is None and not padded else _bias(layer, place, padded)
+    bias = bias_of(layer, place)
     wide = torch.cat([values, values.square().sum(-1, keepdim=True)], dim=-1)
-
-    def logarithms_of(q: Tensor) -> Tensor:
-        found = capped(log_affinity(q, k, layer.kernel, layer.scaling), layer.softcap)
-        return found if bias is None else found + bias
-
-    logarithms = logarithms_of(q)
+    logarithms = logarithms_of(layer, q, k, bias)
     weights = logarithms.softmax(-1)
     # The log-sum-exp without another exponential: the largest weight of a row is exp(its logarithm) / d.
     degree = logarithms.amax(-1) - weights.amax(-1).log()
@@ -330,22 +330,7 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
         ):  # fused where torch can, since only the average is needed
             symmetric = scaled_dot_product_attention(k, k, values, attn_mask=bias, scale=layer.scaling)
         else:
-            symmetric = logarithms_of(k).softmax(-1) @ values
+            symmetric = logarithms_of(layer, k, k, bias).softmax(-1) @ values
     degrees = degree.double().masked_fill(~tokens, torch.nan)
     found = Averages(values, average, symmetric, moved[..., -1], degrees, tokens if padded else None)
     return {name: measure(found) for name, measure in (measures("heads") | measures("tokens")).items()}
-
-
-def _bias(layer: Layer, place: tuple[slice, slice], padded: bool) -> Tensor:
-    """Return what is added to the logarithms: the mask, in which padding is seen only by itself."""
-    count, tokens = layer.q.shape[-2], layer.tokens[place[0], None]
-    bias = torch.zeros(1, 1, 1, 1, device=tokens.device)
-    if layer.mask is not None:
-        mask = layer.mask.expand(layer.items, layer.heads, count, count)[place]
-        added = bias if mask.dtype == torch.bool else mask.float()
-        bias = torch.where(seen(mask), added, -torch.inf)
-    if padded:
-        # Rows of padding do not count, but must have some value.
-        own = ~tokens[..., :, None] & torch.eye(count, dtype=torch.bool, device=tokens.device)
-        bias = bias.masked_fill(~tokens[..., None, :], -torch.inf).masked_fill(own, 0.0)
-    return bias

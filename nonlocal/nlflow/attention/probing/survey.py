@@ -57,19 +57,10 @@ class SurveyedState:
         point in all directions. The error is that of the jackknife, since pairs are not independent; NaN for fewer than
         three inputs.
         """
-        if self.pooled is None or len(self.pooled) < 2:
+        if self.pooled is None:
             return math.nan, math.nan
-        count = len(self.pooled)
-        mean = float(mean_cosine(self.pooled))
-        if count < 3:
-            return mean, math.nan
-        lengths = np.linalg.norm(self.pooled, axis=1, keepdims=True)
-        units = self.pooled / np.where(lengths > 0, lengths, 1.0)
-        own = (units**2).sum(axis=1)
-        # |S - u|^2 of the sum S without one input, less what its terms have with themselves.
-        without = ((units.sum(axis=0) - units) ** 2).sum(axis=1) - (own.sum() - own)
-        left = without / ((count - 1) * (count - 2))
-        return mean, float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum()))
+        mean, left = isotropy_of(self.pooled)
+        return mean, jackknife_error(left)
 
 
 @underflowing
@@ -113,13 +104,13 @@ class Survey:
                 for head in range(next(iter(state.heads.values())).shape[1] if state.heads else 0):
                     own: dict[str, Any] = {**row, "head": head}
                     for name, values in state.heads.items():
-                        own[name], own[f"{name}_se"] = _mean(values[:, head])
+                        own[name], own[f"{name}_se"] = mean_of(values[:, head])
                     result.append(own)
                 continue
             row["isotropy"], row["isotropy_se"] = state.isotropy()
             means = {name: _over_heads(values) for name, values in state.heads.items()}
             for name, values in {**state.values, **means}.items():
-                row[name], row[f"{name}_se"] = _mean(values)
+                row[name], row[f"{name}_se"] = mean_of(values)
             result.append(row)
         return result
 
@@ -229,7 +220,30 @@ def _over_heads(values: Floats) -> Floats:
     return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)
 
 
-def _mean(values: Floats) -> tuple[float, float]:
+def isotropy_of(pooled: Floats) -> tuple[float, Floats]:
+    """Return the mean cosine of two rows (n, D), and the same without each of them, (n,). NaN of too few rows."""
+    count = len(pooled)
+    if count < 2:
+        return math.nan, np.full(count, math.nan)
+    mean = float(mean_cosine(pooled))
+    if count < 3:
+        return mean, np.full(count, math.nan)
+    lengths = np.linalg.norm(pooled, axis=1, keepdims=True)
+    units = pooled / np.where(lengths > 0, lengths, 1.0)
+    own = (units**2).sum(axis=1)
+    # |S - u|^2 of the sum S without one input, less what its terms have with themselves.
+    without = ((units.sum(axis=0) - units) ** 2).sum(axis=1) - (own.sum() - own)
+    return mean, np.asarray(without / ((count - 1) * (count - 2)))
+
+
+def jackknife_error(left: Floats) -> float:
+    """Return the standard error that the values without each of n inputs say, (n,)."""
+    count = len(left)
+    return float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum()))
+
+
+def mean_of(values: Floats) -> tuple[float, float]:
+    """Return the mean of the values that are not NaN, and its standard error."""
     numbers = values[~np.isnan(values)]
     if not numbers.size:
         return math.nan, math.nan

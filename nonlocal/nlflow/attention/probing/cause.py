@@ -1,0 +1,454 @@
+"""Why tokens grow alike in a model: what each part of each block changes, with nulls, and what its spectra say."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nlflow.attention.injection.blocks import Adapter, blocks
+from nlflow.attention.probing.branches import Seen, watching
+from nlflow.attention.probing.groups import Choice, chosen, token_groups
+from nlflow.attention.probing.operators import Projected, projecting
+from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
+from nlflow.attention.probing.probe import call_of, layer_of, tokens_of
+from nlflow.attention.probing.recording import Take, recording, taking
+from nlflow.attention.probing.survey import isotropy_of, jackknife_error, mean_of
+from nlflow.attention.probing.trace import as_frame
+from nlflow.attention.threads import evaluating, using
+from nlflow.backends.progress import bar
+from nlflow.errors import InputError, NlflowWarning, check_integer, checked_call
+
+Floats = NDArray[np.float64]
+
+MEASURES = ("cosine", "t_sim", "rank", "centred", "isotropy")
+"""Of tokens: mean cosine, share of the mean token, participation rank, and that share without what all inputs have in
+common; of inputs: the mean cosine of their mean tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class CausedBlock:
+    """What one block changed over all inputs, and what of it each part did.
+
+    Attributes
+    ----------
+    name : str
+        Of the attention module, with the number of the call where a block is called several times.
+    stack : str
+        ``'encoder'`` or ``'decoder'``.
+    index : int
+        Number of the block in its stack, from 1.
+    points : dict of str to Point
+        Measures at the points of the stream, ``before`` and ``after`` among them.
+    parts : dict of str to dict
+        What each part changed, as weights of points; see `nlflow.attention.probing.parts`. Their sum is ``after``
+        less ``before``.
+    orders : dict of str to dict
+        ``mixing first`` and ``mixing last``, whose mean is the part ``mixing``.
+    nulls : dict of str to dict of str to dict
+        The same parts under ``weights``, ``keys`` and ``random``.
+    contraction : dict of str to array of shape (n, H)
+        How much of what differs between the values of two tokens is left after the averages: with ``P``, and with the
+        nulls ``keys`` and ``random``.
+    groups : dict of str to dict of str to array
+        For each group of tokens ``count``, ``length`` (mean of the tokens), ``cosine``, ``t_sim`` and ``rank`` after
+        the block, and ``to_others``, the cosine of its mean token and that of the ordinary ones; shape (n,).
+    channels : array of shape (2, n, D)
+        Sum of squares of each channel before and after the block, over the tokens that count.
+    reason : str
+        Why something is not told; empty where all is.
+    """
+
+    name: str
+    stack: str
+    index: int
+    points: dict[str, Point]
+    parts: dict[str, Formula]
+    orders: dict[str, Formula]
+    nulls: dict[str, dict[str, Formula]]
+    contraction: dict[str, Floats]
+    groups: dict[str, dict[str, Floats]]
+    channels: Floats
+    reason: str
+
+    def measured(self, formula: Mapping[str, float], measure: str) -> tuple[float, float]:
+        """Return a sum of a measure at points, the mean over inputs and its standard error (NaN of fewer than two)."""
+        if measure == "isotropy":
+            whole = {name: isotropy_of(self.points[name].pooled) for name in formula}
+            mean = sum(weight * whole[name][0] for name, weight in formula.items())
+            left = sum(weight * whole[name][1] for name, weight in formula.items())
+            return float(mean), jackknife_error(np.asarray(left))
+        return mean_of(self.of_inputs(formula, measure))
+
+    def of_inputs(self, formula: Mapping[str, float], measure: str) -> Floats:
+        """Return a sum of a measure at points for each input, shape (n,); not of ``isotropy``, which is of pairs."""
+        found = np.zeros(len(self.points["before"].count))
+        for name, weight in formula.items():
+            point = self.points[name]
+            found = found + weight * (_centred(point) if measure == "centred" else point.values[measure])
+        return found
+
+    def change(self, measure: str) -> tuple[float, float]:
+        """Return how far the block moved a measure, and the standard error."""
+        return self.measured({"after": 1.0, "before": -1.0}, measure)
+
+    def part(self, part: str, measure: str, null: str = "") -> tuple[float, float]:
+        """Return what a part changed, or would change under a null, and the standard error; NaN where not known."""
+        found = (self.nulls.get(null, {}) if null else self.parts).get(part)
+        return (math.nan, math.nan) if found is None else self.measured(found, measure)
+
+    def outliers(self, *, times: float = 6.0) -> list[tuple[int, float]]:
+        """Return the channels whose root mean square after the block is beyond `times` the median, the largest first.
+
+        Returns
+        -------
+        list of (int, float)
+            Number of the channel, and its share of the squared length of all tokens.
+        """
+        square = self.channels[1].sum(0)
+        beyond = np.flatnonzero(square > times**2 * np.median(square))
+        order = beyond[np.argsort(-square[beyond], kind="stable")]
+        return [(int(channel), float(square[channel] / square.sum())) for channel in order]
+
+    def similarity_without(self, channels: Sequence[int]) -> tuple[float, float]:
+        """Return t_sim after the block without some channels, and the standard error."""
+        kept = np.setdiff1d(np.arange(self.channels.shape[2]), channels)
+        point = self.points["after"]
+        rest = self.channels[1][:, kept].sum(1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return mean_of(point.count * (point.pooled[:, kept] ** 2).sum(1) / rest)
+
+
+@dataclass(frozen=True, eq=False)
+class Cause:
+    """Why tokens grow alike in a model. Made by `nlflow.attention.explain`.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model's class.
+    count : int
+        Number n of inputs.
+    tokens : str
+        Which tokens count.
+    blocks : tuple of CausedBlock
+    """
+
+    model: str
+    count: int
+    tokens: str
+    blocks: tuple[CausedBlock, ...]
+
+    def rows(self, measure: str = "") -> list[dict[str, Any]]:
+        """Return one row for each block and measure.
+
+        Parameters
+        ----------
+        measure : str
+            One of `MEASURES`; by default all.
+
+        Returns
+        -------
+        list of dict
+            ``layer``, ``index``, ``measure``, ``before``, ``after``, ``change``; each part that some block has
+            (``norms``, ``mixing``, ``projection``, ``attention``, ``cross-attention``, ``mlp``, ``unknown``), which add
+            up to ``change``; ``mixing first`` and ``mixing last``; the parts under nulls (``mixing, keys``). With
+            ``_se`` behind a name, its standard error over inputs.
+        """
+        if measure and measure not in MEASURES:
+            raise InputError(f"measure: got {measure!r}, expected one of {', '.join(map(repr, MEASURES))}")
+        parts = [name for name in PARTS if any(name in block.parts for block in self.blocks)]
+        nulls = [
+            (part, null) for part in PARTS for null in NULLS
+            if any(part in block.nulls.get(null, {}) for block in self.blocks)
+        ]  # fmt: skip
+        orders = [name for name in ("mixing first", "mixing last") if any(name in one.orders for one in self.blocks)]
+        result: list[dict[str, Any]] = []
+        for block in self.blocks:
+            for name in (measure,) if measure else MEASURES:
+                row: dict[str, Any] = {"layer": block.name, "index": block.index, "measure": name}
+                found = {"before": block.measured({"before": 1.0}, name), "after": block.measured({"after": 1.0}, name)}
+                found["change"] = block.change(name)
+                # A part that a block does not have changes nothing in it.
+                found |= {part: block.part(part, name) if part in block.parts else (0.0, 0.0) for part in parts}
+                absent = math.nan, math.nan
+                found |= {
+                    order: block.measured(block.orders[order], name) if order in block.orders else absent
+                    for order in orders
+                }  # fmt: skip
+                found |= {f"{part}, {null}": block.part(part, name, null) for part, null in nulls}
+                for key, (mean, error) in found.items():
+                    row[key], row[f"{key}_se"] = mean, error
+                result.append(row)
+        return result
+
+    def group_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each block and group of tokens: number, length and similarity, with errors."""
+        result: list[dict[str, Any]] = []
+        for block in self.blocks:
+            for name, values in block.groups.items():
+                row: dict[str, Any] = {"layer": block.name, "index": block.index, "group": name}
+                for key, each in values.items():
+                    row[key], row[f"{key}_se"] = mean_of(each)
+                result.append(row)
+        return result
+
+    def outlier_rows(self) -> list[dict[str, Any]]:
+        """Return one row for each block: its outlier channels with their share, and t_sim with and without them."""
+        result: list[dict[str, Any]] = []
+        for block in self.blocks:
+            found = block.outliers()
+            channels = [channel for channel, _ in found]
+            row: dict[str, Any] = {
+                "layer": block.name, "index": block.index, "channels": " ".join(map(str, channels)),
+                "share": sum(share for _, share in found),
+            }  # fmt: skip
+            row["t_sim"], row["t_sim_se"] = block.measured({"after": 1.0}, "t_sim")
+            row["without"], row["without_se"] = block.similarity_without(channels)
+            result.append(row)
+        return result
+
+    def to_pandas(self, measure: str = "") -> Any:
+        """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
+        return as_frame(self.rows(measure))
+
+
+@checked_call
+def explain(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    tokens: Choice = "all",
+    nulls: bool = True,
+    rng: int = 0,
+    adapter: Adapter | Sequence[Adapter] | None = None,
+    take: Take | None = None,
+    progress: bool = False,
+) -> Cause:
+    """Say what makes the tokens of a model alike: what each part of each block changes, beside nulls.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        As for `nlflow.attention.probe`.
+    inputs : mapping, tensor or iterable
+        A batch that `probe` takes, or several. A sequence of a batch is one input; padding does not count.
+    tokens : str, tensor, mapping or callable
+        Which tokens count: a name (``'all'``, ``'ordinary'``, ``'class'``, ``'register'``, ``'patch'``, ``'special'``),
+        a boolean mask (B, N), either for each stack (``{'encoder': 'patch'}``), or a function of a batch that returns
+        one of these.
+    nulls : bool
+        With what parts would change under nulls: random weights of the same norms, keys of other tokens, random
+        stochastic matrices.
+    rng : int
+        Seed of the nulls.
+    adapter, take
+        As for `probe`.
+    progress : bool
+        Progress bar on stderr.
+
+    Raises
+    ------
+    InputError
+        For inputs of which fewer than two tokens count, groups that there are not, and batches in which other layers
+        ran than in the first.
+
+    Warns
+    -----
+    NlflowWarning
+        Of one input alone, and of blocks whose parts cannot be told: where W_O is not one matrix, values are not
+        columns of a projection, or weights are quantised.
+
+    Notes
+    -----
+    The parts are defined in `nlflow.attention.probing.parts`. They add up to the change over the block to rounding,
+    since they are differences along one path. O(N^2 D) for each block beside a plain run, and O(N D min(N, D)) for the
+    rank of each point.
+
+    Examples
+    --------
+    >>> from transformers import BertConfig, BertModel
+    >>> import torch
+    >>> config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    >>> found = explain(BertModel(config), [torch.arange(5)[None] + i for i in range(4)])
+    >>> row = found.rows("cosine")[0]
+    >>> parts = row["norms"] + row["mixing"] + row["projection"] + row["mlp"]
+    >>> bool(abs(parts - row["change"]) < 1e-12)
+    True
+    """
+    seed = check_integer("rng", rng, minimum=0)
+    several: Iterable[Any] = [inputs] if isinstance(inputs, Mapping | Tensor) else inputs
+    if isinstance(inputs, str) or not hasattr(several, "__iter__"):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__}, expected what probe takes, or a list or a DataLoader of it"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    model = getattr(model, "_orig_mod", model)
+    parts: list[list[CausedBlock]] = []
+    for batch in bar(several, desc="inputs", disable=not progress, mininterval=1):
+        alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
+        run = _run(model, batch[0] if alone else batch, adapter, take)
+        parts.append(_blocks(model, batch[0] if alone else batch, run, tokens, nulls, generator))
+        layers = [[block.name for block in part] for part in (parts[0], parts[-1])]
+        if layers[0] != layers[1]:
+            raise InputError(
+                f"inputs: got batch {len(parts) - 1}, in which {', '.join(layers[1])} ran, expected {layers[0]}, as in "
+                "the first; explain them apart"
+            )
+    if not parts:
+        raise InputError("inputs: got no batch, expected at least one; a generator can be gone through once")
+    found = tuple(_joined(each) for each in zip(*parts, strict=True))
+    count = len(found[0].points["before"].count)
+    _tell(found, count)
+    name = tokens if isinstance(tokens, str) else "chosen"
+    return Cause(type(model).__name__, count, name, found)
+
+
+def _tell(found: Sequence[CausedBlock], count: int) -> None:
+    if count == 1:
+        warnings.warn(
+            "inputs: got one input, of which isotropy, what all inputs have in common, and standard errors are not "
+            "known (NaN); give several",
+            NlflowWarning,
+            stacklevel=4,
+        )
+    for reason in dict.fromkeys(block.reason for block in found if block.reason):
+        names = [block.name for block in found if block.reason == reason]
+        warnings.warn(
+            f"model: the parts of attention are not told apart in {len(names)} of {len(found)} blocks, first "
+            f"{names[0]}: {reason}",
+            NlflowWarning,
+            stacklevel=4,
+        )
+
+
+# ---- one batch
+
+_Run = list[tuple[Seen, Projected]]
+
+
+def _run(model: nn.Module, batch: Any, adapter: Any, take: Take | None) -> _Run:
+    """Run the model once, and return what was seen of each call of a block."""
+    watched = [Seen(block) for block in blocks(model, adapter)]
+    given = call_of(model, _without_marks(batch))
+    taken = recording(watched) if take is None else taking(watched, take)
+    with torch.no_grad(), using(model, "looks into it"), evaluating(model), ExitStack() as stack:
+        stack.enter_context(watching(watched, calls=True))
+        stack.enter_context(taken)
+        projected = stack.enter_context(projecting(watched))
+        given()
+    found: _Run = []
+    for last in watched:
+        calls = [one for one in (*last.earlier, last) if one.attended or one.taken is not None]
+        shown = projected[id(last.block.module)]
+        found += zip(calls, shown if len(shown) == len(calls) else [Projected()] * len(calls), strict=True)
+    if not found:
+        raise InputError(
+            f"inputs: got a call of {type(model).__name__} in which no self-attention ran; expected inputs that need it"
+        )
+    return found
+
+
+def _without_marks(batch: Any) -> Any:
+    """Return a batch without the mask of special tokens, which models do not take."""
+    if isinstance(batch, Mapping) and "special_tokens_mask" in batch:
+        return {name: value for name, value in batch.items() if name != "special_tokens_mask"}
+    return batch
+
+
+def _blocks(
+    model: nn.Module, batch: Any, run: _Run, choice: Choice, nulls: bool, generator: torch.Generator
+) -> list[CausedBlock]:
+    several = len({one.block.stack for one, _ in run}) > 1
+    result: list[CausedBlock] = []
+    numbers: dict[str, int] = {}
+    for one, projected in run:
+        stack = one.block.stack
+        numbers[stack] = numbers.get(stack, 0) + 1
+        if one.before is None or one.after is None:
+            raise InputError(
+                f"model: got {one.name} in {type(one.block.layer).__name__}, which shows no states; expected a layer "
+                "that takes hidden states (B, N, D) and returns them"
+            )
+        layer = None if one.taken is None else layer_of(one, batch, several=several)
+        inside = tokens_of(one.before[:, None], None if layer is None else layer.mask, batch, stack if several else "")
+        if layer is not None and layer.tokens.shape == inside.shape:
+            inside = layer.tokens
+        groups = token_groups(model, batch, stack, inside)
+        counted = chosen(choice, batch, stack, groups)
+        course = course_of(one, layer, projected, counted, nulls=nulls, generator=generator)
+        result.append(_block(one, stack, numbers[stack], course, groups, counted))
+    return result
+
+
+def _block(
+    one: Seen, stack: str, index: int, course: Course, groups: Mapping[str, Tensor], counted: Tensor
+) -> CausedBlock:
+    assert one.before is not None
+    assert one.after is not None
+    channels = [
+        (state.double() * counted[..., None]).square().sum(1).cpu().numpy() for state in (one.before, one.after)
+    ]
+    return CausedBlock(
+        one.name, stack, index, course.points, course.parts, course.orders, course.nulls, course.contraction,
+        _groups(one.after, groups), np.stack(channels), course.reason,
+    )  # fmt: skip
+
+
+def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, Floats]]:
+    """Return what is measured of each group of tokens."""
+    found: dict[str, dict[str, Floats]] = {}
+    ordinary = point_of(state, groups["ordinary"]).pooled
+    x = state.double()
+    for name, members in groups.items():
+        if name == "all" or not bool(members.any()):
+            continue
+        point = point_of(state, members)
+        lengths = (x.norm(dim=-1) * members).sum(-1) / members.sum(-1)
+        beside = (point.pooled * ordinary).sum(1) / _lengths(point.pooled) / _lengths(ordinary)
+        found[name] = {
+            "count": point.count, "length": np.asarray(lengths.cpu().numpy()), "to_others": beside,
+            **{key: point.values[key] for key in ("cosine", "t_sim", "rank")},
+        }  # fmt: skip
+    return found
+
+
+def _lengths(x: Floats) -> Floats:
+    return np.asarray(np.linalg.norm(x, axis=1))
+
+
+def _joined(several: Sequence[CausedBlock]) -> CausedBlock:
+    first = several[0]
+    reasons = [block.reason for block in several if block.reason]
+    groups = {
+        name: {key: np.concatenate([block.groups[name][key] for block in several if name in block.groups])
+               for key in first.groups[name]} for name in first.groups
+    }  # fmt: skip
+    return CausedBlock(
+        first.name, first.stack, first.index,
+        {name: joined(block.points[name] for block in several) for name in first.points},
+        first.parts, first.orders, first.nulls,
+        {name: np.concatenate([block.contraction[name] for block in several]) for name in first.contraction},
+        groups, np.concatenate([block.channels for block in several], axis=1), reasons[0] if reasons else "",
+    )  # fmt: skip
+
+
+# ---- measures of all inputs together
+
+
+def _centred(point: Point) -> Floats:
+    """Return t_sim of each input when the mean of all tokens of all inputs is taken away first; NaN of one input."""
+    if len(point.count) < 2:
+        return np.full(len(point.count), np.nan)
+    common = point.count @ point.pooled / point.count.sum()
+    mean = ((point.pooled - common) ** 2).sum(1)
+    rest = point.energy + point.count * ((common**2).sum() - 2 * point.pooled @ common)
+    return np.asarray(point.count * mean / rest)

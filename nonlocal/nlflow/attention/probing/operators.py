@@ -1,0 +1,331 @@
+"""The linear maps of a block of attention as they act on the state: the norm before, W_V, W_O, and what scales after.
+
+Nothing is trusted that the run does not show. The columns that are the values are found among those that the projection
+gave, so fused projections need no table of layouts; the gain of a norm must give what the norm gave; what comes to the
+output projection must be the averages, head by head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlflow.attention.injection.blocks import TORCH
+from nlflow.attention.probing.branches import Seen, own, state_of
+
+_ROWS = 16  # tokens by which columns are compared
+_OFF = 1e-4  # of the largest number: beyond rounding in float32
+_EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+
+
+class UnknownError(Exception):
+    """The maps of a block cannot be told; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm as it acts on a state: gain * (x - its mean, where it is `centred`) / its length + shift.
+
+    Attributes
+    ----------
+    gain, shift : tensor of shape (D,)
+    centred : bool
+        Whether the mean over channels is taken away (a layer norm).
+    epsilon : float
+    """
+
+    gain: Tensor
+    shift: Tensor
+    centred: bool
+    epsilon: float
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Return tokens (..., D) of root mean square 1, without gain and shift."""
+        x = x - x.mean(-1, keepdim=True) if self.centred else x
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return what the norm gives for tokens (..., D)."""
+        return self.normed(x) * self.gain + self.shift
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """W_V and W_O of one block, as maps of the state.
+
+    Attention adds ``sum_h P_h n(x) values[h] @ output[h]`` and what is the same for all tokens, with the normed state
+    n(x); that passes `tail` where it is not linear.
+
+    Attributes
+    ----------
+    values : tensor of shape (H, D, d), float64
+        W_V of each head, the gain and the centring of the norm before it taken in.
+    output : tensor of shape (H, d, D), float64
+        W_O of each head, with what scales channels after it (LayerScale, the gain of a norm).
+    norm : Norm, or None
+        Before attention; None where attention gets the state as it is.
+    tail : callable
+        What is done with what the output projection gives.
+    """
+
+    values: Tensor
+    output: Tensor
+    norm: Norm | None
+    tail: Callable[[Tensor], Tensor]
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def inner(self) -> Tensor:
+        """The matrices output[h] @ values[h], (H, d, d), which have the eigenvalues of W_V W_O other than 0."""
+        return self.output @ self.values
+
+    @property
+    def traces(self) -> Tensor:
+        """The trace of W_V W_O over D, (H,): the multiple of the identity that is nearest to it."""
+        return self.inner.diagonal(dim1=-2, dim2=-1).sum(-1) / self.values.shape[1]
+
+    def added(self, averages: Tensor) -> Tensor:
+        """Return what attention adds to the state where the averages of the values are these, (B, H, N, d)."""
+        merged = averages.transpose(1, 2).flatten(2)
+        made = merged @ self.weight
+        return self.tail(made if self.bias is None else made + self.bias)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Return the state as attention gets it, without gain and shift."""
+        return x if self.norm is None else self.norm.normed(x)
+
+
+@dataclass(eq=False)
+class Projected:
+    """What the projections of one call of a block were given and made: all None where they did not run."""
+
+    entered: Tensor | None = None
+    made: Tensor | None = None
+    averaged: Tensor | None = None
+    output: Tensor | None = None
+
+
+@contextmanager
+def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
+    """Keep what projections of blocks are given and make in this thread: of each block a list, one of each call."""
+    kept: dict[int, list[Projected]] = {id(one.block.module): [] for one in found}
+
+    def begin(calls: list[Projected], module: nn.Module, args: Any, kwargs: Any) -> None:
+        state = state_of((*args, kwargs.get("hidden_states"), kwargs.get("query")))
+        calls.append(Projected(entered=state))
+
+    def made(calls: list[Projected], module: nn.Module, args: Any, output: Any) -> None:
+        if calls and isinstance(output, Tensor) and args:
+            calls[-1].entered, calls[-1].made = args[0], output
+
+    def gave_all(calls: list[Projected], module: nn.Module, args: Any, output: Any) -> None:
+        calls[-1].output = output[0] if isinstance(output, tuple) else output
+
+    def gave(calls: list[Projected], module: nn.Module, args: Any, output: Any) -> None:
+        if calls and isinstance(output, Tensor) and args:
+            calls[-1].averaged, calls[-1].output = args[0], output
+
+    with ExitStack() as stack:
+        for one in found:
+            block, calls = one.block, kept[id(one.block.module)]
+            before = block.module.register_forward_pre_hook(own(partial(begin, calls)), with_kwargs=True)
+            stack.callback(before.remove)
+            for module, hook in ((block.values, made), (block.projection, gave)):
+                if module is not None:
+                    stack.callback(module.register_forward_hook(own(partial(hook, calls))).remove)
+            if block.kind == TORCH:  # its output projection does not run as a module
+                stack.callback(block.module.register_forward_hook(own(partial(gave_all, calls))).remove)
+        yield kept
+
+
+def operator_of(one: Seen, taken: Any, state: Tensor, added: Tensor, seen: Projected) -> Operator:
+    """Return the maps of a block from what a call of it showed; `UnknownError` says why they are not known.
+
+    Parameters
+    ----------
+    one : Seen
+        With `norms`.
+    taken : Taken
+    state, added : tensor of shape (B, N, D)
+        The state that attention is added to, and what it adds.
+    seen : Projected
+    """
+    weight, bias = _output(one)
+    values = _values(one, taken, seen)
+    if seen.entered is None or seen.entered.shape != state.shape:
+        raise UnknownError("attention gets tokens in another arrangement than that of the state")
+    norm = _norm_before(one, seen.entered, state)
+    heads, d = taken.q.shape[1], taken.v.shape[-1]
+    if len(weight) != heads * d:
+        raise UnknownError(
+            f"W_O takes {len(weight)} features, expected {heads} heads of {d}: there is no W_O in one matrix"
+        )
+    if seen.output is None:
+        raise UnknownError("the output projection was not seen to run as a module")
+    scale, tail = _tail(one, seen.output, added)
+    groups = values.reshape(len(values), -1, d).transpose(0, 1)
+    wide = groups.repeat_interleave(heads // len(groups), 0).double()
+    if norm is not None:
+        wide = norm.gain.double()[:, None] * wide
+        wide = wide - wide.mean(1, keepdim=True) if norm.centred else wide
+    output = weight.double().reshape(heads, d, -1) * scale.double()
+    return Operator(wide, output, norm, tail, weight, bias)
+
+
+# ---- weights
+
+
+def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix (in, out) and the bias of a projection."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    name = type(module).__name__
+    if hasattr(module, "base_layer"):  # of PEFT, around a projection
+        width = getattr(module, "in_features", None)
+        _check_plain(name, getattr(module.base_layer, "weight", None))
+        if not isinstance(width, int):
+            raise UnknownError(f"{name} is no linear map that is known")
+        one = next(module.parameters())
+        with torch.no_grad():
+            shift = module(torch.zeros(1, width, dtype=one.dtype, device=one.device))
+            return module(torch.eye(width, dtype=one.dtype, device=one.device)) - shift, shift[0]
+    _check_plain(name, weight)
+    assert isinstance(weight, Tensor)
+    bias = bias.detach() if isinstance(bias, Tensor) else None
+    if isinstance(module, nn.Linear):
+        return weight.detach().T, bias
+    if isinstance(getattr(module, "nf", None), int):  # GPT-2's Conv1D
+        return weight.detach(), bias
+    if weight.ndim > 2 and weight[0, 0].numel() == 1:  # convolutions of one point
+        return weight.detach().flatten(1).T, bias
+    if weight.ndim == 2 and hasattr(module, "in_features"):
+        return weight.detach().T, bias
+    raise UnknownError(f"{name} is no linear map that is known")
+
+
+def _check_plain(name: str, weight: Any) -> None:
+    plain = isinstance(weight, Tensor) and type(weight) in (nn.Parameter, Tensor)
+    if not plain or not weight.is_floating_point() or weight.element_size() < 2:
+        kind = getattr(weight, "dtype", type(weight).__name__)
+        raise UnknownError(f"the weights of {name} are quantised or packed ({kind}); load the model in float32")
+
+
+def _output(one: Seen) -> tuple[Tensor, Tensor | None]:
+    module = one.block.module
+    if isinstance(module, nn.MultiheadAttention):
+        return weight_of(module.out_proj)
+    if one.block.projection is None:
+        raise UnknownError("no W_O in one matrix is found; say where with adapter=Adapter(..., projection='...')")
+    return weight_of(one.block.projection)
+
+
+def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
+    """Return W_V, (D, G d)."""
+    block, module = one.block, one.block.module
+    if isinstance(module, nn.MultiheadAttention):
+        width = module.embed_dim
+        fused: Any = module.in_proj_weight
+        if fused is not None:
+            _check_plain(type(module).__name__, fused)
+        weight: Any = module.v_proj_weight if fused is None else fused[2 * width :]
+        return weight.detach().T  # type: ignore[no-any-return]
+    if block.values is None or seen.made is None:
+        raise UnknownError("no projection of values is found among the modules of attention")
+    weight, _ = weight_of(block.values)
+    columns = columns_of(seen.made, taken.v)
+    if columns is None:
+        kind = "fused " if seen.made.shape[-1] > taken.v.shape[1] * taken.v.shape[-1] else ""
+        raise UnknownError(
+            f"the values are not columns of what the {kind}projection {type(block.values).__name__} gives (they are "
+            "normed, scaled or mixed after it), so W_V is not known"
+        )
+    return weight[:, columns]
+
+
+def columns_of(made: Tensor, values: Tensor) -> Tensor | None:
+    """Return which columns of `made` (B, N, C) are the values (B, G, N, d), (G d,); None where they are not all there.
+
+    Columns are told apart by the bits of their numbers on some tokens, O(C) time.
+    """
+    wanted = values.transpose(1, 2).flatten(2)
+    if made.shape[:2].numel() != wanted.shape[:2].numel() or made.dtype != wanted.dtype:
+        return None
+    made, wanted = (one.detach().flatten(0, -2) for one in (made, wanted))
+    rows = torch.linspace(0, len(made) - 1, min(_ROWS, len(made)), device=made.device).long()
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[made.element_size()]
+    factors = torch.randint(2**62, (len(rows), 1), generator=torch.Generator().manual_seed(0)).to(made.device) | 1
+    keys, sought = (
+        (one[rows].contiguous().view(integers).long() * factors).sum(0) for one in (made, wanted)
+    )  # fmt: skip
+    order = keys.argsort(stable=True, descending=True)
+    ascending = keys[order].flip(0)
+    places = torch.searchsorted(ascending, sought).clamp_max(len(keys) - 1)
+    columns = order.flip(0)[places]
+    return columns if torch.equal(made[:, columns], wanted) else None
+
+
+# ---- norms and what comes after
+
+
+def _norm_before(one: Seen, entered: Tensor, state: Tensor) -> Norm | None:
+    """Return the norm between the state and attention; None where attention gets the state as it is."""
+    if torch.equal(entered, state):
+        return None
+    for module, given, made in one.norms:
+        if _same(made, entered) and _close(given, state):
+            return norm_of(module, given, made)
+    raise UnknownError("what attention gets is neither the state nor its norm")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape == other.shape and torch.equal(one, other))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and float((one - other).abs().max()) <= _OFF * float(other.abs().max())
+
+
+def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:
+    """Return gain, shift and kind of a norm, of which this is what it was given and made."""
+    epsilon = next((float(value) for name in _EPS if isinstance(value := getattr(module, name, None), float)), 0.0)
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    ones = torch.ones_like(given[0, 0])
+    gains = [weight.detach(), 1 + weight.detach()] if isinstance(weight, Tensor) else [ones]
+    shift = bias.detach() if isinstance(bias, Tensor) else torch.zeros_like(ones)
+    few = given.flatten(0, -2)[:_ROWS], made.flatten(0, -2)[:_ROWS]
+    for gain in gains:
+        for centred in (isinstance(module, nn.LayerNorm), not isinstance(module, nn.LayerNorm)):
+            found = Norm(gain, shift, centred, epsilon)
+            if gain.shape == ones.shape and _close(found(few[0]), few[1]):
+                return found
+    raise UnknownError(f"{type(module).__name__} is neither a layer norm nor one by the root mean square")
+
+
+def _tail(one: Seen, given: Tensor, added: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return what scales channels after W_O, (D,), and all that is done after it."""
+    if given.numel() != added.numel():
+        raise UnknownError("what W_O gives has another shape than what is added to the state")
+    flat = given.reshape(added.shape)
+    ones = torch.ones_like(added[0, 0])
+    if torch.equal(flat, added):
+        return ones, lambda made: made
+    rows, sums = flat.flatten(0, -2), added.flatten(0, -2)
+    place = rows.abs().argmax(0, keepdim=True)
+    scale = sums.gather(0, place)[0] / rows.gather(0, place)[0]
+    if _close(rows * scale, sums):
+        return scale, lambda made: made * scale
+    for module, entered, made in one.norms:
+        if (
+            entered.numel() == flat.numel()
+            and torch.equal(entered.reshape(flat.shape), flat)
+            and _close(made.reshape(added.shape), added)
+        ):
+            norm = norm_of(module, entered, made)
+            return norm.gain * rows.square().mean(-1).rsqrt().mean(), norm
+    raise UnknownError("what stands between W_O and the state is neither a scale of channels nor a norm")

@@ -1,0 +1,467 @@
+"""What each part of a block changes: measures at points of the residual stream, and differences of them that add up.
+
+Measures of similarity are not linear, so the parts come from a path: the measure is taken after each step of the block,
+and each step has the difference. The differences telescope, so their sum is the change over the block.
+
+Attention adds ``sum_h P_h n W_h``, with the normed state n and W_h = W_V W_O, and what is the same for all tokens. It
+is split by what the block would add with P or W set aside:
+
+======== ======== ================================
+P        W        state
+======== ======== ================================
+I        trace    x + sum_h w_h n: ``normed``
+P        trace    x + sum_h w_h P_h n: ``mixed``
+I        W        x + sum_h n W_h: ``projected``
+P        W        x + sum_h P_h n W_h: ``attended``
+======== ======== ================================
+
+Here w_h is the trace of W_h over D, the multiple of the identity that is nearest to W_h; biases go with W. From x to
+``normed`` only the norm acts. From there to ``attended`` there are two ways, mixing first or W first; each part is the
+mean of both (the Shapley value of two players), and the two orders are kept. An MLP that is computed beside attention
+is treated likewise. Norms inside an MLP's branch belong to the MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nlflow.attention.probing.branches import ATTENTION, CROSS, MLP, NORM, Seen, Step
+from nlflow.attention.probing.operators import Norm, Operator, Projected, UnknownError, norm_of, operator_of
+from nlflow.attention.probing.trace import Layer
+from nlflow.attention.probing.weights import matrices_of
+
+Floats = NDArray[np.float64]
+Formula = dict[str, float]
+"""A sum of measures at points: the weight of each point, by its name."""
+
+PARTS = ("norms", "mixing", "projection", "attention", "cross-attention", "mlp", "unknown")
+"""Norms; the averages P; W_V W_O with biases; attention as one where it cannot be split; and the rest."""
+
+NULLS = ("weights", "keys", "random")
+"""Weights: W_O, or the last matrix of the MLP, with its columns in random order and signs, and gains of norms in random
+order; keys: those of other tokens; random: stochastic matrices of exponential variables, masked as P is."""
+
+_CHUNK = 2**22  # bytes of attention matrices at a time
+_OFF = 1e-3  # of the largest average: what comes to W_O is something else
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Measures of the states of n inputs at one point of the stream.
+
+    Attributes
+    ----------
+    values : dict of str to array of shape (n,)
+        ``t_sim``, ``cosine`` and ``rank``, of the tokens that count.
+    pooled : array of shape (n, D)
+        The mean token.
+    energy, count : array of shape (n,)
+        Sum of the squared lengths of the tokens, and their number.
+    """
+
+    values: dict[str, Floats]
+    pooled: Floats
+    energy: Floats
+    count: Floats
+
+
+def joined(points: Iterable[Point]) -> Point:
+    """Return the points of several batches as one."""
+    several = list(points)
+    values = {name: np.concatenate([one.values[name] for one in several]) for name in several[0].values}
+    rest = (np.concatenate([getattr(one, name) for one in several]) for name in ("pooled", "energy", "count"))
+    return Point(values, *rest)
+
+
+def point_of(state: Tensor, tokens: Tensor) -> Point:
+    """Measure states (B, N, D) over the tokens (B, N) that count, all in one way through them.
+
+    The measures are those of `nlflow.attention.probing.metrics`; here they share their sums.
+    """
+    every = bool(tokens.all())
+    x = state.detach().double()
+    counted = tokens.double()
+    squares = torch.linalg.vecdot(x, x) if every else torch.linalg.vecdot(x, x).masked_fill(~tokens, 0.0)
+    lengths = squares.sqrt()
+    some = lengths > 0
+    inverse = torch.where(some, 1 / torch.where(some, lengths, 1.0), 0.0)
+    sums = torch.stack([counted, inverse], 1) @ (x if every else x.masked_fill(~tokens[..., None], 0.0))  # (B, 2, D)
+    count, energy = counted.sum(-1), squares.sum(-1)
+    mean = sums[:, 0] / count[:, None]
+    pairs = count * (count - 1)
+    cosine = (sums[:, 1].square().sum(-1) - some.double().sum(-1)) / pairs
+    t_sim = count * mean.square().sum(-1) / energy
+    values = {"t_sim": t_sim, "cosine": cosine, "rank": _rank(state.detach(), squares, None if every else tokens)}
+    return Point(
+        {name: np.where(np.isfinite(found := _array(one)), found, np.nan) for name, one in values.items()},
+        _array(mean), _array(energy), _array(count),
+    )  # fmt: skip
+
+
+def _rank(state: Tensor, squares: Tensor, tokens: Tensor | None) -> Tensor:
+    x = state.float() if state.element_size() < 8 else state
+    unit = squares.amax(-1).sqrt()
+    scale = torch.where(unit > 0, 1 / torch.where(unit > 0, unit, 1.0), 0.0).to(x.dtype)[:, None, None]
+    x = (x if tokens is None else x.masked_fill(~tokens[..., None], 0.0)) * scale
+    gram = x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
+    square = gram.square().sum((-2, -1), dtype=torch.float64)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
+    return trace.square() / square
+
+
+def _array(values: Tensor) -> Floats:
+    return np.asarray(values.cpu().numpy(), dtype=np.float64)
+
+
+# ---- the path of a block
+
+
+@dataclass(eq=False)
+class Course:
+    """The points of one block on a batch, and the parts that are made of them.
+
+    Attributes
+    ----------
+    points : dict of str to Point
+        By name, ``before`` and ``after`` among them.
+    parts : dict of str to Formula
+        Their sum is ``after`` less ``before``.
+    orders : dict of str to Formula
+        ``mixing first`` and ``mixing last``: what mixing changes where it comes before W, and after.
+    nulls : dict of str to dict of str to Formula
+        For each null the parts that it is known for.
+    reason : str
+        Why attention is not split, or why nothing is; empty where all is known.
+    operator : Operator, or None
+    contraction : dict of str to array of shape (B, H)
+        ``P``, ``keys`` and ``random``: the length of P v over that of v, both less their means over tokens.
+    """
+
+    tokens: Tensor
+    points: dict[str, Point] = field(default_factory=dict)
+    parts: dict[str, Formula] = field(default_factory=dict)
+    orders: dict[str, Formula] = field(default_factory=dict)
+    nulls: dict[str, dict[str, Formula]] = field(default_factory=dict)
+    reason: str = ""
+    operator: Operator | None = None
+    scale: float = 1.0
+    contraction: dict[str, Floats] = field(default_factory=dict)
+
+    def at(self, name: str, state: Tensor) -> str:
+        """Measure a state, and return the name of the point."""
+        self.points[name] = point_of(state, self.tokens)
+        return name
+
+    def give(self, part: str, formula: Mapping[str, float], null: str = "", weight: float = 1.0) -> None:
+        """Add a formula to a part, or to that of a null."""
+        own = (self.nulls.setdefault(null, {}) if null else self.parts).setdefault(part, {})
+        for name, value in formula.items():
+            own[name] = own.get(name, 0.0) + weight * value
+
+
+def course_of(
+    one: Seen, layer: Layer | None, seen: Projected, tokens: Tensor, *, nulls: bool, generator: torch.Generator
+) -> Course:
+    """Follow the stream of a block through its steps.
+
+    Parameters
+    ----------
+    one : Seen
+        With its steps.
+    layer : Layer, or None
+        None where the arguments of attention are not known.
+    seen : Projected
+    tokens : tensor of bool of shape (B, N)
+        That count.
+    nulls : bool
+    generator : torch.Generator
+        Of the nulls, on the CPU.
+    """
+    course = Course(tokens)
+    assert one.before is not None  # checked by the caller
+    assert one.after is not None
+    course.at("before", one.before)
+    course.at("after", one.after)
+    if not one.steps:
+        course.reason = one.reason or "its steps are not known"
+        course.give("unknown", {"after": 1.0, "before": -1.0})
+        return course
+    _Walk(course, one, layer, seen, nulls, generator).go()
+    return course
+
+
+class _Walk:
+    """One way along the stream."""
+
+    def __init__(
+        self, course: Course, one: Seen, layer: Layer | None, seen: Projected, nulls: bool, generator: torch.Generator
+    ) -> None:
+        self.course, self.one, self.layer, self.seen = course, one, layer, seen
+        self.nulls, self.generator = nulls, generator
+        assert one.before is not None
+        self.state, self.name = one.before, "before"
+        self.left = len(one.steps)
+
+    def go(self) -> None:
+        steps = list(self.one.steps)
+        while steps:
+            step = steps.pop(0)
+            self.left = len(steps)
+            if step.kind == NORM:
+                self.norm(step)
+                continue
+            beside = []
+            if step.kind == ATTENTION or step.beside:
+                group = [step]
+                while steps and (steps[0].beside or steps[0].kind == ATTENTION):
+                    group.append(steps.pop(0))
+                self.left = len(steps)
+                found = [other for other in group if other.kind == ATTENTION]
+                beside = [other for other in group if other.kind != ATTENTION]
+                if len(found) == 1:
+                    self.attention(found[0], beside)
+                    continue
+                for other in group[:-1]:
+                    self.add(other)
+                step = group[-1]
+            self.add(step, last=not steps)
+
+    def reached(self, state: Tensor, last: bool) -> tuple[str, Tensor]:
+        """Return the name and the state of the next point; the last is what the layer returned."""
+        if last:
+            assert self.one.after is not None
+            return "after", self.one.after
+        return self.course.at(f"point {len(self.course.points)}", state), state
+
+    def add(self, step: Step, *, last: bool = False) -> None:
+        name, state = self.reached(self.state + step.tensor, last)
+        part = {ATTENTION: "attention", CROSS: "cross-attention", MLP: "mlp"}[step.kind]
+        self.course.give(part, {name: 1.0, self.name: -1.0})
+        self.null_of(part, step.tensor)
+        self.state, self.name = state, name
+
+    def null_of(self, part: str, added: Tensor) -> None:
+        if self.nulls:
+            null = self.course.at(f"weights {len(self.course.points)}", self.state + self.turned(added))
+            self.course.give(part, {null: 1.0, self.name: -1.0}, "weights")
+
+    def norm(self, step: Step) -> None:
+        name, state = self.reached(step.tensor, not self.left)
+        self.course.give("norms", {name: 1.0, self.name: -1.0})
+        if self.nulls and (norm := self.known_norm(step.tensor)) is not None:
+            order = torch.randperm(len(norm.gain), generator=self.generator).to(norm.gain.device)
+            other = Norm(norm.gain[order], norm.shift[order], norm.centred, norm.epsilon)
+            null = self.course.at(f"weights {len(self.course.points)}", other(self.state))
+            self.course.give("norms", {null: 1.0, self.name: -1.0}, "weights")
+        self.state, self.name = state, name
+
+    def known_norm(self, made: Tensor) -> Norm | None:
+        for module, given, out in self.one.norms:
+            if out.shape == made.shape and torch.equal(out, made):
+                try:
+                    return norm_of(module, given, out)
+                except UnknownError:
+                    return None
+        return None
+
+    def turned(self, added: Tensor) -> Tensor:
+        """Return an addition with its channels in random order and signs: lengths and angles among tokens stay."""
+        width = added.shape[-1]
+        order = torch.randperm(width, generator=self.generator)
+        signs = torch.randint(2, (width,), generator=self.generator) * 2 - 1
+        return added[..., order.to(added.device)] * signs.to(added)
+
+    # ---- attention
+
+    def attention(self, step: Step, beside: list[Step]) -> None:
+        last = not self.left
+        other = sum((one.tensor for one in beside), torch.zeros_like(self.state)) if beside else None
+        try:
+            corners: _Corners | None = _Corners(self, step.tensor)
+        except UnknownError as error:
+            corners, self.course.reason = None, str(error)
+        if other is None:
+            name, state = self.reached(self.state + step.tensor, last)
+            self.split(corners, step.tensor, self.name, self.state, name, 1.0)
+            self.state, self.name = state, name
+            return
+        both, state = self.reached(self.state + step.tensor + other, last)
+        attended = self.course.at(f"point {len(self.course.points)}", self.state + step.tensor)
+        without = self.course.at(f"point {len(self.course.points)}", self.state + other)
+        self.split(corners, step.tensor, self.name, self.state, attended, 0.5)
+        self.split(corners, step.tensor, without, self.state + other, both, 0.5)
+        self.course.give("mlp", {without: 0.5, self.name: -0.5, both: 0.5, attended: -0.5})
+        self.null_of("mlp", other)
+        self.state, self.name = state, both
+
+    def split(self, corners: _Corners | None, added: Tensor, start: str, base: Tensor, end: str, weight: float) -> None:
+        """Share out the way from `start` to `end`, which attention has added."""
+        course = self.course
+        if corners is None:
+            course.give("attention", {end: weight, start: -weight})
+            if self.nulls:
+                self.null_of("attention", added)
+            return
+        mark = len(course.points)
+        normed, mixed, projected = (
+            course.at(f"{name} {mark}", base + tensor) for name, tensor in corners.tensors.items()
+        )
+        course.give("norms", {normed: weight, start: -weight})
+        first, final = {mixed: 1.0, normed: -1.0}, {end: 1.0, projected: -1.0}
+        course.give("mixing", first, weight=weight / 2)
+        course.give("mixing", final, weight=weight / 2)
+        course.give("projection", {projected: 1.0, normed: -1.0}, weight=weight / 2)
+        course.give("projection", {end: 1.0, mixed: -1.0}, weight=weight / 2)
+        for name, formula in (("mixing first", first), ("mixing last", final)):
+            own = course.orders.setdefault(name, {})
+            for point, value in formula.items():
+                own[point] = own.get(point, 0.0) + weight * value
+        if not self.nulls:
+            return
+        for null, (averaged, whole) in corners.others.items():
+            first = {course.at(f"mixed, {null} {mark}", base + averaged): 1.0, normed: -1.0}
+            final = {course.at(f"attended, {null} {mark}", base + whole): 1.0, projected: -1.0}
+            course.give("mixing", first, null, weight / 2)
+            course.give("mixing", final, null, weight / 2)
+        for tensor, from_point in ((corners.tensors["projected"], normed), (added, mixed)):
+            point = course.at(f"weights {len(course.points)}", base + self.turned(tensor))
+            course.give("projection", {point: 1.0, from_point: -1.0}, "weights", weight / 2)
+
+
+class _Corners:
+    """What attention would add with P or W set aside (`tensors`), and with the P of nulls (`others`)."""
+
+    def __init__(self, walk: _Walk, added: Tensor) -> None:
+        one, layer, state = walk.one, walk.layer, walk.state
+        if layer is None:
+            raise UnknownError("it sums by itself, and its queries, keys and values are not seen; pass take=")
+        if layer.tokens.shape != state.shape[:2]:
+            raise UnknownError("attention gets tokens in another arrangement than that of the state (windows)")
+        operator = operator_of(one, one.taken, state, added, walk.seen)
+        walk.course.operator = operator
+        n = operator.normed(state)
+        if operator.norm is not None:
+            walk.course.scale = float((_length(n) / _length(state).clamp_min(1e-30)).median())
+        traces = operator.traces.to(n.dtype)
+        every = bool(layer.tokens.all())
+        averaged, whole = _averages(layer, n, traces, walk, every)
+        self._check(walk.seen, whole.pop("P"), layer.tokens)
+        self.tensors = {
+            "normed": traces.sum() * n, "mixed": averaged.pop("P"), "projected": operator.added(layer.v.to(n.dtype)),
+        }  # fmt: skip
+        self.others = {null: (averaged[null], operator.added(whole[null])) for null in averaged}
+
+    def _check(self, seen: Projected, averages: Tensor, tokens: Tensor) -> None:
+        """Refuse what comes to W_O where that is not the averages, head after head."""
+        given = seen.averaged
+        if given is None:
+            return
+        merged = averages.transpose(1, 2).flatten(2)
+        if given.numel() != merged.numel():
+            raise UnknownError("what comes to W_O has another shape than the averages of all heads")
+        off = (given.reshape(merged.shape) - merged)[tokens].abs().max()
+        if float(off) > _OFF * float(merged.abs().max()):
+            raise UnknownError(
+                "what comes to W_O is not the averages, head after head (a gate, a norm or another term is between)"
+            )
+
+
+def _length(x: Tensor) -> Tensor:
+    return x.norm(dim=-1)
+
+
+def _averages(
+    layer: Layer, n: Tensor, traces: Tensor, walk: _Walk, every: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return sum_h w_h P_h n (B, N, D), and P_h v (B, H, N, d), of P and of the nulls; fill in the contractions."""
+    items, heads, count, _ = layer.q.shape
+    v = layer.v.to(n.dtype)
+    names = ("P", *(NULLS[1:] if walk.nulls else ()))
+    averaged = {name: torch.zeros_like(n) for name in names}
+    whole = {name: torch.empty_like(v) for name in names}
+    order = _shuffled(layer.tokens, walk.generator)
+    moved = {"v": _taken_in(v, order), "n": _taken_in(n, order)}
+    step = max(1, _CHUNK // (layer.q.element_size() * count**2))
+    beside = max(1, step // heads)
+    plain = layer.mask is None and every and layer.sink is None
+    random = _random(layer, walk.generator, n) if walk.nulls else None
+    for first in range(0, items, beside):
+        for low in range(0, heads, step):
+            place = (slice(first, first + beside), slice(low, low + step))
+            weights = matrices_of(layer, place).to(n.dtype)
+            own = traces[place[1]]
+            for name in names:
+                values, tokens, used = v[place], n[place[0]], weights
+                if name == "keys" and plain:  # columns of P in another order
+                    values, tokens = moved["v"][place], moved["n"][place[0]]
+                elif name == "keys":
+                    used = matrices_of(layer, place, _taken_in(layer.k[place], order[place[0]])).to(n.dtype)
+                elif name == "random" and random is not None:
+                    used = random[place[0] if len(random) > 1 else slice(None)]
+                    used = used[:, place[1] if used.shape[1] > 1 else slice(None)]
+                whole[name][place] = used @ values
+                if used.shape[1] == 1:
+                    summed = own.sum() * used[:, 0]
+                else:
+                    summed = torch.einsum("h,bhij->bij", own, used)
+                averaged[name][place[0]] += summed @ tokens
+    for name in names:
+        walk.course.contraction[name] = _contraction(v, whole[name], layer.tokens)
+    return averaged, whole
+
+
+def _shuffled(tokens: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random order of the tokens (B, N) that count; the others stay."""
+    count = tokens.shape[1]
+    order = torch.arange(count).repeat(len(tokens), 1)
+    for row, inside in zip(order, tokens.cpu(), strict=True):
+        places = inside.nonzero()[:, 0]
+        row[places] = places[torch.randperm(len(places), generator=generator)]
+    return order.to(tokens.device)
+
+
+def _taken_in(x: Tensor, order: Tensor) -> Tensor:
+    """Return tokens (B, ..., N, d) in another order (B, N)."""
+    shape = (len(order), *(1,) * (x.ndim - 3), order.shape[1], 1)
+    return x.gather(-2, order.view(shape).expand(x.shape))
+
+
+def _random(layer: Layer, generator: torch.Generator, like: Tensor) -> Tensor:
+    """Return random stochastic matrices (B or 1, H or 1, N, N): rows of exponential variables, seen as P is seen."""
+    count = layer.q.shape[-2]
+    drawn = torch.rand(count, count, generator=generator).clamp_min(1e-30).log().neg().to(like)[None, None]
+    every = bool(layer.tokens.all())
+    if layer.mask is None and every:
+        return drawn / drawn.sum(-1, keepdim=True)
+    from nlflow.attention.probing.weights import bias_of
+
+    narrow = (slice(0, 1 if every and layer.mask is not None and len(layer.mask) == 1 else None), slice(0, 1))
+    if layer.mask is not None and layer.mask.shape[1] > 1:
+        narrow = (narrow[0], slice(None))
+    bias = bias_of(layer, narrow)
+    assert bias is not None
+    drawn = drawn * (bias > -torch.inf)
+    return drawn / drawn.sum(-1, keepdim=True)
+
+
+def _contraction(v: Tensor, averages: Tensor, tokens: Tensor) -> Floats:
+    counted = tokens[:, None, :, None].to(v.dtype)
+    total = counted.sum(-2, keepdim=True)
+
+    def spread(x: Tensor) -> Tensor:
+        x = x - (x * counted).sum(-2, keepdim=True) / total
+        return (x * counted).double().flatten(2).norm(dim=-1)
+
+    return _array(spread(averages) / spread(v))
+
+
+def iterated(parts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the parts that are there, in their order."""
+    yield from (name for name in PARTS if name in parts)

@@ -1,0 +1,45 @@
+"""The attention matrices of a layer that was looked into, for some of its sequences and heads at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nlflow.attention.probing.recording import capped, kept_by_tokens
+from nlflow.attention.probing.trace import Layer
+from nlflow.attention.terms.averages import log_affinity, seen
+
+Place = tuple[slice, slice]
+"""Sequences and heads."""
+
+
+def bias_of(layer: Layer, place: Place) -> Tensor | None:
+    """Return what is added to the logarithms: the mask, in which padding is seen only by itself; None without any."""
+    count, tokens = layer.q.shape[-2], layer.tokens[place[0], None]
+    padded = not bool(tokens.all())
+    if layer.mask is None and not padded:
+        return None
+    bias = torch.zeros(1, 1, 1, 1, device=tokens.device)
+    if layer.mask is not None:
+        mask = layer.mask.expand(layer.items, layer.heads, count, count)[place]
+        added = bias if mask.dtype == torch.bool else mask.float()
+        bias = torch.where(seen(mask), added, -torch.inf)
+    if padded:
+        # Rows of padding do not count, but must have some value.
+        own = ~tokens[..., :, None] & torch.eye(count, dtype=torch.bool, device=tokens.device)
+        bias = bias.masked_fill(~tokens[..., None, :], -torch.inf).masked_fill(own, 0.0)
+    return bias
+
+
+def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    """Return log k of queries and keys, capped as in the layer, with what is added to it."""
+    found = capped(log_affinity(q, k, layer.kernel, layer.scaling), layer.softcap)
+    return found if bias is None else found + bias
+
+
+def matrices_of(layer: Layer, place: Place, k: Tensor | None = None) -> Tensor:
+    """Return P of some sequences and heads, with sinks; `k`: of other keys than those of the layer."""
+    q, own = (part[place].float() if part.element_size() < 4 else part[place] for part in (layer.q, layer.k))
+    logarithms = logarithms_of(layer, q, own if k is None else k, bias_of(layer, place))
+    weights = logarithms.softmax(-1)
+    return weights if layer.sink is None else weights * kept_by_tokens(logarithms, layer.sink[place])
