@@ -1,8 +1,9 @@
 """Flows on tensors, on a GPU or on the CPU: ``python -m benchmarks.gpu --out DIR [--device cpu] [--quick]``.
 
-Steps of the J-flow of attention beside fused attention alone (with FlashAttention-3 and -4 where torch can take them),
-attention by a matrix, and KeOps where it is installed; peak memory; the J-flow and the equilibrium of E of up to 2^20
-nodes; rounding of float32; the loops of the CPU on two of its threads; and the denoiser (`benchmarks.tensors`).
+First the denoiser (`benchmarks.tensors`), and flows of 2^20 nodes beside fused attention alone, which does equal work;
+then operations, synchronizations and copies (`benchmarks.counts`); steps of the J-flow beside fused attention (with
+FlashAttention-3 and -4 where torch can take them), attention by a matrix, and KeOps where it is installed; peak memory;
+the J-flow and the equilibrium of E; rounding of float32; and the loops of the CPU on two of its threads.
 ``gpu.json``, and ``gpu.md`` for people, are written after each row, so that a run that is cut short keeps what it has
 measured. No row is begun that would not end in time, as far as rows before it tell.
 """
@@ -23,9 +24,21 @@ import numba
 import numpy as np
 import torch
 
-from benchmarks import tensors
+from benchmarks import counts, tensors
 from benchmarks.harness import keep, listed, machine
-from nlflow import E, ExpDotProduct, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
+from nlflow import (
+    E,
+    ExpDotProduct,
+    ExplicitEuler,
+    Exponential,
+    Gaussian,
+    GradientFlow,
+    J,
+    Laplace,
+    Points,
+    affinity,
+    solve,
+)
 from nlflow.errors import format_bytes
 from validation.tables import markdown
 
@@ -33,7 +46,12 @@ REPEATS, LONG = 5, 4.0
 """Timed runs after one that warms up; one that takes longer than this many seconds is its own measurement."""
 
 WIDTHS = (8, 64, 128)
-PEERS = ("nlflow", "sdpa", "sdpa-fa3", "sdpa-fa4", "matrix", "keops")
+PEERS = ("nlflow", "sdpa", "matrix")
+OTHERS = ("sdpa-fa3", "sdpa-fa4", "keops")
+"""Peers that are rarely there: they are asked for at one size."""
+
+STEPS = {torch.float32: 2, torch.bfloat16: 10}
+"""Steps of a large flow: a step of 2^20 nodes in float32 takes some 10 s."""
 CPU_THREADS = 2
 TIME, FIDELITY = 8.0, 1.0
 SAMPLED = 64  # rows that are computed in float64, to know the error of a step
@@ -88,7 +106,9 @@ def _shown(value: Any) -> str:
 
 
 HEADINGS = {
+    "large": "Large flows: a step of the J-flow beside fused attention alone, n nodes, d columns each",
     "step": "Steps: softmax(k kᵀ / √d) v of n nodes, d columns each",
+    "counts": "Operations, synchronizations and copies",
     "energy": "Rounding: relative errors of J against sums in float64",
     "radial step": "Kernels of distances",
     "loops of the CPU": "Compiled loops of the CPU",
@@ -133,9 +153,10 @@ def hardware(device: str) -> dict[str, Any]:
     if device == "cpu":
         return {"device": "cpu", "torch_threads": torch.get_num_threads()}
     about = torch.cuda.get_device_properties(0)
-    precision = torch.get_float32_matmul_precision()
     return {
-        "device": about.name, "device_bytes": about.total_memory, "cuda": torch.version.cuda, "matmul": precision
+        "device": about.name, "capability": f"{about.major}.{about.minor}", "device_bytes": about.total_memory,
+        "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
+        "matmul": torch.get_float32_matmul_precision(),
     }  # fmt: skip
 
 
@@ -194,13 +215,9 @@ def average_by(peer: str, keys: Any, values: Any) -> Callable[[], Any] | str:
     if why := activate(peer.removeprefix("sdpa-").upper() if "-" in peer else "", keys):
         return why
     if peer == "nlflow":
-        if keys.dtype == torch.float32:
-            p = affinity(ExpDotProduct(), domain(n), keys, method="tiled")
-            return lambda: p.average(values)
         # Signals stay in float32; averages round them, which is part of a step.
-        half, signal = str(keys.dtype).removeprefix("torch."), values.float()
-        rounding = affinity(ExpDotProduct(), domain(n), keys.float(), method="tiled", precision=half)
-        return lambda: rounding.average(signal)
+        p, signal = affinity_of(keys), values.float()
+        return lambda: p.average(signal)
     if peer.startswith("sdpa"):
         q, v = keys[None, None], values[None, None]
 
@@ -279,7 +296,46 @@ def steps(log: Log, device: str, sizes: list[int], widths: tuple[int, ...], peer
                         rate = 4 * n * n * d / found["seconds"] / 1e12
                         return {**found, "tflops": rate, "error": error_of(task(), keys, values)}
 
-                    log.run("step", n, work, 0.3, d=d, dtype=str(dtype).removeprefix("torch."), peer=peer)
+                    log.run("step", n, work, 0.3, d=d, dtype=name_of(dtype), peer=peer)
+
+
+def large(log: Log, device: str, n: int, d: int) -> None:
+    """Flows of many nodes: one average, and a step of a flow as it is solved, beside fused attention of the shape."""
+    for dtype in (torch.bfloat16, torch.float32):
+
+        def work(dtype: Any = dtype) -> dict[str, Any]:
+            keys, values = problem(n, d, dtype, device)
+            bare, own = (average_by(peer, keys, values) for peer in ("sdpa", "nlflow"))
+            if isinstance(bare, str) or isinstance(own, str):
+                raise RuntimeError(bare if isinstance(bare, str) else own)
+            alone, found = measure(bare, device)["seconds"], measure(own, device)
+            p = affinity_of(keys)
+            flow, count = GradientFlow(J(p), "degree"), STEPS[dtype]
+            integrator = ExplicitEuler(0.5)
+
+            def run() -> Any:
+                return solve(flow, values.float(), t=0.5 * count, integrator=integrator, energies=False)
+
+            solved = measure(run, device)["seconds"] / count
+            return {
+                **found, "attention": alone, "flow_step": solved, "average_of_attention": alone / found["seconds"],
+                "flow_of_attention": alone / solved, "tflops": 4 * n * n * d / found["seconds"] / 1e12,
+                "error": error_of(own(), keys, values), "error_attention": error_of(bare(), keys, values),
+                "by": p.how,
+            }  # fmt: skip
+
+        log.run("large", n, work, d=d, dtype=name_of(dtype))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def affinity_of(keys: Any) -> Any:
+    """Return the affinity of exp(k_i . k_j / sqrt(d)); of keys in half precision one of float32 signals, rounded."""
+    if keys.dtype == torch.float32:
+        return affinity(ExpDotProduct(), domain(len(keys)), keys, method="tiled")
+    return affinity(ExpDotProduct(), domain(len(keys)), keys.float(), method="tiled", precision=name_of(keys.dtype))
 
 
 def radial_steps(log: Log, device: str, n: int) -> None:
@@ -406,42 +462,47 @@ def rounding(log: Log, device: str, n: int) -> None:
         log.run("energy", n, work, 0.3, kernel=type(kernel).__name__)
 
 
-SECTIONS = ("steps", "rounding", "radial", "loops", "denoise", "flows", "largest")
+SECTIONS = ("denoise", "large", "counts", "flows", "radial", "steps", "rounding", "more", "loops")
 
 
 def section(name: str, log: Log, device: str, quick: bool) -> None:
-    small = [2**power for power in ((10, 12) if quick else (10, 12, 14, 16, 18))]
-    if name == "steps":
+    small = [2**power for power in ((10, 12) if quick else (12, 14, 16, 18))]
+    if name == "denoise":
+        tensors.throughput(log, device, tensors.FEW if quick else tensors.FIRST, measure)
+    elif name == "large":
+        large(log, device, 2**11 if quick else 2**20, 64)
+    elif name == "counts":
+        for row in counts.rows():
+            log.add(what="counts", **row)
+    elif name == "flows":
+        flows(log, device, 2**10 if quick else 2**18)
+    elif name == "radial":
+        radial_steps(log, device, 2**11 if quick else 2**16)
+    elif name == "steps":
         steps(log, device, small, WIDTHS[:1] if quick else WIDTHS, PEERS)
+        steps(log, device, small[1:2], WIDTHS[1:2], OTHERS)
     elif name == "rounding":
         rounding(log, device, 2**11 if quick else 2**14)
-    elif name == "radial":
-        radial_steps(log, device, 2**12 if quick else 2**16)
-    elif name == "loops":
-        loops(log, [n for n in small if n <= 2**16])
-    elif name == "denoise":
-        tensors.throughput(log, device, quick, measure)
-    elif name == "flows":
-        flows(log, device, 2**10 if quick else 2**17)
-    else:  # of the largest first what no other row stands for
-        flows(log, device, 2**12 if quick else 2**20)
-        if not quick:
-            steps(log, device, [2**20], (64, 8, 128), PEERS[:2])
+    elif name == "more":
+        tensors.throughput(log, device, () if quick else tensors.MORE, measure)
+        tensors.published(log, device)
+    else:
+        loops(log, [n for n in small if n <= 2**14])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for gpu.json")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda; with --quick cpu where there is no GPU")
-    parser.add_argument("--quick", action="store_true", help="up to 2^12 nodes: a minute on two cores")
-    parser.add_argument("--minutes", type=float, default=7.5, help="begin no row that would end later [7.5]")
+    parser.add_argument("--quick", action="store_true", help="small problems: a minute on two cores")
+    parser.add_argument("--seconds", type=float, default=225.0, help="begin no row that would end later [225]")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections, in this order")
     chosen = parser.parse_args()
     if chosen.device is None:
         chosen.device = "cpu" if chosen.quick and not torch.cuda.is_available() else "cuda"
     if chosen.device == "cuda" and not torch.cuda.is_available():
         parser.error(f"--device: got cuda, and torch {torch.__version__} finds none; use --device cpu")
-    log = Log(chosen.out, chosen.device, 60 * chosen.minutes)
+    log = Log(chosen.out, chosen.device, chosen.seconds)
     for name in chosen.only:
         section(name, log, chosen.device, chosen.quick)
     log.add(finished=True)

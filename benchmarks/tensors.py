@@ -38,6 +38,8 @@ PUBLISHED = (
 
 SIGMA = 25.0
 
+Work = tuple[str, tuple[int, ...], dict[str, str]]
+
 
 def drawn(shape: tuple[int, ...]) -> tuple[Any, Any]:
     """Return a picture of edges and waves, and the same with noise, grey levels in float32."""
@@ -51,21 +53,41 @@ def drawn(shape: tuple[int, ...]) -> tuple[Any, Any]:
 # ---- throughput, for benchmarks.gpu
 
 
-def throughput(log: Any, device: str, quick: bool, measure: Callable[..., dict[str, Any]]) -> None:
-    """Images, batches and volumes on a device; bm3d where it is installed; figures that were published."""
-    megapixels = (0.04, 0.25) if quick else (0.25, 1, 4, 25, 100)
-    for size in megapixels:
-        side = round(1000 * size**0.5)
-        for quality in ("balanced",) if quick else ("balanced", "best"):
-            _row(log, device, measure, "image", (side, side), {"quality": quality})
-        if device == "cuda":
-            _row(log, device, measure, "bm3d-cupy", (side, side), {})
-    for count, side in ((4, 64),) if quick else ((64, 128), (256, 64), (16, 512)):
-        _row(log, device, measure, "batch", (count, side, side), {"axes": "BYX", "quality": "balanced"})
-    for side in (24,) if quick else (64, 160):
-        _row(log, device, measure, "volume", (side,) * 3, {"axes": "ZYX", "quality": "balanced"})
-    for side in (200,) if quick else (512, 1024):
-        _row(log, "cpu", measure, "bm3d on the CPU", (side, side), {})
+BALANCED = {"quality": "balanced"}
+FIRST: tuple[Work, ...] = (
+    *(("image", (side, side), BALANCED) for side in (1000, 2000, 4000)),
+    ("batch", (16, 256, 256), {"axes": "BYX", **BALANCED}),
+    ("image", (256, 256), BALANCED),
+)
+"""Kind, shape and words for `denoise` of what goals are set for."""
+
+FEW: tuple[Work, ...] = (
+    ("image", (200, 200), BALANCED),
+    ("batch", (4, 64, 64), {"axes": "BYX", **BALANCED}),
+    ("volume", (24, 24, 24), {"axes": "ZYX", **BALANCED}),
+)
+
+MORE: tuple[Work, ...] = (
+    ("image", (1000, 1000), {"quality": "best"}),
+    ("volume", (64, 64, 64), {"axes": "ZYX", **BALANCED}),
+    *(("batch", shape, {"axes": "BYX", **BALANCED}) for shape in ((64, 128, 128), (256, 64, 64), (16, 512, 512))),
+    ("volume", (160, 160, 160), {"axes": "ZYX", **BALANCED}),
+    *(("bm3d-cupy", (side, side), {}) for side in (1000, 2000)),
+    ("bm3d on the CPU", (512, 512), {}),
+    ("image", (2000, 2000), {"quality": "best"}),
+    ("image", (10000, 10000), BALANCED),
+)
+
+
+def throughput(log: Any, device: str, works: tuple[Work, ...], measure: Callable[..., dict[str, Any]]) -> None:
+    """Images, batches and volumes on a device, and bm3d where it is installed."""
+    for kind, shape, words in works:
+        if kind != "bm3d-cupy" or device == "cuda":
+            _row(log, "cpu" if kind == "bm3d on the CPU" else device, measure, kind, shape, words)
+
+
+def published(log: Any, device: str) -> None:
+    """Rows of figures that others have told."""
     for peer, work, figures in PUBLISHED:
         log.add(what="denoise", peer=peer, work=work, status="published, not measured here", **figures)
     if device != "cuda":

@@ -23,7 +23,7 @@ _PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 _HALF = {"bfloat16": (2.0**-7, math.inf), "float16": (2.0**-10, 65504.0)}
 """Spacing of numbers above 1, and the largest number; bfloat16 has the range of float32."""
 _MOST_IN_FLOAT16 = 2**17
-"""Keys in float16: weights below 2^-25 of the largest are lost, together up to N 2^-25, which here is bfloat16's 2^-8."""
+"""Keys in float16: weights below 2^-25 of the largest are lost, together up to N 2^-25; here 2^-8, as in bfloat16."""
 
 
 class TiledAffinity(Affinity):
