@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -53,8 +54,10 @@ def fake_torch(*, cuda: bool = False, built: str | None = None, mps: bool = Fals
     return types.SimpleNamespace(
         __version__="9.9",
         version=types.SimpleNamespace(cuda=built),
+        device=lambda name: types.SimpleNamespace(type=name),
         cuda=types.SimpleNamespace(
             is_available=lambda: cuda,
+            device=nullcontext,
             device_count=lambda: int(cuda),
             get_device_name=lambda index: f"card {index}",
             mem_get_info=lambda: (10**9, 2 * 10**9),

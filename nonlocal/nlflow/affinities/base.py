@@ -6,6 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -28,6 +29,7 @@ from nlflow._array import (
 )
 from nlflow.affinities import shown
 from nlflow.affinities.graph import Sparse, functional_graph
+from nlflow.backends.memory import Need, free_bytes
 from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.kernels import Kernel
@@ -103,6 +105,10 @@ def _check_averages(affinity: Affinity) -> None:
             f"affinity: {name} says that it is symmetric, but sum w d u Pv is {products[0]:.6g} and sum w d v Pu "
             f"{products[1]:.6g}, expected the same; set symmetric=False, or let log_degree be that of the sums"
         )
+
+
+_SIGNALS, _TILES = 12, 2**28
+"""Signals that a flow or an iteration holds at a time, and bytes of tiles and of what is made of them, about."""
 
 
 @underflowing
@@ -197,7 +203,9 @@ class Affinity(ABC):
         InputError
             For a wrong shape or dtype, and for NaN or infinite values.
         """
-        return self._average(self.check_signal("u", u))
+        u = self.check_signal("u", u)
+        with self.within_memory(u):
+            return self._average(u)
 
     def as_signal(self, values: Floats) -> Array:
         """Return NumPy values with the namespace, dtype and device that this affinity averages."""
@@ -224,7 +232,8 @@ class Affinity(ABC):
             When mass would be lost to rounding.
         """
         law = self.check_signal("law", law)
-        pushed = self._push(law)
+        with self.within_memory(law):
+            pushed = self._push(law)
         self._check_mass(law, pushed)
         return pushed
 
@@ -265,7 +274,8 @@ class Affinity(ABC):
     @property
     def log_degree(self) -> Array:
         """Logarithm of the degree, log d_i, shape ``domain.shape``."""
-        return self._log_degree() + self._log_scale
+        with self.within_memory():
+            return self._log_degree() + self._log_scale
 
     @property
     def degree(self) -> Array:
@@ -461,7 +471,8 @@ class Affinity(ABC):
         weights = constant_like(self.domain.weights, xp.astype(like, xp.float64))
         if metric == "l2":
             return weights
-        log_degree = xp.astype(self._log_degree_wide(), xp.float64)
+        with self.within_memory():
+            log_degree = xp.astype(self._log_degree_wide(), xp.float64)
         leading = len(self.domain.leading)
         if by_item and leading:
             axes = tuple(range(leading, log_degree.ndim))
@@ -503,6 +514,29 @@ class Affinity(ABC):
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps: those of the arrays among its attributes, its domain and its kernel apart."""
         return kept_bytes([value for name, value in vars(self).items() if name not in ("domain", "kernel")])
+
+    def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:
+        """Turn "out of memory" of the device of tensors into `MemoryLimitError`, with the nodes that fit.
+
+        For whatever is done with a signal `u`: averages, flows, equilibria.
+        """
+        if self.device is None:
+            return nullcontext()
+        nodes, device = self.domain.size, self.device
+        channels = 1 if u is None else max(1, math.prod(u.shape) // nodes)
+        itemsize = 8 if self.dtype is None else int(self.dtype.itemsize)
+
+        def needed(count: int) -> int:
+            share = count / nodes
+            kept = self.memory_bytes * (share**2 if self.method == "dense" else share)
+            return int(kept + _SIGNALS * count * channels * itemsize) + _TILES
+
+        need = Need(
+            needed, nodes, f"with {channels} channel(s) in {str(self.dtype).split('.')[-1]} by method {self.method!r}",
+            "use fewer nodes, or fewer channels at a time, or close other programs that use the device",
+            argument="affinity",
+        )  # fmt: skip
+        return need.guarded(str(device), lambda: free_bytes(device))
 
     def _log_degree_for(self, u: Array) -> Array:
         """Return log d without the amplitude, in the precision that averages of the signal `u` are computed in."""

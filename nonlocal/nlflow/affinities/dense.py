@@ -16,6 +16,7 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.logits import check_rows, log_transitions, properties
 from nlflow.affinities.table import log_table
+from nlflow.backends.memory import limit_for
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, check_array, check_memory
@@ -61,7 +62,7 @@ class DenseAffinity(Affinity):
             domain, kernel, symmetric=symmetric, positive_semidefinite=positive_semidefinite, dtype=like.dtype
         )
         n = domain.size
-        block_bytes = _check_dense(domain, kernel, int(like.dtype.itemsize), kept_bytes, memory_limit)
+        block_bytes = _check_dense(domain, kernel, like, kept_bytes, memory_limit)
         # Only K = k + k^T of a non-symmetric kernel asks for the logits again.
         self._log_block = None if symmetric else log_block
         self._transposed = None if symmetric else log_transposed
@@ -111,7 +112,7 @@ class DenseAffinity(Affinity):
         """
         same = queries is keys
         xp = namespace(keys)
-        _check_dense(domain, kernel, int(keys.dtype.itemsize), 0, memory_limit)  # before a rule is asked of all pairs
+        _check_dense(domain, kernel, keys, 0, memory_limit)  # before a rule is asked of all pairs
         sight = None if mask is None else Sight(mask, (), domain.size, keys)
         tags = properties(kernel, queries, keys, mask)
         tags["symmetric"] = tags["symmetric"] and (sight is None or sight.symmetric)
@@ -168,7 +169,7 @@ class DenseAffinity(Affinity):
         kept = 0 if symmetric else domain.size**2 * int(k.dtype.itemsize)
         if not symmetric:
             # Kept for K = k + k^T, which may be asked for after the matrix has changed.
-            _check_dense(domain, None, int(k.dtype.itemsize), kept, memory_limit)
+            _check_dense(domain, None, k, kept, memory_limit)
             k = xp.astype(k, k.dtype, copy=True)
             transposed = xp.matrix_transpose(k)
 
@@ -324,13 +325,13 @@ class DenseAffinity(Affinity):
         )  # fmt: skip
 
 
-def _check_dense(domain: Domain, kernel: Kernel | None, itemsize: int, kept_bytes: int, limit: float | None) -> int:
+def _check_dense(domain: Domain, kernel: Kernel | None, like: Array, kept_bytes: int, limit: float | None) -> int:
     """Hold a dense affinity against the memory limit and return the size of the blocks it is built in."""
     nodes = domain.size
     block = min(_BLOCK_BYTES, 8 * nodes * nodes)
     place = "matrix" if kernel is None else "grid" if isinstance(domain, Grid) else "points"
-    needed = nodes * nodes * itemsize + 4 * block + kept_bytes
-    check_memory(f"a dense affinity of {nodes} nodes", needed, _REMEDIES[place], limit)
+    needed = nodes * nodes * int(like.dtype.itemsize) + 4 * block + kept_bytes
+    check_memory(f"a dense affinity of {nodes} nodes", needed, _REMEDIES[place], limit_for(like, limit))
     return block
 
 

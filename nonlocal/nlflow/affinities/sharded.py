@@ -37,6 +37,7 @@ from torch import Tensor
 from nlflow._array import Array, Floats, constant_like, same_kind, to_numpy
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.logits import MixedAffinity, properties
+from nlflow.backends.memory import limit_for
 from nlflow.backends.torch.shards import GatheredSums, ProcessError, Processes, RingSums, Shard
 from nlflow.domains import Domain, Points
 from nlflow.errors import (
@@ -357,7 +358,7 @@ class ShardedAffinity(_Sharded):
             f"sums over {count} nodes with {keys.shape[1]} features",
             count * (8 * int(keys.shape[1]) + 64) * keys.element_size(),
             "use more processes or mode='ring', or raise memory_limit",
-            memory_limit,
+            limit_for(keys, memory_limit),
         )
         # Copies, since the features may change later; of one tensor where both are one.
         self._keys = keys.clone()

@@ -11,6 +11,7 @@ from nlflow._array import Array, Floats, constant_like, namespace
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.logits import MixedAffinity, check_rows, log_transitions, properties
 from nlflow.affinities.pair_sums import relative_weights
+from nlflow.backends.memory import limit_for
 from nlflow.domains import Domain
 from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, NlflowWarning, check_choice, check_memory
@@ -84,7 +85,7 @@ class TiledAffinity(Affinity):
             f"sums over {domain.size} nodes with {d} features",
             (n if shared else domain.size) * (8 * d + 64) * int(keys.dtype.itemsize),
             "use fewer nodes or features, or raise memory_limit",
-            memory_limit,
+            limit_for(keys, memory_limit),
         )
         tags = properties(kernel, queries, keys, None if sight is None else sight.mask)
         super().__init__(domain, kernel, dtype=keys.dtype, **tags)

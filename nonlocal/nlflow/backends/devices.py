@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.backends.memory import Need, free_bytes
 from nlflow.backends.threads import one_torch_thread
-from nlflow.errors import InputError, MemoryLimitError, check_choice, format_bytes, install_command, memory_limit
+from nlflow.errors import InputError, check_choice, install_command
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "cpu-tensors")
 """``cpu`` is NumPy and compiled loops, ``cpu-tensors`` is torch on the CPU, to compare a device with."""
@@ -22,7 +21,6 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "cpu-tensors")
 DTYPES = ("float64", "float32")
 
 _MATRIX_NODES = 2048  # up to here affinities of tensors keep their matrix; beyond, tiles are no larger than it
-_MOST_NODES = 2**40
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,8 @@ class Device:
         return _torch().tensor(array, device="cuda" if self.name == "cuda" else "cpu")
 
     def free_bytes(self) -> int:
-        """Return what a computation may take: free memory of a GPU, otherwise `nlflow.errors.memory_limit`.
-
-        The environment variable ``NLFLOW_MEMORY_LIMIT`` holds for GPUs too.
-        """
-        if self.name != "cuda" or "NLFLOW_MEMORY_LIMIT" in os.environ:
-            return memory_limit()
-        cuda = _torch().cuda
-        # What torch has taken from the device and does not use is free as well.
-        return int(cuda.mem_get_info()[0]) + int(cuda.memory_reserved()) - int(cuda.memory_allocated())
+        """Return what a computation may take; see `nlflow.backends.memory.free_bytes`."""
+        return free_bytes(_torch().device("cuda") if self.name == "cuda" else None)
 
     def check_fits(self, nodes: int, width: int, channels: int, dtype: str) -> int:
         """Return the bytes that are free, or raise `MemoryLimitError` where a flow on tensors would need more.
@@ -79,35 +70,22 @@ class Device:
             With the estimate and the largest number of nodes that fits; nothing has been allocated then.
         """
         free = self.free_bytes()
-        if _needed(nodes, width, channels, dtype) > free:
-            raise self._too_large(nodes, width, channels, dtype, free, _MOST_NODES)
+        flow_need(nodes, width, channels, dtype).check(self._place, free)
         return free
 
     @contextmanager
     def guarded(self, nodes: int, width: int, channels: int, dtype: str) -> Iterator[None]:
         """Turn a device's "out of memory" into `MemoryLimitError`, and let torch compute on one thread of the CPU.
 
-        Estimates may be wrong, and other programs use memory of the same device. The last bits of sums depend on the
-        number of threads.
+        The last bits of sums depend on the number of threads.
         """
         free = self.free_bytes()
-        try:
-            with one_torch_thread():
-                yield
-        except RuntimeError as error:  # which torch.OutOfMemoryError is; other devices raise nothing more special
-            if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
-                raise
-            raise self._too_large(nodes, width, channels, dtype, free, nodes // 2) from error
+        with flow_need(nodes, width, channels, dtype).guarded(self._place, lambda: free), one_torch_thread():
+            yield
 
-    def _too_large(self, nodes: int, width: int, channels: int, dtype: str, free: int, most: int) -> MemoryLimitError:
-        fits = min(_largest(width, channels, dtype, free), most)
-        where = f"{self.name} ({self.hardware})" if self.hardware else self.name
-        halved = " or dtype='float32'" if dtype == "float64" else ""
-        return MemoryLimitError(
-            f"device: {nodes} nodes with {width} feature(s) and {channels} channel(s) in {dtype} need about "
-            f"{format_bytes(_needed(nodes, width, channels, dtype))} on {where}, where {format_bytes(free)} are free; "
-            f"about {fits} nodes fit at most: use fewer{halved}, or close other programs that use the device"
-        )
+    @property
+    def _place(self) -> str:
+        return f"{self.name} ({self.hardware})" if self.hardware else self.name
 
 
 CPU = Device("cpu")
@@ -174,12 +152,15 @@ def _torch() -> Any:
     return importlib.import_module("torch")  # loaded only where a device is asked for
 
 
-def _needed(nodes: int, width: int, channels: int, dtype: str) -> int:
-    """Estimate the bytes of a flow on tensors: features and their copies, a dozen signals, one matrix or its tiles."""
-    numbers = nodes * (8 * width + 12 * channels + 64) + 5 * min(nodes, _MATRIX_NODES) ** 2
-    return numbers * int(np.dtype(dtype).itemsize)
+def flow_need(nodes: int, width: int, channels: int, dtype: str) -> Need:
+    """Estimate a flow on tensors: features and their copies, a dozen signals, one matrix or its tiles."""
 
+    def needed(count: int) -> int:
+        numbers = count * (8 * width + 12 * channels + 64) + 5 * min(count, _MATRIX_NODES) ** 2
+        return numbers * int(np.dtype(dtype).itemsize)
 
-def _largest(width: int, channels: int, dtype: str, free: int) -> int:
-    """Return the largest number of nodes whose estimate is not above `free` bytes."""
-    return bisect_right(range(1, _MOST_NODES), free, key=lambda nodes: _needed(nodes, width, channels, dtype))
+    halved = " or dtype='float32'" if dtype == "float64" else ""
+    return Need(
+        needed, nodes, f"with {width} feature(s) and {channels} channel(s) in {dtype}",
+        f"use fewer{halved}, or close other programs that use the device",
+    )  # fmt: skip

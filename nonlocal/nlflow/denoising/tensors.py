@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nlflow._array import constant_like, is_tensor, root_mean_square, to_numpy
-from nlflow.backends.devices import Device
+from nlflow.backends.memory import Need, free_bytes
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.frame import (
     LEAST_VARIANCE,
@@ -45,7 +45,7 @@ from nlflow.denoising.patches import Grouping, TensorFilter
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import EPSILON, Trail, Watch, telling, unrolled, within
-from nlflow.errors import InputError, MemoryLimitError, NlflowWarning, check_array, check_memory, format_bytes
+from nlflow.errors import InputError, NlflowWarning, check_array, check_memory
 
 Denoise = Callable[..., Any]
 _FIRST = 0.9  # share of the progress at which the residual is looked at, which seldom asks for another flow
@@ -183,22 +183,25 @@ def _chosen(one: Alike, f: Tensor, options: Options, watch: Watch, tracked: bool
     return torch.stack([path[index][row] for row, index in enumerate(best)]), told
 
 
-@contextmanager
-def _guarded(one: Alike, f: Tensor, limit: float | None) -> Iterator[None]:
+def _guarded(one: Alike, f: Tensor, limit: float | None) -> AbstractContextManager[None]:
     """Turn a device's "out of memory" into `MemoryLimitError`."""
-    try:
-        yield
-    except RuntimeError as error:  # which torch.OutOfMemoryError is; other devices raise nothing more special
-        if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
-            raise
-        free = free_bytes(f) if limit is None else int(limit)
-        needed, each = one.bytes_needed(f, free)
-        fits = min(max(int((free - (needed - each * f.numel())) / each), 0), f.numel() // 2)
-        raise MemoryLimitError(
-            f"image: {f.numel()} samples in {one.precision} need about {format_bytes(needed)} on {f.device}, where "
-            f"{format_bytes(free)} are free; about {fits} samples fit at most: give max_memory, with which images are "
-            "cut into parts, or close other programs that use the device"
-        ) from error
+
+    def free() -> int:
+        return free_bytes(f.device) if limit is None else int(limit)
+
+    @cache  # known once memory has run out
+    def whole() -> tuple[int, float]:
+        return one.bytes_needed(f, free())
+
+    def needed(samples: int) -> int:
+        total, each = whole()
+        return int(total + each * (samples - f.numel()))
+
+    need = Need(
+        needed, f.numel(), f"in {one.precision}", "give max_memory, with which images are cut into parts, or close "
+        "other programs that use the device", argument="image", unit="samples",
+    )  # fmt: skip
+    return need.guarded(str(f.device), free)
 
 
 def _on_host(
@@ -534,7 +537,7 @@ class Alike:
         """
         preset, (signal, variance, groupings) = self.groups.preset, self.flow(f)
         options = {} if variance is None else {"variance": variance}
-        limit = free_bytes(f) if watch.limit is None else watch.limit
+        limit = free_bytes(f.device) if watch.limit is None else watch.limit
         chunked, working = TensorFilter.within(signal, limit)
         if filter is None:
             make = partial(problem, filter=chunked)
@@ -559,12 +562,6 @@ class Alike:
 def _bytes(signal: Tensor, groupings: tuple[Grouping, ...], steps: int, working: int) -> int:
     shape = (signal.shape[-1], *three(tuple(signal.shape[:-1])))
     return bytes_needed(shape, groupings, steps, signal.itemsize, working)
-
-
-def free_bytes(like: Tensor) -> int:
-    """Return the bytes that a computation may take where a tensor lies."""
-    with torch.cuda.device(like.device) if like.is_cuda else nullcontext():
-        return Device(like.device.type, torch=str(torch.__version__)).free_bytes()
 
 
 def _apart(grouping: Grouping, signals: bool) -> Grouping:

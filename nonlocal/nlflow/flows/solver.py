@@ -218,7 +218,8 @@ def solve(
     watchers = [*trackers, Progress()] if progress else list(trackers)
     if dense:
         _check_dense(integrator, resume)
-    return _Loop(flow, u, times, integrator, watchers, energies, dense).run(resume)
+    with flow.affinity.within_memory(u):
+        return _Loop(flow, u, times, integrator, watchers, energies, dense).run(resume)
 
 
 def _check_dense(integrator: Integrator, resume: Any) -> None:

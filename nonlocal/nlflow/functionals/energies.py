@@ -409,7 +409,8 @@ class E(J):
         options = self._options(f, rtol, maxiter, start, preconditioner)
         held = as_constraint(self.affinity, constraint)
         if held is not None:
-            return minimize_held(self.affinity, self.fidelity_in("degree"), f, held, **options)
+            with self.affinity.within_memory(f):
+                return minimize_held(self.affinity, self.fidelity_in("degree"), f, held, **options)
         if self._fidelity.bounds()[1] == 0:
             raise InputError(
                 "fidelity: got 0 at every node, so every constant minimizes the functional; set it > 0 somewhere, or "
@@ -420,7 +421,8 @@ class E(J):
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
         if options["name"] == "direct" and not is_graph(self.affinity):
             return minimize_direct(self.affinity, fidelity, f)
-        return minimize(self.affinity, fidelity, f, **options)
+        with self.affinity.within_memory(f):
+            return minimize(self.affinity, fidelity, f, **options)
 
 
 def check_shape(name: str, signal: Array, observed: Array) -> Array:

@@ -1,0 +1,101 @@
+"""Memory where arrays lie: what a computation needs, what is free, and what fits where it ran out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from nlflow.errors import MemoryLimitError, format_bytes, memory_limit
+
+_MOST = 2**40  # what is counted
+_RAN_OUT = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a computation needs.
+
+    Parameters
+    ----------
+    of : callable
+        The bytes of so many nodes (or samples, ...); it does not fall.
+    count : int
+        How many there are.
+    what : str
+        What they have, for messages: "with 4 features in float32".
+    remedy : str
+    argument : str
+        Which argument is too large.
+    unit : str
+        What is counted.
+    """
+
+    of: Callable[[int], int]
+    count: int
+    what: str
+    remedy: str
+    argument: str = "device"
+    unit: str = "nodes"
+
+    def largest(self, free: float) -> int:
+        """Return the largest count that needs no more than `free` bytes; 0 for none."""
+        return bisect_right(range(1, _MOST), free, key=self.of)
+
+    def check(self, place: str, free: int) -> None:
+        """Raise `MemoryLimitError` where more is needed than is free; nothing has been allocated then."""
+        if self.of(self.count) > free:
+            raise self.error(place, free)
+
+    def error(self, place: str, free: int, most: int = _MOST) -> MemoryLimitError:
+        """Return the exception that says what is needed, what is free, and what fits: `most` at most."""
+        fits = min(self.largest(free), most)
+        return MemoryLimitError(
+            f"{self.argument}: {self.count} {self.unit} {self.what} need about {format_bytes(self.of(self.count))} on "
+            f"{place}, where {format_bytes(free)} are free; about {fits} {self.unit} fit at most: {self.remedy}"
+        )
+
+    @contextmanager
+    def guarded(self, place: str, free: Callable[[], int]) -> Iterator[None]:
+        """Turn the "out of memory" of a device into `MemoryLimitError`, with what fits.
+
+        Estimates may be wrong, and other programs use memory of the same device: no more than half fits then.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not ran_out(error):
+                raise
+            raise self.error(place, free(), self.count // 2) from error
+
+
+def ran_out(error: Exception) -> bool:
+    """Tell whether an error of torch says that memory ran out; other devices than CUDA raise nothing more special."""
+    return any(words in str(error).lower() for words in _RAN_OUT)
+
+
+def free_bytes(device: Any) -> int:
+    """Return what a computation may take on a device of torch, or where NumPy computes (None).
+
+    The free memory of a GPU, otherwise `nlflow.errors.memory_limit`. The environment variable ``NLFLOW_MEMORY_LIMIT``
+    holds for GPUs too.
+    """
+    if getattr(device, "type", None) != "cuda" or "NLFLOW_MEMORY_LIMIT" in os.environ:
+        return memory_limit()
+    cuda = sys.modules["torch"].cuda
+    with cuda.device(device):
+        # What torch has taken from the device and does not use is free as well.
+        return int(cuda.mem_get_info()[0]) + int(cuda.memory_reserved()) - int(cuda.memory_allocated())
+
+
+def limit_for(like: Any, given: float | None) -> float | None:
+    """Return the limit of what is allocated beside an array: what was given, or what is free on its GPU.
+
+    None elsewhere, where `nlflow.errors.check_memory` knows the limit.
+    """
+    device = getattr(like, "device", None)
+    return free_bytes(device) if given is None and getattr(device, "type", None) == "cuda" else given
