@@ -1,0 +1,472 @@
+"""A pretended GPU: tensors that say they live on ``cuda:0`` and compute on the CPU, and counts of what a GPU waits for.
+
+    with pretended.gpu():                                  # torch.cuda says that there is one
+        x = torch.randn(100, 8, device="cuda")             # or pretended.put(tensor), which counts nothing
+        with pretended.counting() as counts:
+            nl.J(nl.affinity(nl.Gaussian(width=1.0), points, x)).evaluate(x)
+    counts.synchronizations, counts.copies, counts.operations
+    counts.places["synchronization"]                       # how often each line of nlflow did so
+
+Operations on two devices raise what torch raises on a GPU, and so does `numpy()`. Below each tensor is one of the CPU,
+which torch's kernels for the CPU compute on: results have the bits of CPU tensors. Derivatives and transforms of
+functions are torch's own, as tensors are told apart by their dispatcher, below autograd.
+
+What is counted, for each line of nlflow that did it:
+
+operation
+    A kernel that a GPU would start. Views start none.
+synchronization
+    The host waits for a number of the device: `item()`, `bool()`, `nonzero()`, an index of booleans, a check of errors.
+copy to the device, copy to the host
+    Numbers move; so do those of `torch.tensor([...], device="cuda")`, and of an index that lies on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+import nlflow
+
+GPU = torch.device("cuda", 0)
+PACKAGE = str(Path(nlflow.__file__).parent)
+
+# The device that torch's dispatcher sees. No build of torch computes on it, autograd knows it, and, other than for
+# "cuda", asks no streams of a driver.
+_BELOW = torch.device("ipu", 0)
+_CUDA, _META, _IPU, _PRIVATE = 1, 14, 18, 20  # their numbers in torch's c10::DeviceType
+
+OPERATION, SYNCHRONIZATION = "operation", "synchronization"
+TO_DEVICE, TO_HOST = "copy to the device", "copy to the host"
+
+# Operations for which the host waits, by their names below autograd.
+_WAITING = {
+    "_linalg_check_errors", "_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "is_nonzero",
+    "linalg_eig", "linalg_lstsq", "masked_select", "nonzero", "unique_consecutive", "unique_dim",
+    "unique_dim_consecutive",
+}  # fmt: skip
+# What starts no kernel, beside the views.
+_FREE = {"_unsafe_view", "alias", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty",
+         "new_empty_strided", "set_"}  # fmt: skip
+_INDEXING = {"_index_put_impl_", "_unsafe_index", "_unsafe_index_put", "index", "index_put", "index_put_"}
+
+
+class Counts:
+    """How often each line of nlflow did what a GPU takes time for."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, Counter[str]] = {
+            kind: Counter() for kind in (OPERATION, SYNCHRONIZATION, TO_DEVICE, TO_HOST)
+        }
+
+    @property
+    def operations(self) -> int:
+        """Kernels started."""
+        return self.places[OPERATION].total()
+
+    @property
+    def synchronizations(self) -> int:
+        """Numbers of the device that the host waited for."""
+        return self.places[SYNCHRONIZATION].total()
+
+    @property
+    def copies_to_device(self) -> int:
+        return self.places[TO_DEVICE].total()
+
+    @property
+    def copies_to_host(self) -> int:
+        return self.places[TO_HOST].total()
+
+    @property
+    def copies(self) -> int:
+        """Copies in both directions."""
+        return self.copies_to_device + self.copies_to_host
+
+    def __str__(self) -> str:
+        lines = []
+        for kind, places in self.places.items():
+            lines += [f"{places.total():6} x {kind}"]
+            lines += [f"{count:12} {place}" for place, count in places.most_common(20)]
+        return "\n".join(lines)
+
+
+_library = torch.library.Library("aten", "IMPL")
+_counting: list[Counts] = []
+_capturing: list[bool] = []
+
+
+def _note(kind: str) -> None:
+    """Count `kind` where nlflow did it; what a graph that is being captured cannot hold raises, as on a GPU."""
+    if _capturing and kind in (SYNCHRONIZATION, TO_HOST):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    if _counting:
+        place = _place()
+        for counts in _counting:
+            counts.places[kind][place] += 1
+
+
+def _place() -> str:
+    """Return the innermost line of nlflow that is being run, or "elsewhere"."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(PACKAGE):
+            return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "elsewhere"
+
+
+class Pretended(torch.Tensor):
+    """A tensor of the pretended GPU; `below` is its twin on the CPU, which holds the numbers."""
+
+    below: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, below: torch.Tensor) -> Pretended:
+        result: Pretended = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            below.size(),
+            strides=below.stride(),
+            storage_offset=below.storage_offset(),
+            dtype=below.dtype,
+            device=_BELOW,
+        )
+        result.below = below
+        return result
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Pretended({self.below!r})"
+
+    def tolist(self) -> Any:
+        _note(SYNCHRONIZATION)
+        return self.below.tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.numpy()
+
+
+class _Everywhere(TorchDispatchMode):
+    """Also what has no tensor of the device among its arguments yet: factories, and copies to the device."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch's compiler takes seconds to load
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _is_gpu(device: Any) -> bool:
+    """Return whether this is the pretended GPU; raise what torch raises for another one."""
+    if device is None or torch.device(device).type not in ("cuda", "ipu"):
+        return False
+    if torch.device(device).index not in (None, 0):
+        raise RuntimeError("CUDA error: invalid device ordinal")
+    return True
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one operation of torch below autograd."""
+    leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    there = [leaf for leaf in leaves if isinstance(leaf, Pretended)]
+    name = func._schema.name.partition("::")[2]
+    device = kwargs.get("device")
+    onto = bool(there) if device is None else _is_gpu(device)
+    if name == "is_pinned":
+        return False
+    if name == "_pin_memory":
+        return _pinned(args[0])
+    if kwargs.get("pin_memory"):
+        kwargs = kwargs | {"pin_memory": False}
+    if not there and not onto:
+        return func(*args, **kwargs)
+    if name == "_to_copy":
+        if bool(there) != onto:
+            _note(TO_DEVICE if onto else TO_HOST)
+        elif there:
+            _note(OPERATION)
+    elif name == "copy_":
+        _note(OPERATION if len(there) == 2 else TO_DEVICE if isinstance(args[0], Pretended) else TO_HOST)
+    else:
+        _check_devices(name, args, leaves)
+        _note_costs(func, name, args)
+    _check_generator(kwargs.get("generator"), onto)
+    below = {"device": torch.device("cpu")} if device is not None else {}
+    compute = _FUSED.get(name, func)
+    out = compute(*tree_map(_below, args), **tree_map(_below, kwargs) | below)
+    if not onto:
+        return out
+    known = {id(leaf.below): leaf for leaf in there}
+    for leaf in there:
+        assert leaf.shape == leaf.below.shape, f"{name} changed the shape of a tensor, which is not pretended"
+    return tree_map(lambda x: known[id(x)] if id(x) in known else Pretended(x) if type(x) is torch.Tensor else x, out)
+
+
+def _efficient(
+    q: Any, k: Any, v: Any, bias: Any, _: bool, dropout: float = 0.0, causal: bool = False, *, scale: Any = None
+) -> Any:
+    """Attention by the memory-efficient kernel of GPUs, with its limits, computed by the one of the CPU."""
+    if q.dtype == torch.float64:
+        raise RuntimeError("Expected query, key and value to have float, half or bfloat16")
+    if any(x.shape[-1] % 8 for x in (q, v)) or (bias is not None and bias.stride(-2) % 8):
+        raise RuntimeError("attention: widths and biases are aligned to 8 numbers")
+    out, logarithm = _on_cpu(q, k, v, dropout, causal, attn_mask=bias, scale=scale)
+    return out, torch.nn.functional.pad(logarithm, (0, -q.shape[-2] % 32)), *torch.zeros(2, dtype=torch.int64)
+
+
+def _efficient_backward(
+    g: Any, q: Any, k: Any, v: Any, bias: Any, out: Any, logarithm: Any, *rest: Any, scale: Any = None
+) -> Any:
+    _seed, _offset, dropout, wanted, causal = *rest, *[False][len(rest) - 4 :]
+    assert not wanted[3], "derivatives by a bias are not pretended"
+    logarithm = logarithm[..., : q.shape[-2]]
+    return *_on_cpu_backward(g, q, k, v, out, logarithm, dropout, causal, attn_mask=bias, scale=scale), None
+
+
+def _flash(q: Any, k: Any, v: Any, dropout: float = 0.0, causal: bool = False, *_: bool, scale: Any = None) -> Any:
+    """Attention by the flash kernel of GPUs, with its limits, computed by the one of the CPU."""
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    if q.shape[-1] % 8 or q.shape[-1] > 256:
+        raise RuntimeError("attention: widths are multiples of 8, and at most 256")
+    out, logarithm = _on_cpu(q, k, v, dropout, causal, scale=scale)
+    seed = torch.zeros(2, dtype=torch.int64)
+    return out, logarithm, None, None, q.shape[-2], k.shape[-2], seed, seed.clone(), out.new_empty(0)
+
+
+def _flash_backward(g: Any, q: Any, k: Any, v: Any, out: Any, logarithm: Any, *rest: Any, scale: Any = None) -> Any:
+    return _on_cpu_backward(g, q, k, v, out, logarithm, *rest[4:6], scale=scale)
+
+
+_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+# Kernels of GPUs alone, and what computes in their place.
+_FUSED = {
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+}
+
+
+def _attention(
+    q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, **rest: Any
+) -> Any:
+    """`scaled_dot_product_attention`, by the kernel that serves the CPU: the dispatcher has none for this device."""
+    if torch.ops.aten._fused_sdp_choice(q, k, v, mask, dropout, causal, **rest) == 0:
+        return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, **rest)[0]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    return _on_cpu(q, k, v, dropout, causal, attn_mask=mask, scale=rest.get("scale"))[0]
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy, which is as good as one in pinned memory here."""
+    if isinstance(tensor, Pretended):
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+    return tensor.clone()
+
+
+def _below(value: Any) -> Any:
+    return value.below if isinstance(value, Pretended) else value
+
+
+def _check_devices(name: str, args: tuple[Any, ...], leaves: list[torch.Tensor]) -> None:
+    """Raise where tensors are on two devices, but for numbers, and for indices that lie on the CPU."""
+    if name in _INDEXING and isinstance(args[0], Pretended):
+        if any(isinstance(index, torch.Tensor) and not isinstance(index, Pretended) for index in args[1]):
+            _note(TO_DEVICE)
+        leaves = [args[0], *args[2:3]]
+    numbers_too = name in ("cat", "stack")
+    if any(not isinstance(leaf, Pretended) and (leaf.dim() > 0 or numbers_too) for leaf in leaves):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(when running {name})"
+        )
+
+
+def _note_costs(func: Any, name: str, args: tuple[Any, ...]) -> None:
+    """Count what a GPU does for an operation."""
+    masks = name in _INDEXING and any(isinstance(at, torch.Tensor) and at.dtype == torch.bool for at in args[1])
+    filled = name.startswith("index_put") and isinstance(args[2], torch.Tensor) and args[2].numel() == 1
+    if name in _WAITING or (masks and not filled) or str(func) == "aten.repeat_interleave.Tensor":
+        _note(SYNCHRONIZATION)
+    if not func.is_view and name not in _FREE:
+        _note(OPERATION)
+
+
+def _check_generator(generator: Any, onto: bool) -> None:
+    if generator is not None and (generator._cdata in _there) != onto:
+        wanted, got = ("cuda", "cpu") if onto else ("cpu", "cuda")
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{got}'")
+
+
+def put(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's numbers on the pretended GPU, uncounted."""
+    return Pretended(tensor.detach().clone()).requires_grad_(tensor.requires_grad)
+
+
+def take(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor of the pretended GPU on the CPU, uncounted; others as they are."""
+    return tensor.detach().below.clone() if isinstance(tensor, Pretended) else tensor
+
+
+@contextmanager
+def counting() -> Iterator[Counts]:
+    """Count what happens on the pretended GPU inside."""
+    counts = Counts()
+    _counting.append(counts)
+    try:
+        yield counts
+    finally:
+        _counting.remove(counts)
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Be as while a CUDA graph is captured: what the host would wait for raises."""
+    _capturing.append(True)
+    try:
+        yield
+    finally:
+        _capturing.pop()
+
+
+class _Kind(type(torch._C.Generator)):  # type: ignore[misc]
+    """The class of `Generator`, of which torch's own generators are instances too."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type.__instancecheck__(cls, instance) or isinstance(instance, torch._C.Generator)
+
+
+_there: set[int] = set()  # where generators of the device lie: below autograd they are known by it alone
+
+
+class Generator(torch._C.Generator, metaclass=_Kind):
+    """Random numbers for either device."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        result: Generator = super().__new__(cls, "cpu")
+        (_there.add if _is_gpu(device) else _there.discard)(result._cdata)
+        return result
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return GPU if self._cdata in _there else torch.device("cpu")
+
+
+class Event:
+    """An event, or a stream: everything has happened when it is asked for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_, **__: True
+
+    def synchronize(self) -> None:
+        _note(SYNCHRONIZATION)
+
+
+def _driver() -> dict[str, Any]:
+    """Return what stands in for functions of `torch.cuda`."""
+    about = SimpleNamespace(
+        name="pretended", total_memory=80 << 30, multi_processor_count=132, major=9, minor=0, L2_cache_size=50 << 20
+    )
+    return {
+        "_exchange_device": lambda _: 0,
+        "_lazy_init": lambda: None,
+        "_maybe_exchange_device": lambda _: 0,
+        "current_device": lambda: 0,
+        "current_stream": Event,
+        "default_stream": Event,
+        "device_count": lambda: 1,
+        "empty_cache": lambda: None,
+        "Event": Event,
+        "get_device_capability": lambda *_: (9, 0),
+        "get_device_name": lambda *_: "pretended",
+        "get_device_properties": lambda *_: about,
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda *_: True,
+        "is_current_stream_capturing": lambda: bool(_capturing),
+        "is_initialized": lambda: True,
+        "max_memory_allocated": lambda *_: 0,
+        "mem_get_info": lambda *_: (70 << 30, 80 << 30),
+        "memory_allocated": lambda *_: 0,
+        "memory_reserved": lambda *_: 0,
+        "reset_peak_memory_stats": lambda *_: None,
+        "Stream": Event,
+        "stream": lambda _: nullcontext(),
+        "synchronize": lambda *_: _note(SYNCHRONIZATION),
+    }
+
+
+def _device_of(tensor: torch.Tensor) -> torch.device:
+    found: torch.device = torch._C.TensorBase.device.__get__(tensor)
+    return GPU if found.type == "ipu" else found
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    """What torch asks for the device that "cuda" means: the first one."""
+
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+
+
+@cache
+def _stand_guard() -> None:
+    """Give torch a guard for its devices cuda and `_BELOW`: without one it refuses to hear of them.
+
+    Python makes guards for the private device alone, so that this one is moved. That of the meta device switches
+    nothing, and serves autograd.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 22).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    guards[_IPU] = guards[_META]
+    _library.impl("scaled_dot_product_attention", _attention, "AutogradIPU")
+    if not guards[_CUDA]:  # a build without CUDA
+        torch._C._acc.register_python_privateuseone_device_guard(_Guard())
+        guards[_CUDA], guards[_PRIVATE] = guards[_PRIVATE], None
+
+
+@contextmanager
+def gpu() -> Iterator[torch.device]:
+    """Let torch have a GPU, and give its device: ``"cuda"`` is the pretended one inside."""
+    _stand_guard()
+    before = torch._C._is_multithreading_enabled(), torch._C._only_lift_cpu_tensors()
+    with ExitStack() as stack:
+        stack.enter_context(patch.multiple(torch.cuda, **_driver()))
+        stack.enter_context(patch.object(torch, "Generator", Generator))
+        stack.enter_context(patch.object(torch.Tensor, "device", property(_device_of), create=True))
+        is_cuda = property(lambda tensor: _device_of(tensor).type == "cuda")
+        stack.enter_context(patch.object(torch.Tensor, "is_cuda", is_cuda, create=True))
+        torch._C._set_multithreading_enabled(False)  # derivatives are computed in this thread, whose lines are counted
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(...) makes one on the CPU, and copies it
+        stack.enter_context(_Everywhere())
+        try:
+            yield GPU
+        finally:
+            torch._C._set_multithreading_enabled(before[0])
+            torch._C._set_only_lift_cpu_tensors(before[1])
