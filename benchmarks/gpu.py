@@ -40,6 +40,7 @@ from nlflow import (
     solve,
 )
 from nlflow.errors import format_bytes
+from nlflow.kernels import Matern, RationalQuadratic
 from validation.tables import markdown
 
 REPEATS, LONG = 5, 4.0
@@ -339,15 +340,25 @@ def affinity_of(keys: Any) -> Any:
 
 
 def radial_steps(log: Log, device: str, n: int) -> None:
-    """Kernels of distances: the Gaussian by fused attention, the Laplace kernel in tiles."""
-    for kernel in (Gaussian(2.0), Laplace(2.0)):
+    """Kernels of distances: the Gaussian by fused attention, others by a Triton kernel or in tiles."""
+    for kernel in (Gaussian(2.0), Laplace(2.0), Matern(2.0, 2.5), RationalQuadratic(2.0)):
 
         def work(kernel: Any = kernel) -> dict[str, Any]:
             keys, values = problem(n, 8, torch.float32, device)
             p = affinity(kernel, domain(n), keys, method="tiled")
-            return {"fused": p.fused, **measure(lambda: p.average(values), device)}
+            found = measure(lambda: p.average(values), device)
+            return {**found, "error": radial_error(kernel, p.average(values), keys, values), "by": p.how}
 
         log.run("radial step", n, work, 0.3, kernel=type(kernel).__name__)
+
+
+def radial_error(kernel: Any, average: Any, keys: Any, values: Any) -> float:
+    """Return how far rows of an average are off, over the largest value, against sums in float64."""
+    rows = torch.linspace(0, len(keys) - 1, SAMPLED, device=keys.device).long()
+    k, v = keys.double(), values.double()
+    weights = torch.exp(kernel.log_profile(((k[rows, None] - k) ** 2).sum(-1)))
+    exact = weights @ v / weights.sum(-1, keepdim=True)
+    return float((average[rows].double() - exact).abs().max() / v.abs().max())
 
 
 def loops(log: Log, sizes: list[int]) -> None:
@@ -472,8 +483,8 @@ def section(name: str, log: Log, device: str, quick: bool) -> None:
     elif name == "large":
         large(log, device, 2**11 if quick else 2**20, 64)
     elif name == "counts":
-        for row in counts.rows():
-            log.add(what="counts", **row)
+        for row, _ in counts.rows(device, best=not quick):
+            log.add(what="counts", status="measured", **row)
     elif name == "flows":
         flows(log, device, 2**10 if quick else 2**18)
     elif name == "radial":

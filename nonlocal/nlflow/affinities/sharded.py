@@ -206,6 +206,7 @@ def _between(
 
         def table(name: str, value: Any) -> Tensor:
             array: Tensor = domain.check_signal(name, own_rows(name, value))
+            processes.check_carried(name, array)
             return array.reshape(domain.size, -1)
 
         keys = table("features", features)
@@ -351,6 +352,7 @@ class ShardedAffinity(_Sharded):
     ) -> None:  # fmt: skip
         same = queries is keys
         super().__init__(domain, kernel, dtype=keys.dtype, **properties(kernel, queries, keys))
+        self.device = keys.device
         self._processes, self.mode, self._limit = processes, mode, memory_limit
         self.reason = f"nodes are shared out among {processes.size} processes, mode={mode!r}"
         count = domain.size if mode == "ring" else processes.total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nlflow.backends.memory import ran_out
 from nlflow.backends.torch.attention import WIDEST, fused, widened, width_for
 from nlflow.backends.torch.sums import TorchSums
 from nlflow.errors import InputError, NlflowError
@@ -56,9 +58,9 @@ class Processes:
         if self.rank < 0:
             raise InputError("group: this process is not in it")
         self._lost = ""
-        # Small numbers travel where the group can carry them.
-        on_gpus = "nccl" in str(dist.get_backend(self.group))
-        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
+        self._carriers = dict(part.split(":") for part in dist.get_backend_config(self.group).split(","))
+        # Small numbers travel between hosts where the group can do that: nobody waits for a device then.
+        self._device = torch.device("cpu") if "cpu" in self._carriers else _own_gpu(self.group)
         self.counts = (count,) * self.size
         self.counts = tuple(numbers[0] for numbers in self.agree("nodes", [count], None, same=False))
         if min(self.counts) < 1:
@@ -69,6 +71,22 @@ class Processes:
         """Number of nodes of all processes."""
         return sum(self.counts)
 
+    def check_carried(self, name: str, value: Tensor) -> None:
+        """Raise `InputError` unless the group sends tensors from where a tensor lies: it is never taken to the host."""
+        kind = value.device.type
+        carrier = self._carriers.get(kind)
+        if carrier is None or (kind == "cuda" and carrier == "gloo"):  # which sends none from one GPU to another
+            there = " or ".join(device for device, by in self._carriers.items() if (device, by) != ("cuda", "gloo"))
+            raise InputError(
+                f"{name}: got a tensor on {value.device}, expected one on {there}, from where the group sends; move "
+                "it, or call init_process_group with 'nccl' for GPUs, 'gloo' for CPUs, 'cpu:gloo,cuda:nccl' for both"
+            )
+        if kind == "cuda" and "cpu" not in self._carriers and value.device != self._device:
+            raise InputError(
+                f"{name}: got a tensor on {value.device}, expected {self._device}, the GPU of this process; call "
+                "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) first"
+            )
+
     @contextmanager
     def _talking(self) -> Iterator[None]:
         """Tell what happened where a process was lost. After that nothing is said: the others would wait in vain."""
@@ -77,6 +95,8 @@ class Processes:
         try:
             yield
         except RuntimeError as error:  # all errors of torch.distributed are
+            if ran_out(error):
+                raise
             self._lost = (
                 f"process {self.rank} of {self.size}: another process was lost or did not answer within the timeout of "
                 f"the group ({str(error).strip().splitlines()[0]}); look for the first error among the processes, and "
@@ -164,6 +184,17 @@ class Processes:
         if len(set(self.counts)) == 1:
             return whole.flatten(0, 1)
         return torch.cat([part[:count] for part, count in zip(whole.unbind(), self.counts, strict=True)])
+
+
+def _own_gpu(group: Any) -> torch.device:
+    """Return the GPU of this process: what the group is bound to, that of torchrun's rank, or the current one."""
+    bound = getattr(group, "bound_device_id", None)
+    if bound is not None:
+        return torch.device(bound)
+    current, rank = torch.cuda.current_device(), os.environ.get("LOCAL_RANK", "")
+    # Where nobody has chosen one, the current one is the first in all processes of a machine.
+    chosen = int(rank) % torch.cuda.device_count() if current == 0 and rank.isdecimal() else current
+    return torch.device("cuda", chosen)
 
 
 class Shard(Tensor):

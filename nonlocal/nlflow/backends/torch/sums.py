@@ -13,10 +13,12 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, told, widened, width_for
+from nlflow.backends.triton import radial
 from nlflow.domains.mask import Sight
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 
 _TILE_BYTES = 2**26
+_WAITED = 2**28  # pairs whose time makes up for the seconds that Triton takes to compile a kernel
 _STEEPEST = 1e4
 """Up to which scale of a dot product, and down to its inverse, half precision has a logit that is far below others."""
 # Relative error of a weight from which squared distances are not taken out of squares any more.
@@ -92,10 +94,35 @@ class TorchSums:
             return f"fused by {told(self._x, self._form.bias is not None, pairs)}"
         name = type(self._kernel).__name__
         if not isinstance(self._kernel, ExpDotProduct):
-            return f"in tiles: fused attention is for dot products and wide Gaussians, not for this {name}"
+            if not self._why_tiles:
+                return f"by a Triton kernel of the formula of {name}, where there is no derivative"
+            return f"in tiles: fused attention is for dot products and wide Gaussians, not for this {name}; " + (
+                self._why_tiles
+            )
         if not self._inner:
             return "in tiles: fused attention takes no rule of who sees whom"
         return f"in tiles: {told(self._y, self._form.bias is not None, 0)}"
+
+    @cached_property
+    def _why_tiles(self) -> str:
+        """Why sums are not those of a Triton kernel of our own, or nothing."""
+        x, y, kernel = self._x, self._y, self._kernel
+        if self.fused or not isinstance(kernel, RadialKernel) or kernel.grows:
+            return "Triton kernels are for weights that fall with the distance"
+        if (
+            x is not y or self._seen is not None or self._present is not None
+        ):  # a node always sees itself, with weight 1
+            return "Triton kernels take no masks, and the same points twice"
+        if y[..., 0].numel() * y.shape[-2] < _WAITED:
+            return f"a Triton kernel is compiled for {_WAITED} pairs or more"
+        return radial.refusal(kernel, y)
+
+    def _radial(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sum_j w_j k_ij v_j and sum_j w_j k_ij of a Triton kernel."""
+        shape, y = self._y.shape[:-1], self._y
+        weights = y.new_ones(shape) if self._weights is None else self._weights.to(y.dtype).expand(shape)
+        assert isinstance(self._kernel, RadialKernel)
+        return radial.radial_sums(self._kernel, y, y, weights, values.expand(*shape, values.shape[-1]))
 
     @property
     def kept(self) -> tuple[Tensor, Tensor]:
@@ -154,6 +181,9 @@ class TorchSums:
 
     def _average(self, values: Tensor) -> Tensor:
         if not self.fused:
+            if not self._why_tiles and not self._tracked(values):
+                sums, totals = self._radial(values)
+                return sums / totals[..., None]
             return self._by_tiles(lambda logits, v: self._softmax(logits) @ v, values)
         if self._weights is None:
             return attend(self._x, self._y, values, self._form)
@@ -165,6 +195,8 @@ class TorchSums:
     def log_totals(self) -> Tensor:
         """Return log sum_j w_j k_ij, shape (..., M), in the dtype of fused attention's (float32 at least)."""
         if not self.fused:
+            if not self._why_tiles and not self._tracked():
+                return torch.log(self._radial(self._y[..., :0])[1])
             return self._by_tiles(self._log_sum)
         if self._weights is None:
             result = log_sum_exp(self._x, self._y, self._form)

@@ -1,0 +1,1 @@
+"""Triton kernels of our own, where no fused kernel of torch serves."""
