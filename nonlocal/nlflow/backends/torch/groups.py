@@ -9,7 +9,7 @@ derivatives go chunk by chunk as well, in the memory of one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,15 +222,25 @@ class Step:
         images = [one.reshape(len(state), -1) for one in (state, pilot, observed)]
         dual = any(unpacked(one)[1] is not None for one in images)
         with exact_products(state.device):
-            if dual or not (torch.is_grad_enabled() and any(one.requires_grad for one in images)):
-                sums = _summed(self, images)[0]
-            else:
+            if tracked(images) and not dual:
                 sums = _Summed.apply(*images, self)  # type: ignore[no-untyped-call]  # torch's apply is untyped
-        mass = sums[-1]
-        bare = mass == 0  # near the cut of a strip, which is cut off afterwards
-        mass = torch.where(bare, 1, mass)
-        made = [torch.where(bare, images[0], one / mass).view(state.shape) for one in sums[:-1]]
+            else:
+                sums = _summed(self, images)[0]
+        made = [one.view(state.shape) for one in averages(sums, images[0])]
         return made[0], made[-1]  # the same where no noise is left
+
+
+def averages(sums: Tensor, state: Tensor) -> list[Tensor]:
+    """Return sums of weight x value (K, C, N), the last of which is that of weights, over the latter."""
+    mass = sums[-1]
+    bare = mass == 0  # near the cut of a strip, which is cut off afterwards
+    mass = torch.where(bare, 1, mass)
+    return [torch.where(bare, state, one / mass) for one in sums[:-1]]
+
+
+def tracked(images: Iterable[Tensor]) -> bool:
+    """Tell whether results have derivatives, of either mode, with respect to some of the images."""
+    return any(unpacked(one)[1] is not None or (torch.is_grad_enabled() and one.requires_grad) for one in images)
 
 
 def unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:

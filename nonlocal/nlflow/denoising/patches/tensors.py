@@ -27,14 +27,38 @@ class TensorFilter:
     in both modes, for groups that are found already. On the CPU there are as many workers as torch has threads, and
     the bits do not depend on their number. On a GPU sums have one order under ``torch.use_deterministic_algorithms``.
 
+    On a GPU of CUDA, kernels in Triton take the place of torch's operations where they can: for white noise, without a
+    step across the members and without derivatives; `why_no_search` and `why_no_step` tell why not.
+
     Parameters
     ----------
     numbers : int, optional
         How many numbers a worker holds at a time, about: 2^20 on the CPU and 2^27 on a GPU.
+    kernels : bool, optional
+        Whether kernels in Triton compute what they can: by default on GPUs of CUDA, where triton is installed.
     """
 
-    def __init__(self, numbers: int | None = None) -> None:
+    def __init__(self, numbers: int | None = None, kernels: bool | None = None) -> None:
         self.numbers = None if numbers is None else check_integer("numbers", numbers, minimum=1)
+        self.kernels = kernels
+
+    def why_no_search(self, guide: Array, lattice: Lattice) -> str:
+        """Return why no kernel does the search on a guide; an empty text where one does."""
+        from nlflow.backends.triton import choice
+
+        offsets = math.prod(2 * radius + 1 for radius in lattice.radii)
+        return choice.why_not(guide, self.kernels) or choice.why_no_search(guide, offsets)
+
+    def why_no_step(self, lattice: Lattice, images: Images, stage: Stage) -> str:
+        """Return why no kernel does the step on images; an empty text where one does."""
+        from nlflow.backends.torch.groups import tracked
+        from nlflow.backends.triton import choice
+
+        three = (images.state, images.pilot, images.observed)
+        return choice.why_not(images.state, self.kernels) or choice.why_no_step(
+            images.state, math.prod(lattice.patch), correlated=images.correlation is not None, across=stage.across > 0,
+            tracked=tracked(three),
+        )  # fmt: skip
 
     def _chunk(self, like: Any) -> int:
         from nlflow.backends.torch.workers import chunk_for
@@ -68,8 +92,13 @@ class TensorFilter:
             )
         order = torch.from_numpy(nearest_offsets(lattice.radii)[1]).to(guide.device, torch.int64)
         references = [torch.from_numpy(one) for one in (lattice.slices, lattice.rows, lattice.columns)]
+        planes = guide.reshape(len(guide), *lattice.shape)
+        if not self.why_no_search(planes, lattice):
+            from nlflow.backends.triton import search
+
+            return search.find_groups(planes, references, lattice.patch, lattice.radii, order, lattice.most)
         return find_groups(
-            guide.reshape(len(guide), *lattice.shape), references, lattice.patch, lattice.radii, order, lattice.most,
+            planes, references, lattice.patch, lattice.radii, order, lattice.most,
             self._chunk(guide),
         )  # fmt: skip
 
@@ -89,6 +118,18 @@ class TensorFilter:
         def placed(array: Any) -> Any:
             return torch.from_numpy(np.ascontiguousarray(array)).to(state.device, torch.float64)
 
+        planes: Any = [one.reshape(len(one), *lattice.shape) for one in (state, images.pilot, images.observed)]
+        if not self.why_no_step(lattice, images, stage):
+            from nlflow.backends.triton import groups as kernels
+
+            fused = kernels.Step(
+                members, groups.counts, lattice.shape, lattice.patch, variance.reshape(len(state), -1),
+                placed(cosines(lattice.patch)) if stage.cosine else None, stage.powers, stage.leave, stage.factor,
+                stage.shrink, stage.running, (rounding[0], rounding[1]), self._chunk(state),
+            )  # fmt: skip
+            estimate, following = fused(*planes)
+            during(1.0)
+            return estimate.reshape(state.shape), following.reshape(state.shape)
         found = Correlation.of(images.correlation, lattice.patch, len(state))
         white = images.correlation is None
         matrices = Matrices(
@@ -102,7 +143,6 @@ class TensorFilter:
             stage.running,
             (rounding[0], rounding[1]), self._chunk(state), during,
         )  # fmt: skip
-        planes: Any = [one.reshape(len(one), *lattice.shape) for one in (state, images.pilot, images.observed)]
         estimate, following = step(*planes)
         return estimate.reshape(state.shape), following.reshape(state.shape)
 

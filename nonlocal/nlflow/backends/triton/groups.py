@@ -1,0 +1,314 @@
+"""The local Wiener step on groups of alike patches, a program each; `nlflow.backends.torch.groups` has the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nlflow.backends.torch.groups import averages
+
+Three = tuple[int, int, int]
+_TILE = 16  # members that a program holds at a time
+_INVERSE, _POLYNOMIAL, _COSINES = 0, 1, 2
+
+
+@triton.jit
+def _lower(matrix, size, SIDE: tl.constexpr, REAL: tl.constexpr):
+    """Return W = D^-1/2 L^-1 of a matrix L D L', whose inverse is W'W.
+
+    Elimination needs no pivots. What is left of the matrix and what there is of L^-1 share the place; rows are taken
+    off those below, and the column of a row is that row itself.
+    """
+    at = tl.arange(0, SIDE)
+    i, j = at[:, None], at[None, :]
+    pivots = tl.full([SIDE], 1.0, REAL)
+    for k in range(size):
+        row = tl.sum(tl.where(i == k, matrix, 0.0), axis=0)
+        pivot = tl.sum(tl.where(at == k, row, 0.0), axis=0)
+        below = tl.where(at > k, row / pivot, 0.0)
+        taken = tl.where(at == k, 1.0, row)
+        pivots = tl.where(at == k, pivot, pivots)
+        matrix = tl.where(j == k, 0.0, matrix) - below[:, None] * taken[None, :]
+    lower = tl.where(i > j, matrix, 0.0) + tl.where(i == j, 1.0, 0.0)
+    return lower * (1.0 / tl.sqrt(pivots))[:, None]
+
+
+@triton.jit
+def _terms(powers, s, square, one, REAL: tl.constexpr):
+    """Return three terms of a polynomial."""
+    q0, q1, q2 = tl.load(powers), tl.load(powers + 1), tl.load(powers + 2)
+    return q0.to(REAL) * one + q1.to(REAL) * s + q2.to(REAL) * square
+
+
+@triton.jit
+def _places(members, counts, group, tile, height, width, PY: tl.constexpr, PX: tl.constexpr, SIZE: tl.constexpr,
+            MEMBERS: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr):  # fmt: skip
+    """Return where the samples of some members of a group lie in a plane, and which there are."""
+    at, member = tl.arange(0, SIDE), tile * TILE + tl.arange(0, TILE)
+    mine = member < tl.load(counts + group)
+    corners = tl.load(members + group.to(tl.int64) * MEMBERS + member, mask=mine, other=0)
+    within = (at // (PY * PX) * height + at // PX % PY) * width + at % PX
+    # Neighbours in a patch are neighbours in the image, mostly: so neighbouring threads have them.
+    places = tl.max_contiguous(corners[:, None] + within[None, :], [1, 2])
+    return places, mine[:, None] & (at < SIZE)[None, :]
+
+
+@triton.jit(
+    do_not_specialize=[
+        "first", "groups", "height", "width", "samples", "leave", "factor", "shrink", "narrow", "wide",
+    ],
+    do_not_specialize_on_alignment=[
+        "state", "pilot", "observed", "variance", "members", "counts", "basis", "powers", "lost",
+    ],
+)  # fmt: skip
+def _prepare(
+    state, pilot, observed, variance, members, counts, basis, powers, lost, filters, weights, keeps, first, groups,
+    height, width, samples, leave, factor, shrink, narrow, wide,
+    PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
+    SIDE: tl.constexpr, FORM: tl.constexpr, RUNNING: tl.constexpr, UNIFORM: tl.constexpr, REAL: tl.constexpr,
+    PASS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Form the filter of one group in one plane, its weights, and how much of its change the next state keeps.
+
+    PASS is 0 for a first one, which tells which groups lose too many digits, 1 for one of these groups alone, 2 for one
+    of all groups that tells nothing.
+    """
+    slot, plane, planes = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    group = first + slot
+    flag = lost + plane * groups + group
+    if PASS == 1:  # noqa: SIM102  # the flag is read in this pass alone
+        if tl.load(flag) == 0:
+            return
+    SIZE: tl.constexpr = PZ * PY * PX
+    TILES: tl.constexpr = (MEMBERS + TILE - 1) // TILE
+    at = tl.arange(0, SIDE)
+    sample = at < SIZE
+    begin = plane.to(tl.int64) * samples
+    count = tl.load(counts + group)
+    share = 1.0 / count.to(REAL)
+    own = tl.zeros([SIDE], REAL)
+    mean = tl.zeros([SIDE], REAL)
+    shift = tl.sum(tl.zeros([SIDE], tl.float64), axis=0)
+    power = shift
+    for tile in range(TILES):
+        places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
+        mean += tl.sum(tl.load(pilot + begin + places, mask=there, other=0.0).to(REAL), axis=0)
+        if not UNIFORM:
+            own += tl.sum(tl.load(variance + begin + places, mask=there, other=0.0).to(REAL), axis=0)
+        if RUNNING:
+            removed = tl.load(observed + begin + places, mask=there, other=0.0).to(REAL)
+            removed -= tl.load(state + begin + places, mask=there, other=0.0).to(REAL)
+            shift += tl.sum(tl.sum(removed, axis=0).to(tl.float64), axis=0)
+            power += tl.sum(tl.sum(removed * removed, axis=0).to(tl.float64), axis=0)
+    mean = mean * share
+    matrix = tl.zeros([SIDE, SIDE], REAL)
+    for tile in range(TILES):
+        places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
+        source = tl.load(pilot + begin + places, mask=there, other=0.0).to(REAL)
+        source = tl.where(there, source - mean[None, :], 0.0)
+        matrix = tl.dot(tl.trans(source), source, matrix, input_precision=PRECISION, out_dtype=REAL)
+    matrix = matrix * share
+    # The noise of the group: in each sample of a patch the mean over its members.
+    if UNIFORM:
+        own = tl.where(sample, tl.load(variance + plane).to(REAL), 0.0)
+    else:
+        own = own * share
+    total = tl.sum(own, axis=0) * (1.0 / SIZE)
+    # How much of it is left in the state.
+    left = total * 0.0 + 1.0
+    if RUNNING:
+        every = 1.0 / (count * SIZE).to(tl.float64)
+        spread = tl.maximum(power * every - shift * every * shift * every, 0.0)
+        left = tl.maximum(1.0 - tl.sqrt(spread.to(REAL) / total), tl.maximum(leave, 1e-3).to(REAL))
+    own = own * (left * left * factor)
+    diagonal = at[:, None] == at[None, :]
+    trace = tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
+    # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of the input the
+    # group is left as it is.
+    least = count.to(REAL) * wide * trace
+    idle = least > total
+    own = tl.where(sample, tl.maximum(own, least), 1.0)
+    if PASS == 0:
+        # The first inverse is that of 1 + N^-1/2 C N^-1/2, and its errors do not grow with the members; along a basis
+        # nothing is inverted, and coefficients alone are rounded.
+        fewest = tl.min(tl.where(sample, own, float("inf")), axis=0)
+        errors = narrow * (trace + tl.max(tl.where(sample, own, 0.0), axis=0)) / fewest
+        if FORM == 0:
+            errors = errors * count.to(REAL)
+        if FORM == 2:
+            errors = errors * narrow
+        poor = tl.where(idle, 0, tl.where(errors < 1.0, 0, 1))
+        tl.store(flag, poor.to(tl.int8))
+        if poor != 0:
+            return
+    own = tl.where(idle, 1.0, own)
+    deviation = tl.sqrt(own)
+    scale = tl.where(idle, 0.0, 1.0 / deviation)
+    one = tl.where(diagonal, 1.0, 0.0).to(REAL)
+    matrix = matrix * (scale[:, None] * scale[None, :])
+    if FORM == 2:
+        columns = tl.load(basis + at[:, None] * SIDE + at[None, :]).to(REAL)
+        values = tl.dot(matrix, columns, input_precision=PRECISION, out_dtype=REAL)
+        gains = 1.0 / (tl.maximum(tl.sum(values * columns, axis=0) - shrink, 0.0) + 1.0)
+        filter = tl.dot(columns * gains[None, :], tl.trans(columns), input_precision=PRECISION, out_dtype=REAL)
+    else:
+        lower = _lower(matrix + one, SIZE, SIDE, REAL)
+        filter = tl.dot(tl.trans(lower), lower, input_precision=PRECISION, out_dtype=REAL)
+    if FORM == 1:
+        s = 2.0 * filter - one
+        square = tl.dot(s, s, input_precision=PRECISION, out_dtype=REAL)
+        cube = tl.dot(s, square, input_precision=PRECISION, out_dtype=REAL)
+        p = _terms(powers + 6, s, square, one, REAL)
+        p = tl.dot(cube, p, _terms(powers + 3, s, square, one, REAL), input_precision=PRECISION, out_dtype=REAL)
+        p = tl.dot(cube, p, _terms(powers, s, square, one, REAL), input_precision=PRECISION, out_dtype=REAL)
+        filter = tl.dot(filter, p, input_precision=PRECISION, out_dtype=REAL)
+    # Inverse variances: that of the filter, and that of the mean.
+    kept = tl.maximum(1.0 - tl.sum(one * filter, axis=0), 0.0) * (1.0 - share) + share
+    weight = tl.where(idle, 1.0 / total, 1.0 / (own * kept))
+    filter = filter * (scale[:, None] * deviation[None, :])
+    number = slot.to(tl.int64) * planes + plane
+    rows = (number * SIZE + at)[:, None] * SIDE + at[None, :]
+    tl.store(filters + rows, filter.to(filters.dtype.element_ty), mask=sample[:, None] & (at < SIDE)[None, :])
+    tl.store(weights + number * SIDE + at, weight.to(weights.dtype.element_ty))
+    tl.store(keeps + number, (1.0 - leave / left).to(keeps.dtype.element_ty))
+
+
+@triton.jit(
+    do_not_specialize=["first", "height", "width", "samples"],
+    do_not_specialize_on_alignment=["state", "members", "counts", "sums"],
+)  # fmt: skip
+def _apply(
+    state, members, counts, filters, weights, keeps, sums, first, height, width, samples,
+    PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
+    SIDE: tl.constexpr, FOLLOWING: tl.constexpr, REAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Filter one group in one plane, and put its patches back."""
+    slot, plane, planes = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    group = first + slot
+    SIZE: tl.constexpr = PZ * PY * PX
+    TILES: tl.constexpr = (MEMBERS + TILE - 1) // TILE
+    at = tl.arange(0, SIDE)
+    begin = plane.to(tl.int64) * samples
+    mean = tl.zeros([SIDE], REAL)
+    for tile in range(TILES):
+        places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
+        mean += tl.sum(tl.load(state + begin + places, mask=there, other=0.0), axis=0)
+    mean = mean * (1.0 / tl.load(counts + group).to(REAL))
+    number = slot.to(tl.int64) * planes + plane
+    rows = (number * SIZE + at)[:, None] * SIDE + at[None, :]
+    filter = tl.load(filters + rows, mask=(at < SIZE)[:, None] & (at < SIDE)[None, :], other=0.0)
+    weight = tl.load(weights + number * SIDE + at)[None, :]
+    keep = tl.load(keeps + number)
+    line = planes.to(tl.int64) * samples
+    for tile in range(TILES):
+        places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
+        z = tl.load(state + begin + places, mask=there, other=0.0)
+        centred = tl.where(there, z - mean[None, :], 0.0)
+        change = tl.dot(centred, filter, input_precision=PRECISION, out_dtype=REAL)
+        target = sums + begin + places
+        tl.atomic_add(target, weight * (z - change), mask=there, sem="relaxed")
+        if FOLLOWING:
+            target += line
+            tl.atomic_add(target, weight * (z - keep * change), mask=there, sem="relaxed")
+        tl.atomic_add(target + line, tl.broadcast_to(weight, [TILE, SIDE]), mask=there, sem="relaxed")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step on groups, with all that is constant in it.
+
+    Attributes
+    ----------
+    members, counts : (G, n), (G,) int32
+        As `nlflow.backends.triton.search.find_groups` gives them.
+    shape, patch : triples of int
+        Of the images, and of a patch.
+    variance : (C, N) or (C, 1)
+        Of the noise in the input, which is white.
+    basis : (D, D) or None
+        Orthonormal columns that stand in for the eigenvectors of covariances that are shrunk.
+    powers : tuple of 9 floats, or none
+    leave, factor, shrink, running
+        As in `nlflow.denoising.patches.filters.Stage`.
+    rounding : (single, double)
+        Relative rounding over the error that it may leave in weights: of the precision of the images, and of float64.
+    numbers : int
+        Of filters that are held at a time.
+    """
+
+    members: Tensor
+    counts: Tensor
+    shape: Three
+    patch: Three
+    variance: Tensor
+    basis: Tensor | None
+    powers: tuple[float, ...]
+    leave: float
+    factor: float
+    shrink: float
+    running: bool
+    rounding: tuple[float, float]
+    numbers: int
+
+    def __call__(self, state: Tensor, pilot: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the estimate and the next state, without derivatives.
+
+        Parameters
+        ----------
+        state, pilot, observed : (C, Z, H, W)
+            The running state z, the estimate from which covariances are taken, and the input.
+        """
+        state, pilot, observed = (one.detach().reshape(len(state), -1) for one in (state, pilot, observed))
+        made = averages(self._sums(state, pilot, observed), state)
+        return made[0].view(len(state), *self.shape), made[-1].view(len(state), *self.shape)
+
+    def _sums(self, state: Tensor, pilot: Tensor, observed: Tensor) -> Tensor:
+        """Return sums of weight x estimate, of weight x next state (unless it is the estimate) and of weights.
+
+        The order in which they are formed is left to the device. Groups that lose too many digits in the precision of
+        the images are filtered in float64, and nothing is asked of the device.
+        """
+        device, real, (planes, samples) = state.device, state.dtype, state.shape
+        size, (groups, members) = math.prod(self.patch), self.members.shape
+        side, tile = (max(triton.next_power_of_2(n), 16) for n in (size, min(members, _TILE)))
+        form = _INVERSE if self.shrink == 0 else _POLYNOMIAL if self.basis is None else _COSINES
+        basis = torch.zeros(side, side, dtype=torch.float64, device=device) if form == _COSINES else self.variance
+        if self.basis is not None and form == _COSINES:
+            basis[:size, :size] = self.basis
+        powers = torch.tensor(self.powers or (0.0,), dtype=torch.float64, device=device)
+        sums = torch.zeros(2 if self.leave == 0 else 3, planes, samples, dtype=real, device=device)
+        lost = torch.empty(planes, groups, dtype=torch.int8, device=device)
+        images = [one.contiguous() for one in (state, pilot, observed)]
+        variance = self.variance.to(real).contiguous()
+        together = max(1, min(groups, self.numbers // (planes * size * side)))
+        filters = torch.empty(together, planes, size, side, dtype=real, device=device)
+        weights = torch.empty(together, planes, side, dtype=real, device=device)
+        keeps = torch.empty(together, planes, dtype=real, device=device)
+        shapes, warps = (*self.patch, members, tile, side), _warps(side)
+        wide, single = (tl.float64, "ieee"), (tl.float32, "tf32x3")
+        passes = ((0, *single), (1, *wide)) if real == torch.float32 else ((2, *wide),)
+        flow = self.leave, self.factor, self.shrink, *self.rounding
+        with torch.cuda.device_of(state):
+            for first in range(0, groups, together):
+                grid = (min(together, groups - first), planes)
+                for number, precision, products in passes:
+                    _prepare[grid](
+                        *images, variance, self.members, self.counts, basis, powers, lost, filters, weights, keeps,
+                        first, groups, *self.shape[1:], samples, *flow, *shapes, form, self.running,
+                        variance.shape[1] == 1, precision, number, products, num_warps=warps, num_stages=1,
+                    )  # fmt: skip
+                _apply[grid](
+                    images[0], self.members, self.counts, filters, weights, keeps, sums, first, *self.shape[1:],
+                    samples, *shapes, self.leave > 0, *passes[0][1:], num_warps=warps, num_stages=1,
+                )  # fmt: skip
+        return sums
+
+
+def _warps(side: int) -> int:
+    """Return how many warps hold matrices of a side."""
+    return min(max(side // 16, 1), 8)

@@ -1,0 +1,137 @@
+"""The kernels in Triton, in triton's interpreter: the groups and the steps of torch's operations and of plain ones."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, PlainFilter, Stage, TensorFilter
+from tests.pictures import Floats
+from tests.problems import torch_on_one_thread
+
+torch = torch_on_one_thread()
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is loaded
+triton = pytest.importorskip("triton", reason="triton is not installed; builds of torch for CUDA bring it")
+if type(triton.language.sum).__name__ != "InterpretedFunction":
+    pytest.skip("triton was loaded without its interpreter; run this file by itself", allow_module_level=True)
+pytestmark = pytest.mark.numerical
+
+# An interpreted program takes a tenth of a second: few groups, of which some have fewer members than are wanted.
+SHAPES = {"image": (1, 1, 8, 8), "colour": (3, 1, 8, 7), "signal": (1, 1, 1, 12), "volume": (1, 5, 6, 7),
+          "few": (1, 1, 5, 6)}  # fmt: skip
+GROUPING = Grouping((3, 4, 4), 18, 4, 6)
+KERNELS, OPERATIONS = TensorFilter(kernels=True), TensorFilter(kernels=False)
+
+
+def planes(kind: str, seed: int = 0) -> Floats:
+    shape = SHAPES[kind]
+    return np.random.default_rng(seed).normal(0, 1, shape) + np.cumsum(np.ones(shape), -1) / 3
+
+
+def lattice_of(kind: str, grouping: Grouping = GROUPING) -> Lattice:
+    return Lattice.of(tuple(n for n in SHAPES[kind][1:] if n > 1), grouping)
+
+
+def tensors(images: Images) -> Images:
+    return Images(*(torch.from_numpy(one) for one in (images.state, images.pilot, images.observed, images.variance)))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_groups_are_those_of_the_operations_and_the_loops(kind: str, ties: bool) -> None:
+    guide = planes(kind).astype(np.float32)
+    if ties:  # whole numbers, of which many patches are equal
+        guide = np.rint(guide / 2).astype(np.float32)
+    lattice = lattice_of(kind)
+    assert KERNELS.why_no_search(torch.from_numpy(guide), lattice) == ""
+    members, counts = (one.numpy() for one in KERNELS.find(torch.from_numpy(guide), lattice))
+    same, as_many = (one.numpy() for one in OPERATIONS.find(torch.from_numpy(guide), lattice))
+    np.testing.assert_array_equal(members, same)
+    np.testing.assert_array_equal(counts, as_many)
+    assert (members.dtype, counts.dtype) == (np.int32, np.int32)
+    expected, wanted = CompiledFilter().find(guide, lattice)
+    there = np.arange(members.shape[1]) < wanted[:, None]
+    np.testing.assert_array_equal(counts, wanted)
+    np.testing.assert_array_equal(members[there], expected[there])
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_groups_of_one_and_of_two(members: int) -> None:
+    guide = torch.zeros(SHAPES["image"])  # all are equal: the order of offsets decides
+    lattice = lattice_of("image", Grouping(4, members, 5, 6))
+    found, counts = KERNELS.find(guide, lattice)
+    same, as_many = OPERATIONS.find(guide, lattice)
+    assert bool((found == same).all() and (counts == as_many).all())
+
+
+STAGES = {
+    "first": Stage(shrink=1.4, running=False),
+    "cosines": Stage(shrink=1.2, running=False, cosine=True),
+    "later": Stage(leave=0.4, factor=0.8),
+    "last": Stage(leave=0.0, factor=1.3),
+}
+
+
+def error_of(groups: Groups, images: Images, stage: Stage) -> float:
+    """How far single precision is from the truth: n eps kappa of the inverse, times what is filtered."""
+    state, pilot = np.ptp(images.state), np.ptp(images.pilot)
+    noise = images.variance.min() * stage.factor * max(stage.leave, 0.05) ** 2 if stage.running else 1.0
+    samples, most = np.prod(groups.lattice.patch), groups.members.shape[1]
+    return float(most * np.finfo(np.float32).eps * (1 + samples * (pilot / 2) ** 2 / noise) * state)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", ["image", "colour", "volume", "few"])
+@pytest.mark.parametrize("noise", ["white", "varying"])
+@pytest.mark.sampled(5)
+def test_a_step_is_that_of_the_plain_objects(noise: str, kind: str, stage: str) -> None:
+    f = planes(kind)
+    state, pilot = 0.8 * f + 0.3, f - 0.4 * planes(kind, seed=1)
+    if not STAGES[stage].running:
+        state, pilot = f, f
+    variance = np.ones((len(f), 1, 1, 1)) if noise != "varying" else 0.5 + np.abs(planes(kind, seed=2))
+    lattice = lattice_of(kind)
+    groups = Groups(lattice, *CompiledFilter().find(f, lattice))
+    images = Images(state, pilot, f, variance)
+    expected = PlainFilter().step(groups, images, STAGES[stage])
+    on_device = Groups(lattice, torch.from_numpy(groups.members), torch.from_numpy(groups.counts))
+    for dtype, bound in (("float64", 1e-11), ("float32", error_of(groups, images, STAGES[stage]))):
+        rounded = Images(*(one.astype(dtype) for one in (state, pilot, f, variance)))
+        assert KERNELS.why_no_step(lattice, tensors(rounded), STAGES[stage]) == ""
+        made = KERNELS.step(on_device, tensors(rounded), STAGES[stage])
+        for mine, plain in zip(made, expected, strict=True):
+            assert str(mine.dtype) == f"torch.{dtype}"
+            np.testing.assert_allclose(mine.numpy(), plain, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("height", [300.0, 3e4, 3e9])
+def test_groups_far_from_well_conditioned_keep_their_digits(height: float) -> None:
+    # Edges much higher than the noise ask for float64, and those of which it drowns in rounding stay as they are.
+    f = (planes("image") + height * (np.arange(8) > 3)).astype(np.float32)
+    lattice = lattice_of("image")
+    images, stage = tensors(Images(f, f, f, np.ones((1, 1, 1, 1), np.float32))), Stage(shrink=1.4, running=False)
+    groups = Groups(lattice, *OPERATIONS.find(images.state, lattice))
+    expected = PlainFilter().step(groups.on_host, images.on_host, stage)[0]
+    made = KERNELS.step(groups, images, stage)[0].numpy()
+    assert np.abs(made - expected).max() <= 2e-3 + 8 * np.finfo(np.float32).eps * height
+
+
+def test_why_kernels_do_not_run() -> None:
+    f: Any = torch.zeros(SHAPES["image"])
+    lattice, one = lattice_of("image"), torch.ones(1, 1, 1, 1)
+    images, stage = Images(f, f, f, one), STAGES["later"]
+    assert "tensors lie on cpu" in TensorFilter().why_no_step(lattice, images, stage)
+    assert OPERATIONS.why_no_search(f, lattice) == "kernels=False"
+    assert "derivatives" in KERNELS.why_no_step(lattice, Images(f, f, f.clone().requires_grad_(), one), stage)
+    assert "correlated" in KERNELS.why_no_step(lattice, Images(f, f, f, one, np.ones((1, 1, 1))), stage)
+    assert "across" in KERNELS.why_no_step(lattice, images, Stage(across=0.5))
+    assert "more than 4096" in KERNELS.why_no_search(f, Lattice.of((90, 90), Grouping(4, 9, 40, 6)))
+    assert "more than 128" in KERNELS.why_no_step(Lattice.of((90, 90), Grouping(12, 9, 4, 6)), images, stage)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "deterministic" in KERNELS.why_no_step(lattice, images, stage)
+    finally:
+        torch.use_deterministic_algorithms(False)
