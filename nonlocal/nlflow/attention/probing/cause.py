@@ -29,6 +29,8 @@ from nlflow.errors import InputError, NlflowWarning, check_integer, checked_call
 
 Floats = NDArray[np.float64]
 
+_EVERY = 4  # of how many inputs one has nulls
+
 MEASURES = ("cosine", "t_sim", "rank", "centred", "isotropy")
 """Of tokens: mean cosine, share of the mean token, participation rank, and that share without what all inputs have in
 common; of inputs: the mean cosine of their mean tokens."""
@@ -59,8 +61,8 @@ class CausedBlock:
         How much of what differs between the values of two tokens is left after the averages: with ``P``, and with the
         nulls ``keys`` and ``random``.
     groups : dict of str to dict of str to array
-        For each group of tokens ``count``, ``length`` (mean of the tokens), ``cosine``, ``t_sim`` and ``rank`` after
-        the block, and ``to_others``, the cosine of its mean token and that of the ordinary ones; shape (n,).
+        Where there are several: for each group of tokens ``count``, ``length`` (mean of the tokens), ``cosine`` and
+        ``t_sim`` after the block, and ``to_others``, the cosine of its mean token and that of the ordinary ones; (n,).
     channels : array of shape (2, n, D)
         Sum of squares of each channel before and after the block, over the tokens that count.
     reason : str
@@ -82,7 +84,8 @@ class CausedBlock:
     def measured(self, formula: Mapping[str, float], measure: str) -> tuple[float, float]:
         """Return a sum of a measure at points, the mean over inputs and its standard error (NaN of fewer than two)."""
         if measure == "isotropy":
-            whole = {name: isotropy_of(self.points[name].pooled) for name in formula}
+            known = self._known(formula)
+            whole = {name: isotropy_of(self.points[name].pooled[known]) for name in formula}
             mean = sum(weight * whole[name][0] for name, weight in formula.items())
             left = sum(weight * whole[name][1] for name, weight in formula.items())
             return float(mean), jackknife_error(np.asarray(left))
@@ -90,11 +93,17 @@ class CausedBlock:
 
     def of_inputs(self, formula: Mapping[str, float], measure: str) -> Floats:
         """Return a sum of a measure at points for each input, shape (n,); not of ``isotropy``, which is of pairs."""
-        found = np.zeros(len(self.points["before"].count))
+        known = self._known(formula)
+        found = np.full(len(known), np.nan)
+        found[known] = 0.0
         for name, weight in formula.items():
-            point = self.points[name]
-            found = found + weight * (_centred(point) if measure == "centred" else point.values[measure])
+            point = self.points[name].part(known)
+            found[known] += weight * (_centred(point) if measure == "centred" else point.values[measure])
         return found
+
+    def _known(self, formula: Mapping[str, float]) -> NDArray[np.bool_]:
+        """Return which inputs have all points of a formula: nulls are of some inputs."""
+        return np.all([np.isfinite(self.points[name].energy) for name in formula], axis=0)
 
     def change(self, measure: str) -> tuple[float, float]:
         """Return how far the block moved a measure, and the standard error."""
@@ -247,7 +256,7 @@ def explain(
         one of these.
     nulls : bool
         With what parts would change under nulls: random weights of the same norms, keys of other tokens, random
-        stochastic matrices.
+        stochastic matrices. They are drawn for each fourth input, from the first on.
     rng : int
         Seed of the nulls.
     adapter, take
@@ -296,7 +305,8 @@ def explain(
     for batch in bar(several, desc="inputs", disable=not progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         run = _run(model, batch[0] if alone else batch, adapter, take)
-        parts.append(_blocks(model, batch[0] if alone else batch, run, tokens, nulls, generator))
+        rows = _rows(run, sum(part[0].points["before"].count.size for part in parts)) if nulls else None
+        parts.append(_blocks(model, batch[0] if alone else batch, run, tokens, rows, generator))
         layers = [[block.name for block in part] for part in (parts[0], parts[-1])]
         if layers[0] != layers[1]:
             raise InputError(
@@ -364,8 +374,15 @@ def _without_marks(batch: Any) -> Any:
     return batch
 
 
+def _rows(run: _Run, before: int) -> Tensor:
+    """Return which inputs of a batch have nulls; there were some inputs before."""
+    state = run[0][0].before
+    count = 0 if state is None else len(state)
+    return torch.arange(-before % _EVERY, count, _EVERY)
+
+
 def _blocks(
-    model: nn.Module, batch: Any, run: _Run, choice: Choice, nulls: bool, generator: torch.Generator
+    model: nn.Module, batch: Any, run: _Run, choice: Choice, rows: Tensor | None, generator: torch.Generator
 ) -> list[CausedBlock]:
     several = len({one.block.stack for one, _ in run}) > 1
     result: list[CausedBlock] = []
@@ -384,7 +401,7 @@ def _blocks(
             inside = layer.tokens
         groups = token_groups(model, batch, stack, inside)
         counted = chosen(choice, batch, stack, groups)
-        course = course_of(one, layer, projected, counted, nulls=nulls, generator=generator)
+        course = course_of(one, layer, projected, counted, rows=rows, generator=generator)
         result.append(_block(one, stack, numbers[stack], course, groups, counted))
     return result
 
@@ -406,17 +423,19 @@ def _block(
 def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, Floats]]:
     """Return what is measured of each group of tokens."""
     found: dict[str, dict[str, Floats]] = {}
-    ordinary = point_of(state, groups["ordinary"]).pooled
+    if len(groups) < 3:  # all are ordinary
+        return found
+    ordinary = point_of(state, groups["ordinary"], ranked=False).pooled
     x = state.double()
     for name, members in groups.items():
-        if name == "all" or not bool(members.any()):
+        if name in ("all", "patch") or not bool(members.any()):
             continue
-        point = point_of(state, members)
+        point = point_of(state, members, ranked=False)
         lengths = (x.norm(dim=-1) * members).sum(-1) / members.sum(-1)
         beside = (point.pooled * ordinary).sum(1) / _lengths(point.pooled) / _lengths(ordinary)
         found[name] = {
             "count": point.count, "length": np.asarray(lengths.cpu().numpy()), "to_others": beside,
-            **{key: point.values[key] for key in ("cosine", "t_sim", "rank")},
+            **{key: point.values[key] for key in ("cosine", "t_sim")},
         }  # fmt: skip
     return found
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ from torch import Tensor
 from nlflow.attention.probing.branches import ATTENTION, CROSS, MLP, NORM, Seen, Step
 from nlflow.attention.probing.operators import Norm, Operator, Projected, UnknownError, norm_of, operator_of
 from nlflow.attention.probing.trace import Layer
-from nlflow.attention.probing.weights import matrices_of
+from nlflow.attention.probing.weights import Place, bias_of, matrices_of
 
 Floats = NDArray[np.float64]
 Formula = dict[str, float]
@@ -49,7 +48,8 @@ NULLS = ("weights", "keys", "random")
 order; keys: those of other tokens; random: stochastic matrices of exponential variables, masked as P is."""
 
 _CHUNK = 2**22  # bytes of attention matrices at a time
-_OFF = 1e-3  # of the largest average: what comes to W_O is something else
+_OFF = 1e-3  # of the largest value: what comes to W_O is something else
+_ROWS = 8  # of each head that are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +71,22 @@ class Point:
     energy: Floats
     count: Floats
 
+    def spread(self, rows: Tensor, items: int) -> Point:
+        """Return the point of more inputs, NaN of those that are not `rows`."""
+        values = {name: _spread(each, rows, items) for name, each in self.values.items()}
+        return Point(values, *(_spread(each, rows, items) for each in (self.pooled, self.energy, self.count)))
+
+    def part(self, rows: NDArray[np.bool_]) -> Point:
+        """Return the point of some of the inputs."""
+        values = {name: each[rows] for name, each in self.values.items()}
+        return Point(values, self.pooled[rows], self.energy[rows], self.count[rows])
+
+
+def _spread(values: Floats, rows: Tensor, items: int) -> Floats:
+    found = np.full((items, *values.shape[1:]), np.nan)
+    found[rows.cpu().numpy()] = values
+    return found
+
 
 def joined(points: Iterable[Point]) -> Point:
     """Return the points of several batches as one."""
@@ -80,10 +96,11 @@ def joined(points: Iterable[Point]) -> Point:
     return Point(values, *rest)
 
 
-def point_of(state: Tensor, tokens: Tensor) -> Point:
+def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
     """Measure states (B, N, D) over the tokens (B, N) that count, all in one way through them.
 
-    The measures are those of `nlflow.attention.probing.metrics`; here they share their sums.
+    The measures are those of `nlflow.attention.probing.metrics`; here they share their sums. `ranked`: with the
+    rank, which takes more time than all else; NaN without.
     """
     every = bool(tokens.all())
     x = state.detach().double()
@@ -98,7 +115,10 @@ def point_of(state: Tensor, tokens: Tensor) -> Point:
     pairs = count * (count - 1)
     cosine = (sums[:, 1].square().sum(-1) - some.double().sum(-1)) / pairs
     t_sim = count * mean.square().sum(-1) / energy
-    values = {"t_sim": t_sim, "cosine": cosine, "rank": _rank(state.detach(), squares, None if every else tokens)}
+    rank = torch.full_like(t_sim, torch.nan)
+    if ranked and len(rank):
+        rank = _rank(state.detach(), squares, None if every else tokens)
+    values = {"t_sim": t_sim, "cosine": cosine, "rank": rank}
     return Point(
         {name: np.where(np.isfinite(found := _array(one)), found, np.nan) for name, one in values.items()},
         _array(mean), _array(energy), _array(count),
@@ -154,9 +174,10 @@ class Course:
     scale: float = 1.0
     contraction: dict[str, Floats] = field(default_factory=dict)
 
-    def at(self, name: str, state: Tensor) -> str:
-        """Measure a state, and return the name of the point."""
-        self.points[name] = point_of(state, self.tokens)
+    def at(self, name: str, state: Tensor, rows: Tensor | None = None) -> str:
+        """Measure a state, of the inputs `rows` alone where they are given, and return the name of the point."""
+        found = point_of(state, self.tokens if rows is None else self.tokens[rows])
+        self.points[name] = found if rows is None else found.spread(rows, len(self.tokens))
         return name
 
     def give(self, part: str, formula: Mapping[str, float], null: str = "", weight: float = 1.0) -> None:
@@ -167,7 +188,7 @@ class Course:
 
 
 def course_of(
-    one: Seen, layer: Layer | None, seen: Projected, tokens: Tensor, *, nulls: bool, generator: torch.Generator
+    one: Seen, layer: Layer | None, seen: Projected, tokens: Tensor, *, rows: Tensor | None, generator: torch.Generator
 ) -> Course:
     """Follow the stream of a block through its steps.
 
@@ -180,7 +201,8 @@ def course_of(
     seen : Projected
     tokens : tensor of bool of shape (B, N)
         That count.
-    nulls : bool
+    rows : tensor of int, or None
+        Of the batch, for which there are nulls; None for no nulls.
     generator : torch.Generator
         Of the nulls, on the CPU.
     """
@@ -193,7 +215,7 @@ def course_of(
         course.reason = one.reason or "its steps are not known"
         course.give("unknown", {"after": 1.0, "before": -1.0})
         return course
-    _Walk(course, one, layer, seen, nulls, generator).go()
+    _Walk(course, one, layer, seen, rows, generator).go()
     return course
 
 
@@ -201,10 +223,17 @@ class _Walk:
     """One way along the stream."""
 
     def __init__(
-        self, course: Course, one: Seen, layer: Layer | None, seen: Projected, nulls: bool, generator: torch.Generator
+        self,
+        course: Course,
+        one: Seen,
+        layer: Layer | None,
+        seen: Projected,
+        rows: Tensor | None,
+        generator: torch.Generator,
     ) -> None:
         self.course, self.one, self.layer, self.seen = course, one, layer, seen
-        self.nulls, self.generator = nulls, generator
+        self.nulls, self.generator = rows is not None, generator
+        self.rows = torch.zeros(0, dtype=torch.long) if rows is None else rows.to(one.before.device)
         assert one.before is not None
         self.state, self.name = one.before, "before"
         self.left = len(one.steps)
@@ -249,8 +278,12 @@ class _Walk:
 
     def null_of(self, part: str, added: Tensor) -> None:
         if self.nulls:
-            null = self.course.at(f"weights {len(self.course.points)}", self.state + self.turned(added))
+            null = self.null_at(self.state, self.turned(added))
             self.course.give(part, {null: 1.0, self.name: -1.0}, "weights")
+
+    def null_at(self, base: Tensor, added: Tensor) -> str:
+        """Measure a state of the inputs that have nulls; `added` is of these alone."""
+        return self.course.at(f"null {len(self.course.points)}", base[self.rows] + added, self.rows)
 
     def norm(self, step: Step) -> None:
         name, state = self.reached(step.tensor, not self.left)
@@ -258,7 +291,7 @@ class _Walk:
         if self.nulls and (norm := self.known_norm(step.tensor)) is not None:
             order = torch.randperm(len(norm.gain), generator=self.generator).to(norm.gain.device)
             other = Norm(norm.gain[order], norm.shift[order], norm.centred, norm.epsilon)
-            null = self.course.at(f"weights {len(self.course.points)}", other(self.state))
+            null = self.course.at(f"weights {len(self.course.points)}", other(self.state[self.rows]), self.rows)
             self.course.give("norms", {null: 1.0, self.name: -1.0}, "weights")
         self.state, self.name = state, name
 
@@ -272,11 +305,14 @@ class _Walk:
         return None
 
     def turned(self, added: Tensor) -> Tensor:
-        """Return an addition with its channels in random order and signs: lengths and angles among tokens stay."""
+        """Return an addition to the inputs that have nulls, its channels in random order and signs.
+
+        Lengths, and angles among tokens, stay.
+        """
         width = added.shape[-1]
         order = torch.randperm(width, generator=self.generator)
         signs = torch.randint(2, (width,), generator=self.generator) * 2 - 1
-        return added[..., order.to(added.device)] * signs.to(added)
+        return added[self.rows][..., order.to(added.device)] * signs.to(added)
 
     # ---- attention
 
@@ -326,12 +362,12 @@ class _Walk:
         if not self.nulls:
             return
         for null, (averaged, whole) in corners.others.items():
-            first = {course.at(f"mixed, {null} {mark}", base + averaged): 1.0, normed: -1.0}
-            final = {course.at(f"attended, {null} {mark}", base + whole): 1.0, projected: -1.0}
+            first = {self.null_at(base, averaged): 1.0, normed: -1.0}
+            final = {self.null_at(base, whole): 1.0, projected: -1.0}
             course.give("mixing", first, null, weight / 2)
             course.give("mixing", final, null, weight / 2)
         for tensor, from_point in ((corners.tensors["projected"], normed), (added, mixed)):
-            point = course.at(f"weights {len(course.points)}", base + self.turned(tensor))
+            point = self.null_at(base, self.turned(tensor))
             course.give("projection", {point: 1.0, from_point: -1.0}, "weights", weight / 2)
 
 
@@ -345,76 +381,90 @@ class _Corners:
         if layer.tokens.shape != state.shape[:2]:
             raise UnknownError("attention gets tokens in another arrangement than that of the state (windows)")
         operator = operator_of(one, one.taken, state, added, walk.seen)
-        walk.course.operator = operator
         n = operator.normed(state)
+        traces, v = operator.traces.to(n.dtype), layer.v.to(n.dtype)
+        averaged, whole = _averages(layer, n, traces, walk.seen)
+        course = walk.course
+        course.operator = operator
+        course.contraction = {"P": _contraction(v, whole, layer.tokens)}
         if operator.norm is not None:
-            walk.course.scale = float((_length(n) / _length(state).clamp_min(1e-30)).median())
-        traces = operator.traces.to(n.dtype)
-        every = bool(layer.tokens.all())
-        averaged, whole = _averages(layer, n, traces, walk, every)
-        self._check(walk.seen, whole.pop("P"), layer.tokens)
-        self.tensors = {
-            "normed": traces.sum() * n, "mixed": averaged.pop("P"), "projected": operator.added(layer.v.to(n.dtype)),
-        }  # fmt: skip
-        self.others = {null: (averaged[null], operator.added(whole[null])) for null in averaged}
-
-    def _check(self, seen: Projected, averages: Tensor, tokens: Tensor) -> None:
-        """Refuse what comes to W_O where that is not the averages, head after head."""
-        given = seen.averaged
-        if given is None:
-            return
-        merged = averages.transpose(1, 2).flatten(2)
-        if given.numel() != merged.numel():
-            raise UnknownError("what comes to W_O has another shape than the averages of all heads")
-        off = (given.reshape(merged.shape) - merged)[tokens].abs().max()
-        if float(off) > _OFF * float(merged.abs().max()):
-            raise UnknownError(
-                "what comes to W_O is not the averages, head after head (a gate, a norm or another term is between)"
-            )
+            course.scale = float((_length(n) / _length(state).clamp_min(1e-30))[layer.tokens].median())
+        self.tensors = {"normed": traces.sum() * n, "mixed": averaged, "projected": operator.added(v)}
+        self.others: dict[str, tuple[Tensor, Tensor]] = {}
+        if walk.nulls:
+            found = _null_averages(layer, n, traces, walk.rows, walk.generator)
+            for null, (summed, averages) in found.items():
+                self.others[null] = summed, operator.added(averages)
+                own = _contraction(v[walk.rows], averages, layer.tokens[walk.rows])
+                course.contraction[null] = _spread(own, walk.rows, len(v))
 
 
 def _length(x: Tensor) -> Tensor:
     return x.norm(dim=-1)
 
 
-def _averages(
-    layer: Layer, n: Tensor, traces: Tensor, walk: _Walk, every: bool
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return sum_h w_h P_h n (B, N, D), and P_h v (B, H, N, d), of P and of the nulls; fill in the contractions."""
-    items, heads, count, _ = layer.q.shape
+def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected) -> tuple[Tensor, Tensor]:
+    """Return sum_h w_h P_h n, (B, N, D), and P_h v, (B, H, N, d)."""
     v = layer.v.to(n.dtype)
-    names = ("P", *(NULLS[1:] if walk.nulls else ()))
-    averaged = {name: torch.zeros_like(n) for name in names}
-    whole = {name: torch.empty_like(v) for name in names}
-    order = _shuffled(layer.tokens, walk.generator)
-    moved = {"v": _taken_in(v, order), "n": _taken_in(n, order)}
+    shown = _shown(seen, v)
+    averaged, whole = torch.zeros_like(n), torch.empty_like(v) if shown is None else shown
+    for place in _places(layer):
+        weights = matrices_of(layer, place).to(n.dtype)
+        averaged[place[0]] += torch.einsum("h,bhij->bij", traces[place[1]], weights) @ n[place[0]]
+        if shown is None:
+            whole[place] = weights @ v[place]
+        else:
+            _check(weights, v[place], shown[place], layer.tokens[place[0]])
+    return averaged, whole
+
+
+def _places(layer: Layer) -> Iterator[Place]:
+    """Yield sequences and heads whose matrices are in memory at a time."""
+    items, heads, count, _ = layer.q.shape
     step = max(1, _CHUNK // (layer.q.element_size() * count**2))
     beside = max(1, step // heads)
-    plain = layer.mask is None and every and layer.sink is None
-    random = _random(layer, walk.generator, n) if walk.nulls else None
     for first in range(0, items, beside):
         for low in range(0, heads, step):
-            place = (slice(first, first + beside), slice(low, low + step))
-            weights = matrices_of(layer, place).to(n.dtype)
-            own = traces[place[1]]
-            for name in names:
-                values, tokens, used = v[place], n[place[0]], weights
-                if name == "keys" and plain:  # columns of P in another order
-                    values, tokens = moved["v"][place], moved["n"][place[0]]
-                elif name == "keys":
-                    used = matrices_of(layer, place, _taken_in(layer.k[place], order[place[0]])).to(n.dtype)
-                elif name == "random" and random is not None:
-                    used = random[place[0] if len(random) > 1 else slice(None)]
-                    used = used[:, place[1] if used.shape[1] > 1 else slice(None)]
-                whole[name][place] = used @ values
-                if used.shape[1] == 1:
-                    summed = own.sum() * used[:, 0]
-                else:
-                    summed = torch.einsum("h,bhij->bij", own, used)
-                averaged[name][place[0]] += summed @ tokens
-    for name in names:
-        walk.course.contraction[name] = _contraction(v, whole[name], layer.tokens)
-    return averaged, whole
+            yield slice(first, first + beside), slice(low, low + step)
+
+
+def _null_averages(
+    layer: Layer, n: Tensor, traces: Tensor, rows: Tensor, generator: torch.Generator
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the same of the inputs `rows`, with the P of nulls."""
+    few = layer.of(rows)
+    v, n = few.v.to(n.dtype), n[rows]
+    order = _shuffled(few.tokens, generator)
+    keys = _taken_in(few.k, order)
+    averaged, whole = torch.zeros_like(n), torch.empty_like(v)
+    for place in _places(few):
+        weights = matrices_of(few, place, keys[place]).to(n.dtype)
+        averaged[place[0]] += torch.einsum("h,bhij->bij", traces[place[1]], weights) @ n[place[0]]
+        whole[place] = weights @ v[place]
+    random = _random(few, generator, n)
+    summed = traces.sum() * random[:, 0] if random.shape[1] == 1 else torch.einsum("h,bhij->bij", traces, random)
+    return {"keys": (averaged, whole), "random": (summed @ n, random @ v)}
+
+
+def _shown(seen: Projected, v: Tensor) -> Tensor | None:
+    """Return the averages (B, H, N, d) that came to W_O; None where that was not seen."""
+    given = seen.averaged
+    if given is None:
+        return None
+    if given.numel() != v.numel():
+        raise UnknownError("what comes to W_O has another shape than the averages of all heads")
+    items, heads, count, width = v.shape
+    return given.reshape(items, count, heads, width).transpose(1, 2).to(v.dtype)
+
+
+def _check(weights: Tensor, v: Tensor, shown: Tensor, tokens: Tensor) -> None:
+    """Refuse what comes to W_O where that is not the averages, head after head, by a few rows."""
+    rows = torch.linspace(0, v.shape[-2] - 1, min(_ROWS, v.shape[-2]), device=v.device).long()
+    off = (weights[..., rows, :] @ v - shown[..., rows, :]).abs() * tokens[:, None, rows, None]
+    if float(off.max()) > _OFF * float(v.abs().max()):
+        raise UnknownError(
+            "what comes to W_O is not the averages, head after head (a gate, a norm or another term is between)"
+        )
 
 
 def _shuffled(tokens: Tensor, generator: torch.Generator) -> Tensor:
@@ -440,8 +490,6 @@ def _random(layer: Layer, generator: torch.Generator, like: Tensor) -> Tensor:
     every = bool(layer.tokens.all())
     if layer.mask is None and every:
         return drawn / drawn.sum(-1, keepdim=True)
-    from nlflow.attention.probing.weights import bias_of
-
     narrow = (slice(0, 1 if every and layer.mask is not None and len(layer.mask) == 1 else None), slice(0, 1))
     if layer.mask is not None and layer.mask.shape[1] > 1:
         narrow = (narrow[0], slice(None))
@@ -460,8 +508,3 @@ def _contraction(v: Tensor, averages: Tensor, tokens: Tensor) -> Floats:
         return (x * counted).double().flatten(2).norm(dim=-1)
 
     return _array(spread(averages) / spread(v))
-
-
-def iterated(parts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the parts that are there, in their order."""
-    yield from (name for name in PARTS if name in parts)

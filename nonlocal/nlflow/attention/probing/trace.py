@@ -314,6 +314,17 @@ class Layer:
         with np.errstate(over="ignore", under="ignore"):
             return np.asarray(np.exp(-self.quantities["log_degree"]))
 
+    def of(self, rows: Tensor) -> Layer:
+        """Return the layer on some sequences of the batch, by their numbers, without states and quantities."""
+        mask, sink = (
+            one if one is None or len(one) == 1 else one[rows] for one in (self.mask, self.sink)
+        )  # fmt: skip
+        q, k, v, tokens = (one[rows] for one in (self.q, self.k, self.v, self.tokens))
+        return Layer(
+            self.name, self.stack, self.causal, self.scaling, self.kernel, q, k, v, mask, tokens,
+            softcap=self.softcap, sink=sink,
+        )  # fmt: skip
+
     def head(self, head: int, item: int = 0) -> Head:
         """Return a head, by its number, on a sequence of the batch, padding left out."""
         h, b = _number("head", head, self.heads), _number("item", item, self.items)

@@ -1,0 +1,191 @@
+"""Does a layer of attention smooth or sharpen: the eigenvalues of P and of W_V W_O, and which of their products rules.
+
+The layer X <- X + s P X W, one head with W = W_V W_O, has the eigenvalues 1 + s w a for the eigenvalues a of P and w of
+W (Dovonon et al., arXiv 2401.04301). P has the eigenvalue 1 with equal tokens as its vector. If the largest of
+|1 + s w| is above all |1 + s w a| of the others, many such layers make tokens equal: smoothing. If one of the others is
+above, what tells tokens apart grows faster than what they share: sharpening. Where both are the same, as for W = 0,
+neither. The s is what the norm before attention divides by.
+
+Several heads have no such products, but equal tokens stay equal: X = 1 x^T becomes 1 x^T (I + s sum_h W_h). So the
+spectrum of the layer is that of I + s sum_h W_h, and that of what the layer does to X less its mean token. The larger
+spectral radius rules. For one head this is the rule above.
+
+After n layers the ratio of what tells tokens apart and what they share has the factor (other / smooth)^n. For P alone
+(s w large) that is |mu_2|^n, the linear rate of Yu and Zhang, arXiv 2312.06182.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+
+Floats = NDArray[np.float64]
+Complex = NDArray[np.complex128]
+
+SMOOTHING, SHARPENING, NEITHER = "smoothing", "sharpening", "neither"
+
+_SAME = 1e-9  # relative: radii that are nearer are the same but for rounding
+_DENSE = 1200  # unknowns up to which all eigenvalues are computed
+_FACTOR = 10.0  # of lengths: t_sim from 1/2 to 0.99, or to 0.01
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """Which eigenvalue rules many layers like this one.
+
+    Attributes
+    ----------
+    verdict : str
+        ``'smoothing'``, ``'sharpening'`` or ``'neither'``.
+    smooth : float
+        Largest |1 + s w|, of equal tokens.
+    other : float
+        Largest |1 + s w a| of the others; the spectral radius of what the layer does to X less its mean token.
+    omega, alpha : complex
+        The eigenvalues of W and of P whose product rules; NaN for several heads, and for neither.
+    layers : float
+        After how many such layers the ruling part is 10 times as long as the other, from equal lengths (t_sim 0.99, or
+        0.01); infinite for neither.
+    """
+
+    verdict: str
+    smooth: float
+    other: float
+    omega: complex = complex(math.nan)
+    alpha: complex = complex(math.nan)
+    layers: float = math.inf
+
+    @property
+    def condition(self) -> str:
+        """The condition of the verdict, in a line."""
+        sign = {SMOOTHING: ">", SHARPENING: "<", NEITHER: "="}[self.verdict]
+        return f"max |1 + s w| = {self.smooth:.4g} {sign} {self.other:.4g} = max |1 + s w a| over a != 1"
+
+
+def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: float = 1.0) -> Ruling:
+    """Return which of the eigenvalues 1 + s w a of X <- X + s P X W rules. O(n m) time.
+
+    Parameters
+    ----------
+    alphas : array of shape (n,)
+        Eigenvalues of P, a stochastic matrix: all of them, 1 as often as it is one.
+    omegas : array of shape (m,)
+        Eigenvalues of W; with a 0 where W has none of full rank.
+    scale : float
+        s.
+    """
+    alphas, omegas = np.asarray(alphas, complex), scale * np.asarray(omegas, complex)
+    unity = int(np.abs(alphas - 1).argmin())
+    others = np.delete(alphas, unity)
+    first = np.abs(1 + omegas)
+    smooth = float(first.max())
+    if not others.size:
+        return _ruled(smooth, 0.0, omegas[first.argmax()] / scale, 1.0)
+    sizes = np.abs(1 + omegas[:, None] * others)
+    i, j = np.unravel_index(int(sizes.argmax()), sizes.shape)
+    other = float(sizes[i, j])
+    if smooth >= other:
+        return _ruled(smooth, other, omegas[first.argmax()] / scale, 1.0)
+    return _ruled(smooth, other, omegas[i] / scale, others[j])
+
+
+def _ruled(smooth: float, other: float, omega: complex = math.nan, alpha: complex = math.nan) -> Ruling:
+    if not (math.isfinite(smooth) and math.isfinite(other)) or abs(smooth - other) <= _SAME * max(smooth, other):
+        return Ruling(NEITHER, smooth, other)
+    rate = abs(math.log(smooth / other)) if min(smooth, other) > 0 else math.inf
+    verdict = SMOOTHING if smooth > other else SHARPENING
+    return Ruling(verdict, smooth, other, complex(omega), complex(alpha), math.log(_FACTOR) / rate)
+
+
+def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: float = 1.0) -> Ruling:
+    """Return which part rules in X <- X + s sum_h P_h X V_h O_h: equal tokens, or what tells them apart.
+
+    All eigenvalues where N D is at most 1200, else the largest by Arnoldi iteration, O(H N^2 d + H N D d) each step;
+    of causal matrices those of I + s sum_h P_h[i, i] W_h, exact.
+
+    Parameters
+    ----------
+    matrices : array of shape (H, N, N)
+        Stochastic.
+    values : array of shape (H, D, d)
+    output : array of shape (H, d, D)
+    scale : float
+    """
+    whole = np.einsum("hij,hjk->ik", values, output)
+    width, count = whole.shape[0], matrices.shape[1]
+    smooth = float(np.abs(1 + scale * np.linalg.eigvals(whole)).max())
+    if count < 2:
+        return _ruled(smooth, 0.0)
+    if not np.triu(matrices, 1).any():
+        return _ruled(smooth, max(_radius_at(matrices[:, i, i], values, output, scale) for i in range(1, count)))
+    if count * width <= _DENSE:
+        weights = np.einsum("hij,hjk->hik", values, output)
+        centred = matrices - matrices.mean(axis=1, keepdims=True)
+        dense = np.einsum("hij,hkl->ikjl", centred, weights.transpose(0, 2, 1)).reshape(count * width, -1)
+        found = np.linalg.eigvals(scale * dense)
+        # The mean token, of which nothing is left, is in as 0, D times; it is none of these.
+        nearest = np.sort_complex(found[np.argsort(np.abs(found))][width:])
+        return _ruled(smooth, float(np.abs(1 + nearest).max()))
+    return _ruled(smooth, _radius(matrices, values, output, scale))
+
+
+def _radius_at(own: Floats, values: Floats, output: Floats, scale: float) -> float:
+    """Return the spectral radius of I + s sum_h P_h[i, i] W_h, of matrices of the features of heads where narrower."""
+    heads, width, d = values.shape
+    left = (own[:, None, None] * values).transpose(1, 0, 2).reshape(width, heads * d)
+    right = output.reshape(heads * d, width)
+    found = np.linalg.eigvals(left @ right if width <= heads * d else right @ left)
+    radius = float(np.abs(1 + scale * found).max())
+    return radius if width <= heads * d else max(radius, 1.0)
+
+
+def _radius(matrices: Floats, values: Floats, output: Floats, scale: float) -> float:
+    """Return the spectral radius of Y + s (I - 11^T/N) sum_h P_h Y V_h O_h; NaN where it is not found."""
+    heads, width, d = values.shape
+    count = matrices.shape[1]
+    left = np.ascontiguousarray(values.transpose(1, 0, 2).reshape(width, heads * d))
+    right = np.ascontiguousarray(output.reshape(heads * d, width))
+
+    def step(flat: Floats) -> Floats:
+        y = flat.reshape(count, width)
+        y = y - y.mean(axis=0)
+        z = (y @ left).reshape(count, heads, d).transpose(1, 0, 2)
+        added = (matrices @ z).transpose(1, 0, 2).reshape(count, heads * d) @ right
+        return np.asarray(y + scale * (added - added.mean(axis=0))).ravel()
+
+    size = count * width
+    start = np.random.default_rng(0).standard_normal(size)
+    try:
+        found = eigs(
+            LinearOperator((size, size), matvec=step, dtype=np.float64), k=1, which="LM", v0=start, tol=_TOLERANCE,
+            maxiter=60, return_eigenvectors=False,
+        )  # fmt: skip
+    except ArpackNoConvergence as error:
+        found = error.eigenvalues
+    return float(np.abs(found).max()) if len(found) else math.nan
+
+
+def contraction_of(matrix: Floats) -> float:
+    """Return the largest factor by which P can stretch what tells tokens apart, |(I - 11^T/N) P| in the 2-norm."""
+    return float(np.linalg.norm(matrix - matrix.mean(axis=0), 2))
+
+
+def random_products(features: int, width: int, draws: int, rng: np.random.Generator) -> Complex:
+    """Return the eigenvalues of W_V W_O for Gaussian W_V (D, d) and W_O (d, D) of Frobenius norm 1, (draws, d)."""
+    left = rng.standard_normal((draws, features, width))
+    right = rng.standard_normal((draws, width, features))
+    left /= np.linalg.norm(left, axis=(1, 2), keepdims=True)
+    right /= np.linalg.norm(right, axis=(1, 2), keepdims=True)
+    return np.asarray(np.linalg.eigvals(left @ right), complex)
+
+
+def random_stochastic(count: int, rng: np.random.Generator, visible: NDArray[np.bool_] | None = None) -> Floats:
+    """Return a stochastic matrix of exponential variables, 0 where i does not see j."""
+    drawn = rng.standard_exponential((count, count))
+    drawn = drawn if visible is None else np.where(visible, drawn, 0.0)
+    return np.asarray(drawn / drawn.sum(axis=1, keepdims=True))
