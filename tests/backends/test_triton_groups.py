@@ -13,10 +13,12 @@ from tests.pictures import Floats
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
-os.environ["TRITON_INTERPRET"] = "1"  # before triton is loaded
-triton = pytest.importorskip("triton", reason="triton is not installed; builds of torch for CUDA bring it")
-if type(triton.language.sum).__name__ != "InterpretedFunction":
-    pytest.skip("triton was loaded without its interpreter; run this file by itself", allow_module_level=True)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # which triton reads when it is imported
+triton = pytest.importorskip("triton", reason="triton comes with builds of torch for CUDA")
+if DEVICE == "cpu" and type(triton.language.sum).__name__ != "InterpretedFunction":
+    pytest.skip("triton was imported without its interpreter; run this file by itself", allow_module_level=True)
 pytestmark = pytest.mark.numerical
 
 # An interpreted program takes a tenth of a second: few groups, of which some have fewer members than are wanted.
@@ -36,7 +38,11 @@ def lattice_of(kind: str, grouping: Grouping = GROUPING) -> Lattice:
 
 
 def tensors(images: Images) -> Images:
-    return Images(*(torch.from_numpy(one) for one in (images.state, images.pilot, images.observed, images.variance)))
+    return Images(*(placed(one) for one in (images.state, images.pilot, images.observed, images.variance)))
+
+
+def placed(array: Any) -> Any:
+    return torch.from_numpy(array).to(DEVICE)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -46,9 +52,10 @@ def test_the_groups_are_those_of_the_operations_and_the_loops(kind: str, ties: b
     if ties:  # whole numbers, of which many patches are equal
         guide = np.rint(guide / 2).astype(np.float32)
     lattice = lattice_of(kind)
-    assert KERNELS.why_no_search(torch.from_numpy(guide), lattice) == ""
-    members, counts = (one.numpy() for one in KERNELS.find(torch.from_numpy(guide), lattice))
-    same, as_many = (one.numpy() for one in OPERATIONS.find(torch.from_numpy(guide), lattice))
+    on_device = placed(guide)
+    assert KERNELS.why_no_search(on_device, lattice) == ""
+    members, counts = (one.cpu().numpy() for one in KERNELS.find(on_device, lattice))
+    same, as_many = (one.cpu().numpy() for one in OPERATIONS.find(on_device, lattice))
     np.testing.assert_array_equal(members, same)
     np.testing.assert_array_equal(counts, as_many)
     assert (members.dtype, counts.dtype) == (np.int32, np.int32)
@@ -60,7 +67,7 @@ def test_the_groups_are_those_of_the_operations_and_the_loops(kind: str, ties: b
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_groups_of_one_and_of_two(members: int) -> None:
-    guide = torch.zeros(SHAPES["image"])  # all are equal: the order of offsets decides
+    guide = torch.zeros(SHAPES["image"], device=DEVICE)  # all are equal: the order of offsets decides
     lattice = lattice_of("image", Grouping(4, members, 5, 6))
     found, counts = KERNELS.find(guide, lattice)
     same, as_many = OPERATIONS.find(guide, lattice)
@@ -97,14 +104,14 @@ def test_a_step_is_that_of_the_plain_objects(noise: str, kind: str, stage: str) 
     groups = Groups(lattice, *CompiledFilter().find(f, lattice))
     images = Images(state, pilot, f, variance)
     expected = PlainFilter().step(groups, images, STAGES[stage])
-    on_device = Groups(lattice, torch.from_numpy(groups.members), torch.from_numpy(groups.counts))
+    on_device = Groups(lattice, placed(groups.members), placed(groups.counts))
     for dtype, bound in (("float64", 1e-11), ("float32", error_of(groups, images, STAGES[stage]))):
         rounded = Images(*(one.astype(dtype) for one in (state, pilot, f, variance)))
         assert KERNELS.why_no_step(lattice, tensors(rounded), STAGES[stage]) == ""
         made = KERNELS.step(on_device, tensors(rounded), STAGES[stage])
         for mine, plain in zip(made, expected, strict=True):
             assert str(mine.dtype) == f"torch.{dtype}"
-            np.testing.assert_allclose(mine.numpy(), plain, rtol=0, atol=bound)
+            np.testing.assert_allclose(mine.cpu().numpy(), plain, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("height", [300.0, 3e4, 3e9])
@@ -115,11 +122,11 @@ def test_groups_far_from_well_conditioned_keep_their_digits(height: float) -> No
     images, stage = tensors(Images(f, f, f, np.ones((1, 1, 1, 1), np.float32))), Stage(shrink=1.4, running=False)
     groups = Groups(lattice, *OPERATIONS.find(images.state, lattice))
     expected = PlainFilter().step(groups.on_host, images.on_host, stage)[0]
-    made = KERNELS.step(groups, images, stage)[0].numpy()
+    made = KERNELS.step(groups, images, stage)[0].cpu().numpy()
     assert np.abs(made - expected).max() <= 2e-3 + 8 * np.finfo(np.float32).eps * height
 
 
-def test_why_kernels_do_not_run() -> None:
+def test_why_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     f: Any = torch.zeros(SHAPES["image"])
     lattice, one = lattice_of("image"), torch.ones(1, 1, 1, 1)
     images, stage = Images(f, f, f, one), STAGES["later"]
@@ -129,9 +136,6 @@ def test_why_kernels_do_not_run() -> None:
     assert "correlated" in KERNELS.why_no_step(lattice, Images(f, f, f, one, np.ones((1, 1, 1))), stage)
     assert "across" in KERNELS.why_no_step(lattice, images, Stage(across=0.5))
     assert "more than 4096" in KERNELS.why_no_search(f, Lattice.of((90, 90), Grouping(4, 9, 40, 6)))
-    assert "more than 128" in KERNELS.why_no_step(Lattice.of((90, 90), Grouping(12, 9, 4, 6)), images, stage)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert "deterministic" in KERNELS.why_no_step(lattice, images, stage)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    assert "more than 64" in KERNELS.why_no_step(Lattice.of((90, 90), Grouping(12, 9, 4, 6)), images, stage)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert "deterministic" in KERNELS.why_no_step(lattice, images, stage)

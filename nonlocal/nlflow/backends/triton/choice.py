@@ -12,8 +12,9 @@ from torch import Tensor
 
 OFFSETS: Final = 4096
 """Of a window, at most: the program of a group holds all its distances in registers."""
-SAMPLES: Final = 128
-"""Of a patch, at most: the program of a group holds matrices of so many rows in registers."""
+SAMPLES: Final = 64
+"""Of a patch, at most: the program of a group holds matrices of so many rows in registers, and their products in the
+memory that its threads share."""
 _PLACES = 2**31 - 1  # that an index of 32 bits tells apart
 
 
