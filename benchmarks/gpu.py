@@ -483,8 +483,8 @@ def section(name: str, log: Log, device: str, quick: bool) -> None:
     elif name == "large":
         large(log, device, 2**11 if quick else 2**20, 64)
     elif name == "counts":
-        for row, _ in counts.rows(device, best=not quick):
-            log.add(what="counts", status="measured", **row)
+        for row, _ in counts.rows():
+            log.add(what="counts", status="counted on a pretended GPU", **row)
     elif name == "flows":
         flows(log, device, 2**10 if quick else 2**18)
     elif name == "radial":

@@ -11,17 +11,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import nlflow as nl
 from nlflow.affinities import sharded
+from nlflow.backends.torch import shards
 from nlflow.errors import NlflowError
+from tests import pretended
 
 N = 91
 """No multiple of the number of processes, so that shards differ in size."""
@@ -81,6 +86,94 @@ class Many(One):
         return sharded.gather(affinity.shard(values)).numpy()
 
 
+class OnGpus(Many):
+    """The same on a pretended GPU in each process, which only tensors of GPUs may leave: as with nccl."""
+
+    def whole(self, affinity: Any, values: Any) -> Any:
+        return pretended.take(sharded.gather(affinity.shard(values))).numpy()
+
+
+class ShardThere(shards.Shard, pretended.Pretended):  # type: ignore[misc]  # one tensor cannot be of both otherwise
+    """A shard whose rows lie on the pretended GPU."""
+
+    device, is_cuda = pretended.GPU, True
+
+    @staticmethod
+    def of(rows: Any, processes: Any) -> Any:
+        result = pretended.Pretended.__new__(ShardThere, shards.Shard.rows(rows).below)
+        result.processes = processes
+        return result
+
+
+@contextmanager
+def only_from_gpus() -> Iterator[None]:
+    """Let messages be those of nccl: each tensor has to be one of a GPU. Below, gloo carries what it is made of."""
+
+    def carried(function: Any) -> Any:
+        def call(*arguments: Any, **words: Any) -> Any:
+            sent, rest = tree_flatten((arguments, words))
+            tensors = [leaf for leaf in sent if isinstance(leaf, torch.Tensor)]
+            assert tensors, function.__name__
+            assert all(isinstance(tensor, pretended.Pretended) for tensor in tensors), f"{function.__name__}: of a CPU"
+            below = [leaf.below if isinstance(leaf, torch.Tensor) else leaf for leaf in sent]
+            arguments, words = tree_unflatten(below, rest)
+            return function(*arguments, **words)
+
+        return call
+
+    class Operation(dist.P2POp):
+        def __new__(cls, op: Any, tensor: Any, *rest: Any) -> Any:
+            assert isinstance(tensor, pretended.Pretended), "a message of a CPU"
+            return dist.P2POp(op, tensor.below, *rest)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("objects travel as tensors of the host")
+
+    objects = [name for name in dir(dist) if "object" in name and callable(getattr(dist, name))]
+    with ExitStack() as stack:
+        for name in ("all_gather", "send", "recv"):
+            stack.enter_context(patch.object(shards.dist, name, carried(getattr(dist, name))))
+        for name in objects:
+            stack.enter_context(patch.object(shards.dist, name, refused))
+        stack.enter_context(patch.object(shards.dist, "get_backend_config", lambda _=None: "cuda:nccl"))
+        stack.enter_context(patch.object(shards, "dist", _With(shards.dist, P2POp=Operation)))
+        stack.enter_context(patch.object(shards.Shard, "of", ShardThere.of))
+        yield
+
+
+class _With:
+    """A module with other things in place of some."""
+
+    def __init__(self, module: Any, **others: Any) -> None:
+        self._module, self.__dict__["others"] = module, others
+
+    def __getattr__(self, name: str) -> Any:
+        return self.others[name] if name in self.others else getattr(self._module, name)
+
+
+def on_gpus() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the numbers of pretended GPUs, and what is copied to the host, and refused."""
+    kept = {name: globals()[name] for name in ("FEATURES", "QUERIES", "SIGNAL", "STRENGTH", "SINGLE", "SINGLE_QUERIES")}
+    with pretended.gpu(), only_from_gpus():
+        globals().update({name: pretended.put(tensor) for name, tensor in kept.items()})
+        try:
+            problem = OnGpus("ring")
+            found = numbers(problem, BASICS)
+            p: Any = built(problem, "gaussian")
+            u = SIGNAL[problem.own]
+            with pretended.counting() as counts:
+                p.average(u)
+                nl.solve(nl.GradientFlow(nl.J(p), "degree"), u, t=2.0, integrator=nl.SemiImplicit(0.5), energies=False)
+            told: dict[str, Any] = {"copies": counts.copies_to_host}
+            try:
+                sharded.affinity(nl.Gaussian(1.0), sharded.points(NODES[problem.own]), kept["FEATURES"][problem.own])
+            except nl.InputError as error:
+                told["features of a CPU"] = str(error)
+        finally:
+            globals().update(kept)
+    return found, told
+
+
 def built(problem: One, name: str) -> nl.Affinity:
     kernel, queries, weights = CASES[name]
     return problem.affinity(kernel, WEIGHTS if weights else None, FEATURES, QUERIES if queries else None)
@@ -95,7 +188,7 @@ def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -
         found[f"{name}: average"] = problem.whole(p, p.average(u))
         found[f"{name}: log degree"] = problem.whole(p, p.log_degree)
         found[f"{name}: log total"] = p.log_total()
-        found[f"{name}: mean"] = np.asarray(p.mean(u, "l2")[0])
+        found[f"{name}: mean"] = p.mean(u, "l2")[0].cpu().numpy()
         both = p.symmetrized()
         found[f"{name}: push"] = problem.whole(both, both.push(u))
         functional = nl.E(p, u, problem.shard(p, STRENGTH))
@@ -305,6 +398,12 @@ def main(job: str, out: str) -> None:
     def write(name: str, found: dict[str, Any]) -> None:
         Path(f"{out}.{name}.{rank}.json").write_text(json.dumps(found))
 
+    if job == "gpus":
+        found, told = on_gpus()
+        np.savez(f"{out}.ring.{rank}.npz", **found)
+        write("told", told)
+        dist.destroy_process_group()
+        return
     if job == "basics":
         np.savez(f"{out}.ring.{rank}.npz", **numbers(Many("ring"), BASICS))
         dist.destroy_process_group()

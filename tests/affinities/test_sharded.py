@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,67 @@ def test_numbers_are_those_of_one_process(
         np.testing.assert_allclose(ranks[0][name], by_one[name], rtol=close, atol=close, err_msg=name)
         for other in ranks[1:]:  # to the last bit, so that all decide alike
             assert np.array_equal(ranks[0][name], other[name]), name
+
+
+@pytest.mark.slow
+def test_between_gpus_nothing_but_their_tensors_travels(by_one: dict[str, Any], tmp_path: Path) -> None:
+    """As with nccl, on pretended GPUs: no message is made of the host, and none takes its way through it."""
+    out = tmp_path / "out"
+    assert processes("gpus", out, 2) == [0, 0]
+    ranks = [np.load(f"{out}.ring.{rank}.npz") for rank in range(2)]
+    for name in ranks[0]:
+        np.testing.assert_allclose(ranks[0][name], by_one[name], rtol=closeness(name), atol=closeness(name))
+        assert np.array_equal(ranks[0][name], ranks[1][name]), name
+    for rank in range(2):
+        told = json.loads(Path(f"{out}.told.{rank}.json").read_text())
+        assert told["copies"] == 0
+        assert told["features of a CPU"].startswith("features: got a tensor on cpu, expected one on cuda")
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "refused"),
+    [
+        ("cuda:nccl", "cuda:1", ""),
+        ("cuda:nccl", "cuda:0", "got a tensor on cuda:0, expected cuda:1, the GPU of this process"),
+        ("cuda:nccl", "cpu", "got a tensor on cpu, expected one on cuda, from where"),
+        ("cpu:gloo,cuda:nccl", "cpu", ""),
+        ("cpu:gloo,cuda:nccl", "cuda:0", ""),
+        ("cpu:gloo,cuda:gloo", "cuda:0", "got a tensor on cuda:0, expected one on cpu, from where"),
+        ("cpu:gloo,cuda:gloo", "cpu", ""),
+    ],
+)
+def test_which_tensors_a_group_sends(
+    config: str, device: str, refused: str, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nlflow.backends.torch import shards
+
+    monkeypatch.setattr(shards.dist, "get_backend_config", lambda _: config)
+    monkeypatch.setattr(shards, "_own_gpu", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr(shards.Processes, "agree", lambda *_, **__: [(5,)])
+    processes = shards.Processes(5)
+    assert processes._device == torch.device("cpu" if "cpu" in config else "cuda:1")
+    tensor: Any = SimpleNamespace(device=torch.device(device))
+    if not refused:
+        processes.check_carried("features", tensor)
+        return
+    with pytest.raises(InputError, match=f"features: {refused}"):
+        processes.check_carried("features", tensor)
+
+
+def test_the_gpu_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nlflow.backends.torch.shards import _own_gpu
+
+    found = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for current, rank, bound in ((0, None, None), (0, "3", None), (2, "3", None), (0, "5", None), (2, "3", 1)):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        if rank is None:
+            monkeypatch.delenv("LOCAL_RANK", raising=False)
+        else:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+        where = None if bound is None else torch.device("cuda", bound)
+        found.append(_own_gpu(SimpleNamespace(bound_device_id=where)).index)
+    assert found == [0, 3, 2, 1, 1]
 
 
 @pytest.fixture
