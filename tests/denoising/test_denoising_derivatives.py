@@ -87,7 +87,7 @@ def test_equal_eigenvalues_have_a_derivative() -> None:
     matrix = (turn * torch.tensor([3.0, 3.0, 3.0, 0.5, 0.5], dtype=torch.float64)) @ turn.T
 
     def shrunk(x: Any) -> Any:
-        return _shrunk_inverse((x + x.T)[None, None] / 2, 1.4, Matrices(None, None, None, removed(1.4)))
+        return _shrunk_inverse((x + x.T)[None, None] / 2, 1.4, Matrices(None, None, None, None, removed(1.4)))
 
     assert torch.autograd.gradcheck(shrunk, matrix.requires_grad_(), check_forward_ad=True)
 

@@ -168,7 +168,7 @@ def test_sums_of_one_order_and_precision_of_the_caller() -> None:
 
 def test_the_device_is_asked_as_often_however_many_chunks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    for name in ("cpu", "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "nonzero"):
+    for name in ("cpu", "item", "tolist", "__bool__", "__float__", "__int__", "__index__", "nonzero"):
         method = getattr(torch.Tensor, name)
 
         def counted(self: Any, *given: Any, _method: Any = method, _name: str = name) -> Any:

@@ -51,6 +51,8 @@ class Flow:
         What integrates a flow that is not linear.
     needs_integrator : bool
         Whether `nlflow.solve` has no integrator for it by default.
+    checks_steps : bool
+        Whether a step that is not finite raises, so that nobody has to look for it.
     differentiated : str
         What follows derivatives through its steps.
     evolving : bool
@@ -77,6 +79,7 @@ class Flow:
     symmetric: bool = False
     advice: str = "integrate it with RungeKutta()"
     needs_integrator: bool = False
+    checks_steps: bool = False
     differentiated: str = "nlflow.flows.derivatives.run"
     time: float = 0.0
     during: Callable[[float], Any] = staticmethod(lambda share: None)

@@ -1,27 +1,24 @@
 """The local Wiener step on groups of alike patches, on tensors; `nlflow.backends.numba.groups` computes the same.
 
-All groups have the same shapes, so that each part of the step is one operation on a chunk of them. A chunk adds its
-patches up in a window of its own, and the windows are added in the order of the chunks: the result has the same bits
-for any number of threads. Taking patches out of images and putting them back are transposes of each other, so that
-derivatives go chunk by chunk as well, in the memory of one.
+All groups have the same shapes, so that each part of the step is one operation on a chunk of them. What is computed of
+a group does not depend on those beside it, and patches are added to the image in the order of the groups: the result
+has the same bits for any number of threads and for chunks of any size. Taking patches out of images and putting them
+back are transposes of each other, so that derivatives go chunk by chunk as well, in the memory of one.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from nlflow._array import root
 from nlflow.backends.threads import in_order
-from nlflow.backends.torch.search import Three, patch_offsets
+from nlflow.backends.torch.search import Three
 from nlflow.backends.torch.workers import exact_products, workers_for
 from nlflow.errors import InputError
 
@@ -34,6 +31,8 @@ class Matrices:
     ----------
     correlation, whitening : (C, 1, D, D) or None
         R and R^-1/2 of the noise of each plane; none for noise that is not correlated.
+    extremes : (C, 2) or None
+        Least and largest eigenvalue of R.
     basis : (D, D) or None
         Orthonormal columns that stand in for the eigenvectors of covariances that are shrunk.
     powers : tuple of 9 floats, or none
@@ -42,6 +41,7 @@ class Matrices:
 
     correlation: Tensor | None
     whitening: Tensor | None
+    extremes: Tensor | None
     basis: Tensor | None
     powers: tuple[float, ...]
 
@@ -51,23 +51,23 @@ class Matrices:
         def turned(matrix: Tensor | None) -> Tensor | None:
             return None if matrix is None else matrix.to(dtype)
 
-        return Matrices(turned(self.correlation), turned(self.whitening), turned(self.basis), self.powers)
+        return Matrices(
+            *(turned(one) for one in (self.correlation, self.whitening, self.extremes, self.basis)), self.powers
+        )
 
 
 def wiener(
-    tokens: Tensor, covariance: Tensor, noise: Tensor, count: Tensor, shrink: float, matrices: Matrices
-) -> tuple[Tensor, Tensor]:
-    """Filter the tokens of groups, all in one precision.
+    covariance: Tensor, noise: Tensor, count: float | Tensor, shrink: float, matrices: Matrices
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the filters of groups, all in one precision.
 
     Parameters
     ----------
-    tokens : (C, g, n, D)
-        z - m.
     covariance : (C, g, D, D)
-        C, of the pilot.
+        C, of the pilot; it is written over.
     noise : (C, g, D)
         The diagonal of N.
-    count : (g, 1) or (1, 1)
+    count : float or (g, 1)
         Members of each group.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
@@ -75,41 +75,48 @@ def wiener(
 
     Returns
     -------
-    change : (C, g, n, D)
-        N (C + N)^-1 (z - m).
-    weight : (C, g, D)
-        Inverse variance of each sample of the estimate.
+    filtered : (C, g, D, D)
+    scale : (C, g, D)
+        Of tokens z about their mean m, z - m times `filtered` diag(`scale`) is N (C + N)^-1 (z - m).
+    variance : (C, g, D)
+        Of each sample of the estimate.
     """
-    root = noise.sqrt()
-    scale = root[..., None] * root[..., None, :]
     correlation = matrices.correlation
+    if shrink > 0 or correlation is not None:
+        roots = noise.sqrt()
+        scale = roots[..., None] * roots[..., None, :]
     full = None if correlation is None else correlation * scale
     if shrink > 0:
         inverse = _shrunk_inverse(covariance / scale, shrink, matrices) / scale
     else:
-        inverse = _Inverse.apply(covariance + (torch.diag_embed(noise) if full is None else full))  # type: ignore[no-untyped-call]  # torch's
+        if full is None:
+            torch.diagonal(covariance, dim1=-2, dim2=-1).add_(noise)
+        else:
+            covariance += full
+        inverse = _Inverse.apply(covariance)  # type: ignore[no-untyped-call]  # torch's
     share = 1 / count
     if full is None or correlation is None:
-        filtered = inverse * noise[..., None, :]
-        kept, of_mean = (1 - torch.diagonal(filtered, dim1=-2, dim2=-1)).clamp(min=0), share
-    else:
-        filtered = inverse @ full
-        variances = torch.diagonal(correlation, dim1=-2, dim2=-1)
-        kept = (variances - (full * filtered.mT).sum(-1) / noise).clamp(min=0)
-        of_mean = share * variances
-    # That of the filter, and that of the mean.
-    return tokens @ filtered, 1 / (noise * (kept * (1 - share) + of_mean))
+        kept = (1 - torch.diagonal(inverse, dim1=-2, dim2=-1) * noise).clamp(min=0)
+        # That of the filter, and that of the mean.
+        return inverse, noise, noise * (kept * (1 - share) + share)
+    filtered = inverse @ full
+    variances = torch.diagonal(correlation, dim1=-2, dim2=-1)
+    kept = (variances - (full * filtered.mT).sum(-1) / noise).clamp(min=0)
+    return filtered, torch.ones_like(noise), noise * (kept * (1 - share) + share * variances)
 
 
-def across_members(tokens: Tensor, source: Tensor, noise: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def across_members(tokens: Tensor, source: Tensor, noise: Tensor, count: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return what the step across the members removes (C, g, n, D), and the variances of its estimate.
 
     `tokens` and `source` are about their means, and 0 where there is no member; see
     `nlflow.denoising.patches.filters.GroupFilter`.
     """
-    ridge = (noise.sum(-1, keepdim=True) * (count / noise.shape[-1]).clamp(min=1))[..., None]
+    size = noise.shape[-1]
+    spread = (count / size).clamp(min=1) if isinstance(count, Tensor) else max(count / size, 1.0)
+    ridge = (noise.sum(-1, keepdim=True) * spread)[..., None]
     between = source @ source.mT
-    inverse = _Inverse.apply(between + ridge * torch.eye(between.shape[-1], dtype=ridge.dtype, device=ridge.device))  # type: ignore[no-untyped-call]  # torch's
+    torch.diagonal(between, dim1=-2, dim2=-1).add_(ridge[..., 0])
+    inverse = _Inverse.apply(between)  # type: ignore[no-untyped-call]  # torch's
     filtered, share = ridge * inverse, 1 / count
     kept = (1 - torch.diagonal(filtered, dim1=-2, dim2=-1)).clamp(min=0) * (1 - share) + share
     return filtered @ tokens, noise[..., None, :] * kept[..., None]
@@ -168,17 +175,15 @@ class Step:
     Attributes
     ----------
     members, counts : (G, n), (G,)
-        As `find_groups` gives them.
+        As `find_groups` gives them; where a count is 0 the groups were found on a guide that is out of range.
     full : bool
         Whether all groups have n members.
-    references : int array of shape (G, 3), on the host
-        First samples of the patches of reference.
-    shape, patch, radii : triples of int
-        Of the images, of a patch, and the largest offsets of a member.
+    shape, patch : triples of int
+        Of the images and of a patch.
+    within : (D,)
+        How far the samples of a patch lie behind its first.
     variance : (C, N) or (C, 1)
         Of the noise in the input.
-    extremes : (C, 2)
-        Least and largest eigenvalue of the correlation of the noise.
     matrices : Matrices
     leave, factor, shrink, across, running
         As in `nlflow.denoising.patches.filters.Stage`.
@@ -188,17 +193,17 @@ class Step:
         How many numbers a worker holds at a time, about.
     during : callable
         Gets the share that is done.
+    check : callable
+        Gets whether the guide of the groups was in range, and whether the sums are finite, and may raise.
     """
 
     members: Tensor
     counts: Tensor
     full: bool
-    references: NDArray[np.int64]
     shape: Three
     patch: Three
-    radii: Three
+    within: Tensor
     variance: Tensor
-    extremes: Tensor
     matrices: Matrices
     leave: float
     factor: float
@@ -208,26 +213,37 @@ class Step:
     rounding: tuple[float, float]
     numbers: int
     during: Callable[[float], Any]
+    check: Callable[[bool, bool], None]
 
     def __call__(self, state: Tensor, pilot: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
         """Return the estimate and the next state.
 
-        They have first derivatives, of both modes, with respect to all three images; the groups are constants.
+        They have first derivatives, of both modes, with respect to all three images; the groups are constants. The
+        device is asked once, and a second time where some groups lose too many digits in the precision of the images.
 
         Parameters
         ----------
         state, pilot, observed : (C, Z, H, W)
             The running state z, the estimate from which covariances are taken, and the input.
         """
-        images = [one.reshape(len(state), -1) for one in (state, pilot, observed)]
+        images = [state.flatten(1)]
+        if pilot is not state:
+            images.append(pilot.flatten(1))
+        if self.running:
+            images.append(_box_sums(observed - state, self.patch))
         dual = any(unpacked(one)[1] is not None for one in images)
-        with exact_products(state.device):
+        with exact_products(state.device), workers_for(state.device):
             if tracked(images) and not dual:
-                sums = _Summed.apply(*images, self)  # type: ignore[no-untyped-call]  # torch's apply is untyped
+                sums = _Summed.apply(self, *images)  # type: ignore[no-untyped-call]  # torch's apply is untyped
             else:
                 sums = _summed(self, images)[0]
-        made = [one.view(state.shape) for one in averages(sums, images[0])]
+            made = [one.view(state.shape) for one in averages(sums, images[0])]
         return made[0], made[-1]  # the same where no noise is left
+
+    def kinds(self, images: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the state, the pilot where it is another image, and the sums over patches where noise is measured."""
+        sums = images[-1] if self.running else None
+        return images[0], images[1] if len(images) > 1 + self.running else None, sums
 
 
 def averages(sums: Tensor, state: Tensor) -> list[Tensor]:
@@ -249,6 +265,17 @@ def unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
     return pair.primal, pair.tangent
 
 
+def _box_sums(removed: Tensor, patch: Three) -> Tensor:
+    """Return the sums over each patch of samples (C, Z, H, W) and of their squares, at its corner, (2 C, N) float64."""
+    wide = removed.double()
+    sums = torch.cat((wide, wide.square()))
+    for axis, side in enumerate(patch, 1):
+        if side > 1:
+            sums = sums.unfold(axis, side, 1).sum(-1)
+    beside = [(0, n - m) for n, m in zip(removed.shape[1:], sums.shape[1:], strict=True)]
+    return torch.nn.functional.pad(sums, [n for pair in reversed(beside) for n in pair]).flatten(1)
+
+
 def _summed(step: Step, images: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return sums of weight x estimate, of weight x next state (unless it is the estimate) and of weights, (K, C, N).
 
@@ -258,28 +285,37 @@ def _summed(step: Step, images: list[Tensor]) -> tuple[Tensor, Tensor]:
     sums = torch.zeros(kinds, *images[0].shape, dtype=rounded, device=images[0].device)
     poor: list[Tensor] = []
 
-    def work(chunk: _Chunk) -> tuple[_Chunk, Tensor, Tensor]:
+    def work(chunk: _Chunk) -> tuple[_Chunk, list[Tensor], Tensor]:
         with torch.no_grad():
-            values, lost = _weighted(step, chunk, [chunk.lift(one) for one in images])
-            return chunk, chunk.windows(values, rounded), lost
+            values, lost = _weighted(step, chunk, *_lifted(step, chunk, images))
+            return chunk, values, lost
 
     with workers_for(sums.device) as workers:
-        for chunk, windows, lost in in_order(work, _chunks(step, None), workers):
-            sums[..., chunk.low : chunk.high] += windows
+        for chunk, values, lost in in_order(work, _chunks(step, None, None), workers):
+            chunk.add(values, sums)
             poor.append(lost)
             step.during(sum(one.shape[1] for one in poor) / len(step.members))
-        for chunk, windows, _ in in_order(work, _chunks(step, torch.cat(poor, dim=1)), workers):
-            sums[..., chunk.low : chunk.high] += windows
-    return sums, torch.cat(poor, dim=1)
+        losing = torch.cat(poor, dim=1)
+        several = losing.any(dim=0)
+        count, fewest, finite = torch.stack(
+            (several.sum(), step.counts.amin().long(), sums.isfinite().all().long())
+        ).tolist()  # fmt: skip
+        step.check(fewest > 0, bool(finite or count))
+        if count:
+            which = torch.nonzero_static(several, size=count)[:, 0]
+            for chunk, values, _ in in_order(work, _chunks(step, losing, which), workers):
+                chunk.add(values, sums)
+            step.check(True, bool(sums.isfinite().all()))
+    return sums, losing
 
 
 class _Summed(torch.autograd.Function):
     """`_summed` with its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, pilot: Tensor, observed: Tensor, step: Step) -> Tensor:
-        sums, lost = _summed(step, [state, pilot, observed])
-        ctx.save_for_backward(state, pilot, observed, lost)
+    def forward(ctx: Any, step: Step, *images: Tensor) -> Tensor:
+        sums, losing = _summed(step, list(images))
+        ctx.save_for_backward(*images, losing)
         ctx.step = step
         return sums
 
@@ -290,24 +326,27 @@ class _Summed(torch.autograd.Function):
                 "create_graph: got True, expected False: the denoiser has first derivatives only; take differences of "
                 "gradients for second ones"
             )
-        *images, lost = ctx.saved_tensors
+        *images, losing = ctx.saved_tensors
         step: Step = ctx.step
-        results = torch.zeros(3, *images[0].shape, dtype=images[0].dtype, device=images[0].device)
+        results = [torch.zeros_like(one) for one in images]
 
-        def work(chunk: _Chunk) -> tuple[_Chunk, Tensor]:
+        def work(chunk: _Chunk) -> tuple[_Chunk, list[Tensor]]:
             with torch.enable_grad():
-                tokens = [chunk.lift(one.detach()).requires_grad_() for one in images]
-                values, _ = _weighted(step, chunk, tokens)
+                tokens = [one if one is None else one.detach().requires_grad_() for one in _lifted(step, chunk, images)]
+                values, _ = _weighted(step, chunk, *tokens)
             wanted = [chunk.lift(one) for one in gradient]
-            found: Any = torch.autograd.grad(values, tokens, wanted, allow_unused=True)
-            parts = [torch.zeros_like(t) if g is None else g for g, t in zip(found, tokens, strict=True)]
-            return chunk, chunk.windows(parts, results.dtype)
+            given = [one for one in tokens if one is not None]
+            found: Any = torch.autograd.grad(values, given, wanted, allow_unused=True)
+            return chunk, [torch.zeros_like(t) if g is None else g for g, t in zip(found, given, strict=True)]
 
-        chunks = [*_chunks(step, None), *_chunks(step, lost)]
-        with exact_products(results.device), workers_for(results.device) as workers:
-            for chunk, windows in in_order(work, chunks, workers):
-                results[..., chunk.low : chunk.high] += windows
-        return *results, None
+        chunks = [*_chunks(step, None, None)]
+        which = losing.any(dim=0).nonzero()[:, 0]
+        chunks += _chunks(step, losing, which) if len(which) else []
+        with exact_products(gradient.device), workers_for(gradient.device) as workers:
+            for chunk, parts in in_order(work, chunks, workers):
+                for part, result in zip(parts, results, strict=True):
+                    chunk.add([part], result[None])
+        return None, *results
 
 
 @dataclass(frozen=True)
@@ -316,8 +355,7 @@ class _Chunk:
 
     Attributes
     ----------
-    low, high : int
-        Of the samples that the patches cover, the first and the one behind the last.
+    corners : (g n,)
     places : (g n D,)
     shape : (g, n, D)
     there : (g, n, 1) or None
@@ -326,8 +364,7 @@ class _Chunk:
         Which groups are filtered here, in float64; None for all that do not lose too many digits.
     """
 
-    low: int
-    high: int
+    corners: Tensor
     places: Tensor
     shape: tuple[int, int, int]
     there: Tensor | None
@@ -338,20 +375,21 @@ class _Chunk:
         tokens = planes.index_select(1, self.places).view(len(planes), *self.shape)
         return tokens if self.poor is None else tokens.double()
 
-    def windows(self, values: list[Tensor], dtype: torch.dtype) -> Tensor:
-        """Return sums over K tokens (C, g, n, D) at each sample from `low` to `high`, (K, C, samples)."""
-        at = (self.places - self.low).long()
-        made = torch.zeros(len(values), len(values[0]), self.high - self.low, dtype=dtype, device=at.device)
-        # One line at a time: then torch has an order of its own for sums on a GPU, where that is asked for.
-        for target, source in zip(made.flatten(0, 1), itertools.chain(*values), strict=True):
-            target.scatter_add_(0, at, source.flatten().to(dtype))
-        return made
+    def lift_corners(self, planes: Tensor) -> Tensor:
+        """Return what planes (C, N) hold at the corners of patches, (C, g, n, 1)."""
+        return planes.index_select(1, self.corners).view(len(planes), *self.shape[:2], 1)
 
-    def count(self, like: Tensor) -> Tensor:
-        """Return the members of each group, (g, 1)."""
-        if self.there is None:
-            return torch.full((1, 1), self.shape[1], dtype=like.dtype, device=like.device)
-        return self.there.sum(1).to(like.dtype)
+    def add(self, values: list[Tensor], sums: Tensor) -> None:
+        """Add tokens (C, g, n, D), or what belongs to their corners (C, g, n, 1), to sums (K, C, N)."""
+        for tokens, planes in zip(values, sums, strict=True):
+            index = self.places if tokens.shape[-1] == self.shape[-1] else self.corners
+            # One line at a time: then torch has an order of its own for sums on a GPU, where that is asked for.
+            for source, target in zip(tokens, planes, strict=True):
+                target.scatter_add_(0, index, source.flatten().to(target.dtype))
+
+    def count(self, like: Tensor) -> float | Tensor:
+        """Return the members of each group, (g, 1), or of all."""
+        return float(self.shape[1]) if self.there is None else self.there.sum(1).to(like.dtype)
 
     def masked(self, tokens: Tensor) -> Tensor:
         """Return tokens with 0 where there is no member."""
@@ -359,56 +397,64 @@ class _Chunk:
 
     def mean(self, tokens: Tensor) -> Tensor:
         """Return the mean token of each group, (C, g, 1, D)."""
-        return self.masked(tokens).sum(-2, keepdim=True) / self.count(tokens)[..., None]
+        if self.there is None:
+            return tokens.mean(-2, keepdim=True)
+        return self.masked(tokens).sum(-2, keepdim=True) / self.there.sum(1, keepdim=True).to(tokens.dtype)
 
     def centred(self, tokens: Tensor) -> Tensor:
         """Return tokens about their mean."""
         return self.masked(tokens - self.mean(tokens))
 
 
-def _chunks(step: Step, lost: Tensor | None) -> Iterator[_Chunk]:
-    """Give all groups in chunks, or those that lose too many digits; the device is asked once which these are."""
-    planes, most = len(step.variance), step.members.shape[1]
-    within = patch_offsets(step.patch, step.shape, step.members.device)
-    together = max(1, step.numbers // (_HELD * planes * most * len(within)))
-    which = None if lost is None else lost.any(dim=0).nonzero()[:, 0].cpu()
-    count = len(step.members) if which is None else len(which)
-    for start in range(0, count, together):
+def _lifted(step: Step, chunk: _Chunk, images: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the tokens of the state and of the pilot, where it is another image, and sums over the patches."""
+    state, pilot, boxes = step.kinds(images)
+    return (
+        chunk.lift(state),
+        None if pilot is None else chunk.lift(pilot),
+        None if boxes is None else chunk.lift_corners(boxes),
+    )
+
+
+def _chunks(step: Step, losing: Tensor | None, which: Tensor | None) -> Iterator[_Chunk]:
+    """Give all groups in chunks, or some of them, which lose too many digits."""
+    most, size = step.members.shape[1], len(step.within)
+    together = max(1, step.numbers // (_HELD * len(step.variance) * most * size))
+    for start in range(0, len(step.members) if which is None else len(which), together):
         part: Any = slice(start, start + together)
         if which is not None:
             part = which[part]
-        corners, has = step.members[part], None
+        corners, there = step.members[part].long(), None
         if not step.full:
-            has = (torch.arange(most, device=corners.device) < step.counts[part][:, None])[..., None]
-        references = step.references[part]
-        ends = np.minimum(references.max(axis=0) + step.radii + step.patch, step.shape) - 1
-        low, high = (
-            int(np.ravel_multi_index(tuple(at), step.shape))
-            for at in (np.maximum(references.min(axis=0) - step.radii, 0), ends)
-        )
-        places = (corners[..., None] + within).flatten()
-        poor = None if lost is None else lost[:, part]
-        yield _Chunk(low, high + 1, places, (*corners.shape, len(within)), has, poor)
+            there = (torch.arange(most, device=corners.device) < step.counts[part][:, None])[..., None]
+        places = (corners[..., None] + step.within).flatten()
+        poor = None if losing is None else losing[:, part]
+        yield _Chunk(corners.flatten(), places, (*corners.shape, size), there, poor)
 
 
-def _weighted(step: Step, chunk: _Chunk, tokens: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+def _weighted(
+    step: Step, chunk: _Chunk, z: Tensor, pilot: Tensor | None, boxes: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
     """Return tokens of weight x estimate, weight x next state and weight; and which groups lose too many digits.
 
     Those have weight 0 here, where they are not filtered in float64.
     """
-    z, pilot, observed = tokens
-    count = chunk.count(z)
+    count, matrices = chunk.count(z), step.matrices.to(z.dtype)
     if step.variance.shape[1] == 1:
         own = step.variance.to(z.dtype)[..., None].expand(len(z), z.shape[1], z.shape[3])
     else:
         own = chunk.mean(chunk.lift(step.variance)).to(z.dtype)[..., 0, :]
     total = own.mean(-1, keepdim=True)
-    left = torch.ones_like(total)
-    if step.running:
-        left = (1 - root(_spread(chunk, observed - z, count) / total)).clamp(min=max(step.leave, _LEAST))
-    own = own * left.square() * step.factor
-    source = chunk.centred(pilot)
-    covariance = source.mT @ source / count[..., None]
+    left = None
+    if boxes is not None:
+        spread = _spread(chunk, boxes, z.shape[-1]).to(z.dtype)
+        left = (1 - root(spread / total)).clamp(min=max(step.leave, _LEAST))
+        own = own * left.square()
+    if step.factor != 1:
+        own = own * step.factor
+    centred = chunk.centred(z)
+    source = centred if pilot is None else chunk.centred(pilot)
+    covariance = source.mT @ source / (count if isinstance(count, float) else count[..., None])
     trace = torch.diagonal(covariance, dim1=-2, dim2=-1).sum(-1, keepdim=True)
     # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of the input the
     # group is left as it is.
@@ -418,38 +464,57 @@ def _weighted(step: Step, chunk: _Chunk, tokens: list[Tensor]) -> tuple[list[Ten
     lost = torch.zeros_like(idle)
     if chunk.poor is not None:
         masked = idle | ~chunk.poor[..., None]
+    elif z.dtype == torch.float64:
+        masked = idle
     else:
-        if z.dtype != torch.float64:
-            extremes = step.extremes[:, None]
-            most, fewest = own.amax(-1, keepdim=True), own.amin(-1, keepdim=True)
-            bound = count * step.rounding[0] * (trace + most * extremes[..., 1:])
-            lost = ~(bound < fewest * extremes[..., :1]) & ~idle
-            if step.across > 0:
-                ridge = own.sum(-1, keepdim=True)
-                lost = lost | (~(count * step.rounding[0] * (ridge + count * trace) < ridge) & ~idle)
+        lost = _lost(step, own, trace, count) & ~idle
         masked = idle | lost
     own = torch.where(masked, 1, own)  # an identity, whose factor exists
     covariance = torch.where(masked[..., None], 0, covariance)
-    centred = chunk.centred(z)
-    change, weight = wiener(centred, covariance, own, count, step.shrink, step.matrices.to(z.dtype))
-    weight = weight[..., None, :]
-    if step.across > 0:
-        removed, variances = across_members(centred, torch.where(masked[..., None], 0, source), own, count)
-        change = change + step.across * (removed - change)
-        weight = 1 / (1 / weight + step.across * (variances - 1 / weight))
-    change = torch.where(masked[..., None], 0, change)
-    weight = torch.where(idle[..., None], 1 / total[..., None], torch.where(masked[..., None], 0, weight))
-    if chunk.poor is not None:
-        weight = torch.where(chunk.poor[..., None, None], weight, 0)
-    shares = chunk.masked(weight.expand_as(z))
-    values = [shares * (z - change)]
+    filtered, scale, variance = wiener(covariance, own, count, step.shrink, matrices)
+    idle, variance, variances = idle[..., None], variance[..., None, :], total[..., None]
+    if step.across == 0:
+        weight = _weights(chunk, variance, variances, idle, masked[..., None])
+        # One product gives weight x change.
+        scale = torch.where(masked[..., None], 0, scale[..., None, :] * weight)
+        removed = centred @ (filtered * scale)
+    else:
+        own_change = centred @ (filtered * scale[..., None, :])
+        source = torch.where(masked[..., None], 0, source)
+        change, across = across_members(centred, source, own, count)
+        change = own_change + step.across * (change - own_change)
+        weight = _weights(chunk, variance + step.across * (across - variance), variances, idle, masked[..., None])
+        removed = torch.where(masked[..., None], 0, weight * change)
+    whole = weight * z
+    values = [chunk.masked(whole - removed)]
     if step.leave > 0:
-        values.append(shares * (z - (1 - step.leave / left)[..., None] * change))
-    return [*values, shares], lost[..., 0]
+        keep = 1 - step.leave if left is None else (1 - step.leave / left)[..., None]
+        values.append(chunk.masked(whole - keep * removed))
+    return [*values, chunk.masked(weight.expand_as(z))], lost[..., 0]
 
 
-def _spread(chunk: _Chunk, removed: Tensor, count: Tensor) -> Tensor:
-    """Return the variance over all samples of a group, (C, g, 1)."""
-    removed, samples = chunk.masked(removed), count * removed.shape[-1]
-    first, second = ((one.sum(-1).double().sum(-1, keepdim=True) / samples) for one in (removed, removed * removed))
-    return (second - first.square()).clamp(min=0).to(removed.dtype)
+def _weights(chunk: _Chunk, variance: Tensor, untouched: Tensor, idle: Tensor, masked: Tensor) -> Tensor:
+    """Return inverse variances; those of the input where groups are idle, and 0 where they are filtered elsewhere."""
+    weight = torch.where(idle, 1 / untouched, torch.where(masked, 0, 1 / variance))
+    return weight if chunk.poor is None else torch.where(chunk.poor[..., None, None], weight, 0)
+
+
+def _lost(step: Step, own: Tensor, trace: Tensor, count: float | Tensor) -> Tensor:
+    """Return which groups (C, g, 1) lose too many digits in single precision."""
+    extremes = step.matrices.extremes
+    most, fewest = own.amax(-1, keepdim=True), own.amin(-1, keepdim=True)
+    if extremes is not None:
+        most, fewest = most * extremes[:, None, 1:], fewest * extremes[:, None, :1]
+    lost = ~(count * step.rounding[0] * (trace + most) < fewest)
+    if step.across > 0:
+        ridge = own.sum(-1, keepdim=True)
+        lost = lost | ~(count * step.rounding[0] * (ridge + count * trace) < ridge)
+    return lost
+
+
+def _spread(chunk: _Chunk, boxes: Tensor, size: int) -> Tensor:
+    """Return the variance over all samples of a group, (C, g, 1), from the sums over its patches (2 C, g, n, 1)."""
+    sums = chunk.masked(boxes).sum(-2)
+    count = chunk.count(boxes)
+    first, second = (sums / (count * size)).chunk(2)
+    return (second - first.square()).clamp(min=0)

@@ -1,40 +1,147 @@
-"""The search for groups of alike patches on tensors; `nlflow.backends.numba.search` finds the same."""
+"""The search for groups of alike patches on tensors; `nlflow.backends.numba.search` finds the same.
+
+What is the same for every guide of a lattice (where the tiles of references lie, and which offsets are shorter than
+others) is made on the host, in one array that is copied to the device once.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nlflow.backends.threads import in_order
-from nlflow.backends.torch.workers import workers_for
+from nlflow.backends.torch.workers import exact_products, workers_for
 
 _MOST = 32  # references of a tile along an axis
+_PART = 10  # distances of which the least is taken first
 
 Three = tuple[int, int, int]
+Integers = NDArray[np.int64]
 
 
-def find_groups(
-    guide: Tensor, references: Sequence[Tensor], patch: Three, radii: Three, order: Tensor, members: int, numbers: int
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Windows:
+    """Where the references of a lattice lie, in tiles whose windows are mostly the same.
+
+    All tiles are alike: a x b x e references at one distance along each axis, of which the last ones may be none of
+    the lattice, and an extent of samples that holds the windows of all.
+
+    Attributes
+    ----------
+    shape, patch, radii : triples of int
+        Of the images, of a patch, and the largest offsets along the three axes.
+    wide, stride, lengths : triples of int
+        References of a tile, their distance, and the candidates that they have together, along the three axes.
+    starts : (tiles,)
+        First samples of the tiles' windows, in planes that are padded.
+    corners, numbers : (tiles, T)
+        First samples of the references, and which these are in the lattice; the number of all where they are none.
+    block : (samples,)
+        How far the samples of a tile lie behind its first, in planes that are padded.
+    shift, rank : (offsets,)
+        How far the offsets of a window lead in an image, and which of them is the first, the second, ... by its length.
+    count : int
+        References of the lattice that differ.
+    again : (G,) or None
+        Which of these each group has, where a lattice holds some of them several times.
+    """
+
+    shape: Three
+    patch: Three
+    radii: Three
+    wide: Three
+    stride: Three
+    lengths: Three
+    starts: Tensor
+    corners: Tensor
+    numbers: Tensor
+    block: Tensor
+    shift: Tensor
+    rank: Tensor
+    count: int
+    again: Tensor | None
+
+    @classmethod
+    def of(
+        cls, references: Sequence[Integers], patch: Three, radii: Three, shape: Three, order: NDArray[np.integer],
+        device: torch.device,
+    ) -> Windows:  # fmt: skip
+        """Return the windows of a lattice.
+
+        Parameters
+        ----------
+        references : (A,), (B,), (E,)
+            First samples of the patches of reference along the three axes, in order.
+        patch, radii, shape
+        order : (offsets,)
+            The offsets of a window (in C order), by their length.
+        device : torch.device
+        """
+        own = [np.unique(one, return_inverse=True) for one in references]
+        axes = [_Axis.of(one, radius) for (one, _), radius in zip(own, radii, strict=True)]
+        wide, stride = three([one.wide for one in axes]), three([one.stride for one in axes])
+        lengths = three([(w - 1) * s + 2 * r + 1 for w, s, r in zip(wide, stride, radii, strict=True)])
+        padded = _padded(shape, radii, wide, stride)
+        sides = [len(one) for one, _ in own]
+        count = math.prod(sides)
+        tiles = [len(one.starts) for one in axes]
+        starts = combined([one.starts[None] for one in axes], padded)[0]
+        corners = _of_tiles([one.places for one in axes], shape)
+        outside = np.logical_or.reduce(np.broadcast_arrays(*_spread([one.numbers < 0 for one in axes])))
+        numbers = np.where(
+            outside.reshape(math.prod(tiles), -1), count, _of_tiles([one.numbers for one in axes], sides)
+        )
+        block = combined([np.arange(n + p - 1)[None] for n, p in zip(lengths, patch, strict=True)], padded)[0]
+        shift = combined([np.arange(-r, r + 1)[None] for r in radii], shape)[0]
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        again = np.empty(0, np.int64)
+        if any(len(one) != len(given) for (one, _), given in zip(own, references, strict=True)):
+            again = combined([which[None] for _, which in own], sides)[0]
+        made = starts, corners, numbers, block, shift, rank, again
+        whole = torch.from_numpy(np.concatenate([one.ravel() for one in made])).to(device)
+        parts = [
+            part.view(one.shape) for part, one in zip(torch.split(whole, [one.size for one in made]), made, strict=True)
+        ]
+        return cls(
+            shape, patch, radii, wide, stride, lengths, *parts[:5], parts[5].float(), count,
+            parts[6] if again.size else None,
+        )  # fmt: skip
+
+    def planes(self, guide: Tensor) -> Tensor:
+        """Return a guide (C, Z, H, W), and the sums of the squares of its patches, as padded planes (C + 1, P)."""
+        wide = guide.double()
+        squares = wide.square().sum(0, keepdim=True)
+        norms = torch.nn.functional.avg_pool3d(squares[None], self.patch, 1, divisor_override=1)[0]
+        padded = _padded(self.shape, self.radii, self.wide, self.stride)
+        made = torch.zeros(len(guide) + 1, *padded, dtype=torch.float64, device=guide.device)
+        made[-1] = torch.inf  # where no patch is
+        for part, whole in ((wide, made[:-1]), (norms, made[-1:])):
+            a, b, c = (slice(r, r + n) for r, n in zip(self.radii, part.shape[1:], strict=True))
+            whole[:, a, b, c] = part
+        return made.flatten(1)
+
+
+def find_groups(guide: Tensor, windows: Windows, members: int, numbers: int) -> tuple[Tensor, Tensor]:
     """Find the patches nearest to each reference patch in its window.
 
     Squared distances are |a|^2 + |b|^2 - 2 a.b, a product of matrices for each tile of references, in float64 whatever
     the guide is in. Of patches that are equally near, within the rounding of the guide and of this sum, those are taken
-    whose offset comes first in `order`. No number is asked of the device.
+    whose offset comes first by its length. No number is asked of the device, and no number depends on how many tiles
+    are looked at together.
 
     Parameters
     ----------
     guide : (C, Z, H, W)
-    references : (A,), (B,), (E,)
-        First samples of the patches of reference along the three axes, on the host.
-    patch, radii
-        Along the three axes.
-    order : (offsets,)
-        The offsets of a window (in C order), by their length.
+    windows : Windows
     members : int
         n, wanted in a group; at most as many as there are offsets.
     numbers : int
@@ -42,128 +149,217 @@ def find_groups(
 
     Returns
     -------
-    members : (A B E, n) int32
+    members : (G, n) int32
         Corners of the patches, the reference first, then in C order; the reference again where there are too few.
-    counts : (A B E,) int32
+    counts : (G,) int32
     """
-    device, shape, sides = guide.device, guide.shape[1:], [len(one) for one in references]
-    axes = [_Axis.of(*given, device) for given in zip(references, radii, patch, shape, strict=True)]
-    found = torch.empty((math.prod(sides), members), dtype=torch.int32, device=device)
-    counts = torch.empty(math.prod(sides), dtype=torch.int32, device=device)
-    offsets = [torch.arange(-radius, radius + 1, device=device)[None] for radius in radii]
-    shift = combined(offsets, shape)[0]
-    rank = torch.empty(len(order), dtype=torch.float64, device=device)
-    rank[order] = torch.arange(len(order), dtype=torch.float64, device=device)
-    flat, within = guide.reshape(len(guide), -1).double(), patch_offsets(patch, shape, device)
-    lengths = [one.length for one in axes]
-    own = math.prod(one.places.shape[1] for one in axes)
-    length = len(guide) * len(within)
-    together = max(1, numbers // (2 * (3 * math.prod(lengths) * length + 4 * own * len(order))))
-    tiles = torch.cartesian_prod(*(torch.arange(len(one.places), device=device) for one in axes))
+    device, count = guide.device, windows.count
+    found = torch.empty((count + 1, members), dtype=torch.int32, device=device)
+    counts = torch.empty(count + 1, dtype=torch.int32, device=device)
+    candidates, own, offsets = math.prod(windows.lengths), windows.corners.shape[1], len(windows.shift)
+    length = len(guide) * math.prod(windows.patch)
+    tiles = len(windows.starts)
+    together = max(1, numbers // ((length + 1 + own) * candidates + 3 * own * offsets))
+    planes = windows.planes(guide)
 
     @torch.no_grad()
-    def search(which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        parts = [one.at(index) for one, index in zip(axes, which.T, strict=True)]
-        centres = combined([one.places for one in parts], shape)
-        a, b = (_patches(flat, one, within) for one in (centres, combined([one.window for one in parts], shape)))
-        z, y, x = (one.inside for one in parts)
-        there = z[:, :, None, None] & y[:, None, :, None] & x[:, None, None, :]
-        norms = b.square().sum(-1).masked_fill_(~there.flatten(1), torch.inf)
-        squares = a.square().sum(-1)
-        distance = torch.baddbmm(norms[:, None], a, b.mT, alpha=-2)
-        middle = combined([one.within for one in parts], lengths)
-        distance = distance.gather(-1, middle[..., None] + combined(offsets, lengths)[0]).add_(squares[..., None])
-        chosen, alike = _nearest(distance, a.abs().amax(-1), squares.sqrt(), rank, members, length, guide.dtype)
-        corners = centres[..., None] + torch.where(alike, shift[chosen], 0)
-        return combined([one.numbers for one in parts], sides), corners.int(), alike.sum(-1, dtype=torch.int32)
+    def search(first: int) -> tuple[slice, Tensor, Tensor]:
+        which = slice(first, min(first + together, tiles))
+        distance, largest, norm = _distances(windows, planes, windows.starts[which])
+        place, count = _nearest(distance, largest, norm, windows.rank, members - 1, length, guide.dtype)
+        corners = windows.corners[which].reshape(-1, 1)
+        return which, torch.cat((corners, corners + windows.shift[place]), 1), count + 1
 
-    with workers_for(device) as workers:
-        for numbered, corners, count in in_order(search, torch.split(tiles, together), workers):
-            found[numbered] = corners
-            counts[numbered] = count
-    return found, counts
+    with exact_products(device), workers_for(device) as workers:
+        for which, corners, count_of in in_order(search, range(0, tiles, together), workers):
+            numbered = windows.numbers[which].flatten()
+            found[numbered] = corners.int()
+            counts[numbered] = count_of.int()
+    if windows.again is not None:
+        return found[windows.again], counts[windows.again]
+    return found[:count], counts[:count]
+
+
+def _distances(windows: Windows, planes: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return squared distances (K T, offsets) of some tiles, the largest sample of each reference, and its norm.
+
+    A distance is infinite where there is no patch, and of the reference itself.
+    """
+    patch, radii, wide, lengths = windows.patch, windows.radii, windows.wide, windows.lengths
+    tiles, channels, own = len(starts), len(planes) - 1, math.prod(wide)
+    length, candidates = channels * math.prod(patch), math.prod(lengths)
+    index = (starts[:, None] + windows.block).flatten()
+    held = planes.index_select(1, index)
+    plane, block = len(index), len(windows.block)
+    sides = [n + p - 1 for n, p in zip(lengths, patch, strict=True)]
+    steps = sides[1] * sides[2], sides[2], 1
+    apart = [s * step for s, step in zip(windows.stride, steps, strict=True)]
+    middle = sum(r * step for r, step in zip(radii, steps, strict=True))
+    b = torch.empty((tiles, length + 1, candidates), dtype=planes.dtype, device=planes.device)
+    b[:, :length].view(tiles, channels, *patch, *lengths).copy_(
+        held.as_strided((tiles, channels, *patch, *lengths), (block, plane, *steps, *steps))
+    )
+    b[:, length].view(tiles, *lengths).copy_(
+        held.as_strided((tiles, *lengths), (block, *steps), channels * plane)
+    )  # fmt: skip
+    a = torch.full((tiles, own, length + 1), -0.5, dtype=planes.dtype, device=planes.device)
+    references = a[..., :length]
+    references.copy_(
+        held.as_strided(
+            (tiles, *wide, channels, *patch), (block, *apart, plane, *steps), middle
+        ).reshape(tiles, own, length)
+    )  # fmt: skip
+    squares = held.as_strided((tiles, *wide), (block, *apart), channels * plane + middle).reshape(tiles, own, 1)
+    between = torch.baddbmm(squares, a, b, alpha=-2)
+    inner = lengths[1] * lengths[2], lengths[2], 1
+    moved = [
+        step * candidates + s * side
+        for step, s, side in zip((wide[1] * wide[2], wide[2], 1), windows.stride, inner, strict=True)
+    ]
+    around = [2 * r + 1 for r in radii]
+    distance = between.as_strided((tiles, *wide, *around), (own * candidates, *moved, *inner)).reshape(tiles * own, -1)
+    distance[:, distance.shape[1] // 2] = torch.inf
+    return distance, references.abs().amax(-1).flatten(), squares.flatten().sqrt()
+
+
+def _nearest(
+    distance: Tensor, largest: Tensor, norm: Tensor, rank: Tensor, wanted: int, samples: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return which candidates (R, wanted) are the nearest in C order, the middle where there are none; and how many."""
+    middle = len(rank) // 2
+    if wanted == 0:
+        return rank.new_empty((len(distance), 0), dtype=torch.int64), torch.zeros_like(largest)
+
+    def slack(limit: Tensor) -> Tensor:
+        """Return by how much distances may differ from a limit and count as equal to it.
+
+        `nlflow.backends.numba.search` derives what the rounding of the guide makes equal. To it comes that of
+        |a|^2 + |b|^2 - 2 a.b: samples + 2 roundings of what is at most (|a| + |b|)^2, where |b| <= |a| + d.
+        """
+        root = limit.sqrt()
+        return (
+            torch.finfo(dtype).eps * ((samples + 3) * limit + 4 * (largest + root) * math.sqrt(samples) * root)
+            + torch.finfo(torch.float64).eps * (samples + 3) * (2 * norm + root).square()
+        )
+
+    places = None
+    if distance.device.type == "cpu":  # where sorting takes longer than anything else
+        bound = _bound(distance, wanted)
+        distance, places = _compacted(distance, bound + slack(bound), wanted, middle)
+        rank = rank[places]
+    limit = distance.topk(wanted, largest=False, sorted=False).values.amax(-1).clamp_(min=0)
+    apart = slack(limit)
+    low, high = (limit - apart)[:, None], (limit + apart)[:, None]
+    # What is surely among the nearest comes first, then what may be, by its rank.
+    key = torch.where(distance <= high, rank, torch.inf).masked_fill_(distance < low, -1)
+    near, chosen = key.masked_fill_(distance == torch.inf, torch.inf).topk(wanted, largest=False, sorted=False)
+    if places is not None:
+        chosen = places.gather(1, chosen)
+    last = 2 * middle + 1
+    place = torch.where(near.isfinite(), chosen, last).sort(-1).values
+    there = place < last
+    return torch.where(there, place, middle), there.sum(-1)
+
+
+def _bound(distance: Tensor, wanted: int) -> Tensor:
+    """Return a number in each row that is hardly larger than the one that stands at a place in its order.
+
+    So many of the least numbers of small parts are below it.
+    """
+    parts = min(_PART, distance.shape[1] // wanted)
+    if parts < 2:
+        return distance.amax(-1).clamp_(min=0)
+    length = distance.shape[1] // parts
+    least = distance[:, : length * parts].view(len(distance), parts, length).amin(1)
+    return least.topk(wanted, largest=False, sorted=False).values.amax(-1).clamp_(min=0)
+
+
+def _compacted(distance: Tensor, reach: Tensor, wanted: int, middle: int) -> tuple[Tensor, Tensor]:
+    """Return the distances within reach, infinity behind them, and which they are, in rows as long as the longest."""
+    near = np.flatnonzero((distance <= reach[:, None].clamp(max=torch.finfo(reach.dtype).max)).numpy())
+    rows, length = distance.shape
+    starts = np.searchsorted(near, length * np.arange(rows + 1))
+    counts = np.diff(starts)
+    most = max(int(counts.max()), wanted)
+    # Where each of them goes, and where it comes from.
+    target = np.arange(len(near)) + np.repeat(most * np.arange(rows) - starts[:-1], counts)
+    values, places = np.full(rows * most, np.inf), np.full(rows * most, middle)
+    values[target] = distance.numpy().ravel()[near]
+    places[target] = near - np.repeat(length * np.arange(rows), counts)
+    found: Any = [torch.from_numpy(one.reshape(rows, most)) for one in (values, places)]
+    return found[0], found[1]
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """References along an axis in tiles of t, and the window that those of a tile have together.
+    """References along an axis in tiles of `wide`, a stride apart.
 
     Attributes
     ----------
-    places, numbers : (tiles, t)
-        First samples of references, and which these are; the last tile may hold its last one several times.
-    window, inside : (tiles, length)
-        First samples of candidates, cut off at the ends, and whether they are patches of the image.
-    within : (tiles, t)
-        Where references lie in the window.
+    wide, stride : int
+    starts : (tiles,)
+        First references.
+    places, numbers : (tiles, wide)
+        First samples of references, and which these are, -1 where they are none.
     """
 
-    places: Tensor
-    numbers: Tensor
-    window: Tensor
-    inside: Tensor
-    within: Tensor
+    wide: int
+    stride: int
+    starts: Integers
+    places: Integers
+    numbers: Integers
 
     @classmethod
-    def of(cls, references: Tensor, radius: int, patch: int, samples: int, device: torch.device) -> _Axis:
+    def of(cls, references: Integers, radius: int) -> _Axis:
         """Return the tiles of references along an axis, so wide that their windows are mostly the same."""
-        stride = int((references[1:] - references[:-1]).max()) if len(references) > 1 else 1
-        wide = min(1 + radius // max(stride, 1), _MOST, len(references))
-        count = -(-len(references) // wide)
-        numbers = torch.arange(count * wide).clamp_(max=len(references) - 1).view(count, wide)
-        places = references[numbers]
-        start = places[:, :1] - radius
-        length = int((places[:, -1] - places[:, 0]).max()) + 2 * radius + 1
-        window = start + torch.arange(length)
-        last = samples - patch
-        made = (places, numbers, window.clamp(0, last), (window >= 0) & (window <= last), places - start)
-        return cls(*(one.to(device) for one in made))
-
-    @property
-    def length(self) -> int:
-        return self.window.shape[1]
-
-    def at(self, index: Tensor) -> _Axis:
-        """Return some of the tiles."""
-        return _Axis(*(one[index] for one in (self.places, self.numbers, self.window, self.inside, self.within)))
+        gaps = np.diff(references)
+        stride = int(np.bincount(gaps).argmax()) if len(gaps) else 1
+        wide = min(1 + radius // stride, _MOST, len(references))
+        # Runs of references a stride apart, each in tiles.
+        ends = [0, *(np.flatnonzero(gaps != stride) + 1).tolist(), len(references)]
+        first = np.concatenate([np.arange(begin, end, wide) for begin, end in pairwise(ends)])
+        last = np.concatenate([np.full(-(-(end - begin) // wide), end) for begin, end in pairwise(ends)])
+        numbers = first[:, None] + np.arange(wide)
+        starts = references[first].astype(np.int64)
+        places = starts[:, None] + stride * np.arange(wide)
+        return cls(wide, stride, starts, places, np.where(numbers < last[:, None], numbers, -1))
 
 
-def combined(along: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+def three(values: Sequence[int]) -> Three:
+    """Return three numbers as a tuple."""
+    a, b, c = values
+    return a, b, c
+
+
+def _padded(shape: Three, radii: Three, wide: Three, stride: Three) -> Three:
+    """Return the shape of planes with room for the windows of all tiles."""
+    return three([n + 2 * r + (w - 1) * s for n, r, w, s in zip(shape, radii, wide, stride, strict=True)])
+
+
+def _spread(along: Sequence[NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+    """Return what belongs to tiles and their references along three axes, ready to be combined, (a, b, e, t, u, v)."""
+    z, y, x = along
+    return [
+        z[:, None, None, :, None, None],
+        y[None, :, None, None, :, None],
+        x[None, None, :, None, None, :],
+    ]
+
+
+def _of_tiles(along: Sequence[Integers], shape: Sequence[int]) -> Integers:
+    """Return flat indices (tiles, T) into a shape, from those of tiles along its axes."""
+    z, y, x = _spread(along)
+    whole = np.asarray((z * shape[1] + y) * shape[2] + x)
+    return whole.reshape(math.prod(len(one) for one in along), -1)
+
+
+def combined(along: Sequence[Integers], shape: Sequence[int]) -> Integers:
     """Return flat indices (K, a b c) into a shape in C order, from indices (K, a), (K, b), (K, c) along its axes."""
     z, y, x = along
-    return ((z[:, :, None, None] * shape[1] + y[:, None, :, None]) * shape[2] + x[:, None, None, :]).flatten(1)
+    whole = (z[:, :, None, None] * shape[1] + y[:, None, :, None]) * shape[2] + x[:, None, None, :]
+    return np.asarray(whole.reshape(len(z), -1))
 
 
-def patch_offsets(patch: Three, shape: Sequence[int], device: torch.device) -> Tensor:
+def patch_offsets(patch: Three, shape: Sequence[int]) -> Integers:
     """Return how far the D samples of a patch lie behind its first, in a volume of a shape."""
-    return combined([torch.arange(n, device=device)[None] for n in patch], shape)[0]
-
-
-def _patches(flat: Tensor, corners: Tensor, within: Tensor) -> Tensor:
-    """Return patches (K, L, C D) of planes (C, N) at corners (K, L)."""
-    places = (corners[..., None] + within).flatten()
-    found = flat.index_select(1, places).view(len(flat), *corners.shape, len(within))
-    return found.permute(1, 2, 0, 3).flatten(2)
-
-
-def _nearest(
-    distance: Tensor, largest: Tensor, norm: Tensor, rank: Tensor, members: int, samples: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return which candidates (K, T, n) are the nearest, the middle one first and the others in order; and if they are.
-
-    `nlflow.backends.numba.search` derives what the rounding of the guide makes equal. To it comes that of
-    |a|^2 + |b|^2 - 2 a.b: samples + 2 roundings of what is at most (|a| + |b|)^2, where |b| <= |a| + d.
-    """
-    middle = distance.shape[-1] // 2
-    distance[..., middle] = -1
-    limit = distance.topk(members, largest=False, sorted=False).values.amax(-1, keepdim=True).clamp_(min=0)
-    root = limit.sqrt()
-    slack = (
-        torch.finfo(dtype).eps * ((samples + 3) * limit + 4 * (largest[..., None] + root) * math.sqrt(samples) * root)
-        + torch.finfo(torch.float64).eps * (samples + 3) * (2 * norm[..., None] + root).square()
-    )
-    key = torch.where(distance <= limit + slack, rank, torch.inf).masked_fill_(distance < limit - slack, -1)
-    key.masked_fill_(distance == torch.inf, torch.inf)[..., middle] = -2
-    near, chosen = key.topk(members, largest=False, sorted=False)
-    place = torch.where(near.isfinite(), chosen, len(rank)).masked_fill_(chosen == middle, -1).sort(-1).values
-    return torch.where(place < 0, middle, place.clamp(max=len(rank) - 1)), place < len(rank)
+    return combined([np.arange(n)[None] for n in patch], shape)[0]

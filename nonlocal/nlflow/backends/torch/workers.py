@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
 from nlflow.backends.threads import one_torch_thread
 
+_held: ContextVar[int] = ContextVar("held", default=0)  # workers that a caller has counted already
+
 # Numbers that a worker holds at a time, about: what caches hold on the CPU, and what keeps a GPU busy.
-_CPU, _GPU = 2**20, 2**27
+_CPU, _GPU = 2**22, 2**27
 
 
 def chunk_for(device: torch.device) -> int:
@@ -20,7 +23,7 @@ def chunk_for(device: torch.device) -> int:
 
 def bytes_of_chunks(device: torch.device) -> int:
     """Return the bytes that workers take for each number of a chunk: float64 at most, twice in what is made of it."""
-    return 16 * (torch.get_num_threads() if device.type == "cpu" else 1)
+    return 16 * (_held.get() or torch.get_num_threads() if device.type == "cpu" else 1)
 
 
 @contextmanager
@@ -28,14 +31,23 @@ def workers_for(device: torch.device) -> Iterator[int]:
     """Give how many workers compute on a device.
 
     On the CPU there are as many as torch has threads, each with one: factors of small matrices take up to 25 times as
-    long where several threads share them.
+    long where several threads share them. Who holds them over a whole flow saves the waiting of OpenMP's threads, which
+    spin after every small operation that they have shared: so they double the time of a step on two cores.
     """
     if device.type != "cpu":
         yield 1
         return
-    count = torch.get_num_threads()
-    with one_torch_thread():
+    count = _held.get()
+    if count:
         yield count
+        return
+    count = torch.get_num_threads()
+    token = _held.set(count)
+    try:
+        with one_torch_thread():
+            yield count
+    finally:
+        _held.reset(token)
 
 
 @contextmanager

@@ -24,6 +24,12 @@ Array = NDArray[Any]
 #: Eigenvalues of a correlation count as this at least: no direction of a patch is free of noise (8 bits are rounded).
 LEAST: Final = 3e-3
 
+OUT_OF_RANGE: Final = (
+    "guide: got NaN, infinity or values whose squares overflow, expected a signal in units of its noise; divide it by "
+    "the standard deviation of the noise first"
+)
+NOT_FINITE: Final = "filter: its step returned an estimate that is not finite; scale the signal down"
+
 
 @dataclass(frozen=True)
 class Correlation:
@@ -109,12 +115,19 @@ class Groups:
     members : int32 array or tensor of shape (G, n)
         First sample of each patch, numbered in C order; the patch of reference first.
     counts : int32 array or tensor of shape (G,)
-        How many of the members there are; the others hold 0, in tensors the reference.
+        How many of the members there are; the others hold 0, in tensors the reference. Tensors of 0 say that the guide
+        was out of range.
     """
 
     lattice: Lattice
     members: Any
     counts: Any
+
+    def checked(self) -> Groups:
+        """Return the groups, or raise `NumericalError` where their guide was out of range."""
+        if is_tensor(self.counts) and int(self.counts.min()) == 0:
+            raise NumericalError(OUT_OF_RANGE)
+        return self
 
     @property
     def on_host(self) -> Groups:
@@ -340,10 +353,7 @@ class CompiledFilter:
         # The loops order distances, and leave their arrays where one is not finite.
         most = math.sqrt(float(np.finfo(guide.dtype).max) / (8 * len(guide) * math.prod(lattice.patch)))
         if not float(np.abs(guide).max()) < most:
-            raise NumericalError(
-                "guide: got NaN, infinity or values whose squares overflow, expected a signal in units of its noise; "
-                "divide it by the standard deviation of the noise first"
-            )
+            raise NumericalError(OUT_OF_RANGE)
         members = np.zeros((lattice.count, lattice.most), np.int32)
         counts = np.zeros(lattice.count, np.int32)
         offsets, order = nearest_offsets(lattice.radii)

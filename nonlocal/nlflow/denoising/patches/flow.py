@@ -13,6 +13,7 @@ from nlflow._array import Array, is_tensor, namespace, same_kind, to_numpy, unde
 from nlflow.backends.numba import RUN
 from nlflow.denoising.patches.affinity import GroupAffinity, as_planes, as_signal
 from nlflow.denoising.patches.filters import (
+    NOT_FINITE,
     CompiledFilter,
     GroupFilter,
     Groups,
@@ -99,6 +100,7 @@ class GroupFlow(Flow):
     advice = "integrate it with RelaxedSemiImplicit(steps)"
     needs_integrator = True
     takes_noise = False
+    checks_steps = True
     differentiated = "nlflow.denoise, or nlflow.denoising.derivatives"
 
     def __init__(
@@ -211,7 +213,7 @@ class GroupFlow(Flow):
     def groups(self) -> Groups:
         """The groups that the flow holds."""
         held: Any = self.affinity
-        return cast(Groups, held.groups)
+        return cast(Groups, held.groups.checked())
 
     def _stage(self, leave: float = 0.0) -> Stage:
         return (
@@ -249,9 +251,12 @@ class GroupFlow(Flow):
     def _filtered(self, images: Images, stage: Stage) -> tuple[Array, Array]:
         """Return what the filter makes of planes, and of the means over their blocks."""
         held: Any = self.affinity
+        from nlflow.denoising.patches.tensors import TensorFilter
+
         own = 1 if held.blocks is None else 0.8  # share of the time
-        made = self.filter.step(self.groups, images, stage, during=lambda share: self.during(own * share))
-        _check_step(made, images.state)
+        made = self.filter.step(held.groups, images, stage, during=lambda share: self.during(own * share))
+        checked = type(self.filter).step is TensorFilter.step  # a device that is asked waits
+        _check_step(made, images.state, checked)
         if held.blocks is None:
             return cast(tuple[Array, Array], made)
         blocks: Blocks = held.blocks
@@ -264,7 +269,7 @@ class GroupFlow(Flow):
         found = self.filter.step(
             held.groups_of_means, coarse, stage, during=lambda share: self.during(own + (1 - own) * share)
         )
-        _check_step(found, coarse.state)
+        _check_step(found, coarse.state, checked)
         planes, next_state = (
             fine + _OF_MEANS * blocks.spread(means - blocks.mean(fine), fine)
             for fine, means in zip(made, found, strict=True)
@@ -307,8 +312,8 @@ class GroupFlow(Flow):
         )
 
 
-def _check_step(made: Any, like: Array) -> None:
-    """Refuse what a filter of one's own returns, where it is no estimate and state."""
+def _check_step(made: Any, like: Array, checked: bool) -> None:
+    """Refuse what a filter of one's own returns, where it is no estimate and state; `checked` ones are finite."""
     if not isinstance(made, tuple) or len(made) != 2:
         raise InputError(f"filter: its step returned {type(made).__name__}, expected an estimate and a state")
     for name, planes in zip(("an estimate", "a state"), made, strict=True):
@@ -318,8 +323,8 @@ def _check_step(made: Any, like: Array) -> None:
                 f"{like.dtype}"
             )
         xp = namespace(planes)
-        if not bool(xp.all(xp.isfinite(planes))):
-            raise NumericalError(f"filter: its step returned {name} that is not finite; scale the signal down")
+        if not checked and not bool(xp.all(xp.isfinite(planes))):
+            raise NumericalError(NOT_FINITE.replace("an estimate", name))
 
 
 def _booleans(missing: Any, like: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -175,6 +176,13 @@ class Lattice:
     def count(self) -> int:
         """How many groups there are."""
         return len(self.slices) * len(self.rows) * len(self.columns)
+
+    @property
+    def fewest(self) -> int:
+        """How many patches the smallest window holds."""
+        ends = (n - p for n, p in zip(self.shape, self.patch, strict=True))
+        along = zip((self.slices, self.rows, self.columns), self.radii, ends, strict=True)
+        return math.prod(int((np.minimum(x, r) + np.minimum(end - x, r)).min()) + 1 for x, r, end in along)
 
     @property
     def jobs(self) -> int:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from nlflow._array import Array
-from nlflow.denoising.patches.filters import Correlation, Groups, Images, Stage, cosines
+from nlflow.denoising.patches.filters import (
+    NOT_FINITE,
+    OUT_OF_RANGE,
+    Correlation,
+    Groups,
+    Images,
+    Stage,
+    cosines,
+)
 from nlflow.denoising.patches.lattice import Lattice, nearest_offsets
 from nlflow.errors import InputError, NumericalError, check_integer
 
 _PART = 4  # of the memory goes to chunks, at most
+_MOST = 32  # constants that are kept
 # Largest relative error that rounding may leave in a weight, as `nlflow.backends.numba.groups` has it. A factor of
 # Cholesky's is backward stable, so that the error is eps kappa.
 _ERROR = 0.1
@@ -33,7 +43,7 @@ class TensorFilter:
     Parameters
     ----------
     numbers : int, optional
-        How many numbers a worker holds at a time, about: 2^20 on the CPU and 2^27 on a GPU.
+        How many numbers a worker holds at a time, about: 2^22 on the CPU and 2^27 on a GPU.
     kernels : bool, optional
         Whether kernels in Triton compute what they can: by default on GPUs of CUDA, where triton is installed.
     """
@@ -74,33 +84,56 @@ class TensorFilter:
         numbers = max(1, min(chunk_for(like.device), int(min(limit, 2**62) / (_PART * held))))
         return cls(numbers), held * numbers
 
+    @cached_property
+    def _kept(self) -> dict[Any, Any]:
+        """What is constant on a device: made once, as each copy there takes as long as a small step."""
+        return {}
+
+    def _constant(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            if len(self._kept) >= _MOST:
+                self._kept.clear()
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _placed(self, key: tuple[Any, ...], make: Callable[[], Any], like: Any) -> Any:
+        """Return a constant array on the device of a tensor."""
+        import torch
+
+        return self._constant(key, lambda: torch.from_numpy(np.ascontiguousarray(make())).to(like.device))
+
     def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
-        """Return the nearest patches of each reference, by the squared distance over all channels."""
+        """Return the nearest patches of each reference, by the squared distance over all channels.
+
+        The device is not asked whether the guide is in range: where it is not, all counts are 0, and a step says so.
+        """
         import torch
 
         from nlflow.backends.torch.groups import unpacked
-        from nlflow.backends.torch.search import find_groups
+        from nlflow.backends.torch.search import Windows, find_groups
 
         if len(lattice.motion) > 1:
             raise InputError("moving: got tensors, whose search follows no motion, expected False; give NumPy arrays")
         guide = unpacked(guide)[0].detach()
+        references = (lattice.slices, lattice.rows, lattice.columns)
         most = math.sqrt(torch.finfo(guide.dtype).max / (8 * len(guide) * math.prod(lattice.patch)))
-        if not float(guide.abs().max()) < most:
-            raise NumericalError(
-                "guide: got NaN, infinity or values whose squares overflow, expected a signal in units of its noise; "
-                "divide it by the standard deviation of the noise first"
-            )
-        order = torch.from_numpy(nearest_offsets(lattice.radii)[1]).to(guide.device, torch.int64)
-        references = [torch.from_numpy(one) for one in (lattice.slices, lattice.rows, lattice.columns)]
-        planes = guide.reshape(len(guide), *lattice.shape)
+        planes, key = guide.reshape(len(guide), *lattice.shape), _key(lattice, guide)
+        order = nearest_offsets(lattice.radii)[1]
         if not self.why_no_search(planes, lattice):
             from nlflow.backends.triton import search
 
-            return search.find_groups(planes, references, lattice.patch, lattice.radii, order, lattice.most)
-        return find_groups(
-            planes, references, lattice.patch, lattice.radii, order, lattice.most,
-            self._chunk(guide),
-        )  # fmt: skip
+            *places, order = (
+                self._placed((name, *key), lambda array=array: array, guide)
+                for name, array in zip("zyxo", (*references, order.astype(np.int64)), strict=True)
+            )
+            members, counts = search.find_groups(planes, places, lattice.patch, lattice.radii, order, lattice.most)
+        else:
+            windows = self._constant(
+                ("windows", *key),
+                lambda: Windows.of(references, lattice.patch, lattice.radii, lattice.shape, order, guide.device),
+            )
+            members, counts = find_groups(planes, windows, lattice.most, self._chunk(guide))
+        return members, torch.where(guide.abs().amax() < most, counts, 0)
 
     def step(
         self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = lambda share: None
@@ -108,43 +141,70 @@ class TensorFilter:
         """Return the estimate and the next state; see `GroupFilter`."""
         import torch
 
-        from nlflow.backends.torch.groups import Matrices, Step
+        from nlflow.backends.torch.groups import Step
 
         lattice, members = groups.lattice, groups.members
         state: Any = images.state
         variance: Any = images.variance
         rounding = tuple(torch.finfo(kind).eps / _ERROR for kind in (state.dtype, torch.float64))
-
-        def placed(array: Any) -> Any:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(state.device, torch.float64)
-
         planes: Any = [one.reshape(len(one), *lattice.shape) for one in (state, images.pilot, images.observed)]
+        if images.pilot is state:
+            planes[1] = planes[0]
+        within, matrices = self._constants(lattice, images.correlation, stage, state)
         if not self.why_no_step(lattice, images, stage):
             from nlflow.backends.triton import groups as kernels
 
             fused = kernels.Step(
-                members, groups.counts, lattice.shape, lattice.patch, variance.reshape(len(state), -1),
-                placed(cosines(lattice.patch)) if stage.cosine else None, stage.powers, stage.leave, stage.factor,
-                stage.shrink, stage.running, (rounding[0], rounding[1]), self._chunk(state),
+                members, groups.counts, lattice.shape, lattice.patch, variance.reshape(len(state), -1), matrices.basis,
+                stage.powers, stage.leave, stage.factor, stage.shrink, stage.running, (rounding[0], rounding[1]),
+                self._chunk(state),
             )  # fmt: skip
             estimate, following = fused(*planes)
             during(1.0)
+            in_range, finite = torch.stack(
+                (groups.counts.amin() > 0, estimate.isfinite().all() & following.isfinite().all())
+            ).tolist()  # fmt: skip
+            _check(in_range, finite)
             return estimate.reshape(state.shape), following.reshape(state.shape)
-        found = Correlation.of(images.correlation, lattice.patch, len(state))
-        white = images.correlation is None
-        matrices = Matrices(
-            None if white else placed(found.matrices)[:, None], None if white else placed(found.whitening)[:, None],
-            placed(cosines(lattice.patch)) if stage.cosine else None, stage.powers,
-        )  # fmt: skip
+        own = str(self.find.__module__).startswith("nlflow.")  # which finds all that there are
+        full = lattice.fewest >= members.shape[1] if own else bool((groups.counts == members.shape[1]).all())
         step = Step(
-            members, groups.counts, bool((groups.counts == members.shape[1]).all()), lattice.references(),
-            lattice.shape, lattice.patch, lattice.radii, variance.reshape(len(state), -1),
-            placed(found.extremes).to(state.dtype), matrices, stage.leave, stage.factor, stage.shrink, stage.across,
-            stage.running,
-            (rounding[0], rounding[1]), self._chunk(state), during,
+            members, groups.counts, full, lattice.shape, lattice.patch, within, variance.reshape(len(state), -1),
+            matrices, stage.leave, stage.factor, stage.shrink, stage.across, stage.running, (rounding[0], rounding[1]),
+            self._chunk(state), during, _check,
         )  # fmt: skip
         estimate, following = step(*planes)
         return estimate.reshape(state.shape), following.reshape(state.shape)
+
+    def _constants(self, lattice: Lattice, correlation: Any, stage: Stage, like: Any) -> tuple[Any, Any]:
+        """Return how far the samples of a patch lie behind its first, and `Matrices`."""
+        from nlflow.backends.torch.groups import Matrices
+        from nlflow.backends.torch.search import patch_offsets
+
+        key = lattice.shape, lattice.patch, like.device
+        within = self._placed(("within", *key), lambda: patch_offsets(lattice.patch, lattice.shape), like)
+        basis = self._placed(("cosines", *key), lambda: cosines(lattice.patch), like) if stage.cosine else None
+        if correlation is None:
+            return within, Matrices(None, None, None, basis, stage.powers)
+        found = Correlation.of(correlation, lattice.patch, len(like))
+        given = found.matrices[:, None], found.whitening[:, None], found.extremes
+        placed = (
+            self._placed((name, *key, correlation.tobytes()), lambda array=array: array, like)
+            for name, array in zip(("matrices", "whitening", "extremes"), given, strict=True)
+        )
+        return within, Matrices(*placed, basis, stage.powers)
+
+
+def _key(lattice: Lattice, like: Any) -> tuple[Any, ...]:
+    places = (one.tobytes() for one in (lattice.slices, lattice.rows, lattice.columns))
+    return lattice.shape, lattice.patch, lattice.radii, like.device, *places
+
+
+def _check(in_range: bool, finite: bool) -> None:
+    if not in_range:
+        raise NumericalError(OUT_OF_RANGE)
+    if not finite:
+        raise NumericalError(NOT_FINITE)
 
 
 class FrozenFilter(TensorFilter):
