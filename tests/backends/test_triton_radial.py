@@ -78,7 +78,9 @@ if DEVICE == "cpu":
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let Triton's interpreter run kernels on tensors of the CPU, where there is no GPU."""
-    pytest.importorskip("triton", reason="Triton comes with builds of torch for CUDA")
+    triton = pytest.importorskip("triton", reason="Triton comes with builds of torch for CUDA")
+    if DEVICE == "cpu" and type(triton.language.sum).__name__ != "InterpretedFunction":
+        pytest.skip("triton was imported without its interpreter; run this file by itself")
     interpreter = importlib.import_module("triton.runtime.interpreter")
     patch = interpreter._patch_lang_tensor
 
@@ -155,19 +157,3 @@ def test_an_affinity_takes_it_for_many_nodes(
     assert len(asked) == 2
     masked = nl.affinity(nl.Laplace(1.0), domain, x, method="tiled", mask=nl.Mask(causal=True))
     assert "Triton kernels take no masks" in masked.reason
-
-
-def test_what_does_not_compile_is_said_once_and_summed_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = []
-
-    def broken(*_: Any) -> Any:
-        tries.append(1)
-        raise RuntimeError("Failed to find C compiler")
-
-    monkeypatch.setattr(radial, "_known", {})
-    monkeypatch.setattr(radial, "radial_sums", broken)
-    device = torch.device("cpu")
-    for _ in range(2):
-        said = radial._tried("exp2(squared)", nl.Laplace(1.0), device)
-        assert said == "Triton does not compile here (RuntimeError: Failed to find C compiler)"
-    assert len(tries) == 1

@@ -5,15 +5,13 @@ that close points keep their digits; the weights, which are 1 at most, need no l
 tiles of keys are added up with what rounding takes from each (Kahan), so that errors do not grow with the number of
 keys. The code of a kernel is made from its formula (`nlflow.kernels.RadialKernel.weight`), once for each form.
 
-Triton comes with builds of torch for CUDA. It is imported when something is summed. With ``TRITON_INTERPRET=1`` the
-same code runs on the CPU.
+With ``TRITON_INTERPRET=1`` the same code runs on the CPU.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import linecache
 import math
 import re
@@ -25,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlflow.backends.memory import ran_out
-from nlflow.errors import InputError, shortened
+from nlflow.backends.triton.choice import why_not
+from nlflow.errors import InputError
 from nlflow.kernels import RadialKernel
 from nlflow.kernels.expressions import structure
 
@@ -162,33 +160,13 @@ def compiled(form: str) -> Any:
 
 def refusal(kernel: RadialKernel, x: Tensor) -> str:
     """Return why sums of a kernel between points like these are not summed here, or nothing."""
-    if not x.is_cuda or x.dtype != torch.float32 or x.shape[-1] > MOST_FEATURES:
-        return f"Triton kernels are for float32 on CUDA and {MOST_FEATURES} features at most"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
+    if x.dtype != torch.float32 or x.shape[-1] > MOST_FEATURES:
+        return f"Triton kernels are for float32 and {MOST_FEATURES} features at most"
     try:
-        form = _joined(*structure(kernel.weight()))[0]
+        kernel.weight()
     except InputError as error:
         return str(error)
-    return _tried(form, kernel, x.device)
-
-
-def _tried(form: str, kernel: RadialKernel, device: torch.device) -> str:
-    """Return why a form cannot be compiled for a device, or nothing: that needs a compiler of C and a driver."""
-    known = (form, device)
-    if known not in _known:
-        few = torch.zeros(1, 1, device=device)
-        try:
-            radial_sums(kernel, few, few, few[:, 0], few)
-            _known[known] = ""
-        except Exception as error:  # whatever a compiler, a driver or a version of Triton says
-            if ran_out(error):
-                raise
-            _known[known] = f"Triton does not compile here ({type(error).__name__}: {shortened(error)})"
-    return _known[known]
-
-
-_known: dict[tuple[str, torch.device], str] = {}
+    return why_not(x, None)
 
 
 def radial_sums(kernel: RadialKernel, x: Tensor, y: Tensor, weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
