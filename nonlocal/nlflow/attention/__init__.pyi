@@ -29,12 +29,16 @@ from .probing.metrics import participation_rank as participation_rank
 from .probing.metrics import token_similarity as token_similarity
 from .probing.probe import probe as probe
 from .probing.recording import Taken as Taken
+from .probing.spectra import HeadSpectrum as HeadSpectrum
+from .probing.spectra import LayerSpectrum as LayerSpectrum
 from .probing.survey import Survey as Survey
 from .probing.survey import SurveyedState as SurveyedState
 from .probing.survey import survey as survey
 from .probing.trace import Head as Head
 from .probing.trace import Layer as Layer
 from .probing.trace import LayerTrace as LayerTrace
+from .probing.verdicts import Ruling as Ruling
+from .probing.verdicts import ruling as ruling
 from .sweeping import Perplexity as Perplexity
 from .sweeping import Retrieval as Retrieval
 from .sweeping import Sweep as Sweep

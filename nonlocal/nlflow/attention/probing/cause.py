@@ -21,6 +21,7 @@ from nlflow.attention.probing.operators import Projected, projecting
 from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
 from nlflow.attention.probing.probe import call_of, layer_of, tokens_of
 from nlflow.attention.probing.recording import Take, recording, taking
+from nlflow.attention.probing.spectra import LayerSpectrum, Maps, spectrum_of
 from nlflow.attention.probing.survey import isotropy_of, jackknife_error, mean_of
 from nlflow.attention.probing.trace import as_frame
 from nlflow.attention.threads import evaluating, using
@@ -67,6 +68,8 @@ class CausedBlock:
         Sum of squares of each channel before and after the block, over the tokens that count.
     reason : str
         Why something is not told; empty where all is.
+    maps : Maps, or None
+        W_V and W_O, and the attention on the first input, of which `Cause.spectra` is made.
     """
 
     name: str
@@ -80,6 +83,7 @@ class CausedBlock:
     groups: dict[str, dict[str, Floats]]
     channels: Floats
     reason: str
+    maps: Maps | None = None
 
     def measured(self, formula: Mapping[str, float], measure: str) -> tuple[float, float]:
         """Return a sum of a measure at points, the mean over inputs and its standard error (NaN of fewer than two)."""
@@ -225,6 +229,24 @@ class Cause:
             result.append(row)
         return result
 
+    def spectra(self, *, rng: Any = 0, progress: bool = False) -> list[LayerSpectrum]:
+        """Return the eigenvalues of W_V W_O and of P for each head, and which rules; of blocks whose maps are known.
+
+        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block, and of long sequences Arnoldi
+        iterations, with 40 draws of random weights for each head.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator or seed
+            Of the nulls.
+        progress : bool
+            Progress bar on stderr.
+        """
+        generator = np.random.default_rng(rng)
+        known = [(block.name, block.maps) for block in self.blocks if block.maps is not None]
+        shown = bar(known, desc="spectra", disable=not progress, mininterval=1)
+        return [spectrum_of(name, maps, generator) for name, maps in shown]
+
     def to_pandas(self, measure: str = "") -> Any:
         """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
         return as_frame(self.rows(measure))
@@ -306,7 +328,7 @@ def explain(
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         run = _run(model, batch[0] if alone else batch, adapter, take)
         rows = _rows(run, sum(part[0].points["before"].count.size for part in parts)) if nulls else None
-        parts.append(_blocks(model, batch[0] if alone else batch, run, tokens, rows, generator))
+        parts.append(_blocks(model, batch[0] if alone else batch, run, tokens, rows, generator, not parts))
         layers = [[block.name for block in part] for part in (parts[0], parts[-1])]
         if layers[0] != layers[1]:
             raise InputError(
@@ -378,11 +400,17 @@ def _rows(run: _Run, before: int) -> Tensor:
     """Return which inputs of a batch have nulls; there were some inputs before."""
     state = run[0][0].before
     count = 0 if state is None else len(state)
-    return torch.arange(-before % _EVERY, count, _EVERY)
+    return torch.tensor(list(range(-before % _EVERY, count, _EVERY)), dtype=torch.long)
 
 
 def _blocks(
-    model: nn.Module, batch: Any, run: _Run, choice: Choice, rows: Tensor | None, generator: torch.Generator
+    model: nn.Module,
+    batch: Any,
+    run: _Run,
+    choice: Choice,
+    rows: Tensor | None,
+    generator: torch.Generator,
+    first: bool,
 ) -> list[CausedBlock]:
     several = len({one.block.stack for one, _ in run}) > 1
     result: list[CausedBlock] = []
@@ -402,13 +430,17 @@ def _blocks(
         groups = token_groups(model, batch, stack, inside)
         counted = chosen(choice, batch, stack, groups)
         course = course_of(one, layer, projected, counted, rows=rows, generator=generator)
-        result.append(_block(one, stack, numbers[stack], course, groups, counted))
+        maps = None
+        if first and layer is not None and course.operator is not None:
+            maps = Maps(course.operator, layer.of(torch.zeros(1, dtype=torch.long)), course.scale)
+        result.append(_block(one, stack, numbers[stack], course, groups, counted, maps))
     return result
 
 
 def _block(
-    one: Seen, stack: str, index: int, course: Course, groups: Mapping[str, Tensor], counted: Tensor
-) -> CausedBlock:
+    one: Seen, stack: str, index: int, course: Course, groups: Mapping[str, Tensor], counted: Tensor,
+    maps: Maps | None,
+) -> CausedBlock:  # fmt: skip
     assert one.before is not None
     assert one.after is not None
     channels = [
@@ -416,7 +448,7 @@ def _block(
     ]
     return CausedBlock(
         one.name, stack, index, course.points, course.parts, course.orders, course.nulls, course.contraction,
-        _groups(one.after, groups), np.stack(channels), course.reason,
+        _groups(one.after, groups), np.stack(channels), course.reason, maps,
     )  # fmt: skip
 
 
@@ -457,6 +489,7 @@ def _joined(several: Sequence[CausedBlock]) -> CausedBlock:
         first.parts, first.orders, first.nulls,
         {name: np.concatenate([block.contraction[name] for block in several]) for name in first.contraction},
         groups, np.concatenate([block.channels for block in several], axis=1), reasons[0] if reasons else "",
+        first.maps,
     )  # fmt: skip
 
 

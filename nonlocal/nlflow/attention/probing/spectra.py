@@ -1,0 +1,253 @@
+"""Spectra of W_V W_O and of P in the heads of a layer that was looked into, and what follows from them, with nulls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.linalg import ArpackNoConvergence, eigs
+
+from nlflow.attention.probing.operators import Operator
+from nlflow.attention.probing.trace import Head, Layer
+from nlflow.attention.probing.verdicts import (
+    NEITHER,
+    SMOOTHING,
+    Ruling,
+    contraction_of,
+    random_products,
+    random_stochastic,
+    ruling,
+    ruling_of_heads,
+)
+from nlflow.errors import NlflowError
+
+Floats = NDArray[np.float64]
+Complex = NDArray[np.complex128]
+
+_ALL = 160  # tokens up to which all eigenvalues of P are computed
+_LARGEST, _LEAST = 8, 4  # by modulus, and by real part, of longer sequences
+_LEVEL = 0.95
+_DRAWS = 40  # of random weights
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """What the spectra of a block are made of: its maps, and its attention on one input.
+
+    Attributes
+    ----------
+    operator : Operator
+    layer : Layer
+        Of one sequence.
+    scale : float
+        Median over tokens of what the norm before attention multiplies by; 1 without one.
+    """
+
+    operator: Operator
+    layer: Layer
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSpectrum:
+    """One head: its eigenvalues, which of them rule, and the same under nulls.
+
+    Attributes
+    ----------
+    omegas : array of shape (d,)
+        Eigenvalues of W_V W_O other than 0, by decreasing modulus, with the gains of norms taken in.
+    random_size : float
+        Modulus of the first that 95 % of random weights of the same norms stay below.
+    alphas : array
+        Eigenvalues of P by decreasing modulus; of long sequences the largest, and those of least real part.
+    ruling : Ruling
+        Of this head with the residual, and the P of this input.
+    random_smoothing : float
+        Share of random weights of the same norms that smooth with this P.
+    rate, rate_keys, rate_random : float
+        |mu_2|, the linear rate at which P alone makes tokens equal (1 less the spectral gap): of P, with keys of other
+        tokens, and of a random stochastic matrix that is masked as P is.
+    bound : float
+        |(I - 11^T/N) P| in the 2-norm: no values shrink less in one application.
+    leading : float
+        Cosine of 1 and the left singular vector of P with the largest singular value: 1 where the leading eigenspace is
+        that of equal tokens, for all layers alike.
+    """
+
+    omegas: Complex
+    random_size: float
+    alphas: Complex
+    ruling: Ruling
+    random_smoothing: float
+    rate: float
+    rate_keys: float
+    rate_random: float
+    bound: float
+    leading: float
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSpectrum:
+    """The heads of one block, and the verdict of all together.
+
+    Attributes
+    ----------
+    name : str
+    heads : tuple of HeadSpectrum
+    omegas : array of shape (D,)
+        Eigenvalues of the sum of W_V W_O over heads, by decreasing modulus.
+    random_size : float
+        Radius of the disc of these eigenvalues for Gaussian weights of the same norms (circular law).
+    ruling : Ruling
+        Of all heads together.
+    scale : float
+    """
+
+    name: str
+    heads: tuple[HeadSpectrum, ...]
+    omegas: Complex
+    random_size: float
+    ruling: Ruling
+    scale: float
+
+    def row(self) -> dict[str, Any]:
+        """Return the layer in a row of numbers."""
+        verdicts = [head.ruling.verdict for head in self.heads]
+        first = self.omegas[0]
+        return {
+            "layer": self.name, "omega": float(first.real), "omega_imaginary": abs(float(first.imag)),
+            "omega_random": self.random_size, "scale": self.scale, "smooth": self.ruling.smooth,
+            "other": self.ruling.other, "verdict": self.ruling.verdict, "layers": self.ruling.layers,
+            "heads_smoothing": verdicts.count(SMOOTHING), "heads": len(verdicts),
+            "heads_smoothing_random": float(sum(head.random_smoothing for head in self.heads)),
+            "rate": _mean([head.rate for head in self.heads]),
+            "rate_keys": _mean([head.rate_keys for head in self.heads]),
+            "rate_random": _mean([head.rate_random for head in self.heads]),
+            "bound": _mean([head.bound for head in self.heads]),
+            "leading": _mean([head.leading for head in self.heads]),
+        }  # fmt: skip
+
+    def head_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each head."""
+        for number, head in enumerate(self.heads):
+            first = head.omegas[0]
+            yield {
+                "layer": self.name, "head": number, "omega": float(first.real),
+                "omega_imaginary": abs(float(first.imag)), "omega_random": head.random_size,
+                "negative": float((head.omegas.real < 0).mean()), "verdict": head.ruling.verdict,
+                "condition": head.ruling.condition, "layers": head.ruling.layers,
+                "smoothing_random": head.random_smoothing, "rate": head.rate, "rate_keys": head.rate_keys,
+                "rate_random": head.rate_random, "bound": head.bound, "leading": head.leading,
+            }  # fmt: skip
+
+
+def spectrum_of(name: str, maps: Maps, rng: np.random.Generator) -> LayerSpectrum:
+    """Return the spectra of a block. O(H (N^3 + d^3) + D^3) time for short sequences."""
+    operator = maps.operator
+    values, output = (np.asarray(one.cpu().numpy(), np.float64) for one in (operator.values, operator.output))
+    count, width, d = values.shape
+    heads = [maps.layer.head(number) for number in range(count)]
+    matrices = np.stack([head.matrix for head in heads])
+    products = random_products(width, d, _DRAWS, rng)
+    visible = matrices.sum(axis=0) > 0
+    found = tuple(
+        _head(heads[number], matrices[number], values[number], output[number], maps.scale, products, visible, rng)
+        for number in range(count)
+    )
+    whole = np.einsum("hij,hjk->ik", values, output)
+    sizes = (np.linalg.norm(values, axis=(1, 2)) * np.linalg.norm(output, axis=(1, 2))) ** 2
+    return LayerSpectrum(
+        name, found, _sorted(np.linalg.eigvals(whole)), math.sqrt(float(sizes.sum()) / (width * d)),
+        ruling_of_heads(matrices, values, output, maps.scale), maps.scale,
+    )  # fmt: skip
+
+
+def _head(
+    head: Head, matrix: Floats, values: Floats, output: Floats, scale: float, products: Complex,
+    visible: NDArray[np.bool_], rng: np.random.Generator,
+) -> HeadSpectrum:  # fmt: skip
+    inner = np.linalg.eigvals(output @ values)
+    size = float(np.linalg.norm(values) * np.linalg.norm(output))
+    alphas = eigenvalues_of(matrix, causal=head.causal)
+    zero = np.zeros(int(len(values) > len(inner)))  # what W does not touch
+    drawn = size * products
+    smoothing = [ruling(alphas, np.append(each, zero), scale).verdict == SMOOTHING for each in drawn]
+    order = rng.permutation(len(matrix))
+    return HeadSpectrum(
+        _sorted(inner), float(np.quantile(np.abs(drawn).max(axis=1), _LEVEL)), alphas,
+        ruling(alphas, np.append(inner, zero), scale), float(np.mean(smoothing)), rate_of(alphas),
+        rate_of(eigenvalues_of(_other_keys(head, order, matrix), causal=head.causal)),
+        rate_of(eigenvalues_of(random_stochastic(len(matrix), rng, visible), causal=head.causal)),
+        contraction_of(matrix), _leading(matrix),
+    )  # fmt: skip
+
+
+def _other_keys(head: Head, order: NDArray[np.int64], matrix: Floats) -> Floats:
+    """Return P with the keys of other tokens."""
+    if head.bias is None and head.mask is None:
+        return matrix[:, order]
+    try:
+        return np.asarray(Head(head.q, head.k[order], head.v, head.scaling, head.bias, head.kernel, head.mask).matrix)
+    except NlflowError:
+        return np.full_like(matrix, np.nan)
+
+
+def eigenvalues_of(matrix: Floats, *, causal: bool = False) -> Complex:
+    """Return the eigenvalues of a stochastic matrix by decreasing modulus, of a large one those at the rim."""
+    if not np.isfinite(matrix).all():
+        return np.array([math.nan], complex)
+    if causal:
+        return _sorted(np.diagonal(matrix).astype(complex))
+    if len(matrix) <= _ALL:
+        return _sorted(np.linalg.eigvals(matrix))
+    found = [np.ones(1, complex)]
+    less = matrix - matrix.mean(axis=0)  # on what tells tokens apart P has its other eigenvalues
+    start = np.random.default_rng(0).standard_normal(len(matrix))
+    for count, which in ((_LARGEST, "LM"), (_LEAST, "SR")):
+        try:
+            found.append(eigs(less, k=count, which=which, v0=start, return_eigenvectors=False))
+        except ArpackNoConvergence as error:
+            found.append(error.eigenvalues)
+    return _sorted(np.concatenate(found))
+
+
+def rate_of(alphas: Complex) -> float:
+    """Return |mu_2|, the largest modulus of the eigenvalues of P but one 1; NaN of none."""
+    if np.isnan(alphas).any():
+        return math.nan
+    others = np.delete(alphas, int(np.abs(alphas - 1).argmin()))
+    return float(np.abs(others).max()) if len(others) else 0.0
+
+
+def _leading(matrix: Floats) -> float:
+    """Return |<u, 1>| / sqrt(N) of the first left singular vector u, by iterations with P P^T."""
+    u = np.ones(len(matrix)) / math.sqrt(len(matrix))
+    for _ in range(50):
+        u = matrix @ (matrix.T @ u)
+        u /= np.linalg.norm(u)
+    return float(abs(u.sum()) / math.sqrt(len(matrix)))
+
+
+def _sorted(values: NDArray[Any]) -> Complex:
+    return np.asarray(values[np.argsort(-np.abs(values), kind="stable")], complex)
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
+def verdict_of(layers: Sequence[LayerSpectrum]) -> str:
+    """Return in a sentence what the spectra say of the layers of a model."""
+    depth = len(layers)
+    counts = {name: sum(one.ruling.verdict == name for one in layers) for name in (SMOOTHING, "sharpening", NEITHER)}
+    within = [one for one in layers if one.ruling.layers <= depth]
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return (
+        f"the attention of {depth} layers, each repeated with its P held: {told}; in {len(within)} of them the ruling "
+        f"part would be 10 times the other within {depth} layers"
+    )
