@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import Adapter, blocks
 from nlflow.attention.probing.branches import Seen, watching
+from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
 from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
@@ -246,6 +247,10 @@ class Cause:
         known = [(block.name, block.maps) for block in self.blocks if block.maps is not None]
         shown = bar(known, desc="spectra", disable=not progress, mininterval=1)
         return [spectrum_of(name, maps, generator) for name, maps in shown]
+
+    def findings(self, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
+        """Return sentences about the model, each from numbers of the tables; with what `spectra` returned, of these."""
+        return findings(self, spectra)
 
     def to_pandas(self, measure: str = "") -> Any:
         """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""

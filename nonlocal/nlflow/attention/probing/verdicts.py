@@ -181,7 +181,7 @@ def random_products(features: int, width: int, draws: int, rng: np.random.Genera
     right = rng.standard_normal((draws, width, features))
     left /= np.linalg.norm(left, axis=(1, 2), keepdims=True)
     right /= np.linalg.norm(right, axis=(1, 2), keepdims=True)
-    return np.asarray(np.linalg.eigvals(left @ right), complex)
+    return np.asarray(np.linalg.eigvals(right @ left), complex)
 
 
 def random_stochastic(count: int, rng: np.random.Generator, visible: NDArray[np.bool_] | None = None) -> Floats:

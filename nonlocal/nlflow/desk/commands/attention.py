@@ -34,12 +34,13 @@ the Hugging Face hub. A row of the table is a layer: cosine is 1 where all token
 Examples:
   nonlocal attention ./all-MiniLM-L6-v2 --text "Nonlocal means averages what is alike."
   nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
+  nonlocal attention ./all-MiniLM-L6-v2 --why --texts my-documents --items 8
   nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
 
 `nonlocal attention --help-all` explains all columns and options. It needs pip install 'nlflow[attention]'.
 """
 
-USUAL = ("text", "image", "tokens", "neutreno", "sweep", "texts", "out", "as_json", "quiet")
+USUAL = ("text", "image", "tokens", "neutreno", "why", "sweep", "texts", "out", "as_json", "quiet")
 
 _HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
 
@@ -71,11 +72,19 @@ intervals of the gain allow for the number of settings: all of them contain thei
 gain whose interval lies above 0 as a whole, or says that none helps. With --out the table and result.json are written
 to the folder.
 
+--why says what makes tokens alike: how much norms, the averages P (mixing), W_V W_O (projection), cross-attention and
+the MLP of each layer change the cosine of tokens; the parts add up. Beside each stands its null: keys of other tokens
+or random stochastic matrices for mixing, random weights of the same norms for the others. The second table has the
+eigenvalue of W_V W_O that is largest, that of random weights, and which part grows faster in many layers like this one:
+what tokens share (smoothing) or what tells them apart (sharpening). Of --text, --image or --tokens, or of the passages
+of --texts (--items of --words each), with standard errors in table.csv. --which leaves out the other tokens.
+
 Needs pip install 'nlflow[attention]'.
 
 \b
 Examples:
   nonlocal attention ./all-MiniLM-L6-v2 --text "Nonlocal means averages what is alike."
+  nonlocal attention ./all-MiniLM-L6-v2 --why --texts my-documents --items 8 --out why
   nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
   nonlocal attention facebook/deit-tiny-patch16-224 --image photo.jpg --neutreno 0.6
   nonlocal attention ./gpt2 --tokens numbers.npy --json
@@ -108,7 +117,8 @@ HELP = _HELP.format(
 _PRINTED = ("fidelity", "layer", *(one.name for one in COLUMNS if one.printed))
 
 
-def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
+def inputs_of(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
+    """Return what a model is called with, of a text, a picture or tokens."""
     from nlflow.attention import image_inputs, text_inputs, token_inputs
 
     if text is not None:
@@ -136,16 +146,27 @@ def attention(
         typer.Option(metavar="CLASS", help="Class of the attention, or a pattern of names; by default it is found."),
     ] = None,
     explicit: Annotated[bool, typer.Option("--explicit", help="The explicit form of --neutreno.")] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="Say which parts of each layer make tokens alike, and what spectra say.")
+    ] = False,
+    which: Annotated[
+        str,
+        typer.Option(metavar="GROUP", help="For --why: which tokens count: all, ordinary, patch, special, register."),
+    ] = "all",
     sweep: Annotated[bool, typer.Option("--sweep", help="Measure which term helps the model at its task.")] = False,
     texts: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Text for --sweep: a file, or a folder of *.txt and *.md.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Text for --sweep and --why: a file, or a folder of *.txt and *.md."),
     ] = None,
     metric: Annotated[
         str, typer.Option(metavar="NAME", help="For --sweep: retrieval, perplexity; auto: by the kind of model.")
     ] = "auto",
     strengths: Annotated[str, typer.Option(metavar="NUMBERS", help="For --sweep.")] = "0.2,0.4,0.6",
-    items: Annotated[int, typer.Option(metavar="COUNT", help="For --sweep: most passages or blocks of text.")] = 400,
-    words: Annotated[int, typer.Option(metavar="COUNT", help="For --sweep: words of a passage.")] = 48,
+    items: Annotated[
+        int | None,
+        typer.Option(metavar="COUNT", help="Most passages or blocks of text [default: 400, for --why 16]."),
+    ] = None,
+    words: Annotated[int, typer.Option(metavar="COUNT", help="Words of a passage of --texts.")] = 48,
     spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With what takes O(N^3) time.")] = True,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for table, results and figure.")] = None,
     as_json: AsJson = False,
@@ -158,7 +179,19 @@ def attention(
         check_out(out)
         check_installed("attention", "torch", "torch")
         _run_sweep(
-            model, texts, metric=metric, strengths=strengths, items=items, words=words, adapter=adapter, out=out,
+            model, texts, metric=metric, strengths=strengths, items=400 if items is None else items, words=words,
+            adapter=adapter, out=out,
+            as_json=as_json, quiet=quiet,
+        )  # fmt: skip
+        return
+    if why:
+        from nlflow.desk.commands.why import run_why
+
+        check_out(out)
+        check_installed("attention", "torch", "torch")
+        run_why(
+            model, text=text, image=image, tokens=tokens, texts=texts, which=which,
+            items=16 if items is None else items, words=words, adapter=adapter, spectra=spectra, out=out,
             as_json=as_json, quiet=quiet,
         )  # fmt: skip
         return
@@ -175,9 +208,9 @@ def attention(
     from nlflow.studies.result import render_rows
 
     progress = shows_progress(quiet)
-    with warnings_kept() as warned, _quiet_library():
+    with warnings_kept() as warned, quiet_library():
         network = load_model(model)
-        inputs = _inputs(network, model, text, image, tokens)
+        inputs = inputs_of(network, model, text, image, tokens)
         known = None if adapter is None else Adapter(adapter)
         trace = probe(network, inputs, adapter=known)
         own = _own_fidelity(network)
@@ -278,7 +311,7 @@ _MOST = 10**8  # bytes of text
 
 
 @contextmanager
-def _quiet_library() -> Iterator[None]:
+def quiet_library() -> Iterator[None]:
     """Keep the library's progress bars and notes about weights off the terminal for a while."""
     from nlflow.attention.injection.blocks import transformers_library
     from nlflow.attention.loading import no_bars
@@ -316,8 +349,8 @@ def _run_sweep(
     check_integer("--items", items, minimum=10, hint="intervals need some")
     check_integer("--words", words, minimum=1)
     tried = _numbers(strengths)
-    read = _texts(texts)
-    with warnings_kept() as warned, _quiet_library():
+    read = texts_of(texts)
+    with warnings_kept() as warned, quiet_library():
         wanted = _kind(model) if metric == "auto" else metric
         network = load_model(model, head="language" if wanted == "perplexity" else None)
         task = _task(wanted, tokenizer_of("--sweep", model, ""), read, items, words)
@@ -366,7 +399,8 @@ def _numbers(text: str) -> list[float]:
         raise InputError(f"--strengths: got {text!r}, expected numbers such as 0.2,0.4") from error
 
 
-def _texts(place: Path) -> list[str]:
+def texts_of(place: Path) -> list[str]:
+    """Return the texts of a file, or of the files of a folder."""
     from nlflow.errors import FileFormatError, MemoryLimitError, format_bytes
 
     files = [place]

@@ -1,0 +1,124 @@
+"""``nonlocal attention MODEL --why``: which parts of each layer make tokens alike, and what the spectra say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from nlflow.desk.terminal import echo, json_text, print_json, say, shows_progress, warnings_kept
+
+
+def run_why(
+    model: str,
+    *,
+    text: str | None,
+    image: Path | None,
+    tokens: Path | None,
+    texts: Path | None,
+    which: str,
+    items: int,
+    words: int,
+    adapter: str | None,
+    spectra: bool,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Explain a model, print the tables and sentences, and write them."""
+    if sum(value is not None for value in (text, image, tokens, texts)) != 1:
+        raise typer.BadParameter("--why takes one of --text, --texts, --image and --tokens")
+    from nlflow.attention import Adapter, explain, load_model
+    from nlflow.backends.machine import provenance
+    from nlflow.desk.commands.attention import quiet_library
+    from nlflow.studies.result import render_rows
+
+    progress = shows_progress(quiet)
+    with warnings_kept() as warned, quiet_library():
+        network = load_model(model)
+        inputs = _inputs(network, model, text, image, tokens, texts, items, words)
+        known = None if adapter is None else Adapter(adapter)
+        found = explain(network, inputs, tokens=which, adapter=known, progress=progress)
+        layers = found.spectra(progress=progress) if spectra else []
+    for line in () if quiet else warned:
+        say("warning", line)
+    sentences = found.findings(layers)
+    report = {
+        "model": model, "kind": found.model, "inputs": found.count, "tokens": found.tokens, "findings": sentences,
+        "parts": found.rows(), "spectra": [layer.row() for layer in layers],
+        "heads": [row for layer in layers for row in layer.head_rows()], "groups": found.group_rows(),
+        "outliers": found.outlier_rows(), "warnings": warned, "provenance": provenance(),
+    }  # fmt: skip
+    if out is not None:
+        _save(out, report)
+    if as_json:
+        print_json(report)
+    elif not quiet:
+        echo(f"{found.model}: {found.count} inputs, {found.tokens} tokens; parts of the change of the mean cosine\n")
+        echo(render_rows(_printed(found)))
+        if layers:
+            echo("\nspectra of attention on the first input\n")
+            echo(render_rows([layer.row() for layer in layers]))
+        echo("")
+        for line in sentences:
+            echo(line)
+        if out is not None:
+            echo(f"\nwritten: table.csv, spectra.csv, heads.csv, groups.csv, outliers.csv and result.json in {out}")
+
+
+def _inputs(
+    network: Any, model: str, text: str | None, image: Path | None, tokens: Path | None, texts: Path | None,
+    items: int, words: int,
+) -> list[Any]:  # fmt: skip
+    from nlflow.attention import text_inputs
+    from nlflow.desk.commands.attention import inputs_of, texts_of
+    from nlflow.errors import InputError, check_integer
+
+    if texts is None:
+        return [_marked(inputs_of(network, model, text, image, tokens), model, text is not None)]
+    check_integer("--items", items, minimum=1)
+    check_integer("--words", words, minimum=1)
+    parts = [part.split() for part in texts_of(texts)]
+    passages = [
+        " ".join(part[first : first + words])
+        for part in parts for first in range(0, len(part) - words + 1, words)
+    ][:items]  # fmt: skip
+    if not passages:
+        raise InputError(f"--texts: got no passage of {words} words in {texts}, expected at least one; give more text")
+    return [_marked(text_inputs(network, model, passage), model, True) for passage in passages]
+
+
+def _marked(inputs: Any, model: str, written: bool) -> Any:
+    """Return the inputs with a mask of the special tokens that the tokenizer knows."""
+    if not written:
+        return inputs
+    import torch
+
+    from nlflow.attention.injection.inputs import tokenizer_of
+
+    special = getattr(tokenizer_of("--why", model, ""), "all_special_ids", [])
+    ids = inputs.get("input_ids")
+    if not special or ids is None:
+        return inputs
+    return {**inputs, "special_tokens_mask": torch.isin(ids, torch.tensor(special))}
+
+
+def _printed(found: Any) -> list[dict[str, Any]]:
+    """Return the rows of the cosine without their errors, each null behind its part."""
+    return [
+        {name: value for name, value in row.items() if not name.endswith("_se") and name != "measure"}
+        for row in found.rows("cosine")
+    ]
+
+
+def _save(out: Path, report: dict[str, Any]) -> None:
+    from nlflow.store.atomic import make_folder, write_content
+    from nlflow.store.encoding import plain
+    from nlflow.studies.result import render_csv
+
+    place = make_folder(out)
+    tables = {"table": "parts", "spectra": "spectra", "heads": "heads", "groups": "groups", "outliers": "outliers"}
+    for name, key in tables.items():
+        write_content(place / f"{name}.csv", render_csv(report[key]).encode())
+    write_content(place / "result.json", (json_text(plain(report)) + "\n").encode())
