@@ -33,18 +33,20 @@ hypothesis.settings.register_profile("nlflow", derandomize=True, deadline=None, 
 hypothesis.settings.load_profile("nlflow")
 
 
-# The longest file: started first, no process waits for it at the end, and what it compiles the other one only loads.
-LONGEST = ("test_public.py",)
+# The longest file: started first, no process waits for it at the end, and what it compiles the others only load. Beside
+# it run rooms that compile hardly anything, or both would compile the same loops at the same time.
+LONGEST = "test_public.py"
+BESIDE = ("attention", "desk", "plotting", "store")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Draw the cases of sampled tests, and put the files with the longest tests first; all else keeps its place."""
+    """Draw the cases of sampled tests, and put the longest file first and what runs beside it next."""
     drawn = _drawn(items)
     for item in items:
         if item.get_closest_marker("sampled") and item not in drawn:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    items.sort(key=lambda item: (item.path.name != LONGEST, item.path.parent.name not in BESIDE))
 
 
 def pytest_collection_finish() -> None:

@@ -71,7 +71,7 @@ def test_a_layer_that_is_not_there_is_named() -> None:
     assert "InputError: NUMBA_THREADING_LAYER: got 'none', which cannot be loaded here" in ended.stderr
 
 
-@pytest.mark.parametrize("count", ["0", "-3", "5000"])
+@pytest.mark.parametrize("count", ["5000", *(pytest.param(count, marks=pytest.mark.slow) for count in ("0", "-3"))])
 def test_a_number_of_threads_that_is_none_is_named(count: str) -> None:
     given = os.environ | {"NUMBA_NUM_THREADS": count}
     command = [sys.executable, "-m", "nlflow.desk.commands.main", "info"]

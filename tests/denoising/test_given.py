@@ -240,6 +240,7 @@ def test_what_has_an_order_is_not_refused(name: str) -> None:
 # ---- the same by every road
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("nodata", [np.nan, -9999.0])
 @pytest.mark.parametrize("road", ["blocks", "tensor", "film"])
 def test_what_says_nothing_stays_by_every_road(road: str, nodata: float) -> None:

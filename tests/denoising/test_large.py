@@ -88,11 +88,14 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 }
 
 
+RARE = ("double", "half", "wide integers", "one sigma a channel")  # whose slow cases hold what others do
+
+
 # Each case in one quality; in the other it is slow.
 @pytest.mark.parametrize(
     ("case", "quality"),
     [
-        pytest.param(case, quality, marks=pytest.mark.slow if (number + turn) % 2 else [])
+        pytest.param(case, quality, marks=pytest.mark.slow if (number + turn) % 2 or case in RARE else [])
         for number, case in enumerate(CASES)
         for turn, quality in enumerate(["pixels", "balanced"])
     ],
@@ -412,7 +415,15 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["zarr", "zarr of version 2", "tiff", "tiff in tiles", "tiff in colour", "planes apart"]
+    "form",
+    [
+        "zarr",
+        "tiff in tiles",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("zarr of version 2", "tiff", "tiff in colour", "planes apart")
+        ),
+    ],
 )
 @pytest.mark.usefixtures("local")
 @pytest.mark.sampled(2)

@@ -111,7 +111,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+QUICK = ("half", "another mapping", "too large", "objects", "deep")  # a child each takes a fifth of a second
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in BROKEN]
+)
 def test_a_broken_reply_is_no_reply(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     child = apart._Child()
     own = child.replies

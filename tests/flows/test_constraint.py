@@ -82,6 +82,7 @@ INTEGRATORS: dict[str, tuple[Any, list[int]]] = {
 
 
 @pytest.mark.numerical
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("strength", [0.0, 2.0])
 @pytest.mark.parametrize("name", INTEGRATORS)
 def test_orders_with_values_that_depend_on_time(name: str, strength: float) -> None:

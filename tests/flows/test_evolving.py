@@ -120,6 +120,7 @@ def test_errors_stay_within_ten_times_the_tolerance(name: str) -> None:
         assert CASES[name].error(nl.RungeKutta(rtol, rtol * 1e-3)) <= 10 * rtol
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     ("make", "numbers", "within"),

@@ -39,6 +39,7 @@ def observed_order(steps: list[float], errors: list[float]) -> float:
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("fidelity", FIDELITIES.values(), ids=FIDELITIES.keys())
 @pytest.mark.parametrize(
@@ -298,6 +299,7 @@ def test_reprs_tell_integrators_apart() -> None:
     assert repr(nl.Exponential()) == "Exponential()"
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("integrator", EVERY_INTEGRATOR, ids=str)
 def test_dtype_is_kept(integrator: Integrator, dtype: str) -> None:

@@ -89,7 +89,10 @@ def reference(kind: str, t: float = 1.0) -> Floats:
     return whole(t, solve_ivp(speed, (0, t), start, method="DOP853", rtol=3e-14, atol=1e-15).y[:, -1])
 
 
-@pytest.mark.parametrize("name", ORDERS)
+# That of convex splitting is among the promises of integrators too.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "ConvexSplitting" else []) for name in ORDERS]
+)
 def test_orders(name: str) -> None:
     make, numbers, exceptions = ORDERS[name]
     for kind in KINDS:
@@ -108,7 +111,7 @@ def test_orders(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [nl.ETD4RK, nl.IMEX, *(pytest.param(one, marks=pytest.mark.slow) for one in (nl.ETD2RK, nl.ExplicitEuler))]
+    "make", [nl.ETD4RK, *(pytest.param(one, marks=pytest.mark.slow) for one in (nl.IMEX, nl.ETD2RK, nl.ExplicitEuler))]
 )
 def test_errors_follow_tolerances(make: Any) -> None:
     """Over decades, for each right-hand side that changes: the error at the end is the tolerance, times 20 at most."""

@@ -46,7 +46,7 @@ def double_sum(w: Any, interaction: Any, x: Any, box: Any = None) -> tuple[Any, 
     return -np.einsum("j,ijc->ic", w, sizes), float(np.einsum("j,ijc->ic", w, np.abs(sizes)).max())
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
 @pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:60])

@@ -90,6 +90,7 @@ INTEGRATORS: dict[str, tuple[Callable[[float], Any], list[int]]] = {
 
 
 @pytest.mark.numerical
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 @pytest.mark.parametrize("name", FLOWS)
 def test_orders(name: str, integrator: str) -> None:

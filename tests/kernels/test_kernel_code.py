@@ -45,6 +45,7 @@ def named(kernel: Any) -> str:
 # ---- sums without a matrix
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("kernel", "d", "dtype"), pairs(KERNELS, [1, 2, 20], ["float32", "float64"]), ids=named)
 def test_compiled_sums_are_those_of_the_matrix(kernel: Any, d: int, dtype: str) -> None:
     rng = np.random.default_rng(0)

@@ -148,7 +148,7 @@ INTEGRATORS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "PlatenWeak2": lambda: (nl.PlatenWeak2(0.1),),
     "NeutrenoStep": lambda: (nl.NeutrenoStep(),),
     "StoermerVerlet of particles": lambda: (StoermerVerlet(0.02), SWARM, MOVING),
-    "Rosenbrock": lambda: (Rosenbrock(1e-8),),
+    "Rosenbrock": lambda: (Rosenbrock(1e-6),),
     "RungeKutta": lambda: (nl.RungeKutta(1e-8),),
     "SemiImplicit": lambda: (nl.SemiImplicit(0.1),),
     "StoermerVerlet": lambda: (StoermerVerlet(0.02), *_wave()),

@@ -15,6 +15,7 @@ import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, to_numpy, underflowing
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, checked_call
+from nlflow.flows.ensemble import students_t
 from nlflow.flows.functions import eigenpairs, is_aside, raw_values, symmetric_flow, transform_of, values_of
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import dense_operator, relaxation_rate
@@ -349,13 +350,6 @@ class _Quadrature:
 def _rule(diagonal: Floats, beside: Floats, size: float) -> tuple[Floats, Floats]:
     values, vectors = eigen_tridiagonal(diagonal, beside)
     return values, size**2 * vectors[0] ** 2
-
-
-def students_t(freedom: int) -> float:
-    """Return how many standard errors each side of an interval of 95 % has, of Student's law with `freedom` degrees."""
-    from scipy.special import stdtrit  # scipy.stats takes half a second to load
-
-    return float(stdtrit(freedom, 0.975))
 
 
 def half_width(values: Floats) -> Any:

@@ -69,18 +69,16 @@ class Ensemble:
         InputError
             For another level.
         """
-        from scipy.stats import norm, t
-
         level = check_number("level", level, minimum=0, strict=True, below=1.0)
         count = len(self.values)
         if of == "mean":
             middle, error = self.mean, np.sqrt(self.variance / count)
-            width = float(t.ppf((1 + level) / 2, count - 1))
+            width = students_t(count - 1, level)
         elif of == "variance":
             middle = self.variance
             fourth = np.mean((self.values - self.mean) ** 4, axis=0, dtype=np.float64)
             error = np.sqrt(np.maximum(fourth - middle**2 * (count - 3) / (count - 1), 0.0) / count)
-            width = float(norm.ppf((1 + level) / 2))
+            width = students_t(math.inf, level)  # Gauss' law
         else:
             raise InputError(f"of: got {of!r}, expected 'mean' or 'variance'")
         low = middle - width * error
@@ -92,6 +90,14 @@ class Ensemble:
         if share > 1:
             raise InputError(f"share: got {share:g}, expected at most 1")
         return np.asarray(np.quantile(self.values, share, axis=0))
+
+
+def students_t(freedom: float, level: float = _LEVEL) -> float:
+    """Return how many standard errors each side of an interval has that holds the true value with a probability."""
+    from scipy.special import ndtri, stdtrit  # scipy.stats takes half a second to load
+
+    upper = (1 + level) / 2
+    return float(ndtri(upper) if freedom == math.inf else stdtrit(freedom, upper))
 
 
 @checked_call

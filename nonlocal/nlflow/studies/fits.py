@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nlflow.equilibria.sums import students_t
+from nlflow.flows.ensemble import students_t
 
 FEWEST = 3
 """Points that a line with a confidence interval needs."""

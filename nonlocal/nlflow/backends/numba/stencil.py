@@ -53,7 +53,7 @@ float64_of = _bitcast(types.int64, types.float64, ir.DoubleType())
 _ORDERED = FLAGS - {"reassoc"}
 
 
-@njit(types.float32(types.float32), fastmath=_ORDERED, forceinline=True)
+@njit(fastmath=_ORDERED, forceinline=True)
 def _exp_float32(x):
     y = max(x, np.float32(-87.0))
     n = np.int32(y * np.float32(1.4426950408889634) - np.float32(0.5))
@@ -69,7 +69,7 @@ def _exp_float32(x):
     return value if x > np.float32(-87.0) else np.float32(0.0)
 
 
-@njit(types.float64(types.float64), fastmath=_ORDERED, forceinline=True)
+@njit(fastmath=_ORDERED, forceinline=True)
 def _exp_float64(x):
     y = max(x, -708.0)
     n = np.int64(y * 1.4426950408889634 - 0.5)

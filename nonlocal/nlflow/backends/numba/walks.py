@@ -19,7 +19,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-@njit(types.uint64(types.uint64, types.uint64), inline="always")
+@njit(inline="always")
 def _random(key, counter):
     z = key + counter * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
@@ -27,7 +27,7 @@ def _random(key, counter):
     return z ^ (z >> np.uint64(31))
 
 
-@njit(types.int64(types.uint64[:, ::1], types.int64, types.uint64), inline="always")
+@njit(inline="always")
 def _move(tables, state, number):
     """Return the next state: a cell of the state's table, or the cell's alias."""
     n = np.uint64(tables.shape[1])
@@ -95,7 +95,7 @@ def build_tables(rows, tables):
             tables[i, j] = np.uint64(best) if best != j else (_LOW << np.uint64(32)) | np.uint64(j)
 
 
-@njit(types.int64(types.int64[::1], types.int32[::1], types.float64[::1], types.int64, types.uint64), inline="always")
+@njit(inline="always")
 def _edge_move(starts, ends, shares, state, number):
     """Return the next state: the first edge of the state's row whose share is above a uniform number, by bisection."""
     low = starts[state]
