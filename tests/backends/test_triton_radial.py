@@ -140,9 +140,9 @@ def test_an_affinity_takes_it_for_many_nodes(
     assert "a Triton kernel is compiled for 268435456 pairs or more" in tiled.reason
     monkeypatch.setattr(sums, "_WAITED", 0)
     if DEVICE == "cpu":
-        assert (
-            "Triton kernels are for float32 on CUDA" in nl.affinity(nl.Laplace(1.0), domain, x, method="tiled").reason
-        )
+        assert "and tensors lie on cpu" in nl.affinity(nl.Laplace(1.0), domain, x, method="tiled").reason
+    wide = nl.affinity(nl.Laplace(1.0), domain, x.double(), method="tiled")
+    assert "Triton kernels are for float32 and 64 features at most" in wide.reason
     monkeypatch.setattr(radial, "refusal", lambda *_: "")
     asked: list[int] = []
     original = radial.radial_sums

@@ -53,7 +53,7 @@ class Place:
         if device.type != "cuda":
             return cls(device.type)
         allowed = getattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)()
-        version = torch.backends.cudnn.version() if allowed else None
+        version: Any = torch.backends.cudnn.version() if allowed else None  # type: ignore[no-untyped-call]
         activated = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
         return cls("cuda", torch.cuda.get_device_capability(device), int(version or 0), str(activated or ""))
 
