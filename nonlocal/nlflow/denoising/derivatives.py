@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from nlflow._array import is_tensor
 from nlflow.denoising.layout import Axes
+from nlflow.denoising.looked import Looked
 from nlflow.denoising.noise.risk import perturbation
 from nlflow.denoising.options import Options
 from nlflow.denoising.patches.tensors import FrozenFilter
@@ -159,6 +160,7 @@ def linearized(
     chosen = Options.of(options, more)
     chosen.refuse(("separate", "stopping", "device"), "a linear map")
     chosen.check(quality, len(placed.letters))
-    task = Items.of(image, Noisy(sigma), placed, quality, chosen, keep)
+    looked = Looked.at(placed.items(image))
+    task = Items.of(image, Noisy(sigma), placed, quality, chosen, keep, looked)
     task.check_moves()
     return Linearization(image, task, chosen.max_memory)

@@ -19,22 +19,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nlflow._array import constant_like, is_tensor, root_mean_square, to_numpy
+from nlflow._array import is_tensor, root_mean_square, to_numpy
 from nlflow.backends.memory import Need, free_bytes
+from nlflow.backends.torch.workers import workers_for
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.frame import (
     LEAST_VARIANCE,
     Frame,
-    Spread,
     is_by_pixels,
     live_of,
     numbers_of,
     units_of,
 )
-from nlflow.denoising.given import SOME, TELL_MISSING, as_given, candidates
 from nlflow.denoising.groupwise import Groups, bytes_needed, in_tiles, problem
 from nlflow.denoising.info import DenoiseInfo, doubts
 from nlflow.denoising.layout import Axes
+from nlflow.denoising.looked import Looked
 from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.finding.verdict import examine
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate
@@ -73,12 +73,13 @@ def denoised_tensor(
     words = {"quality": quality, "noise": noise, "options": options}
     model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
     items, tracked = placed.items(image.detach()), image.requires_grad and torch.is_grad_enabled()
+    looked = Looked.at(items, some=not tracked)
     found: Noisy | str
     if mask is not None:
         found = "a mask of missing samples"
-    elif bool(image.isnan().any()):
+    elif looked.missing:
         found = "NaN, which counts as missing samples"
-    elif not tracked and any(map(_says_nothing, items)):  # a guess, for which no derivative is given up
+    elif not tracked and looked.says_nothing(items):  # a guess, for which no derivative is given up
         found = "samples that say nothing"
     else:
         found = Noisy.of(items, left, model)
@@ -96,22 +97,24 @@ def denoised_tensor(
             )
         with telling(progress, quality) as tell:
             return on_host(tell)
-    task = Items.of(image, found, placed, quality, options, keep)
+    task = Items.of(image, found, placed, quality, options, keep, looked)
     with telling(progress, quality) as tell:
         judged = bool(found.found) and not tracked and options.strength == 1
         watch = Watch(limit=max_memory, tell=within(tell, 0.0, _FIRST) if judged else tell)
         results, told = [], list[dict[str, Any]]()
         for number, (one, f) in enumerate(task.parts(image)):
             part = replace(watch, tell=within(tell, number / len(task.flows), (number + 1) / len(task.flows)))
-            with _guarded(one, f, max_memory):
+            with _guarded(one, f, max_memory), workers_for(f.device):
                 u, known = _chosen(one, f, options, part, tracked)
             if judged and _is_doubted(one, f, u):
                 return on_host(within(tell, _FIRST, 1.0))
             results.append((one, u))
             told.append(known)
         result = task.assembled(image, results)
-        for frame, sample, u in zip(task.frames, items, placed.items(result.detach()), strict=True):
-            said = [frame.too_strong(float(sample.max() - sample.min()))]
+        for number, (frame, sample, u) in enumerate(
+            zip(task.frames, items, placed.items(result.detach()), strict=True)
+        ):  # fmt: skip
+            said = [frame.too_strong(looked.span(number))]
             if frame.found is not None:
                 said += doubts(to_numpy(sample), root_mean_square(to_numpy(u - sample)), frame.found)
             for text in filter(None, said):
@@ -121,17 +124,6 @@ def denoised_tensor(
     if not return_info:
         return result
     return result, _info(task.frames, told, root_mean_square((image - result).detach()), begun)
-
-
-def _says_nothing(item: Tensor) -> bool:
-    """Tell whether some samples (..., C) hold no data, or a channel is opacity; few are copied where that is not so."""
-    flat, channels = item.flatten(), item.shape[-1]
-    some = to_numpy(flat[:: max(flat.numel() // SOME, 1)])
-    if not (channels in (2, 4) or candidates(some, *to_numpy(torch.stack((flat.min(), flat.max()))))):
-        return False
-    axes = Axes(tuple(item.shape), "ZYX"[-(item.ndim - 1) :], (1.0,) * (item.ndim - 1), item.ndim - 1)
-    looked = as_given(to_numpy(item), axes)
-    return looked.missing is not None or looked.opacity is not None
 
 
 def _is_doubted(one: Alike, f: Tensor, u: Tensor) -> bool:
@@ -302,9 +294,9 @@ def check_tensor(image: Tensor) -> Tensor:
                          "or float64; convert it with .float()")  # fmt: skip
     if not (image.is_floating_point() or image.is_complex()):
         raise InputError(f"image: got a tensor of {image.dtype}, expected float32 or float64; convert it with .float()")
+    if image.is_complex() or image.numel() == 0:
+        check_array("image", image)
     checked: Tensor = image.float() if image.element_size() < 4 else image
-    # NaN is missing.
-    check_array("image", checked.detach().nan_to_num(0.0, torch.inf, -torch.inf), missing=TELL_MISSING)
     return checked
 
 
@@ -326,7 +318,7 @@ def _groups(frame: Frame) -> Groups:
     return flow
 
 
-def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options) -> list[Frame]:
+def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, looked: Looked) -> list[Frame]:
     """Return what each of items (B, ..., C) decides as a whole."""
     if is_by_pixels(quality, axes):
         raise InputError(
@@ -337,8 +329,7 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
         raise InputError("axes: got a clip for a tensor, whose search follows no motion, expected images or volumes; "
                          "denoise the NumPy array (.cpu().numpy()), or name its first axis Z")  # fmt: skip
     sigma, inner = noisy.sigma, tuple(range(1, items.ndim - 1))
-    given = items.detach().double()
-    means, spans = to_numpy(given.mean(dim=inner)), to_numpy(given.amax(dim=inner) - given.amin(dim=inner))
+    means, spans = looked.means, looked.high - looked.low
     numbers = numbers_of(sigma, axes.spatial, items.shape[-1], axes.channel is not None, len(items))
     maps = None
     if numbers is not None:
@@ -353,39 +344,33 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
         raise InputError(f"sigma: got numbers of shape {np.shape(sigma)}, expected one, or ({items.shape[-1]},) for "
                          "one a channel")  # fmt: skip
     frames = []
-    for number, item in enumerate(given):
+    for number, item in enumerate(items.detach()):
         live = live_of(spans[number] > 0)
-        which = slice(None) if live is None else torch.from_numpy(live).to(items.device)
         own = slice(None) if live is None else live
-        _, level, lost, idle = units_of(numbers[number][own], spans[number][own])
+        _, level, hidden, idle = units_of(numbers[number][own], spans[number][own])
         exact, variance = None, None
         if maps is not None:
+            which = slice(None) if live is None else torch.from_numpy(live).to(items.device)
             each, mean = maps[number][..., which], squares[number][which]
             exact = each == 0
+            exact = exact if bool(exact.any()) else None
             if bool((each.flatten(0, -2).amax(dim=0) > each.flatten(0, -2).amin(dim=0)).any()):
                 variance = (each.square() / torch.where(mean > 0, mean, 1)).mean(dim=-1).clamp(min=LEAST_VARIANCE)
         elif is_tensor(sigma) or np.ndim(sigma):
-            exact = torch.from_numpy(numbers[number][own] == 0).to(items.device)
-        if lost is not None:
-            hidden = torch.from_numpy(lost).to(items.device)
-            exact = hidden if exact is None else exact | hidden
-        exact = exact if exact is not None and bool(exact.any()) else None
+            zero = numbers[number][own] == 0
+            hidden = zero if hidden is None else hidden | zero
+        if hidden is not None and hidden.any():
+            placed = torch.from_numpy(hidden).to(items.device)
+            exact = placed if exact is None else exact | placed
         found = noisy.found[number] if noisy.found else None
         offset = means[number][own]
         frame = Frame(axes, quality, options, offset, level, idle, exact=exact, live=live, variance=variance,
                       found=found, estimated=noisy.estimated, sigma=root_mean_square(level))  # fmt: skip
         if not idle:
-            f = (item[..., which] - constant_like(offset, item)) / constant_like(level, item)
             weakest = 1.0 if variance is None else float(variance.amin().sqrt())
-            frame = frame.with_flow(_spread(f), weakest)
+            frame = frame.with_flow(looked.spread(number, own, item, offset, level), weakest)
         frames.append(frame)
     return frames
-
-
-def _spread(f: Tensor) -> Spread:
-    flat = f.flatten(0, -2)
-    extent, variance = float(f.amax() - f.amin()), float(f.var(correction=0))
-    return Spread(extent, variance, f.shape[-1], np.dtype(np.float64), lambda: to_numpy(flat.T @ flat))
 
 
 @dataclass(frozen=True)
@@ -398,10 +383,12 @@ class Items:
     kept: Tensor | None  # (B, ..., C), where the result is the input
 
     @classmethod
-    def of(cls, image: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, keep: Any) -> Items:
+    def of(
+        cls, image: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, keep: Any, looked: Looked
+    ) -> Items:
         """Observe a tensor."""
         items = axes.items(image.detach())
-        frames, kept = frames_of(items, noisy, axes, quality, options), None
+        frames, kept = frames_of(items, noisy, axes, quality, options, looked), None
         if keep is not None:
             if keep.dtype != torch.bool:
                 raise InputError(f"keep: got values of type {keep.dtype}, expected booleans; compare first")
@@ -468,16 +455,18 @@ class Alike:
     def of(cls, which: list[int], frames: list[Frame], items: Tensor) -> Alike:
         """Put items side by side."""
         own, device = [frames[number] for number in which], items.device
-        flat = (len(own), *(1 for _ in items.shape[1:-1]), len(own[0].level))
-        offset, level = (
-            torch.from_numpy(np.stack(given)).to(device).view(flat)
-            for given in ([frame.offset for frame in own], [frame.level for frame in own])
-        )
-        colours = [constant_like(_groups(frame).colours.copy(), level) for frame in own]
+        count, channels = len(own), len(own[0].level)
+        flat = (count, *(1 for _ in items.shape[1:-1]), channels)
+        told = [np.stack([frame.offset for frame in own]), np.stack([frame.level for frame in own]),
+                np.stack([_groups(frame).colours for frame in own])]  # fmt: skip
+        placed = torch.from_numpy(np.concatenate([one.astype(np.float64).ravel() for one in told])).to(device)
+        offset, level, colours = torch.split(placed, [one.size for one in told])
         maps = [frame.variance for frame in own]
         live = None if own[0].live is None else torch.from_numpy(np.flatnonzero(own[0].live)).to(device)
         variance = None if maps[0] is None else torch.stack(maps)
-        return cls(which, own, offset, level, torch.stack(colours), variance, live)
+        return cls(
+            which, own, offset.view(flat), level.view(flat), colours.view(count, channels, channels), variance, live
+        )
 
     @property
     def groups(self) -> Groups:
@@ -491,7 +480,7 @@ class Alike:
 
     def observe(self, items: Tensor) -> Tensor:
         """Return samples (b, ..., C) of all items in units of their noise."""
-        own = items[self.which]
+        own = items if len(self.which) == len(items) else torch.stack([items[number] for number in self.which])
         own = own if self.live is None else own.index_select(-1, self.live)
         return ((own - self.offset) / self.level).to(items.dtype)
 

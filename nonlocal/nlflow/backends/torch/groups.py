@@ -143,12 +143,18 @@ def _shrunk_inverse(noisy: Tensor, shrink: float, matrices: Matrices) -> Tensor:
 class _Inverse(torch.autograd.Function):
     """The inverse of symmetric positive definite matrices by Cholesky's factors, without asking whether these exist.
 
-    torch 2.13 has a wrong forward derivative of `torch.cholesky_inverse`.
+    torch 2.13 has a wrong forward derivative of `torch.cholesky_inverse`. Bits of LAPACK depend on where in memory a
+    matrix begins: those of some sizes all begin alike, so that nothing depends on which matrices lie before one.
     """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> Tensor:
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix).L)
+        size = matrix.shape[-1]
+        if size % _ALIGNED:
+            more = -size % _ALIGNED
+            matrix = torch.nn.functional.pad(matrix, (0, more, 0, more))
+            torch.diagonal(matrix, dim1=-2, dim2=-1)[..., size:] = 1
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix).L)[..., :size, :size]
         ctx.save_for_backward(inverse)
         ctx.save_for_forward(inverse)
         return inverse
@@ -164,6 +170,7 @@ class _Inverse(torch.autograd.Function):
         return -inverse @ tangent @ inverse
 
 
+_ALIGNED = 4  # of a side: then matrices take a multiple of 64 bytes
 _LEAST = 1e-3  # of the noise counts as left in the state, at least
 _HELD = 12  # arrays of tokens that a chunk holds at a time, about
 

@@ -341,12 +341,14 @@ def _variances(variance: Any, signal: Array) -> Array:
     """Return the variance of the noise as planes (C, Z, H, W), or (C, 1, 1, 1) where it is one number."""
     xp, given = namespace(signal), check_array("variance", variance, ndim=tuple(range(signal.ndim + 1)))
     if given.ndim == 0:
-        given = xp.full((signal.shape[-1], 1, 1, 1), float(given), dtype=signal.dtype, device=device(signal))
+        least = float(given)
+        given = xp.full((signal.shape[-1], 1, 1, 1), least, dtype=signal.dtype, device=device(signal))
     elif not is_tensor(signal):
         given = np.asarray(given, signal.dtype)
     else:
         same_kind("variance", given, signal)
-    least = float(given.min())
+    if np.ndim(variance) > 0:
+        least = float(given.min())
     if not least > 0:
         raise InputError(f"variance: got {least:g}, expected numbers > 0")
     if np.ndim(variance) == 0:

@@ -1,0 +1,96 @@
+"""What the host is told of a tensor before a flow begins, in one copy: a device that is asked waits each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nlflow._array import Floats, to_numpy
+from nlflow.denoising.frame import Spread
+from nlflow.denoising.given import SOME, TELL_MISSING, as_given, candidates
+from nlflow.denoising.layout import Axes
+from nlflow.errors import check_array
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known of items (B, ..., C) on the host.
+
+    Attributes
+    ----------
+    means, variances, low, high : array of shape (B, C)
+        In double precision.
+    missing : bool
+        Whether some samples are NaN.
+    some : list of array
+        Samples of each item, evenly far apart; none where they were not asked for.
+    """
+
+    means: Floats
+    variances: Floats
+    low: Floats
+    high: Floats
+    missing: bool
+    some: list[NDArray[Any]]
+
+    @classmethod
+    def at(cls, items: Tensor, some: bool = False) -> Looked:
+        """Look at items, or raise `InputError` where a sample is infinite."""
+        given, inner = items.detach(), tuple(range(1, items.ndim - 1))
+        wide = given.double()
+        ends = wide.amin(inner), wide.amax(inner)
+        parts = [torch.stack((wide.mean(inner), wide.var(inner, correction=0), *ends)).flatten()]
+        parts.append(given.isinf().any().double()[None])
+        if some:
+            flat = given.flatten(1)
+            parts.append(flat[:, :: max(flat.shape[1] // SOME, 1)].double().flatten())
+        told = to_numpy(torch.cat(parts))
+        shape = (4, len(items), items.shape[-1])
+        size = int(np.prod(shape))
+        means, variances, low, high = told[:size].reshape(shape)
+        if told[size]:
+            check_array("image", given.nan_to_num(0.0, torch.inf, -torch.inf), missing=TELL_MISSING)
+        samples = told[size + 1 :].astype(str(items.dtype).removeprefix("torch."))
+        shown = list(samples.reshape(len(items), -1)) if some else []
+        return cls(means, variances, low, high, bool(np.isnan(means).any()), shown)
+
+    def says_nothing(self, items: Tensor) -> bool:
+        """Tell whether some samples hold no data, or a channel is opacity; no more is copied where that is not so."""
+        return any(
+            _says_nothing(item, some, low.min(), high.max())
+            for item, some, low, high in zip(items, self.some, self.low, self.high, strict=True)
+        )
+
+    def span(self, number: int) -> float:
+        """Return the range of an item."""
+        return float(self.high[number].max() - self.low[number].min())
+
+    def spread(self, number: int, own: Any, item: Tensor, offset: Floats, level: Floats) -> Spread:
+        """Return the spread of some channels of an item (..., C) in units of their noise."""
+        low, high = ((ends[number][own] - offset) / level for ends in (self.low, self.high))
+        variance = float(np.mean(self.variances[number][own] / level**2))
+
+        def moments() -> Floats:
+            flat = item.flatten(0, -2)
+            if len(level) == 1:
+                return np.array([[variance * len(flat)]])
+            chosen = flat if isinstance(own, slice) else flat[:, torch.from_numpy(np.flatnonzero(own)).to(flat.device)]
+            place = torch.from_numpy(np.stack((offset, level))).to(flat.device)
+            f = (chosen.double() - place[0]) / place[1]
+            return to_numpy(f.T @ f)
+
+        return Spread(float(high.max() - low.min()), variance, len(level), np.dtype(np.float64), moments)
+
+
+def _says_nothing(item: Tensor, some: NDArray[Any], low: Any, high: Any) -> bool:
+    kind = some.dtype.type
+    if not (item.shape[-1] in (2, 4) or candidates(some, kind(low), kind(high))):
+        return False
+    axes = Axes(tuple(item.shape), "ZYX"[-(item.ndim - 1) :], (1.0,) * (item.ndim - 1), item.ndim - 1)
+    looked = as_given(to_numpy(item), axes)
+    return looked.missing is not None or looked.opacity is not None
