@@ -45,10 +45,9 @@ def works(best: bool = False) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def rows(best: bool = False) -> Iterator[tuple[dict[str, Any], pretended.Counts]]:
-    """Give what each work counts, and the lines that ask; each is done once before."""
+    """Give what each work counts, and the lines that ask."""
     with pretended.gpu():
         for name, work in works(best):
-            work()
             with pretended.counting() as counts:
                 done = work()
             steps = {"steps": int(done.stats["steps"])} if hasattr(done, "stats") else {}

@@ -62,9 +62,9 @@ FIRST: tuple[Work, ...] = (
 """Kind, shape and words for `denoise` of what goals are set for."""
 
 FEW: tuple[Work, ...] = (
-    ("image", (200, 200), BALANCED),
-    ("batch", (4, 64, 64), {"axes": "BYX", **BALANCED}),
-    ("volume", (24, 24, 24), {"axes": "ZYX", **BALANCED}),
+    ("image", (128, 128), BALANCED),
+    ("batch", (4, 48, 48), {"axes": "BYX", **BALANCED}),
+    ("volume", (16, 16, 16), {"axes": "ZYX", **BALANCED}),
 )
 
 MORE: tuple[Work, ...] = (

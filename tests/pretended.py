@@ -261,10 +261,28 @@ def _flash_backward(g: Any, q: Any, k: Any, v: Any, out: Any, logarithm: Any, *r
     return _on_cpu_backward(g, q, k, v, out, logarithm, *rest[4:6], scale=scale)
 
 
+def _cudnn(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    _: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *_rest: bool,
+    scale: Any = None,
+) -> Any:
+    """Attention by cuDNN, whose log-sum-exp has one more axis, computed by the kernel of the CPU."""
+    out, logarithm, *rest = _flash(q, k, v, dropout, causal, scale=scale)
+    assert bias is None, "biases of cuDNN are not pretended"
+    return out, logarithm[..., None], *rest
+
+
 _on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 # Kernels of GPUs alone, and what computes in their place.
 _FUSED = {
+    "_scaled_dot_product_cudnn_attention": _cudnn,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_scaled_dot_product_flash_attention": _flash,

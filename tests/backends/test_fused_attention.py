@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import nlflow as nl
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
 from nlflow.backends.torch import attention  # noqa: E402  # after the skip where torch is missing
 from nlflow.backends.torch.attention import Call, Form, Kernel, Place, kernels_for  # noqa: E402
+from tests import pretended  # noqa: E402
 
 HALF, HALVES, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
 LARGE = 2**40
@@ -113,3 +116,24 @@ def test_rows_that_kernels_fill_up_and_axes_that_they_add(monkeypatch: pytest.Mo
         (arguments, words) = asked[0]
         assert arguments[3:] == (None, True, 0.0, True)
         assert words == {"scale": 0.5}
+
+
+def test_an_affinity_says_and_asks_what_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, u = (torch.randn(60, 5, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    found = []
+    monkeypatch.setattr(attention, "KERNELS", tuple(replace(kernel, pairs=0) for kernel in attention.KERNELS))
+    original = attention._called
+    asked: list[str] = []
+    monkeypatch.setattr(attention, "_called", lambda kernel, *a: (asked.append(kernel.name), original(kernel, *a))[1])
+    with pretended.gpu():
+        for version in (91900, 90100):
+            monkeypatch.setattr(torch.backends.cudnn, "version", lambda version=version: version)
+            p = nl.affinity(
+                nl.ExpDotProduct(), nl.Points(range(60)), pretended.put(x), method="tiled", precision="bfloat16"
+            )
+            found.append((p.reason, pretended.take(p.average(pretended.put(u))), pretended.take(p.log_degree)))
+    for (reason, average, logs), name in zip(found, ("cuDNN's attention", "FlashAttention-2"), strict=True):
+        assert reason == f"asked for; fused by {name}, for bfloat16 of 8 columns on CUDA 9.0"
+        assert torch.equal(average, found[0][1])
+        assert torch.equal(logs, found[0][2])
+    assert asked == ["cuDNN's attention"] * 2 + ["FlashAttention-2"] * 2
