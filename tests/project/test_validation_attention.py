@@ -24,7 +24,7 @@ trained = pytest.mark.skipif(not WEIGHTS, reason="the weights of all-MiniLM-L6-v
 
 def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break one formula of the package."""
-    from nlflow.attention.probing import discretization, metrics, trace
+    from nlflow.attention.probing import discretization, metrics, operators, spectra, trace, verdicts
     from nlflow.attention.terms import modules, neutreno
 
     if what == "the term draws to the values":
@@ -34,6 +34,14 @@ def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
             return good(average, first, values, fidelity, **options)
 
         monkeypatch.setattr(neutreno, "neutreno", turned)
+    elif what == "smoothing and sharpening change places":
+        good_ruling = verdicts._ruled
+        monkeypatch.setattr(verdicts, "_ruled", lambda a, b, *rest: good_ruling(b, a, *rest))
+    elif what == "the rate is the gap":
+        good_rate = spectra.rate_of
+        monkeypatch.setattr(spectra, "rate_of", lambda alphas: 1 - good_rate(alphas))
+    elif what == "the trace part is left out":
+        monkeypatch.setattr(operators.Operator, "traces", property(lambda one: one.inner[:, 0, 0] * 0))
     elif what == "the energy forgets its half":
         good_energy = metrics.energy_per_token
         monkeypatch.setattr(metrics, "energy_per_token", lambda *a, **k: 2 * good_energy(*a, **k))
@@ -105,6 +113,9 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 ("FeatScale doubles its scale", "frequency-scaling"),
                 ("logits are doubled", "gradient-steps"),
                 ("the term makes a copy", "cost-of-the-term"),
+                ("smoothing and sharpening change places", "smoothing-verdicts"),
+                ("the rate is the gap", "linear-rate"),
+                ("the trace part is left out", "parts-of-blocks"),
             )
         ),
     ],

@@ -53,6 +53,9 @@ MODULES = (
     "kernel_attention",
     "frequency_scaling",
     "sharpening_eigenvalue",
+    "smoothing_verdicts",
+    "linear_rate",
+    "parts_of_blocks",
     "gradient_steps",
     "cost_of_the_term",
 )

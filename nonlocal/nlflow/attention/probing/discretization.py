@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlflow._array import underflowing
-from nlflow.affinities import Affinity
+from nlflow.affinities import Affinity, from_matrix
 from nlflow.attention.injection.blocks import Adapter, blocks
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.metrics import energy_per_token, mean_cosine
 from nlflow.attention.probing.probe import call_of
 from nlflow.attention.probing.trace import Head, Layer, LayerTrace
+from nlflow.attention.probing.verdicts import random_stochastic
 from nlflow.attention.threads import evaluating, using
+from nlflow.domains import Points
 from nlflow.errors import InputError, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExplicitEuler, Exponential, RungeKutta
@@ -60,12 +62,16 @@ class Discretization:
         The same for the layer's own result Pv. It is the distance at m = 1, unless the flow is another (symmetric).
     order : float
         Slope of log distance over log(1/m) through the finest steps; the theory says 1. NaN with fewer than 3.
+    random_order : float
+        The same slope with random stochastic matrices, masked as the heads are, in the place of theirs: Euler's method
+        has it, trained or not. So an `order` near it says nothing about training. NaN where the kernel evolves.
     """
 
     substeps: tuple[int, ...]
     distance: Floats
     layer: float
     order: float
+    random_order: float = math.nan
 
 
 @underflowing
@@ -108,6 +114,7 @@ def discretize(
         raise InputError("substeps: got none, expected at least one number of steps")
     heads = [layer] if isinstance(layer, Head) else [layer.head(h, item) for h in range(layer.heads)]
     errors, own, way, size = np.zeros(len(counts)), 0.0, 0.0, 0.0
+    random, rng = np.zeros(len(counts)), np.random.default_rng(0)
     for head in heads:
         flow, start, exact = (_evolving if evolving else _frozen)(head, symmetric)
         width = head.v.shape[1]
@@ -115,12 +122,17 @@ def discretize(
         own += float(((head.affinity.average(head.v) - exact[:, -width:]) ** 2).sum())
         way += float(((start - exact)[:, -width:] ** 2).sum())
         size += float((head.v**2).sum())
+        if not evolving and not symmetric:
+            drawn = random_stochastic(head.tokens, rng, head.matrix > 0)
+            flow, start, exact = _of(from_matrix(drawn, Points(np.arange(head.tokens))), head.v)
+            random += [float(((_euler(flow, start, m) - exact) ** 2).sum()) for m in counts]
     if way <= _EXACT**2 * size:
         raise InputError(
             "layer: got values that the flow does not move (all tokens are equal), expected some that differ"
         )
     distance = np.sqrt(errors / way)
-    return Discretization(counts, distance, math.sqrt(own / way), order_of(counts, distance))
+    null = order_of(counts, np.sqrt(random / way))
+    return Discretization(counts, distance, math.sqrt(own / way), order_of(counts, distance), null)
 
 
 def order_of(counts: Sequence[int], distance: Floats) -> float:
@@ -137,10 +149,15 @@ def _euler(flow: Flow, start: Floats, count: int) -> Floats:
 
 def _frozen(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
     """Return (the flow, u(0), u(1)) with the kernel of the layer."""
-    flow = AttentionFlow(head.along(head.k, head.k) if symmetric else head.affinity)
-    size = float(np.abs(head.v).max()) or 1.0
+    return _of(head.along(head.k, head.k) if symmetric else head.affinity, head.v)
+
+
+def _of(weights: Affinity, values: Floats) -> tuple[Flow, Floats, Floats]:
+    """Return (the flow, u(0), u(1)) of a kernel that stays."""
+    flow = AttentionFlow(weights)
+    size = float(np.abs(values).max()) or 1.0
     exactly = Exponential(_EXACT) if flow.symmetric else RungeKutta(rtol=_EXACT, atol=_EXACT * size)
-    return flow, head.v, np.asarray(solve(flow, head.v, t=1.0, integrator=exactly, energies=False).final)
+    return flow, values, np.asarray(solve(flow, values, t=1.0, integrator=exactly, energies=False).final)
 
 
 def _evolving(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:

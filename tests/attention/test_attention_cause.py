@@ -1,0 +1,404 @@
+"""What parts of a block change: against differences of one's own along the stream, in several kinds of layers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow import InputError, NlflowWarning
+from nlflow.attention import Adapter, explain, mean_cosine, participation_rank, probe, token_similarity  # needs torch
+from nlflow.attention.probing.cause import MEASURES
+from nlflow.attention.probing.parts import PARTS, point_of
+from tests.transformer_models import MODELS, build, inputs, torch, transformers
+
+pytestmark = pytest.mark.numerical
+
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}
+TEXT = {**SHAPE, "intermediate_size": 40, "vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def family(name: str, dtype: Any = torch.float64) -> Any:
+    """Return a small random model with inputs: of `MODELS`, or a text model of transformers by its name."""
+    if name in MODELS:
+        model, given = build(name).to(dtype), inputs(name)
+    elif name == "Dinov2":
+        torch.manual_seed(0)
+        config = transformers.Dinov2Config(**SHAPE, image_size=28, patch_size=7, layerscale_value=0.4)
+        model, given = transformers.Dinov2Model(config).eval().to(dtype), {"pixel_values": torch.randn(2, 3, 28, 28)}
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter += 0.3 * torch.randn_like(parameter)
+    else:
+        torch.manual_seed(0)
+        extra: dict[str, Any] = {"Gemma2": {"head_dim": 8, "num_key_value_heads": 2}}.get(name, {})
+        config = getattr(transformers, f"{name}Config")(**TEXT, **extra)
+        model = getattr(transformers, f"{name}Model")(config).eval().to(dtype)
+        model.set_attn_implementation("eager")
+        given = {"input_ids": torch.randint(3, 60, (2, 9))}
+    return model, {key: one.to(dtype) if one.is_floating_point() else one for key, one in given.items()}
+
+
+def cosine(x: Any) -> float:
+    """Return the mean cosine of two different tokens by a table of all pairs, mean over the batch."""
+    unit = x / x.norm(dim=-1, keepdim=True)
+    table = unit @ unit.mT
+    count = x.shape[1]
+    return float(((table.sum((1, 2)) - count) / (count * (count - 1))).mean())
+
+
+def split_by_hand(x: Any, n: Any, p: Any, w: Any, scale: Any, added: Any, constant: Any) -> dict[str, float]:
+    """Return the parts of attention at a state x, with the maps w (H, D, D) of the normed state n written out."""
+    traces = w.diagonal(dim1=-2, dim2=-1).sum(-1) / w.shape[-1]
+    normed = x + traces.sum() * n
+    mixed = x + torch.einsum("h,bhij,bjd->bid", traces, p, n)
+    projected = x + torch.einsum("bjd,hde->bje", n, w) + constant
+    attended = x + torch.einsum("bhij,bjd,hde->bie", p, n, w) + constant
+    torch.testing.assert_close(attended, x + added, rtol=1e-10, atol=1e-10)
+    f = {name: cosine(state) for name, state in
+         {"x": x, "n": normed, "m": mixed, "p": projected, "a": attended}.items()}  # fmt: skip
+    return {
+        "norms": f["n"] - f["x"],
+        "mixing": (f["m"] - f["n"] + f["a"] - f["p"]) / 2,
+        "projection": (f["p"] - f["n"] + f["a"] - f["m"]) / 2,
+    }
+
+
+def heads(weight: Any, out: Any, count: int = 4) -> Any:
+    """Return W_V W_O of each head, (H, D, D), of weights of Linear modules."""
+    d = len(weight) // count
+    return torch.stack([
+        weight[h * d : (h + 1) * d].T @ out[:, h * d : (h + 1) * d].T for h in range(count)
+    ])  # fmt: skip
+
+
+def check(row: dict[str, Any], expected: dict[str, float], tolerance: float = 1e-12) -> None:
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, abs=tolerance), name
+
+
+def states_of(model: Any, given: Any, names: list[str]) -> tuple[dict[str, list[Any]], Any]:
+    """Return what modules were given and made, and the attention matrices."""
+    kept: dict[str, list[Any]] = {}
+    handles = []
+    for name in names:
+
+        def keep(module: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+            entered = args[0] if args else kwargs.get("hidden_states")
+            kept[name] = [entered, output[0] if isinstance(output, tuple) else output]
+
+        handles.append(model.get_submodule(name).register_forward_hook(keep, with_kwargs=True))
+    with torch.no_grad():
+        found = model(**given, output_attentions=True)
+    for handle in handles:
+        handle.remove()
+    return kept, found.attentions
+
+
+@pytest.mark.slow
+def test_parts_of_bert_are_those_by_hand() -> None:
+    """Norms after the sums: the state is given as it is, and normed on the stream."""
+    model, given = family("bert")
+    given.pop("attention_mask")
+    layer = "encoder.layer.1"
+    kept, attentions = states_of(model, given, [
+        layer, f"{layer}.attention.output", f"{layer}.attention.output.dense", f"{layer}.output.dense",
+    ])  # fmt: skip
+    own = model.get_submodule(layer)
+    x, z = kept[layer]
+    a, y, m = kept[f"{layer}.attention.output.dense"][1], kept[f"{layer}.attention.output"][1], kept[
+        f"{layer}.output.dense"][1]  # fmt: skip
+    value, out = own.attention.self.value, own.attention.output.dense
+    w = heads(value.weight, out.weight).detach()
+    constant = (value.bias @ out.weight.T + out.bias).detach()
+    with torch.no_grad():
+        expected = split_by_hand(x, x, attentions[1], w, 1.0, a, constant)
+    expected["norms"] += cosine(y) - cosine(x + a) + cosine(z) - cosine(y + m)
+    expected["mlp"] = cosine(y + m) - cosine(y)
+    expected["change"] = cosine(z) - cosine(x)
+    check(explain(model, given).rows("cosine")[1], expected)
+
+
+@pytest.mark.slow
+def test_parts_of_dinov2_are_those_by_hand() -> None:
+    """Norms before attention, whose gain is of the maps, and scales of layers after it."""
+    model, given = family("Dinov2")
+    layer = "encoder.layer.1"
+    kept, attentions = states_of(model, given, [layer, f"{layer}.layer_scale1", f"{layer}.layer_scale2"])
+    own = model.get_submodule(layer)
+    x, z = kept[layer]
+    a = kept[f"{layer}.layer_scale1"][1]
+    n = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=own.norm1.eps)
+    attention = own.attention
+    found = dict(attention.named_modules())
+    value = next(module for name, module in found.items() if name.endswith(("value", "v_proj")))
+    out = next(module for name, module in found.items() if name.endswith(("dense", "o_proj")))
+    scale = own.layer_scale1.lambda1
+    centre = torch.eye(32, dtype=x.dtype) - 1 / 32
+    w = (centre @ torch.diag(own.norm1.weight) @ heads(value.weight, out.weight) @ torch.diag(scale)).detach()
+    constant = (((own.norm1.bias @ value.weight.T + value.bias) @ out.weight.T + out.bias) * scale).detach()
+    with torch.no_grad():
+        expected = split_by_hand(x, n, attentions[1], w, scale, a, constant)
+    expected["mlp"] = cosine(z) - cosine(x + a)
+    expected["change"] = cosine(z) - cosine(x)
+    check(explain(model, given).rows("cosine")[1], expected)
+
+
+@pytest.mark.slow
+def test_an_mlp_beside_attention_is_shared_out_by_both_orders() -> None:
+    """GPT-NeoX: values are a third of each head in one projection, and the order of attention and MLP is free."""
+    model, given = family("GPTNeoX")
+    layer = "layers.1"
+    kept, attentions = states_of(model, given, [layer, f"{layer}.attention.dense", f"{layer}.mlp"])
+    own = model.get_submodule(layer)
+    x, z = kept[layer]
+    a, m = kept[f"{layer}.attention.dense"][1], kept[f"{layer}.mlp"][1]
+    n = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=own.input_layernorm.eps)
+    fused, out = own.attention.query_key_value, own.attention.dense
+    value = fused.weight.view(4, 3, 8, 32)[:, 2].reshape(32, 32)
+    shift = fused.bias.view(4, 3, 8)[:, 2].reshape(32)
+    norm = own.input_layernorm
+    centre = torch.eye(32, dtype=x.dtype) - 1 / 32
+    w = (centre @ torch.diag(norm.weight) @ heads(value, out.weight)).detach()
+    constant = ((norm.bias @ value.T + shift) @ out.weight.T + out.bias).detach()
+    with torch.no_grad():
+        first = split_by_hand(x, n, attentions[1], w, 1.0, a, constant)
+        last = split_by_hand(x + m, n, attentions[1], w, 1.0, a, constant)
+    expected = {name: (first[name] + last[name]) / 2 for name in first}
+    expected["mlp"] = (cosine(x + m) - cosine(x) + cosine(z) - cosine(x + a)) / 2
+    expected["change"] = cosine(z) - cosine(x)
+    check(explain(model, given).rows("cosine")[1], expected, 1e-9)  # the softmax of this model rounds to float32
+
+
+FAMILIES = ["bert", "gpt2", "bart", "vit", "llama", "Albert", "GPTNeoX", "Gemma2", "Olmo2", "Dinov2"]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parts_add_up_to_the_change(name: str, dtype: str) -> None:
+    model, given = family(name, getattr(torch, dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NlflowWarning)  # all is told in these families
+        found = explain(model, given)
+    assert not any(block.reason for block in found.blocks)
+    for row in found.rows():
+        total = sum(row[part] for part in PARTS if part in row)
+        unit = max(1.0, abs(row["change"])) if row["measure"] == "rank" else 1.0
+        if row["measure"] in ("isotropy", "centred"):  # of two inputs
+            assert np.isfinite(row["change"])
+        assert total == pytest.approx(row["change"], abs={"float64": 1e-12, "float32": 1e-5}[dtype] * unit)
+    for block, states in zip(found.blocks, _points_by_metrics(model, given, found), strict=True):
+        for name_of, value in states.items():
+            assert block.change(name_of)[0] == pytest.approx(value, abs=1e-12 if dtype == "float64" else 1e-5 * 9)
+
+
+def _points_by_metrics(model: Any, given: Any, found: Any) -> Any:
+    """Yield the changes over blocks by the metrics of the room, from what `probe` saw."""
+    for layer in probe(model, given):
+        yield {
+            name: float((measure(layer.after, mask=layer.tokens) - measure(layer.before, mask=layer.tokens)).mean())
+            for name, measure in
+            (("cosine", mean_cosine), ("t_sim", token_similarity), ("rank", participation_rank))
+        }  # fmt: skip
+
+
+def test_measures_of_a_point_are_the_metrics() -> None:
+    x = torch.randn(3, 7, 5, dtype=torch.float64)
+    x[0, 2] = 0
+    tokens = torch.ones(3, 7, dtype=torch.bool)
+    tokens[1, 4:] = False
+    point = point_of(x, tokens)
+    for name, metric in (("cosine", mean_cosine), ("t_sim", token_similarity), ("rank", participation_rank)):
+        np.testing.assert_allclose(point.values[name], metric(x, mask=tokens), rtol=1e-13)
+
+
+def test_inputs_may_come_in_any_batches() -> None:
+    """Numbers of each input, and of all together, do not mind how inputs are gathered; nulls are of one in four."""
+    model, _ = family("bert")
+    rows = torch.randint(3, 60, (6, 9))
+    apart, together = explain(model, [row[None] for row in rows]), explain(model, [rows])
+    for one, other in zip(apart.blocks, together.blocks, strict=True):
+        for measure in MEASURES:
+            assert one.change(measure) == pytest.approx(other.change(measure), abs=1e-12)
+            assert one.part("mixing", measure) == pytest.approx(other.part("mixing", measure), abs=1e-12)
+        for block in (one, other):
+            under = block.of_inputs(block.nulls["keys"]["mixing"], "cosine")
+            assert np.isfinite(under).tolist() == [True, False, False, False, True, False]
+
+
+def test_what_all_inputs_have_in_common_is_taken_out() -> None:
+    """The share of the mean token, of states that `probe` saw, less the mean of all tokens of all inputs."""
+    model, _ = family("bert")
+    rows = torch.randint(3, 60, (5, 9))
+    state = probe(model, rows)[-1].after
+    x = state - state.mean((0, 1))
+    expected = 9 * x.mean(1).square().sum(-1) / x.square().sum((1, 2))
+    value, _ = explain(model, [rows[:2], rows[2:]]).blocks[-1].measured({"after": 1.0}, "centred")
+    assert value == pytest.approx(float(expected.mean()), rel=1e-12)
+
+
+def test_a_uniform_average_does_not_mind_whose_keys_it_has() -> None:
+    """With all queries 0, P is uniform: keys of other tokens give the same P, and random ones another."""
+    model, given = family("vit")
+    model.set_attn_implementation("sdpa")  # the eager softmax rounds to float32
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name:
+                parameter.zero_()
+    for block in explain(model, given).blocks:
+        own, error = block.part("mixing", "cosine"), block.part("mixing", "cosine", "keys")
+        first = block.of_inputs(block.parts["mixing"], "cosine")[0]
+        assert error[0] == pytest.approx(first, abs=1e-12)
+        assert np.isfinite(own[0])
+        assert block.part("mixing", "cosine", "random")[0] != pytest.approx(first, abs=1e-6)
+        assert float(block.contraction["P"].max()) == pytest.approx(0, abs=1e-12)
+
+
+# ---- which tokens
+
+
+def test_groups_are_told_apart() -> None:
+    torch.manual_seed(0)
+    config = transformers.Dinov2WithRegistersConfig(**SHAPE, image_size=28, patch_size=7, num_register_tokens=2)
+    model = transformers.Dinov2WithRegistersModel(config).eval().double()
+    given = {"pixel_values": torch.randn(2, 3, 28, 28, dtype=torch.float64)}
+    found = explain(model, given, tokens="patch")
+    groups = found.blocks[0].groups
+    assert {name: values["count"].tolist() for name, values in groups.items()} == {
+        "class": [1, 1], "register": [2, 2], "ordinary": [16, 16],
+    }  # fmt: skip
+    mask = torch.zeros(2, 19, dtype=torch.bool)
+    mask[:, 3:] = True
+    assert explain(model, given, tokens=mask).blocks[1].change("cosine") == found.blocks[1].change("cosine")
+    assert explain(model, given).blocks[1].change("cosine") != found.blocks[1].change("cosine")
+    with pytest.raises(InputError, match="tokens: got 'special', expected one of 'all', 'class', 'register'"):
+        explain(model, given, tokens="special")
+
+
+def test_special_tokens_are_those_that_the_tokenizer_marks() -> None:
+    model, _ = family("bert")
+    ids = torch.randint(3, 60, (2, 9))
+    marks = torch.zeros_like(ids)
+    marks[:, [0, 8]] = 1
+    given = {"input_ids": ids, "special_tokens_mask": marks}
+    inside = marks == 0
+    found = explain(model, given, tokens="ordinary")
+    assert found.blocks[0].points["before"].count.tolist() == [7, 7]
+    assert found.blocks[1].change("rank") == explain(model, {"input_ids": ids}, tokens=inside).blocks[1].change("rank")
+    with pytest.raises(InputError, match="0 of 9 tokens count by 'ordinary'; all its tokens are special"):
+        explain(model, {"input_ids": ids, "special_tokens_mask": torch.ones_like(ids)}, tokens="ordinary")
+
+
+def test_outlier_channels_are_named() -> None:
+    model, given = family("vit")
+    last = model.layers[-1]
+    out = next(module for name, module in last.named_modules() if name.endswith("fc2") or name == "output.dense")
+    with torch.no_grad():
+        out.bias[5] = 400.0
+    block = explain(model, given).blocks[-1]
+    (channel, share), *others = block.outliers()
+    assert (channel, others) == (5, [])
+    after = block.channels[1].sum(0)
+    assert share == pytest.approx(after[5] / after.sum(), rel=1e-12)
+    assert block.similarity_without([5])[0] < block.measured({"after": 1.0}, "t_sim")[0]
+
+
+# ---- bad input
+
+
+def test_one_token_and_one_input_are_named() -> None:
+    model, _ = family("bert")
+    with pytest.raises(InputError, match="of which 1 of 1 token count"):
+        explain(model, torch.tensor([[5]]))
+    with pytest.warns(NlflowWarning, match="got one input, of which isotropy"):
+        found = explain(model, torch.arange(5)[None])
+    assert np.isnan(found.rows("isotropy")[0]["change"])
+    with pytest.raises(InputError, match="expected what probe takes"):
+        explain(model, 5)
+    with pytest.raises(InputError, match="got no batch"):
+        explain(model, [])
+    with pytest.raises(InputError, match="measure: got 'angle'"):
+        found.rows("angle")
+
+
+class _Rounded(torch.nn.Module):
+    """A projection whose weights are stored in 8 bits."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        self.scale = linear.weight.detach().abs().max() / 127
+        self.register_buffer("weight", (linear.weight.detach() / self.scale).round().to(torch.int8))
+        self.bias = linear.bias
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.linear(x, self.weight.to(x) * self.scale, self.bias)
+
+
+def test_weights_in_8_bits_are_named_and_the_rest_is_told() -> None:
+    model, given = family("bert")
+    given.pop("attention_mask")
+    own = model.encoder.layer[1].attention
+    own.output.dense = _Rounded(own.output.dense)
+    with pytest.warns(NlflowWarning, match=r"in 1 of 3 blocks.*_Rounded are quantised or packed \(torch.int8\)"):
+        found = explain(model, given)
+    row = found.rows("cosine")[1]
+    assert row["attention"] + row["norms"] + row["mlp"] == pytest.approx(row["change"], abs=1e-12)
+    assert row["mixing"] == 0
+    assert np.isnan(row["mixing first"])
+    assert len(found.spectra()) == 2
+
+
+class _Scaled(torch.nn.Module):
+    """Attention whose values are scaled after a fused projection, or which has a gate before the output."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.qkv, self.out, self.kind = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8), kind
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        v = v * 2 if self.kind == "scaled" else v
+        mixed = torch.nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        return self.out(mixed * torch.sigmoid(q) if self.kind == "gated" else mixed)
+
+
+class _Stack(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(_Layer(kind) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.attention = _Scaled(kind)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.attention(x)
+
+
+@pytest.mark.parametrize(("kind", "why"), [
+    ("scaled", "not columns of what the fused projection Linear gives"),
+    ("gated", "what comes to W_O is not the averages, head after head"),
+])  # fmt: skip
+def test_values_and_averages_that_are_changed_are_named(kind: str, why: str) -> None:
+    x = torch.randn(2, 6, 8)
+    adapter = Adapter("layers.*.attention", projection="out")
+    with pytest.warns(NlflowWarning, match=why):
+        found = explain(_Stack(kind).eval(), x, adapter=adapter)
+    row = found.rows("t_sim")[0]
+    assert row["attention"] == pytest.approx(row["change"], abs=1e-12)
+    plain = explain(_Stack("plain").eval(), x, adapter=adapter)
+    assert not any(block.reason for block in plain.blocks)
