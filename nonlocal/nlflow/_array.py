@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,7 +14,7 @@ import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError
+from nlflow.errors import InputError, NumericalError
 
 Item = TypeVar("Item")
 
@@ -107,6 +108,11 @@ def is_tensor(value: Any) -> bool:
     return any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)
 
 
+def plus(u: Array, factor: float, v: Array) -> Array:
+    """Return u + factor v; of tensors in one operation, whose product is not rounded."""
+    return u.add(v, alpha=factor) if isinstance(factor, float | int) and is_tensor(u) else u + factor * v
+
+
 def contiguous(array: Array) -> Array:
     """Return an array in C order, itself where it is already."""
     return np.ascontiguousarray(array) if is_numpy(array) else array.contiguous()
@@ -115,6 +121,89 @@ def contiguous(array: Array) -> Array:
 def scalar(array: Array) -> float:
     """Return an array of one number as a float; derivatives stay behind."""
     return float(array) if is_numpy(array) or not hasattr(array, "detach") else float(array.detach())
+
+
+def numbers(*given: Array | float) -> list[float]:
+    """Return arrays of one number each, and floats, as floats; the numbers of a device come over in one copy."""
+    there = [place for place, one in enumerate(given) if hasattr(one, "detach")]
+    if len(there) < 2:
+        return [scalar(one) for one in given]
+    tensors = [given[place].detach() for place in there]  # type: ignore[union-attr]  # those that have it
+    xp = namespace(*tensors)
+    found = xp.stack([xp.astype(one, xp.float64) for one in tensors]).tolist()
+    result = [0.0 if hasattr(one, "detach") else scalar(one) for one in given]
+    for place, number in zip(there, found, strict=True):
+        result[place] = number
+    return result
+
+
+class Pending:
+    """A number that is formed on the host of parts that may lie on a device: `float` asks for them.
+
+    A device that is asked waits for the host, and the host for it; `fetch` asks for many in one copy.
+
+    Parameters
+    ----------
+    form : callable
+        Floats to a float.
+    parts : array of one number, or float
+    """
+
+    def __init__(self, form: Callable[..., float], *parts: Array | float) -> None:
+        self._form, self._parts = form, parts
+        self._value: float | None = None
+
+    def __add__(self, other: Pending) -> Pending:
+        own = len(self._parts)
+        return Pending(
+            lambda *found: self._form(*found[:own]) + other._form(*found[own:]), *self._parts, *other._parts
+        )
+
+    def or_infinite(self) -> Pending:
+        """Return the number, or infinity where `NumericalError` is raised as it is formed."""
+        def formed(*found: float) -> float:
+            try:
+                return self._form(*found)
+            except NumericalError:
+                return math.inf
+
+        return Pending(formed, *self._parts)
+
+    def __float__(self) -> float:
+        if self._value is None:
+            self._take(numbers(*self._parts))
+        return self._value  # type: ignore[return-value]  # it has been taken
+
+    def _take(self, found: list[float]) -> None:
+        self._value, self._parts = self._form(*found), ()
+
+
+def fetch(pending: Sequence[Pending | float]) -> list[float]:
+    """Return numbers as floats, in one copy from a device."""
+    waiting = [one for one in pending if isinstance(one, Pending) and one._value is None]
+    found = numbers(*(part for one in waiting for part in one._parts))
+    for one in waiting:
+        own = len(one._parts)
+        one._take(found[:own])
+        found = found[own:]
+    return [float(one) for one in pending]
+
+
+def unit_of(*signals: Array) -> Array | float:
+    """Return the power of two that signals are divided by so that their squares are in range; see `power_of_two`.
+
+    Of tensors a tensor, since a device that were asked for it would wait.
+    """
+    xp = namespace(*signals)
+    tops = [xp.max(xp.abs(one)) for one in signals]
+    if is_numpy(signals[0]):
+        return power_of_two(max(scalar(top) for top in tops))
+    top = tops[0]
+    for other in tops[1:]:
+        top = xp.maximum(top, other)
+    # A number over its mantissa is a power of two, and so is the quotient that is rounded.
+    unit = top / (2 * xp.frexp(top)[0])
+    return xp.where((top > 0) & xp.isfinite(top), unit, xp.ones_like(top))
 
 
 def to_numpy(array: Array) -> NDArray[Any]:

@@ -17,10 +17,12 @@ from nlflow._array import (
     Floats,
     constant_like,
     is_numpy,
+    is_tensor,
     kept_bytes,
     mean_over_nodes,
     middle_of_range,
     namespace,
+    numbers,
     over_channels,
     power_of_two,
     scalar,
@@ -31,7 +33,7 @@ from nlflow.affinities import shown
 from nlflow.affinities.graph import Sparse, functional_graph
 from nlflow.backends.memory import Need, free_bytes
 from nlflow.domains import Domain
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
+from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory, check_number
 from nlflow.kernels import Kernel
 from nlflow.store.notebook import card
 
@@ -165,6 +167,7 @@ class Affinity(ABC):
         self._log_scale = math.log(kernel.amplitude) if kernel is not None else 0.0
         self._recipe: Callable[[Array], Any] | None = None
         self._exact: Callable[[], PairSums] | None = None
+        self._measures: dict[tuple[str, bool, str], tuple[Any, Domain, Array]] = {}
 
     def _push(self, law: Array) -> Array:
         """Return p P for a checked signal; this form holds for symmetric k, where P is self-adjoint in w d."""
@@ -302,11 +305,16 @@ class Affinity(ABC):
 
     def log_total(self) -> float:
         """Return log sum_i w_i d_i, which exists where the sum of degrees is out of range."""
+        highest, mass = numbers(*self.total_parts())
+        return highest + math.log(mass)
+
+    def total_parts(self) -> tuple[Array, Array]:
+        """Return a and s with `log_total` = a + log s, which may still lie on a device."""
         log_degree = self.log_degree
         xp = namespace(log_degree)
-        highest = scalar(xp.max(log_degree))
+        highest = xp.max(log_degree)
         weights = constant_like(self.domain.weights, log_degree)
-        return highest + math.log(scalar(xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)))
+        return highest, xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)
 
     def symmetrized(self) -> Affinity:
         """Return the affinity of K = k + k^T, as functionals use it; 2k for a symmetric one, without a copy."""
@@ -452,6 +460,17 @@ class Affinity(ABC):
                 "affinity: it compares node positions or is a given matrix, which do not change with the signal; build "
                 "it from features (features=u) for an evolving kernel"
             )
+        return self._updated(check_array("features", u) if is_tensor(u) else u)
+
+    @property
+    def takes_unsound(self) -> bool:
+        """Whether a flow may let it follow a signal that turns out not to be finite: averages are NaN then."""
+        return False
+
+    def _updated(self, u: Array) -> Affinity:
+        """Return `update` of a flow's own signal; a tensor is not looked at, for which a device would have to wait."""
+        if type(self).update is not Affinity.update or self._recipe is None:
+            return self.update(u)
         updated: Affinity = self._recipe(u)
         updated._sound = self._sound
         return updated
@@ -467,6 +486,19 @@ class Affinity(ABC):
         items of a batch have the same mass, since the degrees of one may be out of the range of those of another; P is
         self-adjoint in both.
         """
+        if is_numpy(like):
+            return self._measured(metric, like, by_item)
+        # A device forms it once: all its parts are the same at each step, and the weights come from the host.
+        source = None if metric == "l2" else self._log_degree_wide()
+        key = metric, by_item, str(like.device)
+        kept = self._measures.get(key)
+        if kept is None or kept[0] is not source or kept[1] is not self.domain:
+            kept = (source, self.domain, self._measured(metric, like, by_item))
+            if not self.tracked:
+                self._measures[key] = kept
+        return kept[2]
+
+    def _measured(self, metric: str, like: Array, by_item: bool) -> Array:
         xp = namespace(like)
         weights = constant_like(self.domain.weights, xp.astype(like, xp.float64))
         if metric == "l2":

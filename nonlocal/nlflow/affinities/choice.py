@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, is_numpy, namespace, same_kind, to_numpy, underflowing
+from nlflow._array import Array, is_numpy, is_tensor, namespace, same_kind, to_numpy, underflowing
 from nlflow.affinities.base import Affinity
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
@@ -68,6 +68,7 @@ class Asked:
     mask: Mask | None = None
     precision: str | None = None
     memory_limit: float | None = None
+    sound: bool = False  # whether nobody has to look at the features: a flow takes them from its own signal
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def _built(asked: Asked) -> Affinity:
             "kernel: its map is not diagonal, expected widths along the axes for the boundary 'reflect', which mirrors "
             "along axes; or use 'periodic' or 'isolated'"
         )
-    whole = asked.features is not None and at_once(kernel, check_array("features", asked.features), asked.method)
+    whole = asked.features is not None and at_once(kernel, asked.features, asked.method)
     if domain.leading and not whole:
         return _batch_of(asked)
     if isinstance(kernel, Patch):
@@ -421,7 +422,10 @@ def _features(asked: Asked) -> Affinity:
         raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
 
     def table(name: str, value: Any) -> Array:
-        if domain.leading:
+        if asked.sound:
+            array, leading = value, tuple(value.shape[: value.ndim - len(domain.item.shape) - 1])
+            leading = leading if domain.leading else ()
+        elif domain.leading:
             array = _item_features(name, value, domain)
             leading = array.shape[: array.ndim - len(domain.item.shape) - 1]
         else:
@@ -435,11 +439,13 @@ def _features(asked: Asked) -> Affinity:
     if asked.queries is None:
         result = from_pairs(Pairs(replace(asked, kernel=kernel.compared), *kernel.map_features(keys)))
         bare = replace(asked, features=None)
-        result._recipe = lambda u: _features(replace(bare, features=_with_channels(u, domain) if domain.leading else u))
+        result._recipe = lambda u: _features(
+            replace(bare, features=_with_channels(u, domain) if domain.leading else u, sound=is_tensor(u))
+        )
         return result
-    given = check_array("queries", asked.queries)
+    given = table("queries", asked.queries)
     same_kind("queries", given, keys)
-    q, k = kernel.map_features(keys, table("queries", given))
+    q, k = kernel.map_features(keys, given)
     if q.shape[-1] != k.shape[-1]:
         raise InputError(f"queries: got width {q.shape[-1]}, expected {k.shape[-1]}, the width of the keys")
     learnt = any(getattr(array, "requires_grad", False) for array in (q, k))  # each has a derivative of its own
@@ -513,10 +519,10 @@ def _check_symmetric(kernel: Kernel, queries: Array, keys: Array) -> None:
         )
 
 
-def at_once(kernel: Kernel, features: Array, method: str) -> bool:
+def at_once(kernel: Kernel, features: Any, method: str) -> bool:
     """Tell whether one affinity serves a batch whole; of the others there is one for each item."""
     return (
-        not is_numpy(features)
+        is_tensor(features)
         and isinstance(kernel.compared, RadialKernel | ExpDotProduct)
         and method in ("auto", "tiled")
     )

@@ -175,6 +175,12 @@ class TiledAffinity(Affinity):
         return self._sums.wide
 
     @property
+    def takes_unsound(self) -> bool:
+        """Whether building it raises nothing for features that are not finite; see `Affinity.takes_unsound`."""
+        ruled = self._sight is not None and self._sight.mask.rule is not None
+        return not (isinstance(self.kernel, RadialKernel) and self.kernel.grows) and not ruled
+
+    @property
     def tracked(self) -> bool:
         """Whether it was made from tensors that require a gradient."""
         return bool(self._keys.requires_grad or self._queries.requires_grad)

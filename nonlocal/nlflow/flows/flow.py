@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
+from nlflow._array import Array, Pending, namespace, over_channels, same_kind, scalar, underflowing, unit_of
 from nlflow.affinities import Affinity, shown
 from nlflow.errors import InputError, NumericalError, check_integer
 from nlflow.flows.noise import Noise
@@ -214,6 +214,15 @@ class Flow:
         except NumericalError:
             return math.inf
 
+    def pending_energy(self, u: Array) -> Pending | float:
+        """Return `energy` as a number that may still lie on a device; see `leaves_pending`."""
+        return self.energy(u)
+
+    @property
+    def leaves_pending(self) -> bool:
+        """Whether `pending_energy` waits for no device, and takes a signal that turns out not to be finite."""
+        return False
+
     def more_than(self, piece: str) -> str | None:
         """Return the method by which the flow is more than a linear piece makes it; see `LinearFlow.more_than`."""
         del piece
@@ -273,6 +282,13 @@ class Flow:
         now = self.at(u)
         return now.norm(u - now.mean(u))
 
+    def pending_distance(self, u: Array) -> Pending | float:
+        """Return `distance_to_constant` as a number that may still lie on a device; see `pending_energy`."""
+        if type(self).distance_to_constant is not Flow.distance_to_constant or type(self).norm is not Flow.norm:
+            return self.distance_to_constant(u)
+        now = self.at(u)
+        return now._pending_norm(u - now.mean(u))
+
     def speed(self, u: Array) -> float:
         """Return the root mean square of du/dt in the flow's measure. One average."""
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
@@ -289,12 +305,16 @@ class Flow:
 
     def norm(self, v: Array) -> float:
         """Return the root mean square of `v` in the flow's measure, over nodes; channels are added up."""
+        return float(self._pending_norm(v))
+
+    def _pending_norm(self, v: Array) -> Pending:
         xp = namespace(v)
         measure = self.measure(v)
-        size = power_of_two(scalar(xp.max(xp.abs(v))))  # squares of very large and very small values have no float
+        size = unit_of(v)  # squares of very large and very small values have no float
         v = v / size
         total = xp.sum(over_channels(measure, v) * v * v, dtype=xp.float64)
-        return size * float(xp.sqrt(total / xp.sum(measure, dtype=xp.float64)))
+        mean = total / xp.sum(measure, dtype=xp.float64)
+        return Pending(lambda size, mean: size * math.sqrt(mean) if mean >= 0 else math.nan, size, mean)
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, or raise `InputError`."""

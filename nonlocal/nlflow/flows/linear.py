@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, namespace, over_channels, underflowing
+from nlflow._array import Array, Pending, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
@@ -406,13 +406,25 @@ class LinearFlow(Flow):
 
     def energy(self, u: Array) -> float:
         """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
+        return float(self._pending_energy(u))
+
+    def pending_energy(self, u: Array) -> Pending | float:
+        """Return `energy` as a number that may still lie on a device; see `Flow.pending_energy`."""
+        return self._pending_energy(u) if self.leaves_pending else self.energy(u)
+
+    @property
+    def leaves_pending(self) -> bool:
+        """Whether `pending_energy` waits for no device: unless `energy` is overridden alone."""
+        return self._depth("energy") >= self._depth("_pending_energy")
+
+    def _pending_energy(self, u: Array) -> Pending | float:
         now = self.at(u)
         functional = now.functional
         if functional is None or not now.terms.has_potential:
             return math.nan
         try:
-            value = functional.value(u, average=now.average(u))
-            return value + now._potential(functional.affinity, u) if now.terms.drives else value
+            value = functional.pending(u, average=now.average(u))
+            return (value + now._potential(functional.affinity, u) if now.terms.drives else value).or_infinite()
         except NumericalError:
             return math.inf
 
@@ -421,13 +433,17 @@ class LinearFlow(Flow):
         """Whether `energy` is a number."""
         return super().has_energy and self.terms.has_potential
 
-    def _potential(self, affinity: Affinity, u: Array) -> float:
+    def _potential(self, affinity: Affinity, u: Array) -> Pending:
         with np.errstate(over="ignore", invalid="ignore"):
-            value = self.terms.potential(self.time, u, affinity.measure(self.inner.measure, u))
+            total = self.terms.potential(self.time, u, affinity.measure(self.inner.measure, u))
+        return Pending(self._in_range, total, *affinity.total_parts())
+
+    def _in_range(self, value: float, highest: float, mass: float) -> float:
+        """Return a potential in the measure of a metric that may be one of a law, with a total of exp(highest) mass."""
         if not self.inner.normalized or value == 0:
             return value if math.isfinite(value) else math.inf
         # The total of the measure may be out of the range of floats.
-        exponent = math.log(abs(value)) + affinity.log_total() if math.isfinite(value) else math.inf
+        exponent = math.log(abs(value)) + (highest + math.log(mass)) if math.isfinite(value) else math.inf
         return math.copysign(math.exp(exponent), value) if exponent < 709 else math.inf
 
     def _replaced(self, affinity: Affinity, fidelity: Fidelity | None, u: Array) -> Self:
@@ -596,7 +612,7 @@ class GradientFlow(LinearFlow):
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
-        functional = self._functional.with_affinity(self._functional.given.update(u))
+        functional = self._functional.with_affinity(self._functional.given._updated(u))
         result = self._replaced(functional.affinity, functional.fidelity_in(self.inner), u)
         result._functional = functional
         return result
@@ -666,7 +682,7 @@ class AttentionFlow(LinearFlow):
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
-        return self._replaced(self.affinity.update(u), self.fidelity, u)
+        return self._replaced(self.affinity._updated(u), self.fidelity, u)
 
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"

@@ -10,7 +10,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, check_untracked, is_numpy, namespace, underflowing
+from nlflow._array import Array, Pending, check_untracked, fetch, is_numpy, namespace, numbers, underflowing
 from nlflow.backends.machine import provenance
 from nlflow.backends.numba import loading
 from nlflow.errors import (
@@ -85,8 +85,8 @@ class Descent:
             return None
         lowest = self._lowest
         self._lowest = min(lowest, energy)
-        allowed = _OF_FALL * (self._start - lowest) + _OF_VALUE * abs(lowest) + _OF_SIZE * _most(flow, u)
-        if energy <= lowest + allowed:
+        allowed = _OF_FALL * (self._start - lowest) + _OF_VALUE * abs(lowest)
+        if energy <= lowest + allowed or energy <= lowest + (allowed + _OF_SIZE * _most(flow, u)):
             return None
         return (
             f"the energy rose from {lowest:.6g} to {energy:.6g} at t={t:.6g}, though the flow descends it: the steps "
@@ -97,13 +97,24 @@ class Descent:
 
 def _most(flow: Flow, u: Array) -> float:
     """Return sum w d |u|^2 of a signal as large as u everywhere; infinity where no float holds it."""
-    largest = float(namespace(u).max(namespace(u).abs(u)))
+    xp = namespace(u)
+    largest, highest, mass = numbers(xp.max(xp.abs(u)), *flow.affinity.total_parts())
     channels = math.prod(u.shape) / flow.affinity.domain.size
-    exponent = flow.affinity.log_total() + math.log(channels) + 2 * math.log(max(largest, 1e-150))
+    exponent = highest + math.log(mass) + math.log(channels) + 2 * math.log(max(largest, 1e-150))
     return math.exp(exponent) if exponent < 700 else math.inf
 
 
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
+
+
+@dataclass
+class _Look:
+    """A state of a run on a device, and what the device has still to tell of it: whether it is finite, its energy."""
+
+    flow: Flow
+    state: State
+    finite: Pending | None = None
+    energy: Pending | float | None = None
 
 
 @checked_call
@@ -294,6 +305,8 @@ class _Loop:
         self.tracker_seconds = 0.0
         self._descent = Descent(flow, integrator)
         self._limit: float | None = None
+        self._open: list[_Look] = []
+        self._sound = _Look(flow, self.state)  # the last that is known to be finite
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution:
         start, compiled = time.perf_counter(), loading.seconds
@@ -306,9 +319,10 @@ class _Loop:
                 self._watching(watcher.begin, self.flow, self.state.u, self.state.t, self.about)
             status, message = self._integrate()
         except KeyboardInterrupt:
-            status, message = Status.INTERRUPTED, f"interrupted at t={self.state.t:.6g}; what was reached is returned"
+            words = f"interrupted at t={self.state.t:.6g}; what was reached is returned"
+            status, message = self._ended() or (Status.INTERRUPTED, words)
         except (StepFailureError, StabilityError, NumericalError) as failure:
-            status, message = Status.STEP_FAILED, str(failure)
+            status, message = self._ended() or (Status.STEP_FAILED, str(failure))
         finally:
             for flow in (self.flow, self._start[0]):
                 vars(flow).pop("during", None)  # what was watched is not kept with a flow that lives on
@@ -349,7 +363,7 @@ class _Loop:
         return Solution(
             t=np.array([output[0] for output in outputs]),
             u=xp.stack([output[1] for output in outputs]),
-            energy=np.array([output[2] for output in outputs]),
+            energy=np.array(fetch([output[2] for output in outputs])),
             success=status in (Status.FINISHED, Status.STOPPED),
             status=status,
             message=message,
@@ -376,7 +390,7 @@ class _Loop:
         outputs = self.state.outputs
         for t in self.times[(self.times > before.t) & (self.times < self.state.t)]:
             u = self._between(float(t))
-            energy = float(self._watching(self.flow.when(float(t)).energy, u)) if self.with_energies else math.nan
+            energy = self._watching(self.flow.when(float(t)).pending_energy, u) if self.with_energies else math.nan
             outputs = (*outputs, (float(t), u, energy))
         self.state = replace(self.state, outputs=outputs)
 
@@ -384,16 +398,17 @@ class _Loop:
         # A resumed run looks again where the checkpoint stands: what stopped there stops here.
         if reason := self._look():
             return Status.STOPPED, reason
-        sound = self.state  # the last that is known to be finite
+        self._sound = _Look(self.flow, self.state)
         while True:
             now = self.state
             if now.t in self.times and (not now.outputs or now.outputs[-1][0] != now.t):
                 energy = self._energy()
-                if risen := self._descent.rose(self.flow, now.u, now.t, energy):
-                    return Status.DIVERGED, risen
+                self._open.append(_Look(self.flow, now, energy=energy))
                 self.state = replace(self.state, outputs=(*now.outputs, (now.t, now.u, energy)))
                 now = self.state
             ahead = self.times[self.times > now.t]
+            if (ahead.size == 0 or is_numpy(now.u)) and (failed := self._settled()):
+                return failed
             if ahead.size == 0:
                 return Status.FINISHED, f"reached t={now.t:.6g}"
             if self.flow.evolving and now.steps > 0 and now.steps % self.flow.every == 0:
@@ -407,17 +422,10 @@ class _Loop:
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
                 u = self.flow.when(t).held(u)
                 u, t, memory, event = self._until_event(u, t, memory)
-            xp = namespace(u)
-            asked = self._asked(u, t)
-            if asked and not self.flow.checks_steps and not bool(xp.all(xp.isfinite(u))):
-                self.state = sound
-                advice = "use a smaller dt, RungeKutta() or Exponential()"
-                if self.flow.needs_integrator:
-                    advice = self.flow.advice
-                return Status.DIVERGED, (
-                    f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; {advice}, or scale the "
-                    "signal down where it is very large already"
-                )
+            waits = self._waits(t)
+            seen = self._seen(u, t) if waits or t in self.times else None
+            if waits and (failed := self._settled()):
+                return failed
             applications = now.applications + self.flow.applications - before
             kernel_signal = now.kernel_signal
             if self.flow.evolving and (now.steps + 1) % self.flow.every == 0:
@@ -428,8 +436,8 @@ class _Loop:
                 applications=applications,
             )  # fmt: skip
             self._outputs_within(now, memory)
-            if asked:
-                sound = self.state
+            if seen is not None:
+                seen.flow, seen.state = self.flow, self.state
             if too_long := self._too_long(t - now.t):
                 return Status.STEP_FAILED, too_long
             if event is not None and (reason := self._happened(event)):
@@ -437,9 +445,9 @@ class _Loop:
             for one in self._events:
                 one.arm(self.state.t, self.state.u, self.flow)
             if self.with_energies and self._descent.due(self.state.steps):
-                energy = self._energy()
-                if risen := self._descent.rose(self.flow, u, t, energy):
-                    return Status.DIVERGED, risen
+                self._open.append(_Look(self.flow, self.state, energy=self._energy()))
+                if is_numpy(u) and (failed := self._settled()):
+                    return failed
             if reason := self._look():
                 return Status.STOPPED, reason
 
@@ -494,12 +502,69 @@ class _Loop:
             if watcher.record() and not watcher.times.own and not watcher.times.due(now.steps, now.t):
                 self._watching(watcher.look, self.flow, now.u, now.t)
 
-    def _asked(self, u: Array, t: float) -> bool:
-        """Whether to look for an overflow after this step: a device that is asked at every step waits for the host."""
-        steps = self.state.steps + 1
-        due = t in self.times or any(watcher.times.due(steps, t) for watcher in self.watchers)
-        looked_at = due or self.flow.evolving
-        return is_numpy(u) or looked_at or steps % _PATIENCE == 0
+    def _waits(self, t: float) -> bool:
+        """Whether to wait for what is to be known after this step: a device that is asked waits for the host.
+
+        Who writes a signal down, or stops a run by it, has to know that it is finite, and so has a kernel that is built
+        from it. Others go on, and what came of a signal that was not finite is taken back.
+        """
+        flow, steps = self.flow, self.state.steps + 1
+        follows = flow.evolving and not flow.affinity.takes_unsound
+        if is_numpy(self.state.u) or follows or self._events or steps - self._sound.state.steps >= _PATIENCE:
+            return True
+        due = [watcher for watcher in self.watchers if watcher.times.due(steps, t)]
+        if any([watcher.at_once(flow) for watcher in due]):  # all of them: processes have to ask together
+            return True
+        measured = t in self.times or self._descent.due(steps) or self._pieces is not None
+        return self.with_energies and measured and not flow.leaves_pending
+
+    def _seen(self, u: Array, t: float) -> _Look:
+        """Take down what is to be known of the signal after this step."""
+        xp = namespace(u)
+        finite = Pending(float, xp.all(xp.isfinite(u)))
+        look = _Look(self.flow, replace(self.state, u=u, t=t, steps=self.state.steps + 1), finite)
+        self._open.append(look)
+        return look
+
+    def _settled(self) -> tuple[Status, str] | None:
+        """Ask for what is to be known, in one copy; return how the run ends if it overflowed or its energy rose."""
+        fetch([one for look in self._open for one in (look.finite, look.energy) if one is not None])
+        looks, self._open = self._open, []
+        for look in looks:
+            if look.finite is not None and not float(look.finite):
+                return Status.DIVERGED, self._overflowed(look.state)
+            if look.finite is not None:
+                self._sound = look
+            if look.energy is None:
+                continue
+            now = look.state
+            if risen := self._descent.rose(look.flow, now.u, now.t, float(look.energy)):
+                self._go_back(look)
+                return Status.DIVERGED, risen
+        return None
+
+    def _overflowed(self, after: State) -> str:
+        """Go back to the last signal that is known to be finite; return what to say."""
+        self._go_back(self._sound)
+        advice = self.flow.advice if self.flow.needs_integrator else "use a smaller dt, RungeKutta() or Exponential()"
+        between = after.steps - self.state.steps > 1
+        when = f"between t={self.state.t:.6g} and t={after.t:.6g}" if between else f"at t={after.t:.6g}"
+        return (
+            f"the signal overflowed {when}: the step is unstable for this flow; {advice}, or scale the signal down "
+            "where it is very large already"
+        )
+
+    def _go_back(self, look: _Look) -> None:
+        self.flow, self.state = look.flow, look.state
+        for watcher in self.watchers:
+            watcher.forget(self.state.t)
+
+    def _ended(self) -> tuple[Status, str] | None:
+        """Return how a run ends that was broken off, where its last steps overflowed and nobody had looked."""
+        if is_numpy(self.state.u):
+            return None
+        self._seen(self.state.u, self.state.t).state = self.state
+        return self._settled()
 
     def _watching(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a watcher; its time and its averages are kept apart from the integration's."""
@@ -520,8 +585,11 @@ class _Loop:
                 reason = self._watching(watcher.look, self.flow, now.u, now.t) or reason
         return reason
 
-    def _energy(self) -> float:
-        return float(self._watching(self.flow.energy, self.state.u)) if self.with_energies else float("nan")
+    def _energy(self) -> Pending | float:
+        found: Pending | float = math.nan
+        if self.with_energies:
+            found = self._watching(self.flow.pending_energy, self.state.u)
+        return found
 
     # ---- checkpoints
 
@@ -561,7 +629,7 @@ class _Loop:
         if now.outputs:
             arrays["reached"] = np.array([output[0] for output in now.outputs])
             arrays["snapshots"] = np.stack([whole(output[1]) for output in now.outputs])
-            arrays["energies"] = np.array([output[2] for output in now.outputs])
+            arrays["energies"] = np.array(fetch([output[2] for output in now.outputs]))
         if now.kernel_signal is not None:
             arrays["kernel_signal"] = whole(now.kernel_signal)
         # What begins with an underscore is a convenience of this process, recomputed after a resume.

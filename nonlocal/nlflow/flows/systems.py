@@ -224,7 +224,7 @@ class SystemFlow(LinearFlow):
         if not self.has_energy:
             return math.nan
         try:
-            total = self._potential(self.affinity, u) if self.terms.drives else 0.0
+            total = float(self._potential(self.affinity, u)) if self.terms.drives else 0.0
             for group in self._groups:
                 scale = constant_like(np.sqrt(np.diag(self.couplings)[list(group)]), u)
                 self.applications += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nlflow._array import Array, constant_like, namespace, over_channels, same_kind, scalar
+from nlflow._array import Array, constant_like, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.reactions import Reaction
@@ -163,15 +163,15 @@ class Terms:
         value = self.reaction.when(t)(u)
         return value if self.source is None else value + self.source.at(t, u)
 
-    def potential(self, t: float, u: Array, measure: Array) -> float:
-        """Return sum_i m_i (F(u_i) - g_i u_i), channels added up."""
+    def potential(self, t: float, u: Array, measure: Array) -> Array:
+        """Return sum_i m_i (F(u_i) - g_i u_i), channels added up; an array of one number."""
         xp = namespace(u)
         total = 0 * u
         if self.reaction is not None and (potential := self.reaction.when(t).potential) is not None:
             total = total + potential(u)
         if self.source is not None:
             total = total - self.source.at(t, u) * u
-        return scalar(xp.sum(over_channels(measure, u) * total, dtype=xp.float64))
+        return xp.sum(over_channels(measure, u) * total, dtype=xp.float64)
 
     def given(self) -> list[Any]:
         """Return what tells these terms apart, as `Flow.given` does; `moments` has what changes with time."""

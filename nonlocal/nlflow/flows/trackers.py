@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nlflow._array import Array, namespace, root_mean_square, scalar
+from nlflow._array import Array, Pending, fetch, namespace, root_mean_square, scalar
 from nlflow.backends.progress import bar
 from nlflow.errors import (
     FileFormatError,
@@ -153,6 +153,18 @@ class Tracker(ABC):
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Look at the signal; return a reason to stop, or None."""
 
+    def at_once(self, flow: Flow) -> bool:
+        """Whether the next look needs to know that the signal is finite, for which a device has to be asked.
+
+        What only writes numbers down does not: it leaves them on the device, and is told to `forget` what came of a
+        signal that was not finite.
+        """
+        del flow
+        return True
+
+    def forget(self, t: float) -> None:  # noqa: B027  # a hook
+        """Drop what was collected after t."""
+
     def during(self, t: float, share: float) -> None:  # noqa: B027  # a hook
         """Hear which share of the step from t is done, of flows whose steps are long."""
 
@@ -170,20 +182,29 @@ class Tracker(ABC):
 class _Series(Tracker):
     def __init__(self, every: int = 1, *, interval: float | None = None, at: ArrayLike | None = None) -> None:
         super().__init__(every, interval=interval, at=at)
-        self._rows: list[tuple[float, float]] = []
+        self._rows: list[tuple[float, Pending | float]] = []
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Begin a new series; see `Tracker.start`."""
         self._rows = []
 
-    def _add(self, t: float, value: float) -> None:
+    def at_once(self, flow: Flow) -> bool:
+        """Return False: numbers are written down, and read together."""
+        del flow
+        return False
+
+    def forget(self, t: float) -> None:
+        """Drop the numbers after t."""
+        self._rows = [row for row in self._rows if row[0] <= t]
+
+    def _add(self, t: float, value: Pending | float) -> None:
         if not self._rows or self._rows[-1][0] != t:
             self._rows.append((t, value))
 
     def record(self) -> dict[str, NDArray[np.float64]]:
         """Return times and values."""
-        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 2)
-        return {"t": rows[:, 0].copy(), "value": rows[:, 1].copy()}
+        times, values = [row[0] for row in self._rows], fetch([row[1] for row in self._rows])
+        return {"t": np.array(times, np.float64), "value": np.array(values, np.float64)}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
         """Take up what was collected before a checkpoint."""
@@ -202,9 +223,13 @@ class Energy(_Series):
             raise InputError(f"trackers: Energy needs a flow that descends a functional; this one {why}")
         super().start(flow, u, t, end)
 
+    def at_once(self, flow: Flow) -> bool:
+        """Whether the flow's energy needs a signal that is finite."""
+        return not flow.leaves_pending
+
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Add the energy at t."""
-        self._add(t, flow.energy(u))
+        self._add(t, flow.pending_energy(u))
         return None
 
 
@@ -215,7 +240,7 @@ class DistanceToConstant(_Series):
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Add the distance at t."""
-        self._add(t, flow.distance_to_constant(u))
+        self._add(t, flow.pending_distance(u))
         return None
 
 
@@ -264,6 +289,11 @@ class Progress(Tracker):
             total=end - t, desc=self.label, unit="t", mininterval=1.0,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| t={n:.4g}/{total:.4g} [{elapsed}<{remaining}]",
         )  # fmt: skip
+
+    def at_once(self, flow: Flow) -> bool:
+        """Return False: it does not look at the signal."""
+        del flow
+        return False
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Move the bar to t."""
@@ -327,6 +357,7 @@ class Checkpoint(Tracker):
         self.states = Checkpoints(self.path, "checkpoint")
         self._last = time.monotonic()
         self._cost = 0.0
+        self._due: bool | None = None  # whether it is time, where `at_once` has found that out for the next look
         self._write: Callable[[Checkpoints], None] | None = None
         self._lock = ExitStack()
 
@@ -357,11 +388,20 @@ class Checkpoint(Tracker):
         if not flow.affinity.agreed(failure is None):
             raise failure or InputError(f"path: the process that writes files cannot write to {str(self.path)!r}")
 
+    def at_once(self, flow: Flow) -> bool:
+        """Return whether it is time to write a checkpoint, of a signal that is finite."""
+        self._due = self._is_time(flow)
+        return self._due
+
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Write a checkpoint when it is time."""
-        if flow.affinity.agreed(time.monotonic() - self._last >= self._pause):  # clocks differ between processes
+        due, self._due = self._due, None
+        if self._is_time(flow) if due is None else due:
             self._save()
         return None
+
+    def _is_time(self, flow: Flow) -> bool:
+        return flow.affinity.agreed(time.monotonic() - self._last >= self._pause)  # clocks differ between processes
 
     def finish(self) -> None:
         """Write the last state, and let others write."""

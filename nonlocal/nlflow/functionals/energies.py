@@ -20,13 +20,13 @@ import numpy as np
 
 from nlflow._array import (
     Array,
+    Pending,
     check_untracked,
     namespace,
     over_channels,
-    power_of_two,
     same_kind,
-    scalar,
     underflowing,
+    unit_of,
 )
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
@@ -75,26 +75,26 @@ class J:
         """Return the same functional with another affinity of k (an evolving kernel)."""
         return type(self)(affinity)
 
-    def _half_form(self, u: Array, average: Array | None, unit: float) -> float:
-        """Return J / sum(w d) of u / unit.
+    def _form(self, u: Array, average: Array | None, unit: Array | float) -> Array:
+        """Return 2 J / sum(w d) of u / unit, up to rounding below 0.
 
-        1/2 sum_i pi_i u_i . (u_i - (Pu)_i), formed about the mean so that nothing cancels.
+        sum_i pi_i u_i . (u_i - (Pu)_i), formed about the mean so that nothing cancels.
         """
         xp = namespace(u)
-        average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
+        average = self.affinity._average(u) if average is None else average
         measure = over_channels(self.affinity.measure("degree", u), u)
         u, average = u / unit, average / unit
         centred = u - self.affinity.mean(u, "degree")
         # P 1 = 1, so u - Pu needs no second average for the centred signal.
-        return max(0.5 * scalar(xp.sum(measure * centred * (u - average), dtype=xp.float64)), 0.0)
+        return xp.sum(measure * centred * (u - average), dtype=xp.float64)
 
-    def _scaled(self, value: float, normalize: bool, unit: float) -> float:
+    def _scaled(self, value: float, normalize: bool, unit: float, total: tuple[float, ...]) -> float:
         """Return unit^2 value, times sum(w d) unless it is to be normalized."""
         if value == 0:
             return value
         if normalize:
             return _product(value, unit)
-        log_total = self.affinity.log_total()
+        log_total = total[0] + math.log(total[1])
         exponent = math.log(value) + 2 * math.log(unit) + log_total
         if exponent > _LARGEST > log_total:
             raise NumericalError(_OVERFLOWS)
@@ -122,8 +122,18 @@ class J:
             When the value overflows; `InputError` for a wrong shape, NaN or infinity.
         """
         u = self.affinity.check_signal("u", u)
-        unit = _unit(u)
-        return self._scaled(self._half_form(u, average, unit), normalize, unit)
+        if average is not None:
+            average = self.affinity.domain.check_signal("average", average)
+        return float(self.pending(u, normalize=normalize, average=average))
+
+    def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
+        """Return the value at a signal that `value` would take, as a number that may still lie on a device."""
+        unit = unit_of(u)
+
+        def formed(unit: float, form: float, *total: float) -> float:
+            return self._scaled(max(0.5 * form, 0.0), normalize, unit, total)
+
+        return Pending(formed, unit, self._form(u, average, unit), *self.affinity.total_parts())
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric: Lu (``l2``) or u - Pu (``degree``), plus the fidelity's part.
@@ -321,26 +331,37 @@ class E(J):
     def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
         """Return the functional's value; see `J.value`."""
         u = check_shape("u", self.affinity.check_signal("u", u), self._observed)
+        return super().value(u, normalize=normalize, average=average)
+
+    def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
+        """Return the value as a number that may still lie on a device; see `J.pending`."""
         xp = namespace(u)
-        unit = _unit(u, self._observed)
+        unit = unit_of(u, self._observed)
         misfit = u / unit - self._observed / unit
         measure = over_channels(self.affinity.measure(self.measure, u), u)
         with np.errstate(over="ignore", invalid="ignore"):
             weighted = self._fidelity.times(misfit) * misfit
-            fidelity = 0.5 * scalar(xp.sum(measure * weighted, dtype=xp.float64))
+            pull = xp.sum(measure * weighted, dtype=xp.float64)
+
+        def formed(unit: float, form: float, pull: float, *total: float) -> float:
+            return self._sum(max(0.5 * form, 0.0), 0.5 * pull, normalize, unit, total)
+
+        return Pending(formed, unit, self._form(u, average, unit), pull, *self.affinity.total_parts())
+
+    def _sum(self, dirichlet: float, fidelity: float, normalize: bool, unit: float, total: tuple[float, ...]) -> float:
+        """Return the value from its two parts, of signals over `unit` and the first over sum(w d)."""
         if not math.isfinite(fidelity):
             raise NumericalError("value: the fidelity times the misfit overflows; scale one of them down")
-        dirichlet = self._half_form(u, average, unit)
         if self.measure == "degree":
-            return self._scaled(dirichlet + fidelity, normalize, unit)
+            return self._scaled(dirichlet + fidelity, normalize, unit, total)
         if normalize:
             if fidelity == 0:
                 return _product(dirichlet, unit)
-            exponent = math.log(fidelity) + 2 * math.log(unit) - self.affinity.log_total()
+            exponent = math.log(fidelity) + 2 * math.log(unit) - (total[0] + math.log(total[1]))
             if exponent > _LARGEST:
                 raise NumericalError("value: the degrees are so small that value / sum(w d) overflows; normalize=False")
             return _product(dirichlet, unit) + math.exp(exponent)
-        return self._scaled(dirichlet, normalize, unit) + _product(fidelity, unit)
+        return self._scaled(dirichlet, normalize, unit, total) + _product(fidelity, unit)
 
     def gradient(self, u: Array, metric: str | Metric = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric; see `J.gradient`."""
@@ -432,11 +453,6 @@ def check_shape(name: str, signal: Array, observed: Array) -> Array:
             f"{name}: got shape {tuple(signal.shape)}, expected {tuple(observed.shape)}, that of the observed signal"
         )
     return signal
-
-
-def _unit(*signals: Array) -> float:
-    """Return the power of two that signals are divided by, so that their squares are in range."""
-    return power_of_two(max(scalar(namespace(u).max(namespace(u).abs(u))) for u in signals))
 
 
 def _product(value: float, unit: float) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from nlflow._array import Array, Floats, is_numpy, namespace, underflowing
+from nlflow._array import Array, Floats, is_numpy, namespace, plus, underflowing
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, check_made_of, symmetry_of
@@ -99,7 +99,7 @@ def chebyshev_sums(
         before, now = now, mapped(now) if k == 1 else 2 * mapped(now) - before
         for index, c in enumerate(coefficients):
             if k < len(c):
-                sums[index] = sums[index] + float(c[k]) * now
+                sums[index] = plus(sums[index], float(c[k]), now)
     return sums
 
 

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from nlflow._array import Array, underflowing
+from nlflow._array import Array, plus, underflowing
 from nlflow.errors import InputError, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, check_made_of, explicit_limit, symmetry_of
@@ -137,7 +137,7 @@ class ExplicitEuler(FixedStep):
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return u + dt du/dt."""
-        return u + dt * flow.velocity(u)
+        return plus(u, dt, flow.velocity(u))
 
 
 @checked_call

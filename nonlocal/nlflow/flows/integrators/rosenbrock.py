@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nlflow._array import Array, namespace, underflowing
+from nlflow._array import Array, namespace, scalar, underflowing
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.exponential import modes_of
@@ -129,7 +129,7 @@ class Rosenbrock(Embedded):
             raise
         except (InputError, NumericalError) as error:
             return Tried(flow, u, None, math.inf, str(error))
-        over = self._control().measured(slopes[-1], u, moved)
+        over = scalar(self._control().measured(slopes[-1], u, moved))
         return Tried(flow.when(end), moved, None, over)
 
     @staticmethod
@@ -148,7 +148,7 @@ class Rosenbrock(Embedded):
         # Over the tolerances, so that no value hides another one whose units are smaller.
         scale = self.atol + self.rtol * xp.abs(u)
         scale = xp.where(scale > 0, scale, xp.ones_like(scale))
-        over = weighted(b, scale)
+        over = scalar(weighted(b, scale))
         if over == 0:
             return b
         rtol = 1e-5 if single else _FIXED

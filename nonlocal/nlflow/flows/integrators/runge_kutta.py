@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nlflow._array import Array, namespace, underflowing
+from nlflow._array import Array, namespace, numbers, plus, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError, explicit_limit
@@ -32,16 +32,19 @@ class Tolerances:
         if needed and self.rtol == 0 and self.atol == 0:
             raise InputError("rtol: got 0 with atol 0, expected at least one of them > 0")
 
-    def measured(self, error: Array, before: Array, after: Array) -> float:
-        """Return the root mean square of an error over the tolerances, between two signals."""
+    def measured(self, error: Array, before: Array, after: Array) -> Array:
+        """Return the root mean square of an error over the tolerances, between two signals; an array of one number."""
         xp = namespace(error)
-        return weighted(error, self.atol + self.rtol * xp.maximum(xp.abs(before), xp.abs(after)))
+        scale = self.atol + self.rtol * xp.maximum(xp.abs(before), xp.abs(after))
+        return weighted(error, scale, positive=self.atol >= float(xp.finfo(error.dtype).smallest_normal))
 
     def check(self, u: Array, t: float) -> None:
         """Raise `StepFailureError` where to round the signal once is already more than the tolerances allow."""
         xp = namespace(u)
         unit = float(xp.finfo(u.dtype).eps) / 2
-        rounding = weighted(unit * xp.abs(u), self.atol + self.rtol * xp.abs(u))
+        if self.rtol >= unit:
+            return  # then rounding is allowed whatever the signal is
+        rounding = scalar(weighted(unit * xp.abs(u), self.atol + self.rtol * xp.abs(u)))
         if rounding > 1:
             raise StepFailureError(
                 f"rtol={self.rtol:g}, atol={self.atol:g}: no step can meet them at t={t:.6g}, where to round the "
@@ -73,12 +76,14 @@ class Tolerances:
         return clipped * min(0.9, max(0.1, shrink))
 
 
-def weighted(error: Array, scale: Array) -> float:
-    """Return the root mean square of error / scale."""
+def weighted(error: Array, scale: Array, *, positive: bool = False) -> Array:
+    """Return the root mean square of error / scale, an array of one number."""
     xp = namespace(error)
-    # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
-    ratio = xp.where(scale > 0, error / xp.where(scale > 0, scale, xp.ones_like(scale)), 0 * scale)
-    return float(xp.sqrt(xp.mean(ratio**2)))
+    if not positive:
+        # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
+        error = xp.where(scale > 0, error, 0 * scale)
+        scale = xp.where(scale > 0, scale, xp.ones_like(scale))
+    return xp.sqrt(xp.mean((error / scale) ** 2))
 
 
 @dataclass(frozen=True)
@@ -229,11 +234,11 @@ class Embedded(Integrator):
             return self.dt
         xp = namespace(u)
         scale = self.atol + self.rtol * xp.abs(u)
-        scale = xp.where(scale > 0, scale, xp.ones_like(scale) * float(xp.max(scale)))
-        if float(xp.max(scale)) == 0:
+        highest = xp.max(scale)
+        scale = xp.where(scale > 0, scale, xp.where(highest > 0, highest, 1.0) * xp.ones_like(scale))
+        size, speed, most = numbers(*(xp.sqrt(xp.mean((v / scale) ** 2)) for v in (u, slope)), highest)
+        if most == 0:
             return 1e-3
-        size = float(xp.sqrt(xp.mean((u / scale) ** 2)))
-        speed = float(xp.sqrt(xp.mean((slope / scale) ** 2)))
         return 0.01 * size / speed if speed > 0 and size > 0 else 1e-3
 
     def _try(self, flow: Flow, u: Array, first: Array, h: float, t: float, end: float) -> Tried:
@@ -323,7 +328,7 @@ class RungeKutta(Embedded):
         slopes = [first]
         stage, here = u, flow
         for row, share in zip(self.tableau.stages, self.tableau.shares, strict=True):
-            stage = u + h * combine(row, slopes)
+            stage = plus(u, h, combine(row, slopes))
             moment = end if share == 1 else t + share * h
             try:
                 here = flow.when(moment)
@@ -335,14 +340,15 @@ class RungeKutta(Embedded):
             except (InputError, NumericalError) as error:
                 return Tried(flow, u, first, math.inf, str(error))
         over = 0.0
-        if self.tableau.error is not None:
-            over = self._control().measured(h * combine(self.tableau.error, slopes), u, stage)
+        if self.adaptive and self.tableau.error is not None:
+            over = scalar(self._control().measured(h * combine(self.tableau.error, slopes), u, stage))
         return Tried(here, stage, slopes[-1], over, slopes=tuple(slopes))
 
 
 def _at(flow: Flow, stage: Array) -> Flow:
     """Return the flow with the kernel of a stage; raise `NumericalError` where a step was so long that it has none."""
-    if flow.evolving and not bool(namespace(stage).all(namespace(stage).isfinite(stage))):
+    checks = flow.evolving and not flow.affinity.takes_unsound  # else the error of the step tells
+    if checks and not bool(namespace(stage).all(namespace(stage).isfinite(stage))):
         raise NumericalError("the signal overflowed")
     return flow.at(stage)
 
@@ -352,7 +358,7 @@ def combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
     total = weights[0] * arrays[0]
     for weight, array in zip(weights[1:], arrays[1:], strict=True):
         if weight != 0:
-            total = total + weight * array
+            total = plus(total, weight, array)
     return total
 
 
@@ -456,8 +462,8 @@ class Adaptive(Integrator):
             half = middle.held(step(flow, u, h / 2))
             twice = end.held(step(middle.at(half), half, h / 2))
             change = (twice - end.held(whole)) / (2**self.order - 1)
-            error = self._tolerances.measured(change, u, twice)
-        finite = bool(namespace(twice).all(namespace(twice).isfinite(twice)))
+            over = self._tolerances.measured(change, u, twice)
+        error, finite = numbers(over, namespace(twice).all(namespace(twice).isfinite(twice)))
         return twice, error if finite else math.inf
 
     def __repr__(self) -> str:
