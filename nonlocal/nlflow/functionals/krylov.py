@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nlflow._array import Array, Floats, constant_like, namespace, to_numpy
+from nlflow._array import Array, Floats, constant_like, namespace, numbers, to_numpy
 
 _ROUND = 50  # iterations between two looks at the true residual
 _PATIENCE = 1000  # iterations without a smaller residual after which there is no hope of one
@@ -117,6 +117,7 @@ def conjugate_gradients(
     told = measured(b)
     size = inner(told, told)
     peak = xp.max(xp.abs(told))
+    safe_peak = xp.where(peak > 0, peak, xp.ones_like(peak))
     # A system with b = 0 has the solution 0; its scale is set to 1 so that nothing divides by zero.
     scale = xp.where(size > 0, size, xp.ones_like(size))
     x = xp.where(size > 0, x, xp.zeros_like(x))
@@ -124,15 +125,15 @@ def conjugate_gradients(
     def relative(r: Array) -> float:
         r = measured(r)
         # In the largest entry too: `inner` may give some nodes a weight so small that nothing there would show.
-        largest = float(xp.max(xp.abs(r)) / peak) if float(peak) > 0 else 0.0
-        return max(math.sqrt(float(xp.max(inner(r, r) / scale))), largest)
+        squared, largest, most = numbers(xp.max(inner(r, r) / scale), xp.max(xp.abs(r)) / safe_peak, peak)
+        return max(math.sqrt(squared), largest if most > 0 else 0.0)
 
     def quotient(a: Array, b: Array) -> Array:
         # A system that is solved has p = 0: it stays where it is.
         safe = xp.where(b > 0, b, xp.ones_like(b))
         return xp.astype(xp.where(b > 0, a / safe, xp.zeros_like(a)), x.dtype)
 
-    known = not bool(xp.any(x != 0))
+    known = not bool(xp.any(x != 0))  # asked once, since an average is dear
     r = b if known else b - operator(x)
     residual = relative(r)
     done, best, at, asked = 0, residual, 0, 0
@@ -222,11 +223,11 @@ def gmres(
     x = xp.where(size > 0, x, xp.zeros_like(x))
     residual = b - operator(x)
     start = norm(residual)
-    done, relative = 0, float(xp.max(start / scale))
+    first, scales = to_numpy(xp.stack([start, scale]))
+    done, relative = 0, float((first / scales).max())
     while relative > rtol and done < maxiter:
         before = relative
         basis = [over(residual, xp.where(start > 0, start, xp.ones_like(start)))]
-        first = to_numpy(start)
         hessenberg = np.zeros((len(first), restart + 1, restart))
         y = np.zeros((len(first), 0))
         for j in range(min(restart, maxiter - done)):
@@ -245,12 +246,14 @@ def gmres(
             # Pseudo-inverses, for the systems that are solved already.
             y = np.einsum("cij,cj->ci", np.linalg.pinv(hessenberg[:, : j + 2, : j + 1]), target)
             left = np.linalg.norm(target - np.einsum("cij,cj->ci", hessenberg[:, : j + 2, : j + 1], y), axis=1)
-            if float((left / to_numpy(scale)).max()) <= 0.5 * rtol:
+            if float((left / scales).max()) <= 0.5 * rtol:
                 break
-        x = x + sum((v * constant_like(y[:, i], b) for i, v in enumerate(basis[: y.shape[1]])), xp.zeros_like(b))
+        shares = constant_like(y.T, b)
+        x = x + sum((v * shares[i, ...] for i, v in enumerate(basis[: y.shape[1]])), xp.zeros_like(b))
         residual = b - operator(x)
         start = norm(residual)
-        relative = float(xp.max(start / scale))
+        first = to_numpy(start)
+        relative = float((first / scales).max())
         if relative > 0.99 * before:  # rounding is all that is left
             break
     return Solved(x, relative, done, residual)
@@ -303,31 +306,33 @@ class Lanczos:
         self.alphas: list[Floats] = []
         self.betas: list[Floats] = []
         self.basis = [_over(v, size)]
-        self._moved = np.zeros_like(self.sizes)  # the largest norm of A v so far
+        self._moved: Array | None = None  # the largest norm of A v so far
+        self._beside: Array | None = None  # the last of `betas`
 
     def step(self) -> bool:
         """Take a step; return whether any system has something left."""
         now = self.basis[-1]
         xp = namespace(now)
         w = self._operator(now)
-        moved = np.ravel(to_numpy(xp.sqrt(self._inner(w, w))))
-        self._moved = np.maximum(self._moved, moved)
+        moved = xp.sqrt(self._inner(w, w))
+        self._moved = moved if self._moved is None else xp.maximum(self._moved, moved)
         alpha = self._inner(now, w)
         w = w - xp.astype(alpha, w.dtype) * now
         if len(self.basis) > 1:
-            w = w - constant_like(self.betas[-1].reshape(tuple(alpha.shape)), w) * self.basis[-2]
+            w = w - xp.astype(self._beside, w.dtype) * self.basis[-2]
         if self._keep:
             for v in self.basis:  # what rounding has left
                 w = w - xp.astype(self._inner(v, w), w.dtype) * v
         w = self._free(w)
         beta = xp.sqrt(self._inner(w, w))
-        self.alphas.append(np.ravel(to_numpy(alpha)).astype(np.float64))
-        numbers = np.ravel(to_numpy(beta)).astype(np.float64)
-        left = numbers > self._rounding * self._moved
-        self.betas.append(np.where(left, numbers, 0.0))
-        w = _over(w, constant_like(np.where(left, numbers, 0.0).reshape(tuple(beta.shape)), beta))
+        # What is exhausted is told on the device, which is asked for one row of T.
+        self._beside = xp.where(beta > self._rounding * self._moved, beta, xp.zeros_like(beta))
+        row = to_numpy(xp.stack([alpha, self._beside])).astype(np.float64).reshape(2, -1)
+        self.alphas.append(row[0])
+        self.betas.append(row[1])
+        w = _over(w, self._beside)
         self.basis = [*self.basis, w] if self._keep else [now, w]
-        return bool(left.any())
+        return bool((row[1] > 0).any())
 
     def eigen(self, system: int) -> tuple[Floats, Floats]:
         """Return the eigenvalues of T of a system, and its eigenvectors as columns."""
