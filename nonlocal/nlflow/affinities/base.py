@@ -462,6 +462,9 @@ class Affinity(ABC):
             )
         return self._updated(check_array("features", u) if is_tensor(u) else u)
 
+    def settle(self) -> None:  # a hook: most have nothing to ask
+        """Ask the device for what decides how sums are computed, so that no flow has to wait for it."""
+
     @property
     def takes_unsound(self) -> bool:
         """Whether a flow may let it follow a signal that turns out not to be finite: averages are NaN then."""

@@ -250,7 +250,9 @@ def affinity(
     pairs = features is not None or not isinstance(domain.item, Grid)
     if mask is not None and (isinstance(kernel, Patch) or not pairs):
         raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
-    return _built(Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit))
+    made = _built(Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit))
+    made.settle()
+    return made
 
 
 @underflowing

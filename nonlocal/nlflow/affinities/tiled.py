@@ -174,6 +174,11 @@ class TiledAffinity(Affinity):
         """Whether `push` is computed in a higher precision than `average`: where logits do not fit that of features."""
         return self._sums.wide
 
+    def settle(self) -> None:
+        """Ask the device how large logits are; see `Affinity.settle`."""
+        if not self.tracked:
+            _ = self._sums.wide
+
     @property
     def takes_unsound(self) -> bool:
         """Whether building it raises nothing for features that are not finite; see `Affinity.takes_unsound`."""

@@ -48,6 +48,7 @@ from .particles import trap as trap
 from .reactions import AllenCahn as AllenCahn
 from .reactions import FisherKPP as FisherKPP
 from .reactions import Reaction as Reaction
+from .replayed import Replayed as Replayed
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve

@@ -73,6 +73,7 @@ class LinearFlow(Flow):
         self._pulled: list[tuple[Array, Array]] = []  # one place for the flow at all times
         self._modes: list[Modes | None] = []
         self._even: list[Self] = []
+        self._bounds: list[tuple[Array | float, float]] = []
         self.rate: Array | float = self.inner.rate(affinity)
 
     @property
@@ -387,8 +388,10 @@ class LinearFlow(Flow):
         return bound if bound == 0 else bound * self.inner.force_bound(self._bound())
 
     def _bound(self) -> float:
-        """Return an upper bound of the spectrum of r (I - P)."""
-        return bound_of(self.affinity, self.rate)
+        """Return an upper bound of the spectrum of r (I - P), for which a device is asked once."""
+        if not self._bounds or self._bounds[0][0] is not self.rate:
+            self._bounds[:] = [(self.rate, bound_of(self.affinity, self.rate))]
+        return self._bounds[0][1]
 
     def tension(self, u: Array) -> float:
         """Return the norms of r u, phi u, phi f and of what drives, which cancel in du/dt where the flow is at rest."""

@@ -243,7 +243,8 @@ class TorchSums:
             # Each node sees itself, with logit 0, beside which those that are large have no weight; or a rule says no.
             return torch.float32 if y.dtype == torch.float32 and self._inner else torch.float64
         x, y = (t[..., :-1] if self._far else t for t in (x, y))
-        lengths = [float(torch.linalg.vector_norm(t, dim=-1, dtype=torch.float32).max()) for t in (x, y)]
+        tops = [torch.linalg.vector_norm(t, dim=-1, dtype=torch.float32).max() for t in (x, y)]
+        lengths = torch.stack(tops).tolist()  # the device is asked once
         size = abs(self._form.scale if self.fused else _scale(self._kernel, y)) * lengths[0] * lengths[1]
         # Products of numbers in half precision have no more digits than float32 has.
         exact = size * torch.finfo(torch.float32).eps / 2 <= _LAW_ROUNDING

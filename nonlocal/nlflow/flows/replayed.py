@@ -1,0 +1,146 @@
+"""Steps of one length on a GPU that are recorded once and repeated in one launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nlflow._array import Array, is_numpy, underflowing
+from nlflow.errors import InputError, checked_call
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators import FixedStep
+from nlflow.flows.integrators.base import Integrator
+
+if TYPE_CHECKING:
+    from nlflow.backends.torch.graphs import Replay
+
+_KEPT = "_replay"
+"""Under which name a run remembers its recording; not in checkpoints, so that a resumed run records anew."""
+
+
+@checked_call
+@underflowing
+class Replayed(Integrator):
+    """An integrator with steps of one length whose steps a GPU records once and repeats: CUDA graphs.
+
+    A step is some tens of operations, each of which the host starts by itself; for few nodes that takes longer than
+    the operations. A recorded step is one start. It has the results of the integrator: a step that is cut short to
+    meet an output is taken by it, and so are all where tensors lie on the CPU, by the same code.
+
+    For flows whose step is the same at all times: frozen kernels, nothing that depends on time, no noise. The step must
+    not ask the device for a number, as linear systems that are solved to a tolerance do (`IMEX`). A run records its
+    step once; a resumed one anew.
+
+    Parameters
+    ----------
+    integrator : Integrator
+        With steps of one length: ``ExplicitEuler(dt)``, ``ETD2RK(dt)``, ``ETD4RK(dt)``, ``SemiImplicit(dt)``, a
+        `NeutrenoStep` or an `AttentionStep`.
+
+    Raises
+    ------
+    InputError
+        For integrators that choose their steps or remember something from one to the next; in `solve` for NumPy
+        arrays, for flows that change from step to step, and for steps that wait for the device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from nlflow import ETD2RK, ExpDotProduct, GradientFlow, J, Points, affinity, solve
+    >>> from nlflow.flows import Replayed
+    >>> x = torch.linspace(-1, 1, 64)[:, None]
+    >>> flow = GradientFlow(J(affinity(ExpDotProduct(), Points(x[:, 0].numpy()), x)), "degree")
+    >>> solve(flow, x, t=2.0, integrator=Replayed(ETD2RK(0.25))).success
+    True
+    """
+
+    def __init__(self, integrator: Integrator) -> None:
+        if not isinstance(integrator, Integrator) or isinstance(integrator, Replayed):
+            raise InputError(
+                f"integrator: got {type(integrator).__name__}, expected one that can be recorded, such as ETD2RK(dt)"
+            )
+        plain = isinstance(integrator, FixedStep) and type(integrator)._moved is FixedStep._moved
+        if not plain and not integrator.unit_steps:
+            raise InputError(
+                f"integrator: got {integrator!r}, which chooses its steps or remembers something from one to the next, "
+                "expected steps of one length, such as ExplicitEuler(dt) or ETD2RK(dt)"
+            )
+        self.integrator = integrator
+
+    @property
+    def order(self) -> float:  # type: ignore[override]  # a field in the contract, that of the method here
+        """That of the method."""
+        return self.integrator.order
+
+    @property
+    def unit_steps(self) -> bool:  # type: ignore[override]
+        """That of the method."""
+        return self.integrator.unit_steps
+
+    @property
+    def takes_constraint(self) -> bool:  # type: ignore[override]
+        """That of the method."""
+        return self.integrator.takes_constraint
+
+    @property
+    def length(self) -> float | None:
+        """The step of the method."""
+        return self.integrator.length
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return that of the method."""
+        return self.integrator.stability_limit(flow)
+
+    def surely_stable(self, flow: Flow) -> bool:
+        """Return what the method knows."""
+        return self.integrator.surely_stable(flow)
+
+    def unstable(self, flow: Flow, limit: float) -> str:
+        """Return the message of the method."""
+        return self.integrator.unstable(flow, limit)
+
+    def check_kind(self, flow: Flow) -> None:
+        """Raise `InputError` for a flow whose steps differ, and what the method raises."""
+        changes = [word for word, found in (
+            ("whose kernel follows the signal", flow.evolving), ("that depends on time", flow.timed),
+            ("with noise", flow.noise is not None), ("of NumPy arrays", flow.affinity.device is None),
+        ) if found]  # fmt: skip
+        if changes:
+            raise InputError(
+                f"integrator: Replayed repeats one step, got a flow {' and '.join(changes)}, expected one of tensors "
+                f"that is the same at each step; use {self.integrator!r}"
+            )
+        self.integrator.check(flow)
+
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return that of the method."""
+        return self.integrator.velocity_of(flow, u)
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return the signal after one step and the time reached; see `Integrator.advance`."""
+        step, remaining = float(self.integrator.length or 1.0), target - t
+        if remaining <= step * (1 + 1e-9) and remaining != step and not self.unit_steps:
+            return self.integrator.advance(flow, u, t, target, memory)
+        if is_numpy(u):
+            raise InputError("start: got a NumPy array, expected a tensor, whose steps Replayed can record")
+        # Of the integrator's own flow: what a flow holds is in the recording.
+        kept: tuple[Flow, int, Replay] | None = memory.get(_KEPT)
+        counted = flow.applications
+        if kept is None or not flow.is_like(kept[0]):
+            kept = self._recorded(flow, u, step)
+        after = kept[2](u)
+        flow.applications = counted + kept[1]
+        memory[_KEPT] = kept
+        return after, target if remaining == step else t + step
+
+    def _recorded(self, flow: Flow, u: Array, step: float) -> tuple[Flow, int, Replay]:
+        from nlflow.backends.torch.graphs import Replay
+
+        begun = flow.time
+
+        def taken(v: Array) -> Array:
+            return self.integrator.advance(flow, v, begun, begun + 2 * step, {})[0]  # a whole step
+
+        before = flow.applications
+        taken(u)  # what is kept with a flow is formed here, and averages are counted
+        own = flow.applications - before
+        return flow, own, Replay(taken, u, f"integrator {self.integrator!r}")
