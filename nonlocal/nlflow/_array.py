@@ -159,8 +159,13 @@ class Pending:
             lambda *found: self._form(*found[:own]) + other._form(*found[own:]), *self._parts, *other._parts
         )
 
+    def times(self, factor: float) -> Pending:
+        """Return the number times a factor."""
+        return Pending(lambda *found: factor * self._form(*found), *self._parts)
+
     def or_infinite(self) -> Pending:
         """Return the number, or infinity where `NumericalError` is raised as it is formed."""
+
         def formed(*found: float) -> float:
             try:
                 return self._form(*found)

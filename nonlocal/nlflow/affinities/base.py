@@ -295,7 +295,7 @@ class Affinity(ABC):
         log_degree = self.log_degree
         xp = namespace(log_degree)
         limit = math.log(float(xp.finfo(log_degree.dtype).max))
-        highest, lowest = scalar(xp.max(log_degree)), scalar(xp.min(log_degree))
+        highest, lowest = numbers(xp.max(log_degree), xp.min(log_degree))
         if highest >= limit or lowest <= -limit:
             raise NumericalError(
                 f"degree: log d runs from {lowest:.4g} to {highest:.4g}, which cannot be represented; use the degree "

@@ -50,6 +50,9 @@ class RowAffinity(Affinity):
         super().__init__(domain, kernel, dtype=tokens.dtype, **tags)
         self.device = None if is_numpy(tokens) else tokens.device
         self._log_weight = math.log(float(domain.weights.flat[0]))
+        # What overflows is a matter of the kernel, for tokens of one length: of tensors the first are looked at, not those
+        # of each stage of each step, for which a device would have to wait. One place for all that come of this one.
+        self._looked = [False]
         self._take(tokens)
 
     def _take(self, tokens: Array) -> None:
@@ -71,6 +74,11 @@ class RowAffinity(Affinity):
         result = copy.copy(self)
         result._take(u)
         return result
+
+    @property
+    def takes_unsound(self) -> bool:
+        """Whether a flow may let it follow a signal that turns out not to be finite; see `Affinity.takes_unsound`."""
+        return self._looked[0]
 
     @property
     def tracked(self) -> bool:
@@ -98,12 +106,13 @@ class RowAffinity(Affinity):
         averages, logs = [], []
         for rows, logits in self.log_rows():
             highest = xp.max(logits, axis=1, keepdims=True)
-            check_rows(highest[:, 0], rows.start)
+            if not self._looked[0]:
+                check_rows(highest[:, 0], rows.start)
             weights = xp.exp(logits - highest)
             total = xp.sum(weights, axis=1, keepdims=True)
             averages.append(weights @ values / total)
             logs.append((highest + xp.log(total))[:, 0] + self._log_weight)
-        one = len(logs) == 1
+        one, self._looked[0] = len(logs) == 1, not is_numpy(values)
         self._log_degrees = logs[0] if one else xp.concat(logs)
         return averages[0] if one else xp.concat(averages), self._log_degrees
 

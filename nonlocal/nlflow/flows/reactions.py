@@ -17,6 +17,7 @@ from nlflow._array import (
     constant_like,
     is_numpy,
     namespace,
+    numbers,
     same_kind,
     scalar,
     underflowing,
@@ -286,8 +287,8 @@ class Reaction:
             flat = xp.reshape(u, (-1,))
             alone = xp.reshape(self(flat), tuple(u.shape))
             whole = self(u)
-            unit = float(xp.finfo(u.dtype).eps) ** 0.5 * (scalar(xp.max(xp.abs(whole))) + self.bound * float(size))
-            if scalar(xp.max(xp.abs(whole - alone))) > unit:
+            largest, off = numbers(xp.max(xp.abs(whole)), xp.max(xp.abs(whole - alone)))
+            if off > float(xp.finfo(u.dtype).eps) ** 0.5 * (largest + self.bound * float(size)):
                 raise InputError(
                     f"reaction: {self!r} is not element by element: values of a signal of shape {tuple(u.shape)} move "
                     "others than they do alone; expected R(u) of each value by itself, or override velocity() of the "

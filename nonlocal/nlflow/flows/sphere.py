@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
+from nlflow._array import Array, Pending, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
 from nlflow.affinities.doubly_stochastic import SinkhornAffinity
 from nlflow.affinities.rows import RowAffinity
 from nlflow.domains import Points
@@ -215,6 +215,9 @@ class SphereFlow(Flow):
         (arXiv 2312.10794, section 3.) With ``sinkhorn`` it is sum_ij a_ij log(N a_ij / k_ij) / (2 beta N), up to a sign
         the functional of arXiv 2110.11773. Infinity for beta = 0 and where no float holds it.
         """
+        return float(self._pending_interaction(x))
+
+    def _pending_interaction(self, x: Array) -> Pending | float:
         if self.beta == 0:
             return math.inf
         now, xp = self.at(x), namespace(x)
@@ -222,19 +225,37 @@ class SphereFlow(Flow):
         if self.normalization == "sinkhorn":
             return scalar(xp.sum(now.affinity.potentials[0] + now.affinity.potentials[1])) / (2 * self.beta * len(x))
         logs = now.affinity.sums(x[:, :1])[1]
-        highest = scalar(xp.max(logs))
-        exponent = highest + math.log(scalar(xp.mean(xp.exp(logs - highest))))
-        return math.exp(exponent) / (2 * self.beta) if exponent < 709 else math.inf
+        highest = xp.max(logs)
+
+        def formed(highest: float, mean: float) -> float:
+            exponent = highest + math.log(mean)
+            return math.exp(exponent) / (2 * self.beta) if exponent < 709 else math.inf
+
+        return Pending(formed, highest, xp.mean(xp.exp(logs - highest)))
 
     def energy(self, u: Array) -> float:
         """Return what the flow descends: -c E_beta (c E_beta with ``sinkhorn``); NaN for maps that descend nothing.
 
         d/dt energy = -(1/N) sum_i r_i |dx_i/dt|^2, with r_i = 1, for ``softmax`` r_i = sum_j k_ij / N.
         """
+        return float(self._pending_energy(u))
+
+    def pending_energy(self, u: Array) -> Pending | float:
+        """Return `energy` as a number that may still lie on a device; see `Flow.pending_energy`."""
+        return self._pending_energy(u) if self.leaves_pending else self.energy(u)
+
+    @property
+    def leaves_pending(self) -> bool:
+        """Whether `pending_energy` waits for no device: of softmax and sums, unless `energy` is overridden."""
+        return type(self).energy is SphereFlow.energy and self.normalization != "sinkhorn"
+
+    def _pending_energy(self, u: Array) -> Pending | float:
         if not self.has_energy or self._slope is None:
             return math.nan
-        value = self.interaction(u)
-        return self._slope * (value if self.normalization == "sinkhorn" else -value)
+        value, slope = self._pending_interaction(u), self._slope
+        if isinstance(value, Pending):
+            return value.times(-slope)
+        return slope * (value if self.normalization == "sinkhorn" else -value)
 
     # ---- what is seen of the tokens
 
