@@ -155,9 +155,7 @@ class Pending:
 
     def __add__(self, other: Pending) -> Pending:
         own = len(self._parts)
-        return Pending(
-            lambda *found: self._form(*found[:own]) + other._form(*found[own:]), *self._parts, *other._parts
-        )
+        return Pending(lambda *found: self._form(*found[:own]) + other._form(*found[own:]), *self._parts, *other._parts)
 
     def times(self, factor: float) -> Pending:
         """Return the number times a factor."""

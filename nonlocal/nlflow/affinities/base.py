@@ -462,7 +462,7 @@ class Affinity(ABC):
             )
         return self._updated(check_array("features", u) if is_tensor(u) else u)
 
-    def settle(self) -> None:  # a hook: most have nothing to ask
+    def settle(self) -> None:  # noqa: B027  # a hook: most have nothing to ask
         """Ask the device for what decides how sums are computed, so that no flow has to wait for it."""
 
     @property

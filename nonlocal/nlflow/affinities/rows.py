@@ -50,8 +50,8 @@ class RowAffinity(Affinity):
         super().__init__(domain, kernel, dtype=tokens.dtype, **tags)
         self.device = None if is_numpy(tokens) else tokens.device
         self._log_weight = math.log(float(domain.weights.flat[0]))
-        # What overflows is a matter of the kernel, for tokens of one length: of tensors the first are looked at, not those
-        # of each stage of each step, for which a device would have to wait. One place for all that come of this one.
+        # What overflows is a matter of the kernel, for tokens of one length: of tensors the first are looked at, not
+        # those of each stage, for which a device would have to wait. One place for all that come of this one.
         self._looked = [False]
         self._take(tokens)
 

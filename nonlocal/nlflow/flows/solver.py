@@ -512,8 +512,9 @@ class _Loop:
         follows = flow.evolving and not flow.affinity.takes_unsound
         if is_numpy(self.state.u) or follows or self._events or steps - self._sound.state.steps >= _PATIENCE:
             return True
-        due = [watcher for watcher in self.watchers if watcher.times.due(steps, t)]
-        if any([watcher.at_once(flow) for watcher in due]):  # all of them: processes have to ask together
+        # All of them are asked, not up to the first that waits: processes have to ask together.
+        waiting = [watcher.at_once(flow) for watcher in self.watchers if watcher.times.due(steps, t)]
+        if any(waiting):
             return True
         measured = t in self.times or self._descent.due(steps) or self._pieces is not None
         return self.with_energies and measured and not flow.leaves_pending
