@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
@@ -116,6 +117,10 @@ def plus(u: Array, factor: float, v: Array) -> Array:
 def contiguous(array: Array) -> Array:
     """Return an array in C order, itself where it is already."""
     return np.ascontiguousarray(array) if is_numpy(array) else array.contiguous()
+
+
+recorded: ContextVar[bool] = ContextVar("recorded", default=False)
+"""Whether a step is being recorded, or done as a recorded one: what it asks of itself on the CPU alone is left out."""
 
 
 def scalar(array: Array) -> float:

@@ -313,7 +313,7 @@ class Affinity(ABC):
         log_degree = self.log_degree
         xp = namespace(log_degree)
         highest = xp.max(log_degree)
-        weights = constant_like(self.domain.weights, log_degree)
+        weights = xp.astype(self.measure("l2", log_degree), log_degree.dtype)
         return highest, xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)
 
     def symmetrized(self) -> Affinity:
@@ -476,6 +476,7 @@ class Affinity(ABC):
             return self.update(u)
         updated: Affinity = self._recipe(u)
         updated._sound = self._sound
+        updated._measures.update({key: kept for key, kept in self._measures.items() if key[0] == "l2"})
         return updated
 
     def flatten(self, u: Array) -> Array:
@@ -503,9 +504,9 @@ class Affinity(ABC):
 
     def _measured(self, metric: str, like: Array, by_item: bool) -> Array:
         xp = namespace(like)
-        weights = constant_like(self.domain.weights, xp.astype(like, xp.float64))
         if metric == "l2":
-            return weights
+            return constant_like(self.domain.weights, xp.astype(like, xp.float64))
+        weights = self.measure("l2", like)
         with self.within_memory():
             log_degree = xp.astype(self._log_degree_wide(), xp.float64)
         leading = len(self.domain.leading)

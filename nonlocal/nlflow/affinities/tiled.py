@@ -175,9 +175,9 @@ class TiledAffinity(Affinity):
         return self._sums.wide
 
     def settle(self) -> None:
-        """Ask the device how large logits are; see `Affinity.settle`."""
+        """Ask the device how large logits are, and let it have the weights; see `Affinity.settle`."""
         if not self.tracked:
-            _ = self._sums.wide
+            _ = self._sums.wide, self.measure("l2", self._keys)
 
     @property
     def takes_unsound(self) -> bool:

@@ -18,6 +18,7 @@ from nlflow._array import (
     is_numpy,
     namespace,
     numbers,
+    recorded,
     same_kind,
     scalar,
     underflowing,
@@ -237,7 +238,7 @@ class Reaction:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # found out below
             value = self.function(u)
         self._check_like(value, u)
-        here = is_numpy(u) or str(u.device) == "cpu"
+        here = is_numpy(u) or (str(u.device) == "cpu" and not recorded.get())
         if here and not _finite(value) and _finite(u):
             at = scalar(u[~namespace(u).isfinite(value)][0])
             raise NumericalError(

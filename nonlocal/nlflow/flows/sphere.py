@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Pending, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
+from nlflow._array import Array, Pending, constant_like, is_numpy, namespace, numbers, same_kind, scalar, to_numpy, underflowing
 from nlflow.affinities.doubly_stochastic import SinkhornAffinity
 from nlflow.affinities.rows import RowAffinity
 from nlflow.domains import Points
@@ -339,7 +339,7 @@ def _norm(*maps: Array | None) -> float:
 def _check_lengths(name: str, x: Array) -> None:
     xp = namespace(x)
     lengths = xp.sqrt(xp.sum(x * x, axis=1))
-    low, high = scalar(xp.min(lengths)), scalar(xp.max(lengths))
+    low, high = numbers(xp.min(lengths), xp.max(lengths))
     if not (abs(low - 1) <= _LENGTH[x.dtype.itemsize] and abs(high - 1) <= _LENGTH[x.dtype.itemsize]):
         raise InputError(
             f"{name}: got tokens of length {low:.6g} to {high:.6g}, expected 1; divide them by their lengths with "

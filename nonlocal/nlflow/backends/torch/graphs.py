@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nlflow._array import recorded
 from nlflow.errors import InputError
 
 _WARM = 2  # calls before the recording, in which libraries find their plans and what is kept is formed
-_ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2"}
+_ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2", "unique_consecutive"}
 
 
 class _Unasked(TorchDispatchMode):
@@ -20,7 +23,8 @@ class _Unasked(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in _ASKING:
+        chosen = name == "index" and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in args[1])
+        if name in _ASKING or chosen:
             raise _AskedError(f"torch.ops.aten.{name}")
         result = func(*args, **(kwargs or {}))
         if name in ("_to_copy", "copy_"):
@@ -30,8 +34,26 @@ class _Unasked(TorchDispatchMode):
         return result
 
 
+class _Unlisted(TorchFunctionMode):
+    """Raises where a tensor becomes a list or an array, which is no operation on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("tolist", "numpy", "__array__"):
+            raise _AskedError(f"torch.Tensor.{func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
 class _AskedError(RuntimeError):
     pass
+
+
+@contextmanager
+def _recorded() -> Iterator[None]:
+    token = recorded.set(True)
+    try:
+        yield
+    finally:
+        recorded.reset(token)
 
 
 class Replay:
@@ -65,10 +87,10 @@ class Replay:
                 "one of the two recordings out"
             )
         try:
-            with torch.no_grad():
-                with _Unasked():
+            with torch.no_grad(), _recorded():
+                with _Unasked(), _Unlisted():
                     self._output = function(self._input)
-                self._graph = self._recorded() if on_gpu else None
+                self._graph = self._captured() if on_gpu else None
         except _AskedError as found:
             raise self._refusal(str(found)) from found
         except torch.OutOfMemoryError:
@@ -84,7 +106,7 @@ class Replay:
             "which can be recorded; use the integrator without Replayed"
         )
 
-    def _recorded(self) -> Any:
+    def _captured(self) -> Any:
         device = self._input.device
         with torch.cuda.device(device):
             beside = torch.cuda.Stream(device)
@@ -106,7 +128,7 @@ class Replay:
                 f"{self._name}: got a tensor of shape {tuple(u.shape)}, {u.dtype} on {u.device}, expected "
                 f"{tuple(kept.shape)}, {kept.dtype} on {kept.device}, as it was recorded; record another one"
             )
-        with torch.no_grad():
+        with torch.no_grad(), _recorded():
             kept.copy_(u)
             if self._graph is not None:
                 self._graph.replay()

@@ -1,0 +1,375 @@
+"""How often flows on a GPU wait for it: counted on a pretended one, on which results have the bits of the CPU."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import nlflow as nl
+from nlflow._array import Pending, fetch, numbers
+from nlflow.errors import InputError
+from nlflow.flows import Replayed, Status, trackers
+from nlflow.flows.integrators import FixedStep
+
+torch = pytest.importorskip("torch")
+
+import tests.pretended as pretended  # noqa: E402
+
+N = 48
+POINTS = nl.Points(np.arange(float(N)))
+
+
+def drawn(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return torch.tensor(values, dtype=dtype or torch.float32)
+
+
+def tiled(x: Any, kernel: Any = None) -> Any:
+    return nl.affinity(kernel or nl.ExpDotProduct(), POINTS, x, method="tiled")
+
+
+def j_flow(x: Any) -> Any:
+    return nl.GradientFlow(nl.J(tiled(x)), "degree")
+
+
+def attention_flow(x: Any) -> Any:
+    heads, queries = nl.Batch(POINTS, 2), x.roll(1, 0)
+    both = [torch.stack([one, one.flip(0)]) for one in (x, queries)]
+    return nl.AttentionFlow(nl.affinity(nl.ExpDotProduct(), heads, both[0], queries=both[1]))
+
+
+def masked_flow(x: Any) -> Any:
+    present = np.ones((2, N), bool)
+    present[1, N // 2 :] = False
+    mask = nl.Mask(causal=True, present=present)
+    both = torch.stack([x, x.flip(0)])
+    return nl.AttentionFlow(nl.affinity(nl.ExpDotProduct(), nl.Batch(POINTS, 2), both, mask=mask))
+
+
+def evolving_flow(x: Any) -> Any:
+    return nl.AttentionFlow(tiled(x), evolving=True)
+
+
+def reacting_flow(x: Any) -> Any:
+    return nl.GradientFlow(nl.J(tiled(x)), "degree", reaction=nl.AllenCahn())
+
+
+def sphere_flow(x: Any) -> Any:
+    return nl.SphereFlow(nl.on_sphere(x), beta=1.0)
+
+
+def counted(work: Callable[[Any], Any], *tensors: Any) -> tuple[Any, pretended.Counts]:
+    """Return what comes of work on the pretended GPU, and its counts."""
+    with pretended.gpu():
+        there = [pretended.put(one) for one in tensors]
+        with pretended.counting() as counts:
+            found = work(*there)
+    return found, counts
+
+
+def run(make: Callable[[Any], Any], integrator: Any = None, t: float = 2.0, **options: Any) -> tuple[Any, Any]:
+    """Return the solution of a flow that is built on the pretended GPU, and the counts of `solve` alone."""
+    x = drawn(N, 4) / 4
+    with pretended.gpu():
+        there = pretended.put(x)
+        flow = make(there)
+        u = torch.stack([there, there.flip(0)]) if flow.affinity.domain.leading else there
+        u = nl.on_sphere(there) if isinstance(flow, nl.SphereFlow) else u
+        with pretended.counting() as counts:
+            solution = nl.solve(flow, u, t=t, integrator=integrator, **options)
+    assert solution.success, solution.message
+    return solution, counts
+
+
+STEPS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "J-flow, exact": (j_flow, lambda: None),
+    "attention flow": (attention_flow, lambda: None),
+    "masked items": (masked_flow, lambda: None),
+    "kernel that follows": (evolving_flow, lambda: None),
+    "sphere": (sphere_flow, lambda: None),
+    "sphere, great circles": (sphere_flow, lambda: nl.GeodesicMidpoint(0.05)),
+    "Euler": (j_flow, lambda: nl.ExplicitEuler(0.02)),
+    "Runge-Kutta, one length": (attention_flow, lambda: nl.RungeKutta(dt=0.05, adaptive=False)),
+    "exponential": (reacting_flow, lambda: nl.ETD2RK(0.02)),
+    "exponential, adaptive": (reacting_flow, lambda: nl.Adaptive(nl.ETD2RK(0.1), 1e-4, 1e-5)),
+    "semi-implicit": (j_flow, lambda: nl.SemiImplicit(0.02)),
+    "layers": (j_flow, lambda: nl.AttentionStep()),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_device_is_asked_at_most_once_a_step(name: str) -> None:
+    """By steps of one length once in 64; beside them twice: for the start, and at the end."""
+    make, integrator = STEPS[name]
+    solution, counts = run(make, integrator(), t=2.0)
+    steps = solution.stats["steps"] + solution.stats["rejected"]
+    method = integrator()
+    each = steps if method is None or method.length is None else steps // 64
+    beside = {"J-flow, exact": 1, "sphere": 5, "sphere, great circles": 4, "kernel that follows": 5}
+    # Two for the start and the end, one for the first step; two for whether a reaction knows the values of the start.
+    allowed = beside.get(name, 3 if method is None else 2) + (2 if make is reacting_flow else 0)
+    assert counts.synchronizations <= each + allowed, str(counts)
+
+
+@pytest.mark.parametrize("name", ["attention flow", "kernel that follows", "Euler", "exponential", "layers"])
+def test_no_number_moves_from_step_to_step(name: str) -> None:
+    make, integrator = STEPS[name]
+    assert run(make, integrator(), t=1.0)[1].copies == run(make, integrator(), t=2.0)[1].copies <= 16
+
+
+def test_a_flow_that_is_solved_exactly_moves_nothing() -> None:
+    solution, counts = run(j_flow, t=3.0)
+    assert counts.synchronizations <= 2 and counts.copies == 0, str(counts)
+    assert counts.operations <= 26 * solution.stats["applications"] + 60, str(counts)
+
+
+def test_energies_and_distances_of_all_steps_come_in_one_copy() -> None:
+    plain, without = run(j_flow, nl.ExplicitEuler(0.02), t=2.0)
+    watchers = [trackers.Energy(), trackers.DistanceToConstant()]
+    solution, counts = run(j_flow, nl.ExplicitEuler(0.02), t=2.0, trackers=watchers)
+    assert len(solution.records["energy"]["t"]) == len(solution.records["distance"]["t"]) == 101
+    assert counts.synchronizations == without.synchronizations + 2 and counts.copies == without.copies
+    assert torch.equal(pretended.take(plain.final), pretended.take(solution.final))
+    cpu = nl.solve(j_flow(drawn(N, 4) / 4), drawn(N, 4) / 4, t=2.0, integrator=nl.ExplicitEuler(0.02), trackers=[
+        trackers.Energy(), trackers.DistanceToConstant()])  # fmt: skip
+    for name in ("energy", "distance"):
+        assert np.array_equal(cpu.records[name]["value"], solution.records[name]["value"])
+
+
+def test_outputs_wait_for_the_end() -> None:
+    _, few = run(j_flow, nl.ExplicitEuler(0.02), t=2.0)
+    solution, many = run(j_flow, nl.ExplicitEuler(0.02), t=2.0, t_eval=np.linspace(0, 2, 21))
+    assert many.synchronizations == few.synchronizations and len(solution.t) == 21
+    assert np.all(np.diff(solution.energy) < 0)
+
+
+def test_a_minimizer_asks_once_an_iteration() -> None:
+    def work(x: Any) -> Any:
+        return nl.E(tiled(x), x, 0.05, measure="degree").minimizer()
+
+    found, counts = counted(work, drawn(N, 4))
+    assert found.success and found.iterations > 5
+    assert counts.synchronizations <= found.iterations + 9, str(counts)
+
+
+def test_linear_systems_of_flows_that_are_not_symmetric_ask_once_an_iteration() -> None:
+    from nlflow.functionals.krylov import Lanczos, gmres
+
+    def inner(v: Any, w: Any) -> Any:
+        return (v * w).sum(0, keepdim=True)
+
+    matrix = torch.eye(N, dtype=torch.float64) + 0.05 * drawn(N, N, dtype=torch.float64)
+    b = drawn(N, 3, seed=1, dtype=torch.float64)
+    found, counts = counted(
+        lambda a, b: gmres(lambda v: a @ v, b, 0 * b, rtol=1e-8, maxiter=60, inner=lambda v, w: (v * w).sum(0)),
+        matrix, b,
+    )  # fmt: skip
+    assert found.residual <= 1e-8 and found.iterations > 5
+    assert counts.synchronizations + counts.copies_to_host <= found.iterations + 3, str(counts)
+    exact = torch.linalg.solve(matrix, b)
+    assert torch.allclose(pretended.take(found.x), exact, rtol=1e-6, atol=1e-7)
+
+    def steps(a: Any, b: Any) -> Any:
+        lanczos = Lanczos(lambda v: (a + a.mT) @ v, b, inner, keep=True)
+        for _ in range(12):
+            lanczos.step()
+        return lanczos
+
+    lanczos, counts = counted(steps, matrix, b)
+    assert counts.synchronizations + counts.copies <= 12 + 1, str(counts)
+    assert abs(lanczos.eigen(0)[0][-1] - np.linalg.eigvalsh((matrix + matrix.mT).numpy())[-1]) < 0.05
+
+
+# ---- what is found late is told
+
+
+class Blown(FixedStep):
+    """A step that is infinite from one on."""
+
+    order = 1.0
+
+    def __init__(self, dt: float, after: int) -> None:
+        super().__init__(dt)
+        self.after, self.count = after, 0
+
+    def stability_limit(self, flow: Any) -> float:
+        return np.inf
+
+    def step(self, flow: Any, u: Any, dt: float) -> Any:
+        self.count += 1
+        return u + (torch.inf if self.count > self.after else dt) * flow.velocity(u)
+
+
+@pytest.mark.parametrize("after", [3, 70])
+def test_an_overflow_that_is_found_late_is_told_with_the_steps_between(after: int) -> None:
+    x = drawn(N, 4) / 4
+    energy = trackers.Energy()
+    found = nl.solve(j_flow(x), x, t=10.0, t_eval=[0.0, 0.5, 10.0], integrator=Blown(0.1, after), trackers=[energy])
+    assert found.status is Status.DIVERGED and not found.success
+    assert "overflowed between t=" in found.message
+    low, high = (float(part.split("=")[1]) for part in found.message.split(":")[0].split("between ")[1].split(" and "))
+    assert low <= 0.1 * after < high <= low + 6.41 + 1e-9
+    assert bool(torch.isfinite(found.u).all()) and np.isfinite(found.energy).all()
+    assert found.t[-1] == pytest.approx(low) and found.records["energy"]["t"][-1] == pytest.approx(low)
+    assert np.isfinite(found.records["energy"]["value"]).all()
+
+
+def test_an_overflow_is_told_where_a_run_is_broken_off() -> None:
+    x = drawn(N, 4) / 4
+
+    class Stopped(Blown):
+        def step(self, flow: Any, u: Any, dt: float) -> Any:
+            if self.count == 9:
+                raise KeyboardInterrupt
+            return super().step(flow, u, dt)
+
+    found = nl.solve(j_flow(x), x, t=10.0, integrator=Stopped(0.1, 4))
+    assert found.status is Status.DIVERGED and bool(torch.isfinite(found.final).all())
+    found = nl.solve(j_flow(x), x, t=10.0, integrator=Stopped(0.1, 100))
+    assert found.status is Status.INTERRUPTED and found.t[-1] == pytest.approx(0.9)
+
+
+def test_an_energy_that_rises_is_told_at_its_output_though_it_is_read_later() -> None:
+    x = drawn(N, 4) / 4
+
+    class Back(Blown):
+        def step(self, flow: Any, u: Any, dt: float) -> Any:
+            return u - dt * flow.velocity(u)
+
+    outputs = [0.0, 0.5, 1.0, 1.5]
+    tensors = nl.solve(j_flow(x), x, t_eval=outputs, integrator=Back(0.1, 0))
+    array = nl.solve(nl.GradientFlow(nl.J(nl.affinity(nl.ExpDotProduct(), POINTS, x.numpy())), "degree"), x.numpy(),
+                     t_eval=outputs, integrator=Back(0.1, 0))  # fmt: skip
+    assert tensors.status is array.status is Status.DIVERGED
+    assert tensors.t.tolist() == array.t.tolist() and "energy rose" in tensors.message
+
+
+def test_who_writes_a_signal_down_gets_one_that_is_finite() -> None:
+    x, seen = drawn(N, 4) / 4, []
+    watcher = trackers.Callback(lambda t, u, flow: seen.append(bool(torch.isfinite(u).all())) is not None and None)
+    found = nl.solve(j_flow(x), x, t=2.0, integrator=Blown(0.1, 3), trackers=[watcher])
+    assert found.status is Status.DIVERGED and all(seen) and len(seen) == 4
+
+
+def test_numbers_that_wait_are_formed_once() -> None:
+    calls = []
+
+    def form(a: float, b: float) -> float:
+        calls.append((a, b))
+        return a + b
+
+    waiting = [Pending(form, torch.tensor(1.5), 2.0), 3.0, Pending(form, np.float64(1.0), torch.tensor(True))]
+    assert fetch(waiting) == [3.5, 3.0, 2.0] and float(waiting[0]) == 3.5 and len(calls) == 2
+    assert float(Pending(form, 1.0, 2.0) + Pending(form, 3.0, torch.tensor(4.0))) == 10.0
+    assert numbers(torch.tensor(0.1), 2, np.float32(3)) == [float(torch.tensor(0.1)), 2.0, 3.0]
+
+
+# ---- steps that are recorded
+
+
+class Graph:
+    """A pretended CUDA graph: the operations of a recording, which are done again on the same tensors."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.done:
+            again = func(*args, **kwargs)
+            for old, new in zip(leaves(out), leaves(again), strict=True):
+                if old is not new and not func.is_view:
+                    old.copy_(new)
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+@contextmanager
+def recording(graph: Graph) -> Iterator[None]:
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            graph.done.append((func, args, kwargs or {}, out))
+            return out
+
+    with pretended.capturing(), Recorder():
+        yield
+
+
+@contextmanager
+def graphs() -> Iterator[None]:
+    with pretended.gpu(), patch.multiple(torch.cuda, CUDAGraph=Graph, graph=recording):
+        yield
+
+
+RECORDED = {
+    "Euler": (j_flow, nl.ExplicitEuler(0.1)),
+    "exponential": (reacting_flow, nl.ETD2RK(0.1)),
+    "order 4, heads": (attention_flow, nl.ExplicitEuler(0.1)),
+    "semi-implicit": (j_flow, nl.SemiImplicit(0.1)),
+    "layers": (j_flow, nl.AttentionStep()),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_a_recorded_step_has_the_bits_of_the_step(where: str, name: str) -> None:
+    make, integrator = RECORDED[name]
+    x = drawn(N, 4) / 4
+    u = torch.stack([x, x.flip(0)]) if make is attention_flow else x
+    end = 3.0 if integrator.unit_steps else 1.03
+    plain = nl.solve(make(x), u, t=end, integrator=integrator)
+    if where == "cpu":
+        found = nl.solve(make(x), u, t=end, integrator=Replayed(integrator))
+    else:
+        with graphs():
+            found = nl.solve(make(pretended.put(x)), pretended.put(u), t=end, integrator=Replayed(integrator))
+    assert torch.equal(pretended.take(found.u), plain.u)
+    assert found.stats["steps"] == plain.stats["steps"]
+    assert found.stats["applications"] == plain.stats["applications"]
+    assert found.stats["order"] == plain.stats["order"]
+
+
+def test_what_cannot_be_recorded_is_refused_by_name() -> None:
+    x = drawn(N, 4) / 4
+    for given in (nl.RungeKutta(), nl.Exponential(), Replayed(nl.ExplicitEuler(0.1)), "Euler"):
+        with pytest.raises(InputError, match="integrator: got"):
+            Replayed(given)  # type: ignore[arg-type]
+    flows: list[tuple[Any, str]] = [
+        (nl.GradientFlow(nl.J(tiled(x)), "degree", source=lambda t: 0 * x), "depends on time"),
+        (evolving_flow(x), "follows the signal"),
+        (nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), POINTS)), "degree"), "NumPy"),
+    ]
+    for flow, words in flows:
+        start = x.numpy() if words == "NumPy" else x
+        with pytest.raises(InputError, match=f"Replayed repeats one step, got a flow .*{words}"):
+            nl.solve(flow, start, t=1.0, integrator=Replayed(nl.ExplicitEuler(0.1)))
+    waits = "waits for the device within a step"
+    with pytest.raises(InputError, match=waits):
+        nl.solve(reacting_flow(x), x, t=1.0, integrator=Replayed(nl.IMEX(0.1)))
+    with graphs(), pytest.raises(InputError, match=waits):
+        there = pretended.put(x)
+        nl.solve(reacting_flow(there), there, t=1.0, integrator=Replayed(nl.IMEX(0.1)))
+
+
+def test_shapes_that_change_and_graphs_within_graphs_are_refused_by_name() -> None:
+    from nlflow.backends.torch.graphs import Replay
+
+    twice = Replay(lambda v: 2 * v, torch.ones(3), "doubled")
+    assert torch.equal(twice(torch.arange(3.0)), 2 * torch.arange(3.0))
+    for other in (torch.ones(4), torch.ones(3, dtype=torch.float64)):
+        with pytest.raises(InputError, match="doubled: got a tensor of shape .*as it was recorded"):
+            twice(other)
+    with graphs():
+        there = pretended.put(torch.ones(3))
+        with pretended.capturing(), pytest.raises(InputError, match="doubled: a CUDA graph is being recorded already"):
+            Replay(lambda v: 2 * v, there, "doubled")
+        for asks in (lambda v: v * float(v.sum()), lambda v: v * sum(v.tolist()), lambda v: v[v > 0].sum() * v):
+            with pytest.raises(InputError, match="asks: it waits for the device"):
+                Replay(asks, there, "asks")
+    with pytest.raises(InputError, match="asks: it waits for the device"):
+        Replay(lambda v: v * sum(v.tolist()), torch.ones(3), "asks")
