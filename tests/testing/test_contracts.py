@@ -200,6 +200,7 @@ ELSEWHERE = {
     "GroupAffinity": "is of groups of patches, in test_group_flow.py",
     "ShardedAffinity": "needs several processes, in test_sharded.py",
     "TiledAffinity": "is of torch tensors, in test_tiled.py",
+    "Replayed": "is of torch tensors, in test_budgets.py",
     "RememberingFlow": "is a GradientFlow inside the denoiser",
     "GroupFlow": "has no velocity, in test_group_flow.py",
     "Variations": "is a flow and its derivatives side by side, in test_cycles.py",

@@ -8,7 +8,18 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Pending, constant_like, is_numpy, namespace, numbers, same_kind, scalar, to_numpy, underflowing
+from nlflow._array import (
+    Array,
+    Pending,
+    constant_like,
+    is_numpy,
+    namespace,
+    numbers,
+    same_kind,
+    scalar,
+    to_numpy,
+    underflowing,
+)
 from nlflow.affinities.doubly_stochastic import SinkhornAffinity
 from nlflow.affinities.rows import RowAffinity
 from nlflow.domains import Points

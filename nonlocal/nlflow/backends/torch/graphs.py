@@ -15,7 +15,16 @@ from nlflow._array import recorded
 from nlflow.errors import InputError
 
 _WARM = 2  # calls before the recording, in which libraries find their plans and what is kept is formed
-_ASKING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2", "unique_consecutive"}
+_ASKING = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "is_nonzero",
+    "equal",
+    "unique_dim",
+    "_unique2",
+    "unique_consecutive",
+}
 
 
 class _Unasked(TorchDispatchMode):
