@@ -111,7 +111,7 @@ def is_tensor(value: Any) -> bool:
 
 def plus(u: Array, factor: float, v: Array) -> Array:
     """Return u + factor v; of tensors in one operation, whose product is not rounded."""
-    return u.add(v, alpha=factor) if isinstance(factor, float | int) and is_tensor(u) else u + factor * v
+    return u.add(v, alpha=factor) if is_tensor(u) and not is_tensor(factor) else u + factor * v
 
 
 def contiguous(array: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array
+from nlflow._array import Array, Pending
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.store.identity import described
@@ -48,7 +48,7 @@ class State:
     steps: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
     kernel_signal: Array | None = None  # what an evolving kernel was taken from
-    outputs: tuple[tuple[float, Array, float], ...] = ()  # times, signals and energies that are due
+    outputs: tuple[tuple[float, Array, Pending | float], ...] = ()  # times, signals and energies that are due
     applications: int = 0  # of P, by the steps
     analysis: int = 0  # of P, by energies and trackers
 

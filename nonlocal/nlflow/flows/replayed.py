@@ -54,7 +54,8 @@ class Replayed(Integrator):
     """
 
     def __init__(self, integrator: Integrator) -> None:
-        if not isinstance(integrator, Integrator) or isinstance(integrator, Replayed):
+        given: Any = integrator  # what is not of the type is told by name
+        if not isinstance(given, Integrator) or isinstance(given, Replayed):
             raise InputError(
                 f"integrator: got {type(integrator).__name__}, expected one that can be recorded, such as ETD2RK(dt)"
             )

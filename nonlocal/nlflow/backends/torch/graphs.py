@@ -27,7 +27,7 @@ _ASKING = {
 }
 
 
-class _Unasked(TorchDispatchMode):
+class _Unasked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Raises where the host asks a device for a number, or moves a tensor between devices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,7 +97,7 @@ class Replay:
             )
         try:
             with torch.no_grad(), _recorded():
-                with _Unasked(), _Unlisted():
+                with _Unasked(), _Unlisted():  # type: ignore[no-untyped-call]
                     self._output = function(self._input)
                 self._graph = self._captured() if on_gpu else None
         except _AskedError as found:
@@ -118,7 +118,7 @@ class Replay:
     def _captured(self) -> Any:
         device = self._input.device
         with torch.cuda.device(device):
-            beside = torch.cuda.Stream(device)
+            beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             beside.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(beside):
                 for _ in range(_WARM):
