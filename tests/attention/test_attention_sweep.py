@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from nlflow.errors import InputError
-from tests.transformer_models import assert_same, build, by_hooks, inputs, output, torch, transformers
+from tests.transformer_models import WIDTH, assert_same, build, by_hooks, inputs, output, torch, transformers
 
 from nlflow.attention import (  # isort: skip  # torch may be missing above
     Perplexity,
@@ -24,7 +24,7 @@ from nlflow.attention import (  # isort: skip  # torch may be missing above
     reciprocal_ranks,
     sweep,
 )
-from nlflow.attention.sweeping import paired_differences  # isort: skip
+from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
 
 
 class Words:
@@ -200,17 +200,21 @@ def _last_half(strength: float) -> list[float]:
 def test_what_helps_is_recommended() -> None:
     model = build("vit")
     before = output(model, inputs("vit"))
-    found = sweep(model, planted(), strengths=(0.2, 0.4), resamples=500)
+    tried = {"semi-implicit": (0.2, 0.4), "explicit": (0.2, 0.4), "temperature": (1.25,)}
+    found = sweep(model, planted(), cures=tried, resamples=500)
     assert torch.equal(output(model, inputs("vit")), before)  # without terms again, to the bit
     assert found.best == {"fidelity": _last_half(0.4), "semi_implicit": True}
-    assert found.verdict.startswith("recommended: semi-implicit, strength 0.4, layers last half: task -")
+    assert found.verdict.startswith("recommended: semi-implicit, λ̃ = 0.4, layers last half: task -")
     assert found.items == 16
     assert len(found.rows) == len(found.scores) - 1
-    row = next(row for row in found.rows if row["helps"] and row["strength"] == 0.4 and row["layers"] == "last half")
+    row = next(row for row in found.rows if row["helps"] and row["value"] == 0.4 and row["layers"] == "last half")
     own = found.scores["semi-implicit", 0.4, "last half"]
     assert row["gain"] == pytest.approx(np.mean(own - found.scores[None]), rel=1e-12)
     assert row["metric"] == pytest.approx(np.mean(own), rel=1e-12)
     assert "semi-implicit" in found.table()
+    assert row["bytes"] == (0, 4 * WIDTH)  # v0, until the last layer
+    assert row["time"] > 0
+    assert row["worse"] == np.mean(own < found.scores[None])
     assert json.loads(json.dumps(found.as_dict()))["best"] == found.best
     # A setting of a sweep is that of attach.
     assert_same({"": output(attach(model, **found.best), inputs("vit"))},
@@ -219,7 +223,7 @@ def test_what_helps_is_recommended() -> None:
 
 def test_none_helps_where_scores_are_noise() -> None:
     rng = np.random.default_rng(0)
-    found = sweep(build("vit"), lambda model: rng.normal(size=30), resamples=500, strengths=(0.2, 0.4, 0.6))
+    found = sweep(build("vit"), lambda model: rng.normal(size=30), resamples=500)
     assert isinstance(found, Sweep)
     assert found.best is None
     assert not any(row["helps"] for row in found.rows)
@@ -234,11 +238,11 @@ def test_layers_of_ones_own_and_of_each_stack() -> None:
         seen.append([float(one.start) for one in model.modules() if type(one).__name__ == "LayerTerms"])
         return np.arange(10.0)
 
-    sweep(build("bart"), task, strengths=[0.5], layers=["all", "last"], forms=["explicit"], resamples=100)
+    sweep(build("bart"), task, cures={"explicit": [0.5]}, layers=["all", "last"], resamples=100)
     half = len(blocks(build("bart"))) // 2
     assert seen == [[], ([0.0] + [0.5] * (half - 1)) * 2, ([0.0] * (half - 1) + [0.5]) * 2]
     seen.clear()
-    sweep(build("bert"), task, strengths=[0.5], layers={"second": [1]}, forms=["explicit"], resamples=100)
+    sweep(build("bert"), task, cures={"explicit": [0.5]}, layers={"second": [1]}, resamples=100)
     assert seen[1] == [0.0, 0.5, *[0.0] * (len(blocks(build("bert"))) - 2)]
 
 
@@ -249,12 +253,14 @@ def test_sweeps_that_are_refused() -> None:
     model = build("bert")
     counts = iter((12, 11))
     for arguments, words in (
-        ({"strengths": [0.0]}, r"strengths\[0\]: got 0"),
-        ({"strengths": []}, "got no setting"),
-        ({"forms": ["implicit"]}, r"forms\[0\]: got 'implicit', expected one of 'semi-implicit', 'explicit'"),
+        ({"cures": {"explicit": [0.0]}}, r"cures\['explicit'\]: got \[0.0\], expected numbers other than 0"),
+        ({"cures": {"explicit": [-1.0]}}, r"cures\['explicit'\]\[0\]: got -1, expected λ̃ from 0"),
+        ({"cures": []}, "got no setting"),
+        ({"cures": "explicit"}, r"cures: got 'explicit', expected a list of names; write \['explicit'\]"),
+        ({"cures": ["implicit"]}, "cures: got 'implicit', expected one of 'semi-implicit', 'explicit'"),
         ({"layers": "all"}, r"layers: got 'all', expected a list of names; write \['all'\]"),
         ({"layers": ["middle"]}, "layers: got 'middle', expected one of"),
-        ({"layers": {"none": [0]}}, "layers: got 'none', of which no layer can have a term"),
+        ({"layers": {"none": [0]}, "cures": ["explicit"]}, "layers: got 'none', of which no layer can have a term"),
         ({"layers": {"far": [99]}}, r"layers\['far'\]: got 99, expected numbers from 0"),
         ({"level": 1.0}, "level: got 1"),
         ({"resamples": 10}, "resamples: got 10"),
@@ -264,7 +270,7 @@ def test_sweeps_that_are_refused() -> None:
         ({"task": lambda model: np.arange(9.0)}, "got scores of 9 items"),
     ):
         with pytest.raises(InputError, match=words):
-            sweep(model, **{"task": task, **arguments})  # type: ignore[arg-type]
+            sweep(model, **{"task": task, "cures": ["explicit"], **arguments})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"training, expected evaluation mode; call model.eval\(\)"):
         sweep(build("bert").train(), task)
     with pytest.raises(InputError, match="model: has terms already; take them off first"):

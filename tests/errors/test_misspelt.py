@@ -122,7 +122,7 @@ def test_what_is_called_first_names_the_near_word(name: str, words: dict[str, An
         ("attach", {"strength": 0.6}, "fidelity"),
         ("probe", {"input": 0}, "inputs"),
         ("load_model", {"heads": 0}, "head"),
-        ("sweep", {"strength": 0}, "strengths"),
+        ("sweep", {"cure": 0}, "cures"),
         ("NeutrenoAttention", {"num_heads": 4}, "heads"),
     ],
 )

@@ -45,7 +45,8 @@ def run(context: Context) -> Outcome:
     text = text_of(context.data)
     folder = minilm_folder()
     from nlflow.attention import Retrieval, neighbouring_passages, sweep
-    from nlflow.attention.sweeping import paired_differences
+    from nlflow.attention.injection.cures import TERMS_OF_V0
+    from nlflow.attention.sweeping.intervals import paired_differences
 
     tokenizer = libraries()[1].AutoTokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
@@ -58,8 +59,8 @@ def run(context: Context) -> Outcome:
     ranks = Retrieval(tokenizer, pairs[:50])(model)
     error = np.abs(ranks - by_sorting(embedded[::2], embedded[1::2])).max()
     context.step("settings")
-    found = sweep(model, task, strengths=context.pick(STRENGTHS, (0.4, 0.6)), layers=["all"])
-    rows = {(row["form"], row["strength"]): row for row in found.rows}
+    found = sweep(model, task, cures=dict.fromkeys(TERMS_OF_V0, context.pick(STRENGTHS, (0.4, 0.6))), layers=["all"])
+    rows = {(row["cure"], row["value"]): row for row in found.rows}
     wreck, mild = rows["explicit", 0.6], rows["semi-implicit", 0.4]
     between = paired_differences([found.scores["semi-implicit", 0.4, "all"]], found.scores["explicit", 0.6, "all"])
     checks = [
@@ -84,11 +85,11 @@ def draw(found: Any) -> Figure:
     figure = new_figure(6.6, 4.0, dpi=130)
     axes = figure.subplots()
     axes.axhline(0, color="0.4", linestyle="--", linewidth=1, label="as it is")
-    for number, form in enumerate(dict.fromkeys(row["form"] for row in found.rows)):
-        rows = [row for row in found.rows if row["form"] == form]
+    for number, form in enumerate(dict.fromkeys(row["cure"] for row in found.rows)):
+        rows = [row for row in found.rows if row["cure"] == form]
         gain = np.array([row["gain"] for row in rows])
         reach = np.array([row["high"] for row in rows]) - gain
-        axes.errorbar([row["strength"] for row in rows], gain, reach, color=PALETTE[number], marker=MARKERS[number],
+        axes.errorbar([row["value"] for row in rows], gain, reach, color=PALETTE[number], marker=MARKERS[number],
                       capsize=3, label=form)  # fmt: skip
     finish(axes, "all-MiniLM-L6-v2, the term in all layers", "λ̃", "change of MRR")
     axes.legend(fontsize=9, frameon=False)

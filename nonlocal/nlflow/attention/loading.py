@@ -21,6 +21,7 @@ from nlflow.attention.injection.inputs import hub_silence
 from nlflow.attention.injection.keeping import LEARNED, SETTINGS, learned_of, read_terms
 from nlflow.errors import FileFormatError, InputError, check_choice, check_memory, checked_call, format_bytes, shortened
 
+_HEADS = {"language": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM", "speech": "AutoModelForSpeechSeq2Seq"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
 _CONVERT = (
@@ -42,8 +43,9 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
     source : str or path
         A folder with ``config.json`` and ``model.safetensors``, read without network. Or the name of a model on the
         Hugging Face hub (``'owner/name'``), taken from the cache or downloaded.
-    head : {'language'}, optional
-        With the head that tells the next token, for decoders. By default the model gives hidden states.
+    head : {'language', 'masked', 'speech'}, optional
+        With the head that tells the next token, for decoders, that of masked tokens, or that of speech recognition. By
+        default the model gives hidden states.
 
     Raises
     ------
@@ -58,8 +60,8 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
     """
     library = transformers_library()
     if head is not None:
-        check_choice("head", head, ("language",))
-    kind = library.AutoModel if head is None else library.AutoModelForCausalLM
+        check_choice("head", head, tuple(_HEADS))
+    kind = library.AutoModel if head is None else getattr(library, _HEADS[head])
     offline = _is_folder(source)
     silence = "" if offline else hub_silence(source)
     try:

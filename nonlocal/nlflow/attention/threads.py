@@ -55,7 +55,8 @@ def held(key: Any, get: Callable[[], Any], put: Callable[[Any], Any], change: Ca
             one.holders -= 1
             if not one.holders:
                 del _HELD[key]
-                if get() == one.now:
+                now = get()
+                if now is one.now or (not isinstance(now, Tensor) and now == one.now):
                     put(one.before)
 
 

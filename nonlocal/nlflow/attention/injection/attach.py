@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -22,9 +22,11 @@ from nlflow.attention.injection.blocks import (
     asks,
     blocks,
     heads_of,
+    network_of,
     transformers_library,
     width,
 )
+from nlflow.attention.injection.cures import checked, give_cures
 from nlflow.attention.injection.forward import (
     STACK,
     STOCK,
@@ -44,7 +46,7 @@ from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
 from nlflow.attention.threads import using
 from nlflow.errors import InputError, NlflowWarning, check_number, checked_call
 
-Model = TypeVar("Model", bound=nn.Module)
+Model = TypeVar("Model")  # a module, or a pipeline that holds one
 BASES = ("eager", "sdpa")
 BLOCK = "_neutreno_block"  # the block that an attention module is
 
@@ -61,6 +63,7 @@ def attach(
     attn_scale: bool = False,
     similarity_removal: float = 0.0,
     matrix_fidelity: bool = False,
+    cures: Mapping[str, float | Sequence[float]] | None = None,
     adapter: Adapter | Sequence[Adapter] | None = None,
     inputs: Any = None,
 ) -> Model:
@@ -103,6 +106,10 @@ def attach(
     matrix_fidelity : bool
         Experimental: Λ̃ = C/σ² in the semi-implicit form, with the local covariance C of the values. σ² is learned for
         each layer and starts from 1/λ̃. O(N² d) operations for each head and iteration, a handful of them.
+    cures : mapping of str to float or sequence of float, optional
+        Other changes by their names in `nlflow.attention.CURES`, with one number for the model or one for each block:
+        ``{'temperature': 0.8}``. They are fixed numbers, where `feat_scale` and `attn_scale` are learned. Neutral
+        numbers change nothing. With ``fidelity=0`` they come without the term.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, where they are not found.
     inputs : mapping or tensor, optional
@@ -130,11 +137,13 @@ def attach(
     .. [1] T. Nguyen, T. M. Nguyen, R. Baraniuk, "Mitigating over-smoothing in transformers via regularized nonlocal
        functionals", NeurIPS 2023, arXiv 2312.00751.
     """
+    whole, model = model, network_of(model)  # type: ignore[assignment]
     options = TermOptions(affinity, learned, semi_implicit, feat_scale, attn_scale, similarity_removal, matrix_fidelity)
     register()
     found = blocks(model, adapter)
     _check_whole(model)
     strengths = _strengths(fidelity, found)
+    others = checked(cures, len(found))
     if learned == "shared" and len(set(strengths)) > 1:
         raise InputError(
             f"fidelity: got {len(strengths)} values with learned='shared', expected one number, which all layers begin "
@@ -151,7 +160,12 @@ def attach(
         )
     record = Record(
         arguments=plain_arguments(
-            {**asdict(options), "fidelity": strengths if len(set(strengths)) > 1 else strengths[0], "adapter": adapter}
+            {
+                **asdict(options),
+                "fidelity": strengths if len(set(strengths)) > 1 else strengths[0],
+                "adapter": adapter,
+                **({"cures": others} if others else {}),
+            }
         )
     )
     with using(model, "gives it terms", alone=True):
@@ -160,6 +174,7 @@ def attach(
         try:
             set_implementation(model, found, affinity, record)
             _give_terms(model, found, terms, options, record)
+            give_cures(model, found, others, record.handles)
             for part in model.modules():  # parts too: PEFT hands out the model inside its wrapper
                 if hasattr(part, "set_attn_implementation"):
                     part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
@@ -170,7 +185,7 @@ def attach(
         except Exception:
             detach(model)  # the model is left as it was
             raise
-    return model
+    return whole
 
 
 def detach(model: Model) -> Model:
@@ -181,8 +196,9 @@ def detach(model: Model) -> Model:
     model : torch.nn.Module
         The module that was attached, or one that contains it. Without terms it is left as it is.
     """
-    _check_whole(model)
-    for owner in [module for module in model.modules() if RECORD in module.__dict__]:
+    network = network_of(model)
+    _check_whole(network)
+    for owner in [module for module in network.modules() if RECORD in module.__dict__]:
         with using(owner, "takes its terms away", alone=True):
             _take_away(owner)
     return model

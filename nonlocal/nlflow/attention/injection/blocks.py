@@ -142,7 +142,20 @@ def transformers_library() -> Any:
     return library
 
 
-def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None) -> list[Block]:
+def network_of(model: Any) -> nn.Module:
+    """Return a module itself, or that inside a pipeline of transformers; `InputError` for other objects."""
+    if isinstance(model, nn.Module):
+        return model
+    inner = getattr(model, "model", None)
+    if isinstance(inner, nn.Module):
+        return inner
+    raise InputError(
+        f"model: got {type(model).__name__}, expected a torch.nn.Module, or a pipeline of transformers; load the model "
+        "first"
+    )
+
+
+def blocks(model: Any, adapter: Adapter | Sequence[Adapter] | None = None) -> list[Block]:
     """List the blocks of self-attention of a model, in the order in which a token passes them, the encoder's first.
 
     Parameters
@@ -158,8 +171,7 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
     InputError
         If nothing is found, with the classes of modules in the model that look like attention.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, expected a torch.nn.Module; load the model first")
+    model = network_of(model)
     adapters = () if adapter is None else (adapter,) if isinstance(adapter, Adapter) else tuple(adapter)
     named = dict(model.named_modules())
     found = []

@@ -29,6 +29,7 @@ TERMS = "neutreno"  # the submodule of an attention module that holds its terms
 STOCK = "_neutreno_stock"  # what an attention module calls without a term; modules without terms call just that
 STACK = "_neutreno_stack"
 CALL = "neutreno_call"
+TEMPERATURE = "_nlflow_temperature"  # T of an attention module whose logits are divided by it
 _PATIENCE = 100  # calls
 
 
@@ -424,12 +425,17 @@ def _plain(
     `tokens` are queries, keys and values; with ``'symmetric'`` the queries are keys already.
     """
     query, key, value = tokens
+    if (temperature := module.__dict__.get(TEMPERATURE)) is not None:
+        scaling = kwargs.get("scaling")
+        kwargs = {**kwargs, "scaling": (query.shape[-1] ** -0.5 if scaling is None else scaling) / temperature}
     if affinity in FUSED:
         if affinity == "gaussian":
             scaling = kwargs.get("scaling")
             kwargs = {**kwargs, "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling}
             query, key = with_squares(query, key)
         if base == "eager" and getattr(module, "reorder_and_upcast_attn", False):  # GPT-2's other eager path
+            if temperature is not None:
+                query = query / temperature
             return module._upcast_and_reordered_attn(query, key, value, mask)  # type: ignore[no-any-return,operator]
         stock = getattr(module, STOCK, None) or stock_function(module, base)
         return stock(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import transformers_library
 from nlflow.attention.threads import evaluating
-from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, not_installed, shortened
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    NlflowWarning,
+    check_array,
+    check_integer,
+    not_installed,
+    shortened,
+)
 
 
 def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> dict[str, Tensor]:
@@ -73,7 +81,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
     return {
         name: torch.tensor([whole[name]])
         for name in ("input_ids", "attention_mask", "token_type_ids")
-        if name in whole and _takes(model, name)
+        if name in whole and takes(model, name)
     }
 
 
@@ -116,11 +124,21 @@ def hub_silence(source: object) -> str:
     return ""
 
 
-def _takes(model: nn.Module, name: str) -> bool:
+def takes(model: nn.Module, name: str) -> bool:
+    """Return whether the forward of a model has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
 
 
-def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -> dict[str, Tensor]:
+def takes_a_mapping(model: nn.Module, given: Mapping[str, Any]) -> bool:
+    """Return whether a model takes the mapping of its inputs itself, as a SentenceTransformer does."""
+    arguments = inspect.signature(without_wrapper(model).forward).parameters.values()
+    needed = [one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    return len(needed) == 1 and needed[0] not in given
+
+
+def image_inputs(
+    model: nn.Module, source: str | os.PathLike[str], image: Any, *, size: int | None = None
+) -> dict[str, Tensor]:
     """Return an image as a model's inputs, (1, 3, height, width).
 
     It is resized to the model's size (Pillow's bilinear filter, without cropping; the aspect may change) and normalized
@@ -133,19 +151,17 @@ def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -
     source : str or path
     image : array of uint8 of shape (height, width) or (height, width, 3 or 4)
         Opacity is ignored.
+    size : int, optional
+        Side of the square, for models that take others than that of their configuration.
 
     Raises
     ------
     InputError
         For a model of other inputs, and another kind of array.
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise not_installed("image: a picture", "Pillow", "plots") from error
     config: Any = getattr(model, "config", None)
-    size = getattr(config, "image_size", None)
-    if size is None or not _takes(model, "pixel_values"):
+    size = getattr(config, "image_size", None) if size is None else check_integer("size", size, minimum=1)
+    if size is None or not takes(model, "pixel_values"):
         raise InputError(
             f"image: got an image for {type(model).__name__}, which takes none; expected a model such as ViT or DeiT"
         )
@@ -157,11 +173,21 @@ def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -
         )
     high, wide = (size, size) if isinstance(size, int) else tuple(size)
     channels = int(getattr(config, "num_channels", 3))
-    picture = Image.fromarray(array.squeeze()).convert("L" if channels == 1 else "RGB")
-    pixels = np.asarray(picture.resize((wide, high), Image.Resampling.BILINEAR), dtype=np.float32) / 255
     mean, deviation = _normalization(Path(source) / "preprocessor_config.json", channels)
-    normalized = (pixels.reshape(high, wide, channels) - mean) / deviation
-    return {"pixel_values": torch.from_numpy(np.ascontiguousarray(normalized.transpose(2, 0, 1)))[None]}
+    return {"pixel_values": normalized_pixels(array, (channels, high, wide), mean, deviation)}
+
+
+def normalized_pixels(image: Any, shape: tuple[int, int, int], mean: Any, deviation: Any) -> Tensor:
+    """Return an array of uint8 as pixel values (1, channels, height, width): resized, from 0 to 1, and normalized."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise not_installed("image: a picture", "Pillow", "plots") from error
+    channels, high, wide = shape
+    picture = Image.fromarray(np.asarray(image).squeeze()).convert("L" if channels == 1 else "RGB")
+    pixels = np.asarray(picture.resize((wide, high), Image.Resampling.BILINEAR), dtype=np.float32) / 255
+    normalized = (pixels.reshape(high, wide, channels) - np.float32(mean)) / np.float32(deviation)
+    return torch.from_numpy(np.ascontiguousarray(normalized.transpose(2, 0, 1)))[None]
 
 
 def _normalization(path: Path, channels: int) -> tuple[Any, Any]:
@@ -205,7 +231,7 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
     count = array.shape[-1] if array.dtype.kind in "iu" else array.shape[-2] if array.ndim > 1 else 0
     if array.dtype.kind in "iu":
         words = vocabulary(model)
-        if array.ndim not in (1, 2) or 0 in array.shape or not _takes(model, "input_ids"):
+        if array.ndim not in (1, 2) or 0 in array.shape or not takes(model, "input_ids"):
             raise InputError(
                 f"tokens: got whole numbers of shape {array.shape} for {type(model).__name__}, expected (N,) or (B, N) "
                 "for a model of text"
@@ -220,7 +246,7 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
         hint = "token numbers are integers, of shape (N,) or (B, N): tokens.astype(int)"
         values = np.asarray(check_array("tokens", array, ndim=(2, 3), hint=hint), dtype=np.float32)
         width = getattr(config, "embedding_size", getattr(config, "hidden_size", None))
-        if not _takes(model, "inputs_embeds"):
+        if not takes(model, "inputs_embeds"):
             raise InputError(
                 f"tokens: got embeddings for {type(model).__name__}, which takes none; give it an image or a text"
             )

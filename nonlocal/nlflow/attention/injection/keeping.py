@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Sequence
@@ -159,7 +160,11 @@ class Saver:
     def __call__(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> Any:
         """Save the part and the terms of the model, if it still has some."""
         kind: Any = type(self.part)
-        result = kind.save_pretrained(self.part, save_directory, is_main_process=is_main_process, **options)
+        # That of a SentenceTransformer does not know of processes.
+        known = inspect.signature(kind.save_pretrained).parameters.values()
+        takes = any(one.name == "is_main_process" or one.kind is one.VAR_KEYWORD for one in known)
+        process = {"is_main_process": is_main_process} if takes else {}
+        result = kind.save_pretrained(self.part, save_directory, **process, **options)
         if is_main_process and RECORD in self.model.__dict__:
             write_terms(self.model, Path(save_directory))
         return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nlflow._array import underflowing
-from nlflow.attention.injection.blocks import Adapter, blocks
-from nlflow.attention.injection.inputs import check_inputs, without_wrapper
+from nlflow.attention.injection.blocks import Adapter, blocks, network_of
+from nlflow.attention.injection.everyday import inputs_of
+from nlflow.attention.injection.inputs import check_inputs, takes, takes_a_mapping, without_wrapper
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.columns import measures
 from nlflow.attention.probing.recording import Take, kept_by_tokens, recording, rows_of_sink, taking
@@ -34,7 +34,7 @@ _CHUNK_ELSEWHERE = 2**28
 @checked_call
 @underflowing
 def probe(
-    model: nn.Module,
+    model: Any,
     inputs: Any,
     *,
     keep_matrices: bool = False,
@@ -46,12 +46,14 @@ def probe(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        A model of transformers (BERT, ViT, DeiT, GPT-2 and similar ones), with or without `nlflow.attention.attach`, or
-        any module that an adapter describes. It runs in evaluation mode, and is not changed.
-    inputs : mapping or tensor
-        What the model is called with; tensors are moved to its device. As in transformers, ``attention_mask`` (and
-        ``decoder_attention_mask``) says what padding is, which all quantities leave out.
+    model : torch.nn.Module or pipeline
+        A model of transformers (BERT, ViT, DeiT, GPT-2 and similar ones), with or without `nlflow.attention.attach`, a
+        SentenceTransformer, one of timm or torchvision, a pipeline of transformers, or any module that an adapter
+        describes. It runs in evaluation mode, and is not changed.
+    inputs : mapping, tensor, texts or pictures
+        What the model is called with; tensors are moved to its device. Texts (str, or a list of them) go through the
+        model's tokenizer, pictures (Pillow's, or uint8) through its normalization. As in transformers,
+        ``attention_mask`` (and ``decoder_attention_mask``) says what padding is, which all quantities leave out.
     keep_matrices : bool
         Keep all attention matrices, 4 B H N^2 bytes for each layer. Otherwise there are at most 2 MiB of them (256 MiB
         on a GPU), or those of one head, at a time.
@@ -112,6 +114,7 @@ def probe(
     >>> bool(model.encoder.layer[0].attention.self.value.weight.grad.abs().max() > 0)
     True
     """
+    inputs, model = inputs_of(model, inputs), network_of(model)
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
     seen_blocks = [Seen(block) for block in blocks(model, adapter)]
     given = call_of(model, inputs)
@@ -128,22 +131,13 @@ def probe(
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return the call of the model."""
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    if not isinstance(inputs, Mapping | Tensor):
-        raise InputError(
-            f"inputs: got {type(inputs).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, "
-            "or one tensor; make one: torch.as_tensor(inputs)"
-        )
     check_inputs(model, inputs)
     if isinstance(inputs, Tensor):
         return lambda: model(inputs.to(place))
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    arguments = inspect.signature(without_wrapper(model).forward).parameters
-    needed = [
-        name for name, one in arguments.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
-    ]
-    if len(needed) == 1 and needed[0] not in moved:  # it takes the mapping itself, as a SentenceTransformer does
+    if takes_a_mapping(model, moved):
         return lambda: model(moved)
-    if "use_cache" in arguments:
+    if takes(without_wrapper(model), "use_cache"):
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from nlflow._array import underflowing
 from nlflow.attention.injection.blocks import Adapter
@@ -120,7 +120,7 @@ class Survey:
 
 
 def survey(
-    model: nn.Module,
+    model: Any,
     inputs: Iterable[Any],
     *,
     adapter: Adapter | Sequence[Adapter] | None = None,
@@ -131,11 +131,11 @@ def survey(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or pipeline
         As for `nlflow.attention.probe`.
     inputs : iterable
-        Batches that `probe` takes: a list, a `torch.utils.data.DataLoader`, a generator. It is gone through once, one
-        batch in memory at a time. A sequence of a batch is one input; padding does not count.
+        Texts, pictures, or batches that `probe` takes: a list, a `torch.utils.data.DataLoader`, a generator. It is gone
+        through once, one batch in memory at a time. A sequence of a batch is one input; padding does not count.
     adapter, take
         As for `probe`, which is called for each batch.
     progress : bool

@@ -86,6 +86,11 @@ def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = No
     return torch.sub(tokens, uniform_average(tokens, tokens.shape[-2], mask, causal), alpha=strength)
 
 
+def scaled_features(tokens: Tensor, mean: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """Return FeatScale, (1 + s) m + (1 + t)(x - m), with s = `low`, t = `high` and the mean m over tokens."""
+    return tokens + low * mean + high * (tokens - mean)
+
+
 class FeatScale(WideParameters):
     """Two learned scales for each feature, (1 + s) m + (1 + t)(x - m): of the mean m over tokens, and of the rest.
 
@@ -117,7 +122,7 @@ class FeatScale(WideParameters):
         j) or additive; over those up to i where it is `causal` without a mask.
         """
         mean = uniform_average(tokens, tokens.shape[-2], mask, causal)
-        return tokens + self.low.to(tokens) * mean + self.high.to(tokens) * (tokens - mean)
+        return scaled_features(tokens, mean, self.low.to(tokens), self.high.to(tokens))
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,12 @@ Examples:
   nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
   nonlocal attention ./all-MiniLM-L6-v2 --why --texts my-documents --items 8
   nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
+  nonlocal attention ./dinov2-small --report page.html --images pictures-by-class
 
 `nonlocal attention --help-all` explains all columns and options. It needs pip install 'nlflow[attention]'.
 """
 
-USUAL = ("text", "image", "tokens", "neutreno", "why", "sweep", "texts", "out", "as_json", "quiet")
+USUAL = ("text", "image", "tokens", "neutreno", "why", "sweep", "report", "texts", "out", "as_json", "quiet")
 
 _HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
 
@@ -64,13 +65,20 @@ Padding and tokens that a mask hides are left out. gap, mixing, stable and redun
 nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning tells when --neutreno
 with --explicit is beyond the stable range.
 
---sweep measures which term helps the model at its task: strengths, layers and both forms, each against the model as it
-is, on the texts of --texts; a line tells beforehand how much it will compute. Encoders find the passage that follows
-another among all followers (MRR, mean of the tokens as embedding); decoders tell the next token (perplexity). The
+--sweep measures which cure helps the model at its task: the term in both forms, removal of similarity, centring,
+FeatScale, AttnScale, temperature, LayerScale and another spectrum of W_V W_O, in all layers and in the last half, each
+against the model as it is; a line tells beforehand how much it will compute. With --texts, encoders find the passage
+that follows another among all followers (MRR, mean of the tokens as embedding), those of masked tokens tell these (each
+line is a sequence), and decoders tell the next token (perplexity). With --images, the class of each picture is found
+from those nearest to it, or by a linear map. With --sounds, a decoder of speech tells the tokens of what is said. The
 intervals of the gain allow for the number of settings: all of them contain their true gains together with probability
 0.95, so that luck does not choose the winner (bootstrap of the largest |t| over the items). It recommends the largest
-gain whose interval lies above 0 as a whole, or says that none helps. With --out the table and result.json are written
-to the folder.
+gain whose interval lies above 0 as a whole, or says that none helps. With --out tables (CSV) and result.json are
+written to the folder.
+
+--report PAGE does the same, looks into the layers on some of the inputs, and writes one HTML page: whether tokens grow
+alike, what in the blocks makes them so, what helps, figures and numbers, and sentences that one may write about the
+model and those that one may not.
 
 --why says what makes tokens alike: how much norms, the averages P (mixing), W_V W_O (projection), cross-attention and
 the MLP of each layer change the cosine of tokens; the parts add up. Beside each stands its null: keys of other tokens
@@ -89,6 +97,7 @@ Examples:
   nonlocal attention facebook/deit-tiny-patch16-224 --image photo.jpg --neutreno 0.6
   nonlocal attention ./gpt2 --tokens numbers.npy --json
   nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
+  nonlocal attention ./dinov2-small --report page.html --images pictures.zip --size 98 --seconds 120
 """
 
 _HELP_WIDTH = 120
@@ -154,34 +163,64 @@ def attention(
         typer.Option(metavar="GROUP", help="For --why: which tokens count: all, ordinary, patch, special, register."),
     ] = "all",
     sweep: Annotated[bool, typer.Option("--sweep", help="Measure which term helps the model at its task.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="PAGE", help="Write one HTML page: does it, why, and what helps.")
+    ] = None,
     texts: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Text for --sweep and --why: a file, or a folder of *.txt and *.md."),
+        typer.Option(metavar="PATH", help="Text for a sweep and --why: a file, or a folder of *.txt and *.md."),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Pictures for a sweep: a folder or ZIP, a folder for each class."),
+    ] = None,
+    sounds: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Speech for a sweep: NAME.wav with what is said in NAME.txt.")
     ] = None,
     metric: Annotated[
-        str, typer.Option(metavar="NAME", help="For --sweep: retrieval, perplexity; auto: by the kind of model.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="For a sweep: retrieval, perplexity, masked, neighbours, linear, transcripts; auto: by the model.",
+        ),
     ] = "auto",
-    strengths: Annotated[str, typer.Option(metavar="NUMBERS", help="For --sweep.")] = "0.2,0.4,0.6",
+    cure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=NUMBERS]",
+            help="For a sweep: temperature=0.8,1.2; may be repeated. [default: all]",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="For a sweep: about how long it may take; fewer settings.")
+    ] = None,
     items: Annotated[
         int | None,
-        typer.Option(metavar="COUNT", help="Most passages or blocks of text [default: 400, for --why 16]."),
+        typer.Option(metavar="COUNT", help="Most items of the data [default: 400, for --why 16]."),
     ] = None,
     words: Annotated[int, typer.Option(metavar="COUNT", help="Words of a passage of --texts.")] = 48,
+    size: Annotated[
+        int | None, typer.Option(metavar="PIXELS", help="For a sweep: side of pictures, if not that of the model.")
+    ] = None,
     spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With what takes O(N^3) time.")] = True,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for table, results and figure.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
-    if sweep:
-        if texts is None:
-            raise typer.BadParameter("takes --texts; give them", param_hint="--sweep")
+    if sweep or report is not None:
+        if sum(one is not None for one in (texts, images, sounds)) != 1:
+            hint = "--sweep" if sweep else "--report"
+            raise typer.BadParameter("takes one of --texts, --images and --sounds; give it", param_hint=hint)
         check_out(out)
         check_installed("attention", "torch", "torch")
+        data = {"texts": texts, "images": images, "sounds": sounds, "metric": metric,
+                "items": 400 if items is None else items, "words": words,
+                "size": size}  # fmt: skip
         _run_sweep(
-            model, texts, metric=metric, strengths=strengths, items=400 if items is None else items, words=words,
-            adapter=adapter, out=out,
-            as_json=as_json, quiet=quiet,
+            model, data, page=report, cures=cure, seconds=seconds, adapter=adapter, out=out, as_json=as_json,
+            quiet=quiet,
         )  # fmt: skip
         return
     if why:
@@ -303,11 +342,7 @@ def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float)
     save_results(out, report["rows"], report, layers_figure(named, fidelity=report["fidelity"], title=title))
 
 
-# ---- --sweep: texts from files, a task by the kind of model, table and files
-
-_METRICS = ("auto", "retrieval", "perplexity")
-_ENDINGS = (".txt", ".md")
-_MOST = 10**8  # bytes of text
+# ---- --sweep and --report
 
 
 @contextmanager
@@ -327,132 +362,79 @@ def quiet_library() -> Iterator[None]:
 
 
 def _run_sweep(
-    model: str,
-    texts: Path,
-    *,
-    metric: str,
-    strengths: str,
-    items: int,
-    words: int,
-    adapter: str | None,
-    out: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    from nlflow.attention import Adapter, load_model, sweep
-    from nlflow.attention.injection.inputs import tokenizer_of
-    from nlflow.attention.sweeping import settings_of
+    model: str, data: dict[str, Any], *, page: Path | None, cures: list[str] | None, seconds: float | None,
+    adapter: str | None, out: Path | None, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    from nlflow.attention import Adapter, report, sweep
+    from nlflow.attention.sweeping.sweep import settings_of
     from nlflow.backends.machine import provenance
-    from nlflow.errors import check_choice, check_integer
+    from nlflow.desk.commands.attention_data import measured, plan
 
-    check_choice("--metric", metric, _METRICS)
-    check_integer("--items", items, minimum=10, hint="intervals need some")
-    check_integer("--words", words, minimum=1)
-    tried = _numbers(strengths)
-    read = texts_of(texts)
+    tried = _cures(cures)
     with warnings_kept() as warned, quiet_library():
-        wanted = _kind(model) if metric == "auto" else metric
-        network = load_model(model, head="language" if wanted == "perplexity" else None)
-        task = _task(wanted, tokenizer_of("--sweep", model, ""), read, items, words)
+        given = measured(model, **data)
         known = None if adapter is None else Adapter(adapter)
         if not quiet:
-            for line in _plan(task, len(settings_of(network, strengths=tried, adapter=known)), items, words):
+            settings = settings_of(given.network, cures=tried, adapter=known)
+            for line in plan(given, len(settings), data["items"]):
                 echo(line, err=True)
-        found = sweep(network, task, strengths=tried, adapter=known, progress=shows_progress(quiet))
+        options: Any = {
+            "cures": tried, "adapter": known, "progress": shows_progress(quiet), "seconds": seconds,
+        }  # fmt: skip
+        if page is not None:
+            name = Path(model).resolve().name if Path(model).is_dir() else model
+            made = report(given.network, given.inputs, given.task, name=name, **options)
+            found = made.sweep
+        else:
+            found = sweep(given.network, given.task, **options)
     for text in () if quiet else warned:
         say("warning", text)
-    report = {"model": model, **found.as_dict(), "warnings": warned, "provenance": provenance()}
+    assert found is not None
+    told = {"model": model, **found.as_dict(), "warnings": warned, "provenance": provenance()}
+    if page is not None:
+        made.save(page)
+        told |= {"report": str(page), "answers": made.answers(), "may": made.may(), "may_not": made.may_not()}
     if out is not None:
-        _save_sweep(out, found.rows, report)
+        _save_sweep(out, made.tables() if page is not None else {"table": found.rows}, told)
     if as_json:
-        print_json(report)
+        print_json(told)
     elif not quiet:
-        echo(f"{type(network).__name__}: {found.metric} {found.stock:.4g} as it is, {found.items} items\n")
+        if page is not None:
+            for answer in made.answers()[:2]:
+                echo(answer)
+        echo(f"{type(given.network).__name__}: {found.metric} {found.stock:.4g} as it is, {found.items} items\n")
         echo(found.table())
         echo(f"\n{found.verdict}")
         if found.best is not None:
-            echo(f"attach(model, {', '.join(f'{name}={value!r}' for name, value in report['best'].items())})")
+            echo(f"attach(model, {', '.join(f'{name}={value!r}' for name, value in found.best.items())})")
+        if page is not None:
+            echo(f"\nwritten: {page}")
         if out is not None:
-            echo(f"\nwritten: table.csv and result.json in {out}")
+            echo(f"\nwritten: tables (CSV) and result.json in {out}")
 
 
-def _plan(task: Any, settings: int, items: int, words: int) -> Iterator[str]:
-    """Yield what a sweep will compute, and why it has fewer items than were asked for."""
-    pairs = hasattr(task, "pairs")
-    count = len(task.pairs if pairs else task.blocks)
-    kind = f"pairs of passages of {words} words" if pairs else f"blocks of {task.blocks.shape[1]} tokens"
-    if count < items:
-        yield f"--items {items}: the texts hold {count} {kind}, and all are taken; more text gives more"
-    each = 2 * count if pairs else count
-    yield (
-        f"{settings} settings and the model as it is, {count} {kind} each: {(settings + 1) * each} "
-        f"{'passages' if pairs else 'blocks'} to encode"
-    )
+def _cures(words: list[str] | None) -> Any:
+    """Return the cures that --cure names, with their numbers where it tells them; None without any."""
+    from nlflow.attention import CURES
+    from nlflow.errors import InputError, check_choice
 
-
-def _numbers(text: str) -> list[float]:
-    from nlflow.errors import InputError
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--strengths: got {text!r}, expected numbers such as 0.2,0.4") from error
-
-
-def texts_of(place: Path) -> list[str]:
-    """Return the texts of a file, or of the files of a folder."""
-    from nlflow.errors import FileFormatError, MemoryLimitError, format_bytes
-
-    files = [place]
-    if place.is_dir():
-        files = sorted(path for path in place.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
-    if not files or not files[0].is_file():
-        raise FileFormatError(
-            f"--texts: got {place}, expected a file of text, or a folder with files {', '.join(_ENDINGS)}"
-        )
-    if (size := sum(path.stat().st_size for path in files)) > _MOST:
-        raise MemoryLimitError(
-            f"--texts: got {format_bytes(size)} in {place}, expected at most {format_bytes(_MOST)}; give a part of it"
-        )
-    found = []
-    for path in files:
+    found: dict[str, Any] = {}
+    for word in words or ():
+        name, _, numbers = word.partition("=")
+        cure = CURES[check_choice("--cure", name, tuple(CURES))]
         try:
-            found.append(path.read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise FileFormatError(f"--texts: got {path}, which is no text in UTF-8; convert it") from error
-    return found
+            found[name] = [float(part) for part in numbers.split(",")] if numbers else list(cure.values)
+        except ValueError as error:
+            raise InputError(f"--cure: got {word!r}, expected numbers such as {name}=0.2,0.4") from error
+    return found or None
 
 
-def _kind(model: str) -> str:
-    from nlflow.attention.injection.blocks import transformers_library
-    from nlflow.errors import InputError, shortened
-
-    try:
-        config = transformers_library().AutoConfig.from_pretrained(
-            model, local_files_only=Path(model).exists(), trust_remote_code=False
-        )
-    except Exception as error:  # the library fails in many ways
-        raise InputError(
-            f"model: got {model!r}, whose config.json cannot be read ({shortened(error, 300)}); expected a folder or "
-            "the name of a model on the hub; check the name"
-        ) from error
-    names = " ".join(getattr(config, "architectures", None) or ())
-    return "perplexity" if "CausalLM" in names or "LMHead" in names else "retrieval"
-
-
-def _task(kind: str, tokenizer: Any, texts: list[str], items: int, words: int) -> Any:
-    from nlflow.attention import Perplexity, Retrieval, neighbouring_passages
-
-    if kind == "perplexity":
-        return Perplexity(tokenizer, texts, blocks=items)
-    return Retrieval(tokenizer, neighbouring_passages(texts, words=words, pairs=items))
-
-
-def _save_sweep(out: Path, rows: list[dict[str, Any]], report: dict[str, Any]) -> None:
+def _save_sweep(out: Path, tables: dict[str, list[dict[str, Any]]], told: dict[str, Any]) -> None:
     from nlflow.store.atomic import make_folder, write_content
     from nlflow.store.encoding import plain
     from nlflow.studies.result import render_csv
 
     place = make_folder(out)
-    write_content(place / "table.csv", render_csv(rows).encode())
-    write_content(place / "result.json", (json_text(plain(report)) + "\n").encode())
+    for name, rows in tables.items():
+        write_content(place / f"{name.replace(' ', '-')}.csv", render_csv(rows).encode())
+    write_content(place / "result.json", (json_text(plain(told)) + "\n").encode())

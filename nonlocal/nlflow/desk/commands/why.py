@@ -72,7 +72,8 @@ def _inputs(
     items: int, words: int,
 ) -> list[Any]:  # fmt: skip
     from nlflow.attention import text_inputs
-    from nlflow.desk.commands.attention import inputs_of, texts_of
+    from nlflow.desk.commands.attention import inputs_of
+    from nlflow.desk.commands.attention_data import texts_of
     from nlflow.errors import InputError, check_integer
 
     if texts is None:

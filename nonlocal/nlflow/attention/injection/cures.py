@@ -1,0 +1,426 @@
+"""Cures of over-smoothing: a table of them, and what changes the attention branch of a block by one of them.
+
+Most of them change y, what a block's attention adds before norms and the residual sum: the output of its projection.
+With W = W_V W_O and c = b_V W_O + b_O, the mean m of the tokens that came into the attention makes u = m W + c. That is
+what attention adds where it is uniform, since rows of P have sum 1. So centring, AttnScale and other spectra of W need
+no heads, and act in the same way in each family whose W_V and W_O are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from nlflow.attention.injection.blocks import INTERFACE, TORCH, Block, width
+from nlflow.attention.injection.forward import TEMPERATURE
+from nlflow.attention.injection.weights import Product, product_of
+from nlflow.attention.terms.averages import causal_mask, uniform_average
+from nlflow.attention.terms.neutreno import scaled_features
+from nlflow.attention.threads import OfThread, held, tracing
+from nlflow.errors import InputError, check_choice, check_number
+
+
+@dataclass(frozen=True)
+class Cure:
+    """One way to change a trained model against over-smoothing, without training.
+
+    Attributes
+    ----------
+    name : str
+    changes : str
+        What it changes, as a formula.
+    parameter : str
+        Symbol of its number.
+    neutral : float
+        At which the model keeps all its bits.
+    low, high : float
+        Range of the number.
+    values : tuple of float
+        What `nlflow.attention.sweep` tries by default.
+    source : str
+    later : bool
+        Whether it acts in the second and further layers of a stack alone.
+    """
+
+    name: str
+    changes: str
+    parameter: str
+    neutral: float
+    low: float
+    high: float
+    values: tuple[float, ...]
+    source: str
+    later: bool = False
+
+    def arguments(self, strengths: Sequence[float]) -> dict[str, Any]:
+        """Return the arguments of `nlflow.attention.attach`, of a number for each block."""
+        if self.name in TERMS_OF_V0:
+            return {"fidelity": list(strengths), "semi_implicit": self.name == TERMS_OF_V0[0]}
+        return {"fidelity": 0.0, "cures": {self.name: list(strengths)}}
+
+
+_OFF = 1e-6  # of the eigenvalues' size: eigenvectors that are nearly dependent lose more
+TERMS_OF_V0 = ("semi-implicit", "explicit")
+_INFINITE = float("inf")
+CURES = {
+    one.name: one
+    for one in (
+        Cure("semi-implicit", "P v -> (P v + λ̃ v0) / (1 + λ̃)", "λ̃", 0, 0, _INFINITE, (0.1, 0.4),
+             "Nguyen et al., NeurIPS 2023, arXiv 2312.00751; the end point of the step in the place of v", True),
+        Cure("explicit", "P v -> P v + λ̃ (v0 - v)", "λ̃", 0, 0, _INFINITE, (0.1, 0.4),
+             "Nguyen et al., NeurIPS 2023, arXiv 2312.00751, eq. 28", True),
+        Cure("similarity-removal", "x -> x - τ mean(x) before a layer", "τ", 0, 0, 1, (0.1, 0.5),
+             "Yu et al., arXiv 2312.06182", True),
+        Cure("centring", "P v -> P v - γ mean(v)", "γ", 0, 0, 1, (0.2, 1.0),
+             "Ali, Galanti, Wolf, arXiv 2306.01610"),
+        Cure("feat-scale", "y -> y + t (y - mean(y)), y what attention adds", "t", 0, -1, _INFINITE, (0.2, 0.5),
+             "Wang et al., ICLR 2022, arXiv 2203.05962, with one t for all features and s = 0"),
+        Cure("attn-scale", "P v -> P v + ω (P v - mean(v))", "ω", 0, -1, _INFINITE, (0.2, 0.5),
+             "Wang et al., ICLR 2022, arXiv 2203.05962, with one ω for all heads"),
+        Cure("temperature", "logits -> logits / T", "T", 1, 0.01, 100, (0.8, 1.25),
+             "softmax of other sharpness; Guo et al., ICML 2017, arXiv 1706.04599, has T of outputs"),
+        Cure("layer-scale", "y -> γ y, y what attention adds", "γ", 1, 0, _INFINITE, (0.8, 1.2),
+             "Touvron et al., ICCV 2021, arXiv 2103.17239, with one γ for all features"),
+        Cure("sharpening", "eigenvalues ω of W_V W_O with Re ω > 0 get the real part (1 - 2 s) Re ω", "s", 0, 0, 1,
+             (0.25, 1.0), "Dovonon et al., TMLR 2025, arXiv 2401.04301: with s = 1 no real part is positive"),
+    )
+}  # fmt: skip
+"""All cures, by their names."""
+
+
+def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> dict[str, list[float]]:
+    """Return a number for each of `count` blocks and each cure that is not neutral everywhere."""
+    result = {}
+    names = [name for name in CURES if name not in TERMS_OF_V0]
+    if cures is not None and not isinstance(cures, Mapping):
+        raise InputError(f"cures: got {type(cures).__name__}, expected a mapping such as {{'temperature': 0.8}}")
+    for name, given in (cures or {}).items():
+        if name in TERMS_OF_V0:
+            raise InputError(
+                f"cures: got {name!r}, expected other cures; fidelity= and semi_implicit= are its arguments"
+            )
+        cure = CURES[check_choice("cures", name, names)]
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        numbers: list[Any] = list(given) if several else [given] * count  # type: ignore[arg-type]
+        if len(numbers) != count:
+            raise InputError(
+                f"cures[{name!r}]: got {len(numbers)} values, expected {count}, one for each block, or one"
+            )
+        found = [in_range(cure, f"cures[{name!r}]", number) for number in numbers]
+        if any(number != cure.neutral for number in found):
+            result[name] = found
+    return result
+
+
+def in_range(cure: Cure, name: str, number: Any) -> float:
+    """Return the number of a cure, or raise `InputError` where it lies outside of its range."""
+    found = check_number(name, number)
+    if not cure.low <= found <= cure.high:
+        to = f"to {cure.high:g}" if cure.high < _INFINITE else "up"
+        raise InputError(
+            f"{name}: got {found:g}, expected {cure.parameter} from {cure.low:g} {to} for {cure.name} "
+            f"({cure.changes}); "
+            f"{cure.neutral:g} is the model as it is"
+        )
+    return found
+
+
+def give_cures(model: nn.Module, found: list[Block], cures: Mapping[str, list[float]], handles: list[Any]) -> None:
+    """Give each block its cures; `handles` gets what takes them away."""
+    if not cures:
+        return
+    present = Present()
+    handles += present.hooks(model)
+    begun: set[str] = set()
+    for number, block in enumerate(found):
+        own = {name: values[number] for name, values in cures.items() if values[number] != CURES[name].neutral}
+        first = block.group not in begun and not block.repeated
+        begun.add(block.group)
+        if "similarity-removal" in own and not first:
+            removal = _Removal(block, own["similarity-removal"], present)
+            handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
+        if "temperature" in own:
+            handles += _temperature(block, own["temperature"])
+        if own.keys() & {"centring", "feat-scale", "attn-scale", "layer-scale", "sharpening"}:
+            handles += _Branch(block, own, present).hooks()
+
+
+def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many bytes a cure keeps beside a model, and for each token of a call while it runs."""
+    numbers: Any = arguments.get("cures", {}).get(name) or arguments["fidelity"]
+    acting = [block for block, number in zip(found, numbers, strict=True) if number != CURES[name].neutral]
+    widths = [width(block.projection) or int(getattr(block.module, "embed_dim", 0)) for block in acting]
+    size = next((one.element_size() for one in acting[0].module.parameters()), 4) if acting else 4
+    if name in TERMS_OF_V0:  # v0 is kept until the last layer
+        return 0, size * max(widths, default=0)
+    squares = sum(one**2 for one in widths)
+    return size * squares * {"centring": 1, "attn-scale": 1, "sharpening": 2}.get(name, 0), 0
+
+
+# ---- which tokens count
+
+
+class Present:
+    """Which tokens of the running call are no padding, as the model itself was told; None where all are."""
+
+    def __init__(self) -> None:
+        self._own: dict[bool, OfThread] = {False: OfThread(), True: OfThread()}
+
+    def hooks(self, model: nn.Module) -> list[Any]:
+        """Register the hooks of the model and return their handles."""
+        return [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given: dict[str, Any] = {}
+        for one in args:
+            given |= dict(one) if isinstance(one, Mapping) else {}
+        given |= kwargs
+        for decoder, own in self._own.items():
+            own.set(None)
+            for name, one in given.items():
+                named = "mask" in name and name.startswith("decoder") == decoder
+                if named and isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point():
+                    own.set(~one.bool() if "padding" in name else one.bool())
+
+    def _end(self, *_: Any) -> None:
+        for own in self._own.values():
+            own.set(None)
+
+    def mean(self, block: Block, tokens: Tensor) -> Tensor:
+        """Return the mean of the tokens (B, N, D) that each of them may see, (B, N or 1, D)."""
+        several = self._own[True].get() if block.stack == "decoder" else None
+        mask = self._own[False].get() if several is None else several
+        if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]) or bool(mask.all()):
+            return uniform_average(tokens, tokens.shape[1], None, block.causal)
+        square = mask[:, None, :]
+        if block.causal:
+            square = square & causal_mask(mask.shape[1], mask.shape[1], mask.device)
+        return uniform_average(tokens, tokens.shape[1], square)
+
+
+def _check_past(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not block.causal:
+        return
+    number = getattr(block.module, "layer_idx", None)
+    for one in (*args, *kwargs.values()):
+        if not hasattr(one, "get_seq_length"):
+            continue
+        length = one.get_seq_length() if number is None else one.get_seq_length(number)
+        if int(length) > 0:
+            raise InputError(
+                f"cures: got tokens after {int(length)} in a cache in {block.name}, expected the whole sequence, since "
+                "the mean over its tokens is not in the cache; decode with use_cache=False"
+            )
+
+
+def _tokens(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    given = (kwargs.get("hidden_states"), kwargs.get("query"), *args, *kwargs.values())
+    found = next((one for one in given if isinstance(one, Tensor) and one.is_floating_point() and one.ndim == 3), None)
+    if found is None:
+        raise InputError(
+            f"cures: got a call of {block.name} without tokens (batch, tokens, features), expected such; leave this "
+            "module out with adapter="
+        )
+    swapped = isinstance(block.module, nn.MultiheadAttention) and not block.module.batch_first
+    return found.transpose(0, 1) if swapped else found
+
+
+# ---- before a layer
+
+
+@dataclass(eq=False)
+class _Removal:
+    """A hook before a layer, which takes a share of the mean of its tokens away."""
+
+    block: Block
+    strength: float
+    present: Present
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tokens = _tokens(self.block, args, kwargs)
+        _check_past(self.block, args, kwargs)
+        mean = self.present.mean(self.block, tokens)
+        changed = torch.sub(tokens, mean, alpha=self.strength)
+        return (
+            tuple(changed if one is tokens else one for one in args),
+            {name: changed if one is tokens else one for name, one in kwargs.items()},
+        )
+
+
+# ---- logits
+
+
+def _temperature(block: Block, temperature: float) -> list[Any]:
+    if block.kind == INTERFACE:
+        block.module.__dict__[TEMPERATURE] = temperature  # `forward.attention` reads it
+        return [_Forget(block.module, TEMPERATURE)]
+    if block.kind == TORCH:
+        cooler = _InTorch(block.module, temperature)
+    else:
+        cooler = _Softmaxes(block.module, temperature)
+    return [
+        block.module.register_forward_pre_hook(cooler.begin),
+        block.module.register_forward_hook(cooler.end, always_call=True),
+    ]
+
+
+@dataclass
+class _Forget:
+    module: nn.Module
+    name: str
+
+    def remove(self) -> None:
+        self.module.__dict__.pop(self.name, None)
+
+
+class _InTorch:
+    """Queries over T in a `torch.nn.MultiheadAttention`: its weights of queries are others while it runs."""
+
+    def __init__(self, module: Any, temperature: float) -> None:
+        self.module, self.temperature, self.open = module, temperature, OfThread()
+
+    def begin(self, *_: Any) -> None:
+        owner = self.module
+        contexts = []
+        for name in ("in_proj_weight", "q_proj_weight", "in_proj_bias"):
+            if (weight := owner._parameters.get(name)) is not None:
+                contexts.append(self._changed(name, weight))
+        self.open.set(contexts)
+
+    def _changed(self, name: str, weight: Tensor) -> Any:
+        def put(value: Any) -> None:
+            self.module._parameters[name] = value
+
+        def change(before: Any) -> nn.Parameter:
+            with torch.no_grad():
+                other = before.clone()
+                other[: self.module.embed_dim] /= self.temperature
+            return nn.Parameter(other, requires_grad=False)
+
+        context = held((id(self.module), name), lambda: self.module._parameters[name], put, change)
+        context.__enter__()
+        return context
+
+    def end(self, *_: Any) -> None:
+        for context in self.open.take() or ():
+            context.__exit__(None, None, None)
+
+
+class _Softmaxes:
+    """Logits over T in a module that sums by itself: of its calls of softmax and of torch's fused attention."""
+
+    def __init__(self, module: nn.Module, temperature: float) -> None:
+        self.temperature, self.open = temperature, OfThread()
+
+    def begin(self, *_: Any) -> None:
+        mode = _Cooler(self.temperature)
+        mode.__enter__()
+        self.open.set(mode)
+
+    def end(self, *_: Any) -> None:
+        if (mode := self.open.take()) is not None:
+            mode.__exit__(None, None, None)
+
+
+class _Cooler(TorchFunctionMode):
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ("softmax", "scaled_dot_product_attention") and args and isinstance(args[0], Tensor):
+            args = (args[0] / self.temperature, *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+# ---- what attention adds
+
+
+class _Branch:
+    """What attention adds in one block, changed; see the head of this file."""
+
+    def __init__(self, block: Block, own: Mapping[str, float], present: Present) -> None:
+        self.block, self.own, self.present = block, own, present
+        self.mean = OfThread()
+        self.place = block.module if block.kind == TORCH or block.projection is None else block.projection
+        self.product: Product | None = None
+        self.turn: Tensor | None = None
+        if own.keys() & {"centring", "attn-scale", "sharpening"}:
+            self.product = product_of(block)
+        if "sharpening" in own and self.product is not None:
+            self.turn = sharpened(self.product.matrix, own["sharpening"])
+
+    def hooks(self) -> list[Any]:
+        """Register the hooks and return their handles."""
+        return [
+            self.block.module.register_forward_pre_hook(self.begin, with_kwargs=True),
+            self.place.register_forward_hook(self.change),
+        ]
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the mean of the tokens that come into the attention: a hook before it."""
+        if tracing() or not self.own.keys() & {"centring", "attn-scale", "feat-scale"}:
+            return
+        _check_past(self.block, args, kwargs)
+        self.mean.set(self.present.mean(self.block, _tokens(self.block, args, kwargs)))
+
+    def change(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Return what attention adds, changed: a hook after the projection."""
+        if tracing():
+            return output
+        if isinstance(output, tuple):
+            swapped = isinstance(self.block.module, nn.MultiheadAttention) and not self.block.module.batch_first
+            made = self._changed(output[0].transpose(0, 1)).transpose(0, 1) if swapped else self._changed(output[0])
+            return (made, *output[1:])
+        return self._changed(output)
+
+    def _changed(self, made: Tensor) -> Tensor:
+        mean = self.mean.take()
+        if (product := self.product) is not None:
+            bias = product.output_bias.to(made)
+            if self.turn is not None:
+                made = (made - bias) @ self.turn.to(made) + bias
+            omega, gamma = self.own.get("attn-scale", 0.0), self.own.get("centring", 0.0)
+            if mean is not None and (omega or gamma):
+                uniform = mean @ product.matrix.to(made) + product.values_bias.to(made)
+                if self.turn is not None:
+                    uniform = uniform @ self.turn.to(made)
+                made = torch.add(made, made - bias - uniform, alpha=omega) if omega else made
+                made = torch.sub(made, uniform, alpha=gamma) if gamma else made
+        if high := self.own.get("feat-scale", 0.0):
+            made = scaled_features(made, self.present.mean(self.block, made), 0.0, high)
+        return made * self.own["layer-scale"] if "layer-scale" in self.own else made
+
+
+def sharpened(matrix: Tensor, share: float) -> Tensor:
+    """Return K (D, D) such that W K has W's eigenvectors, and its eigenvalues with smaller positive real parts.
+
+    W = S diag(ω) S⁻¹ gives K = S diag(ω'/ω) S⁻¹, with ω' = ω - 2 s Re ω where Re ω > 0. O(D³), in float64.
+
+    Raises
+    ------
+    InputError
+        For a matrix without a basis of eigenvectors, to rounding.
+    """
+    values, vectors = torch.linalg.eig(matrix.double())
+    small = values.abs() <= torch.finfo(torch.float64).eps * values.abs().max() * len(values)
+    wanted = torch.complex(torch.where(values.real > 0, (1 - 2 * share) * values.real, values.real), values.imag)
+    ratio = torch.where(small, torch.ones_like(values), wanted / values)
+    inverse, failed = torch.linalg.inv_ex(vectors)
+    turn = ((vectors * ratio) @ inverse).real
+    # Of such a matrix the eigenvectors are not sound, and W K does not have the spectrum that it should have.
+    off = torch.linalg.norm(matrix.double() @ turn @ vectors.real - (vectors * wanted).real)
+    if int(failed) or not float(off) <= _OFF * float(torch.linalg.norm(values)):
+        raise InputError(
+            "cures['sharpening']: got a W_V W_O without a basis of eigenvectors, expected one; leave this layer out"
+        )
+    return turn.to(matrix.dtype)

@@ -1,0 +1,119 @@
+"""Texts and pictures as people have them, for models as they come from their libraries: the inputs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nlflow.attention.injection.blocks import network_of
+from nlflow.attention.injection.inputs import (
+    image_inputs,
+    normalized_pixels,
+    positions,
+    simple_inputs,
+    takes,
+    takes_a_mapping,
+    tokenizer_of,
+)
+from nlflow.errors import InputError
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what torchvision's weights were trained with
+
+
+def inputs_of(model: Any, given: Any) -> Any:
+    """Return what a model is called with, of texts, pictures or tensors.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or pipeline
+        Of transformers, sentence-transformers, timm or torchvision, or a pipeline of transformers.
+    given : mapping, tensor, str, picture, or sequence of str or of pictures
+        Mappings and tensors pass as they are. A picture is one of Pillow's or an array of uint8, (H, W) or (H, W, 3).
+        The tokenizer is that of the object, or that of the folder or the name that the model came from.
+
+    Raises
+    ------
+    InputError
+        For other objects, an empty sequence, and models without a tokenizer, or without a known size of pictures.
+    """
+    if isinstance(given, Mapping | Tensor):
+        return given
+    several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if several and all(isinstance(one, str) for one in several):
+        return _of_texts(model, several)
+    if several and all(_is_picture(one) for one in several):
+        return _of_pictures(model, [np.asarray(one) for one in several])
+    raise InputError(
+        f"inputs: got {type(given).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, one "
+        "tensor, texts, or pictures of Pillow or of uint8; make one: torch.as_tensor(inputs)"
+    )
+
+
+def _is_picture(one: Any) -> bool:
+    if hasattr(one, "convert") and hasattr(one, "getbands"):  # of Pillow
+        return True
+    return isinstance(one, np.ndarray) and one.dtype == np.uint8 and one.ndim in (2, 3)
+
+
+def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str, Tensor]:
+    """Return the token numbers of texts, (B, N), with padding behind, and the mask of those that count."""
+    limit = min(limit, int(min(getattr(tokenizer, "model_max_length", 10**9), 10**9)))
+    tokens = [tokenizer(one, truncation=True, max_length=limit)["input_ids"] for one in texts]
+    most = max(map(len, tokens))
+    ids = torch.full((len(tokens), most), int(getattr(tokenizer, "pad_token_id", 0) or 0))
+    mask = torch.zeros(len(tokens), most, dtype=torch.long)
+    for row, one in enumerate(tokens):
+        ids[row, : len(one)] = torch.tensor(one)
+        mask[row, : len(one)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _of_texts(model: Any, texts: list[str]) -> dict[str, Tensor]:
+    if blank := [number for number, one in enumerate(texts) if not one.strip()]:
+        raise InputError(f"inputs[{blank[0]}]: got {texts[blank[0]]!r}, expected some words")
+    network = network_of(model)
+    known = next((part for part in (model, network) if callable(getattr(part, "tokenizer", None))), None)
+    if known is not None:
+        tokenizer = known.tokenizer
+    else:
+        source = _source(network)
+        if not source:
+            raise InputError(
+                f"inputs: got texts for {type(network).__name__}, whose tokenizer is not known, expected tensors; call "
+                "the tokenizer: tokenizer(texts, padding=True, return_tensors='pt')"
+            )
+        tokenizer = tokenizer_of("inputs", source, ", or give tensors")
+    made = padded(tokenizer, texts, min(positions(network), int(getattr(network, "max_seq_length", 0) or 10**9)))
+    if takes_a_mapping(network, made):
+        return made
+    if not takes(network, "input_ids"):
+        raise InputError(f"inputs: got texts for {type(network).__name__}, which takes none; give it what it takes")
+    return {name: value for name, value in made.items() if takes(network, name)}
+
+
+def _source(network: nn.Module) -> str:
+    config = getattr(network, "config", None)
+    return str(getattr(network, "name_or_path", "") or getattr(config, "_name_or_path", "") or "")
+
+
+def _of_pictures(model: Any, pictures: list[Any]) -> Any:
+    network = network_of(model)
+    if not isinstance(model, nn.Module) and callable(processor := getattr(model, "image_processor", None)):
+        return dict(processor([np.atleast_3d(one) for one in pictures], return_tensors="pt"))
+    if getattr(network, "config", None) is not None:
+        made = [image_inputs(network, _source(network), one)["pixel_values"] for one in pictures]
+        return {"pixel_values": torch.cat(made)}
+    sample = simple_inputs(network)
+    if not isinstance(sample, Tensor) or sample.ndim != 4:
+        raise InputError(
+            f"inputs: got pictures for {type(network).__name__}, whose size of pictures is not known, expected a "
+            "tensor (batch, channels, height, width); make one with the transform of the model"
+        )
+    told: Any = getattr(network, "pretrained_cfg", None) or {}
+    mean, deviation = (told.get(name, usual) for name, usual in zip(("mean", "std"), _IMAGENET, strict=True))
+    made = [normalized_pixels(one, tuple(sample.shape[1:]), mean, deviation) for one in pictures]
+    return torch.cat(made).to(sample)

@@ -1,0 +1,414 @@
+"""One page about a model: do its tokens grow alike, why, what helps, and what may be written about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nlflow.attention.injection.attach import attach, detach
+from nlflow.attention.injection.blocks import Adapter, network_of
+from nlflow.attention.injection.cures import CURES
+from nlflow.attention.injection.everyday import inputs_of
+from nlflow.attention.probing.cause import Cause, explain
+from nlflow.attention.probing.parts import PARTS
+from nlflow.attention.probing.survey import Survey, survey
+from nlflow.attention.sweeping.intervals import Differences, paired_differences
+from nlflow.attention.sweeping.sweep import Sweep, price, sweep
+from nlflow.backends.machine import provenance
+from nlflow.errors import InputError, NlflowError, checked_call
+from nlflow.store.atomic import write_content
+from nlflow.store.encoding import plain
+from nlflow.studies.result import render_csv
+
+_LEVEL = 0.95
+_MEASURE = "cosine"
+_DEFAULT = "semi-implicit, λ̃ = 0.4, all layers"  # of `attach`
+
+
+@dataclass(frozen=True)
+class Course:
+    """How alike the tokens of a stack are before its first layer and after its last one.
+
+    `change` has the mean difference over inputs and its interval of 95 %; NaN of fewer than ten inputs.
+    """
+
+    stack: str
+    before: float
+    after: float
+    change: Differences | None
+    steepest: tuple[int, float]
+
+    @property
+    def alike(self) -> bool | None:
+        """Whether tokens are more alike in the end; None where the interval has 0 in it, or is not known."""
+        if self.change is None:
+            return None
+        return True if self.change.low[0] > 0 else False if self.change.high[0] < 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What `report` found about a model.
+
+    Attributes
+    ----------
+    name : str
+        Of the model.
+    before : Survey
+        Of the model as it is.
+    after : Survey
+        With a cure: the one that helps most, or the default of `attach` where none helps.
+    cure : str
+        Which that is.
+    cause : Cause or None
+        Of `explain`.
+    unexplained : str
+        Why there is no cause; empty where there is one.
+    sweep : Sweep or None
+        None without a task.
+    provenance : dict
+        Versions and platform.
+    """
+
+    name: str
+    before: Survey
+    after: Survey
+    cure: str
+    cause: Cause | None
+    unexplained: str
+    sweep: Sweep | None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def courses(self, changed: bool = False) -> list[Course]:
+        """Return how alike tokens become, one for each stack; `changed`: with the cure."""
+        states = (self.after if changed else self.before).states
+        begins = [number for number, state in enumerate(states) if state.index == 0]
+        found = []
+        for first, last in zip(begins, [*begins[1:], len(states)], strict=True):
+            own = states[first:last]
+            values = [state.values[_MEASURE] for state in own]
+            known = np.isfinite(values[0]) & np.isfinite(values[-1])
+            means = [float(np.nanmean(one)) if np.isfinite(one).any() else float("nan") for one in values]
+            steps = np.nan_to_num(np.diff(means), nan=-np.inf)
+            change = None
+            if known.sum() >= 10:
+                change = paired_differences([values[-1][known]], values[0][known], level=_LEVEL)
+            best = int(np.argmax(steps)) if len(steps) else 0
+            step = float(steps[best]) if len(steps) else float("nan")
+            found.append(Course(own[0].layer.removesuffix(" input"), means[0], means[-1], change, (best + 1, step)))
+        return found
+
+    def parts(self) -> dict[str, float]:
+        """Return what each part changes in the mean cosine over all blocks; empty without a cause."""
+        if self.cause is None:
+            return {}
+        rows = self.cause.rows(_MEASURE)
+        return {
+            part: float(np.nansum([row[part] for row in rows]))
+            for part in PARTS if any(part in row for row in rows)
+        }  # fmt: skip
+
+    def may(self) -> list[str]:
+        """Return sentences that one may write about the model: what was measured, with its interval and its limits."""
+        found = [_of_course(self, one) for one in self.courses()]
+        parts = self.parts()
+        if parts:
+            told = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items())
+            found.append(
+                f"Summed over the blocks, the parts change the mean cosine by {told}. These are exact differences "
+                "along one path through each block; another order of the parts would share the change otherwise."
+            )
+        for old, new in zip(self.courses(), self.courses(changed=True), strict=True):
+            way = "raises" if new.after > old.after else "lowers"
+            found.append(
+                f"{_capital(self.cure)}, attached without training, {way} the mean cosine after the last layer of the "
+                f"{old.stack} from {old.after:.2f} to {new.after:.2f} on these inputs."
+            )
+        if self.sweep is not None:
+            found += _of_sweep(self.name, self.sweep)
+        return found
+
+    def may_not(self) -> list[tuple[str, str]]:
+        """Return sentences that one may not write about it, each with the reason."""
+        found = []
+        rising = [one for one in self.courses() if one.after > one.before]
+        if rising:
+            found.append((f"{self.name} over-smooths, and is worse for it.",
+                          "That tokens are alike is no loss by itself; only a task measures a loss."))  # fmt: skip
+        if len(rising) < len(self.courses()):
+            found.append((f"{self.name} does not over-smooth.",
+                          "One measure on these inputs did not rise. Others may, and other inputs may."))  # fmt: skip
+        isotropy = self.before.states[-1].isotropy()[0]
+        if isotropy > 0.5:
+            found.append((f"The tokens of an input of {self.name} become one.",
+                          f"Inputs point the same way too (mean cosine {isotropy:.2f} of two inputs): part of the "
+                          "cosine is a direction that all tokens share, which says nothing of an input."))  # fmt: skip
+        if parts := self.parts():
+            largest = max(parts, key=lambda name: abs(parts[name]))
+            found.append((f"{_capital(largest)} causes the similarity of tokens in {self.name}.",
+                          "It is the largest part along one path. A cause would be shown by a training without "
+                          "it."))  # fmt: skip
+        if self.sweep is not None:
+            cures = len({row["cure"] for row in self.sweep.rows})
+            chosen = self.sweep.chosen
+            if chosen is None:
+                found.append((f"Nothing helps {self.name}.",
+                              f"{len(self.sweep.rows)} settings of {cures} cures were tried, without training, at one "
+                              f"task on {self.sweep.items} items."))  # fmt: skip
+            else:
+                found.append((f"{_capital(chosen['cure'])} makes {self.name} better.",
+                              f"It raises one metric on {self.sweep.items} items, {chosen['worse']:.0%} of which get "
+                              "worse. Confirm it on other items before you use it."))  # fmt: skip
+            found.append((f"The term of NeuTRENO was tested on {self.name}.",
+                          "It was made for models that are trained with it, and was attached to one that was "
+                          "not."))  # fmt: skip
+        return found
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return all numbers, as rows by the name of their table."""
+        tables = {"layers": self.before.rows(), "layers with the cure": self.after.rows()}
+        if self.cause is not None:
+            tables |= {"parts": self.cause.rows(), "groups of tokens": self.cause.group_rows(),
+                       "outlier channels": self.cause.outlier_rows()}  # fmt: skip
+        if self.sweep is not None:
+            tables["cures"] = [
+                {**{k: v for k, v in row.items() if k != "bytes"}, "bytes": row["bytes"][0],
+                 "bytes_a_token": row["bytes"][1]} for row in self.sweep.rows
+            ]  # fmt: skip
+        return {name: rows for name, rows in tables.items() if rows}
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures, of matplotlib, by their captions."""
+        from nlflow.plotting import cures_figure, parts_figure, survey_figure
+
+        found = {
+            f"Layers of {self.name} on {self.before.count} inputs, as it is and with {self.cure}: means with bands of "
+            "95 %. 1 in the first panel: all tokens of an input point the same way.":
+                survey_figure({"as it is": self.before.rows(), self.cure: self.after.rows()})
+        }  # fmt: skip
+        if self.cause is not None:
+            rows = self.cause.rows(_MEASURE)
+            names = [part for part in PARTS if any(part in row for row in rows)]
+            found[
+                "What each part of each block changes in the mean cosine of two tokens, mean over inputs; black: the "
+                "change of the block with 95 % of its error."
+            ] = parts_figure(rows, names, measure="the mean cosine")
+        if self.sweep is not None:
+            found[
+                f"Gain in {self.sweep.metric} of each setting beside the model as it is ({self.sweep.stock:.4g}), "
+                f"{self.sweep.items} items. All intervals together hold with probability {self.sweep.level:.0%}."
+            ] = cures_figure(self.sweep.rows, metric=self.sweep.metric)
+        return found
+
+    def html(self) -> str:
+        """Return the page: one file, with figures and numbers in it, that needs no network."""
+        from nlflow.plotting.page import download, page, picture, table, text
+
+        pictures = [picture(figure, caption) for caption, figure in self.figures().items()]
+        tables = self.tables()
+        links = ", ".join(
+            download(f"{name.replace(' ', '-')}.csv", render_csv(plain(rows)), f"{name} ({len(rows)} rows)")
+            for name, rows in tables.items()
+        )
+        does, why, helps = self.answers()
+        may = "".join(f"<li>{text(one)}</li>" for one in self.may())
+        forbidden = "".join(
+            f"<li>“{text(one)}” <span class='mute'>{text(why)}</span></li>" for one, why in self.may_not()
+        )
+        sections = [f"<h2>Do tokens grow alike?</h2><p>{text(does)}</p>{pictures[0]}"]
+        sections.append(f"<h2>Why?</h2><p>{text(why)}</p>{pictures[1] if self.cause is not None else ''}")
+        if self.sweep is None:
+            sections.append(f"<h2>What helps?</h2><p>{text(helps)}</p>")
+        else:
+            columns = {"cure": "cure", "value": "number", "layers": "layers", "metric": self.sweep.metric,
+                       "gain": "gain", "low": "from", "high": "to", "verdict": "verdict"}  # fmt: skip
+            shown = [
+                {**row, "verdict": "helps" if row["helps"] else "harms" if row["harms"] else "no difference seen"}
+                for row in sorted(self.sweep.rows, key=lambda row: -row["gain"])
+            ]
+            best = table(shown[:5], columns) + "<p class='mute'>The five largest gains; the CSV has all.</p>"
+            left = "".join(f"<li>{text(name)}: {text(why)}</li>" for name, why in self.sweep.left_out.items())
+            left = f"<p>Left out:</p><ul>{left}</ul>" if left else ""
+            tried = [CURES[name] for name in dict.fromkeys(row["cure"] for row in self.sweep.rows)]
+            about = table(
+                [{"name": one.name, "changes": one.changes, "source": one.source} for one in tried],
+                {"name": "cure", "changes": "what it changes", "source": "source"},
+            )
+            sections.append(f"<h2>What helps?</h2><p>{text(helps)}</p>{best}{pictures[-1]}{left}{about}")
+        sections.append(f"<h2>What one may write about it</h2><ul>{may}</ul>")
+        sections.append(f"<h2>What one may not write about it</h2><ul>{forbidden}</ul>")
+        sections.append(f"<h2>Numbers</h2><p>As CSV: {links}.</p>")
+        versions = ", ".join(f"{name} {version}" for name, version in self.provenance.get("versions", {}).items())
+        body = (
+            f"<h1>{text(self.name)}: do its tokens grow alike, why, and what helps</h1>"
+            f"<ul><li>{text(does)}</li><li>{text(why)}</li><li>{text(helps)}</li></ul>"
+            f"<p class='mute'>{self.before.count} inputs. nlflow {text(self.provenance.get('nlflow', ''))} "
+            f"{text(versions)}</p>" + "".join(f"<section>{one}</section>" for one in sections)
+        )
+        return page(self.name, body)
+
+    def answers(self) -> tuple[str, str, str]:
+        """Return the three answers: do tokens grow alike, why, and what helps."""
+        courses = self.courses()
+        does = " ".join(_answer(one) for one in courses)
+        parts = self.parts()
+        if not parts:
+            why = f"Not told: {self.unexplained or 'no part of a block could be told apart'}."
+        else:
+            order = sorted(parts, key=lambda name: -abs(parts[name]))
+            total = sum(parts.values())
+            told = ", ".join(f"{name} {parts[name]:+.2f}" for name in order if abs(parts[name]) >= 0.005)
+            why = (
+                f"Of the change of {total:+.2f} in the mean cosine over all blocks: {told or 'no part is beyond 0.01'}."
+            )
+        if self.sweep is None:
+            helps = "Not measured: no task was given."
+        else:
+            helps = _capital(self.sweep.verdict) + "."
+        return does, why, helps
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the scores in JSON's types."""
+        found: dict[str, Any] = {
+            "model": self.name, "answers": self.answers(), "cure": self.cure, "may": self.may(),
+            "may_not": self.may_not(), "tables": self.tables(), "provenance": self.provenance,
+            "sweep": None if self.sweep is None else self.sweep.as_dict(),
+        }  # fmt: skip
+        return dict(plain(found))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to a file, complete or not at all, and return its path."""
+        write_content(Path(path), self.html().encode())
+        return Path(path)
+
+
+@checked_call
+def report(
+    model: Any,
+    inputs: Iterable[Any],
+    task: Callable[[Any], Any] | None = None,
+    *,
+    cures: Sequence[str] | Mapping[str, Sequence[float]] | None = None,
+    layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
+    seconds: float | None = None,
+    name: str = "",
+    adapter: Adapter | Sequence[Adapter] | None = None,
+    progress: bool = False,
+) -> Report:
+    """Look into a model, say why its tokens grow alike, and try what helps: everything for one page.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or pipeline
+        As for `nlflow.attention.probe`, in evaluation mode, without terms. It is left as it was.
+    inputs : iterable
+        Texts, pictures, or batches that `probe` takes: at least ten inputs give intervals.
+    task : callable, optional
+        As for `nlflow.attention.sweep`. Without one nothing is said of what helps.
+    cures, layers
+        As for `nlflow.attention.sweep`.
+    seconds : float, optional
+        About how long the sweep may take; see there.
+    name : str
+        Of the model on the page; by default that of its class.
+    adapter : Adapter or sequence of Adapter, optional
+        Where attention is, where it is not found.
+    progress : bool
+        Progress bars on stderr.
+
+    Raises
+    ------
+    InputError
+        As `survey` and `sweep` do.
+
+    Examples
+    --------
+    >>> found = report(model, texts, Retrieval(tokenizer, neighbouring_passages(texts)))  # doctest: +SKIP
+    >>> found.save("page.html")  # doctest: +SKIP
+    """
+    network = network_of(model)
+    batches = [inputs_of(model, one) for one in inputs]
+    if not batches:
+        raise InputError("inputs: got no batch, expected at least one")
+    options: Any = {"adapter": adapter, "progress": progress}
+    before = survey(network, batches, **options)
+    cause, unexplained = None, ""
+    try:
+        cause = explain(network, batches, nulls=False, **options)
+    except NlflowError as error:
+        unexplained = str(error)
+    found = None
+    if task is not None:
+        found = sweep(model, task, cures=cures, layers=layers, seconds=seconds, **options)
+    chosen = None if found is None else found.chosen
+    best: dict[str, Any] = {"adapter": adapter} if found is None or found.best is None else found.best
+    label = _DEFAULT
+    if chosen is not None:
+        label = f"{chosen['cure']}, {CURES[chosen['cure']].parameter} = {chosen['value']:g}, layers {chosen['layers']}"
+    attach(network, **best)
+    try:
+        after = survey(network, batches, **options)
+    finally:
+        detach(network)
+    return Report(
+        name or type(network).__name__, before, after, label, cause, unexplained, found, provenance()
+    )  # fmt: skip
+
+
+# ---- sentences
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _interval(change: Differences) -> str:
+    return f"{change.mean[0]:+.2f}, 95 % interval {change.low[0]:+.2f} to {change.high[0]:+.2f}"
+
+
+def _answer(one: Course) -> str:
+    numbers = f"mean cosine of two tokens {one.before:.2f} at the input, {one.after:.2f} after the last layer"
+    if one.change is None:
+        return f"{_capital(one.stack)}: {numbers}; fewer than ten inputs give no interval."
+    words = {True: "yes", False: "no, they grow apart", None: "no change is seen"}[one.alike]
+    layer, step = one.steepest
+    return (
+        f"{_capital(one.stack)}: {words}; {numbers} ({_interval(one.change)}); the largest step is layer {layer}, "
+        f"{step:+.2f}."
+    )
+
+
+def _of_course(report: Report, one: Course) -> str:
+    change = "" if one.change is None else f" (change {_interval(one.change)})"
+    return (
+        f"On {report.before.count} inputs, the mean cosine of two tokens in the {one.stack} of {report.name} goes from "
+        f"{one.before:.2f} at the input to {one.after:.2f} after the last layer{change}."
+    )
+
+
+def _of_sweep(name: str, found: Sweep) -> list[str]:
+    cures = len({row["cure"] for row in found.rows})
+    harms = sum(row["harms"] for row in found.rows)
+    result = []
+    if (row := found.chosen) is not None:
+        result.append(
+            f"At {found.metric} on {found.items} items, {row['cure']} with {CURES[row['cure']].parameter} = "
+            f"{row['value']:g} in the layers {row['layers']} raises {name} from {found.stock:.4g} to "
+            f"{row['metric']:.4g} (gain {row['gain']:.3g}, interval {row['low']:.3g} to {row['high']:.3g}, which holds "
+            f"for all {len(found.rows)} settings together with probability {found.level:.0%}). {price(row)}."
+        )
+    else:
+        most = max(row["high"] for row in found.rows)
+        result.append(
+            f"None of {len(found.rows)} settings of {cures} cures, attached without training, is seen to raise "
+            f"{found.metric} of {name} ({found.stock:.4g}) on {found.items} items: no interval lies above 0. Together "
+            f"they exclude a gain of the score beyond {most:.3g} for every setting, with probability {found.level:.0%}."
+        )
+    if harms:
+        result.append(f"{harms} of the {len(found.rows)} settings lower it: their intervals lie below 0.")
+    return result

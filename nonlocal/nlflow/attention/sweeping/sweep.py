@@ -1,0 +1,345 @@
+"""Which cures help a trained model at a task: settings against the model as it is, and a recommendation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from nlflow.attention.injection.attach import attach, detach
+from nlflow.attention.injection.blocks import Adapter, Block, blocks, network_of
+from nlflow.attention.injection.cures import CURES, held_bytes, in_range
+from nlflow.attention.injection.keeping import RECORD
+from nlflow.attention.sweeping.intervals import paired_differences
+from nlflow.backends.progress import bar
+from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number, checked_call
+from nlflow.studies.result import render_rows
+
+Floats = NDArray[np.float64]
+
+Setting = tuple[str, float, str]  # cure, its number, layers
+LAYERS = ("all", "first half", "last half", "last")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What `sweep` found.
+
+    Attributes
+    ----------
+    metric : str
+        Name of the task.
+    items : int
+        Number of items that each setting was measured on.
+    level : float
+        Probability with which all intervals hold together.
+    stock : float
+        The metric of the model as it is.
+    rows : list of dict
+        One for each setting: ``cure``, ``value``, ``layers``, ``metric``, ``gain`` (mean paired difference of the
+        scores, larger is better), ``low`` and ``high`` (its interval, simultaneous for all settings), ``p`` (of no
+        difference, adjusted for their number), ``helps`` (``low`` > 0), ``harms`` (``high`` < 0), ``worse`` (share of
+        the items whose score falls), ``time`` (of the task, over that of the model as it is), ``bytes`` (what the cure
+        keeps beside the model, and while it runs for each token).
+    best : dict or None
+        Arguments for `nlflow.attention.attach`: of the largest gain among the settings that help. None if none does.
+    scores : dict
+        Scores (n,) by setting, ``(cure, value, layers)``, and ``None`` for the model as it is.
+    left_out : dict
+        Cures that this model cannot have, with the reason.
+    """
+
+    metric: str
+    items: int
+    level: float
+    stock: float
+    rows: list[dict[str, Any]]
+    best: dict[str, Any] | None
+    scores: dict[Setting | None, Floats] = field(repr=False, compare=False)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def table(self) -> str:
+        """Return the settings as text."""
+        shown = [{k: v for k, v in row.items() if k not in ("helps", "harms", "bytes")} for row in self.rows]
+        for row, own in zip(shown, self.rows, strict=True):
+            row["verdict"] = "helps" if own["helps"] else "harms" if own["harms"] else "no difference seen"
+        return render_rows(shown)
+
+    @property
+    def chosen(self) -> dict[str, Any] | None:
+        """The row that is recommended, None if none helps."""
+        return max((row for row in self.rows if row["helps"]), key=lambda row: row["gain"], default=None)
+
+    @property
+    def verdict(self) -> str:
+        """What to do, in a sentence."""
+        tried = f"{len(self.rows)} setting{'s' * (len(self.rows) > 1)} tried on {self.items} items"
+        row = self.chosen
+        if row is None:
+            return f"none helps: {tried}, no interval of the gain lies above 0; leave the model as it is"
+        return (
+            f"recommended: {row['cure']}, {CURES[row['cure']].parameter} = {row['value']:g}, layers {row['layers']}: "
+            f"{self.metric} {self.stock:.4g} -> {row['metric']:.4g}, gain {row['gain']:.3g}, {self.level:.0%} interval "
+            f"{row['low']:.3g} to {row['high']:.3g} for all settings at once; {tried}. {price(row)}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the scores in JSON's types."""
+        return {
+            "metric": self.metric, "items": self.items, "level": self.level, "stock": self.stock, "rows": self.rows,
+            "best": self.best, "verdict": self.verdict, "left_out": self.left_out,
+        }  # fmt: skip
+
+
+def price(row: Mapping[str, Any]) -> str:
+    """Return what a setting costs and worsens, as a sentence."""
+    kept, token = row["bytes"]
+    return (
+        f"Its price: {row['time']:.2f} times the seconds of the task, {kept / 2**20:.3g} MiB beside the model and "
+        f"{token} bytes a token while it runs; {row['worse']:.0%} of the items get worse"
+    )
+
+
+@checked_call
+def sweep(
+    model: Any,
+    task: Callable[[Any], Any],
+    *,
+    cures: Sequence[str] | Mapping[str, Sequence[float]] | None = None,
+    layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
+    level: float = 0.95,
+    resamples: int = 10_000,
+    rng: Any = 0,
+    seconds: float | None = None,
+    adapter: Adapter | Sequence[Adapter] | None = None,
+    progress: bool = False,
+) -> Sweep:
+    """Try cures on a trained model, without training, and say which one helps it at a task.
+
+    Each setting is compared with the model as it is over the same items. The intervals allow for the number of
+    settings: all of them together contain the true gains with probability `level` (bootstrap of the largest difference
+    in units of its error). So the best of many is no winner by chance.
+    Items count as independent: passages of one article may be less so, and another text is the better test.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or pipeline of transformers
+        In evaluation mode, without terms. It is left as it was. Decoders need their head for `Perplexity`.
+    task : callable
+        `Retrieval`, `Classification`, `Perplexity`, `TokenAccuracy`, or a function of the model that returns one score
+        for each item, (n,), larger is better, in the same order at each call. Its attributes ``name`` and ``summary``,
+        where it has them, give the metric: a function of the scores, their mean by default. It is called once for each
+        setting, and once for the model as it is.
+    cures : sequence of str, or mapping of str to sequence of float
+        Names in `nlflow.attention.CURES`, which are tried with their own ``values``, or with numbers of yours. By
+        default all; those that this model cannot have are named in ``left_out``.
+    layers : sequence of str, or mapping of str to sequence of int
+        Which layers are changed: ``'all'``, ``'first half'``, ``'last half'`` and ``'last'``, of each stack, or names
+        for numbers of blocks in the order of `blocks`, from 0. By default all, and the last half. The first
+        layer of a stack never has a term of v0, and nothing is removed before it.
+    level : float
+        Of the intervals, between 0 and 1.
+    resamples : int
+        Draws of the bootstrap, at least 100.
+    rng : numpy.random.Generator or seed
+    seconds : float, optional
+        About how long all may take, by the time of the model as it is. Settings that would take longer are left out:
+        the last names of `layers` first, then the last numbers of each cure; ``left_out`` says how many.
+    adapter : Adapter or sequence of Adapter, optional
+        Where attention is, where it is not found.
+    progress : bool
+        Progress bar on stderr.
+
+    Raises
+    ------
+    InputError
+        For a model that is training or has terms, settings that no layer has, and scores that are no finite numbers,
+        fewer than 10, or not as many as before.
+
+    Examples
+    --------
+    >>> found = sweep(model, Retrieval(tokenizer, neighbouring_passages(texts)))  # doctest: +SKIP
+    >>> print(found.verdict)  # doctest: +SKIP
+    >>> if found.best:  # doctest: +SKIP
+    ...     attach(model, **found.best)
+    """
+    network = network_of(model)
+    if any(RECORD in module.__dict__ for module in network.modules()):
+        raise InputError("model: has terms already; take them off first: nlflow.attention.detach(model)")
+    if any(module.training for module in network.modules()):
+        raise InputError("model: got one that is training, expected evaluation mode; call model.eval()")
+    level = check_number("level", level, minimum=0, strict=True, below=1)
+    resamples = check_integer("resamples", resamples, minimum=100)
+    arguments = settings_of(network, cures=cures, layers=layers, adapter=adapter)
+    scores: dict[Setting | None, Floats] = {}
+    took: dict[Setting | None, float] = {}
+    scores[None], took[None] = _scores(task, model, None)
+    left_out: dict[str, str] = {}
+    if seconds is not None:
+        arguments, left = _within(arguments, check_number("seconds", seconds, minimum=0, strict=True) / took[None])
+        left_out |= {f"{left} settings": f"all would take longer than {seconds:g} seconds"} if left else {}
+    for setting in bar(list(arguments), desc="sweep", disable=not progress):
+        if setting[0] in left_out:
+            continue
+        try:
+            attach(network, **arguments[setting])
+        except InputError as error:
+            if cures is not None:
+                raise
+            left_out[setting[0]] = str(error)
+            continue
+        try:
+            scores[setting], took[setting] = _scores(task, model, len(scores[None]))
+        finally:
+            detach(network)
+    return _found(network, task, arguments, scores, took, left_out, level, resamples, rng)
+
+
+def _within(arguments: dict[Setting, dict[str, Any]], most: float) -> tuple[dict[Setting, dict[str, Any]], int]:
+    """Return at most so many settings, of the first names of layers and the first numbers, and how many are left."""
+    parts = list(dict.fromkeys(name for _, _, name in arguments))
+    values: dict[str, list[float]] = {}
+    for cure, value, _ in arguments:
+        if value not in values.setdefault(cure, []):
+            values[cure].append(value)
+    order = sorted(arguments, key=lambda one: (parts.index(one[2]), values[one[0]].index(one[1])))
+    kept = set(order[: max(1, int(most))])
+    return {one: arguments[one] for one in arguments if one in kept}, len(arguments) - len(kept)
+
+
+def _found(
+    network: nn.Module, task: Any, arguments: Any, scores: Any, took: Any, left_out: dict[str, str], level: float,
+    resamples: int, rng: Any,
+) -> Sweep:  # fmt: skip
+    settings = [setting for setting in arguments if setting in scores and setting[0] not in left_out]
+    if not settings:
+        raise InputError(
+            f"model: got {type(network).__name__}, which can have no cure: {next(iter(left_out.values()))}"
+        )
+    table = np.stack([scores[setting] for setting in settings])
+    differ = paired_differences(table, scores[None], level=level, resamples=resamples, rng=rng)
+    summary = getattr(task, "summary", np.mean)
+    found = blocks(network, arguments[settings[0]].get("adapter"))
+    rows = [
+        {"cure": cure, "value": value, "layers": name, "metric": float(summary(own)), "gain": float(gain),
+         "low": float(low), "high": float(high), "p": float(p), "helps": bool(low > 0), "harms": bool(high < 0),
+         "worse": float((own < scores[None]).mean()), "time": took[cure, value, name] / took[None],
+         "bytes": held_bytes(cure, found, arguments[cure, value, name])}
+        for (cure, value, name), own, gain, low, high, p in zip(
+            settings, table, differ.mean, differ.low, differ.high, differ.p, strict=True)
+    ]  # fmt: skip
+    helping = [number for number, row in enumerate(rows) if row["helps"]]
+    best = max(helping, key=lambda number: rows[number]["gain"], default=None)
+    return Sweep(
+        metric=str(getattr(task, "name", getattr(task, "__name__", "score"))),
+        items=table.shape[1],
+        level=level,
+        stock=float(summary(scores[None])),
+        rows=rows,
+        best=None if best is None else arguments[settings[best]],
+        scores={one: scores[one] for one in (None, *settings)},
+        left_out=left_out,
+    )
+
+
+def settings_of(
+    model: nn.Module,
+    *,
+    cures: Sequence[str] | Mapping[str, Sequence[float]] | None = None,
+    layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
+    adapter: Adapter | Sequence[Adapter] | None = None,
+) -> dict[Setting, dict[str, Any]]:
+    """Return the arguments of `attach` for each setting that `sweep` tries on a model; arguments as for `sweep`."""
+    if isinstance(cures, str):
+        raise InputError(f"cures: got {cures!r}, expected a list of names; write [{cures!r}]")
+    names = list(CURES if cures is None else cures)
+    values: Any = cures if isinstance(cures, Mapping) else {}
+    for name in names:
+        check_choice("cures", name, tuple(CURES))
+    found = blocks(model, adapter)
+    later = _later(found)
+    where = {} if adapter is None else {"adapter": adapter}
+    settings: dict[Setting, dict[str, Any]] = {}
+    for name in names:
+        cure = CURES[name]
+        able = later if cure.later else [True] * len(found)
+        given = [in_range(cure, f"cures[{name!r}][{i}]", one) for i, one in enumerate(values.get(name, cure.values))]
+        if not given or cure.neutral in given:
+            raise InputError(
+                f"cures[{name!r}]: got {given}, expected numbers other than {cure.neutral:g}, the model as it is"
+            )
+        for part, acting in _layers(found, able, layers).items():
+            for value in given:
+                own = [value if on else cure.neutral for on in acting]
+                settings[name, value, part] = {**cure.arguments(own), **where}
+    if not settings:
+        raise InputError("cures, layers: got no setting, expected at least one")
+    return settings
+
+
+def _later(found: list[Block]) -> list[bool]:
+    """Return which blocks are not the first of their stack."""
+    begun: set[str] = set()
+    result = []
+    for block in found:
+        result.append(block.group in begun or block.repeated)
+        begun.add(block.group)
+    return result
+
+
+def _layers(
+    found: list[Block], able: list[bool], wanted: Sequence[str] | Mapping[str, Sequence[int]] | None
+) -> dict[str, list[bool]]:
+    """Return which blocks are to be changed, by the names of the layers."""
+    places: list[int] = []
+    counts: Counter[str] = Counter()
+    for block in found:
+        places.append(counts[block.group])
+        counts[block.group] += 1
+    parts = {
+        "all": able,
+        "first half": [2 * place < counts[block.group] for place, block in zip(places, found, strict=True)],
+        "last half": [2 * place >= counts[block.group] for place, block in zip(places, found, strict=True)],
+        "last": [place == counts[block.group] - 1 for place, block in zip(places, found, strict=True)],
+    }
+    if isinstance(wanted, Mapping):
+        for name, numbers in wanted.items():
+            for number in numbers:
+                if check_integer(f"layers[{name!r}]", number, minimum=0) >= len(found):
+                    raise InputError(
+                        f"layers[{name!r}]: got {number}, expected numbers from 0 to {len(found) - 1}, the model's "
+                        "blocks of self-attention"
+                    )
+            parts[name] = [index in set(numbers) for index in range(len(found))]
+    given: Any = ("all", "last half") if wanted is None else wanted
+    if isinstance(given, str):
+        raise InputError(f"layers: got {given!r}, expected a list of names; write [{given!r}]")
+    result: dict[str, list[bool]] = {}
+    for name in given:
+        if not isinstance(wanted, Mapping):
+            check_choice("layers", name, LAYERS)
+        acting = [one and can for one, can in zip(parts[name], able, strict=True)]
+        if any(acting) and not (wanted is None and acting in result.values()):
+            result[name] = acting
+        elif wanted is not None:
+            raise InputError(
+                f"layers: got {name!r}, of which no layer can have a term, expected others than the first of each "
+                "stack, whose values are v0"
+            )
+    return result
+
+
+def _scores(task: Callable[[Any], Any], model: Any, count: int | None) -> tuple[Floats, float]:
+    begin = perf_counter()
+    got = task(model)
+    took = max(perf_counter() - begin, 1e-9)
+    scores = np.asarray(check_array("task", got.detach().cpu() if hasattr(got, "detach") else got, ndim=1), float)
+    if count is not None and len(scores) != count:
+        raise InputError(f"task: got {len(scores)} scores after {count}, expected one for the same items at each call")
+    return scores, took

@@ -1,0 +1,111 @@
+"""Figures of why the tokens of a model grow alike, and of what helps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nlflow.plotting.base import PALETTE, check_filled, finish, legend_below, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, Any]]
+_GOOD, _BAD, _NEITHER = PALETTE[2], PALETTE[1], PALETTE[5]
+_NORMAL = 1.96
+
+
+def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure:
+    """Draw what each setting of a sweep gains, with its simultaneous interval.
+
+    Parameters
+    ----------
+    rows : sequence of mappings
+        ``rows`` of a `nlflow.attention.Sweep`.
+    metric : str
+        Name of the task.
+    title : str, optional
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A line for each setting. Intervals above 0 are green, those below are orange.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to draw.
+    """
+    check_filled("rows", {"rows": rows}, "setting")
+    figure = new_figure(8.2, 1.3 + 0.2 * len(rows), 130, title)
+    axis = figure.subplots()
+    axis.axvline(0, color="0.4", linewidth=1, linestyle="--")
+    names = [f"{row['cure']} {row['value']:g}, {row['layers']}" for row in rows]
+    # An interval far from the others would hide them: the view ends at three times the usual reach.
+    ends = np.array([[row["low"], row["high"]] for row in rows])
+    usual = 3 * float(np.quantile(np.abs(ends), 0.7)) or 1.0
+    for place, row in enumerate(rows):
+        shade = _GOOD if row["helps"] else _BAD if row["harms"] else _NEITHER
+        axis.plot([row["low"], row["high"]], [place, place], color=shade, linewidth=1.8, solid_capstyle="butt")
+        axis.plot(row["gain"], place, "o", color=shade, markersize=4)
+        if row["high"] < -usual:
+            axis.annotate(f"{row['gain']:.2g}", (-usual, place), xytext=(3, 0), textcoords="offset points", fontsize=7,
+                          color=shade, va="center", annotation_clip=False)  # fmt: skip
+    low, high = max(float(ends.min()), -usual), min(float(ends.max()), usual)
+    room = 0.05 * (high - low) or 0.1
+    axis.set_xlim(low - room, high + room)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_yticks(range(len(rows)), names, fontsize=8)
+    finish(
+        axis, "gain beside the model as it is, intervals of all settings together", f"change of the score of {metric}"
+    )
+    return figure
+
+
+def parts_figure(rows: Rows, parts: Sequence[str], *, measure: str, title: str | None = None) -> Figure:
+    """Draw what each part of each block changes in a measure of similarity, as bars that add up to the change.
+
+    Parameters
+    ----------
+    rows : sequence of mappings
+        A row for each block: ``layer``, ``index``, ``change`` and the parts, with ``change_se``.
+    parts : sequence of str
+        Names of the parts.
+    measure : str
+        What is measured, for the axis.
+    title : str, optional
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InputError
+        If there is nothing to draw.
+    """
+    check_filled("rows", {"rows": rows}, "block")
+    figure = new_figure(9.0, 4.2, 130, title)
+    axis = figure.subplots()
+    place = np.arange(len(rows))
+    above, below = np.zeros(len(rows)), np.zeros(len(rows))
+    for number, part in enumerate(parts):
+        values = np.array([float(row.get(part, math.nan)) for row in rows])
+        values = np.nan_to_num(values)
+        if not values.any():
+            continue
+        bottom = np.where(values >= 0, above, below)
+        axis.bar(place, values, 0.72, bottom=bottom, color=PALETTE[number % len(PALETTE)], label=part)
+        above, below = above + np.maximum(values, 0), below + np.minimum(values, 0)
+    change = np.array([row["change"] for row in rows], dtype=float)
+    error = np.nan_to_num(np.array([row.get("change_se", math.nan) for row in rows], dtype=float))
+    axis.errorbar(place, change, _NORMAL * error, fmt="D", color="black", markersize=4, capsize=2, linewidth=1,
+                  label="change of the block")  # fmt: skip
+    axis.axhline(0, color="0.4", linewidth=1)
+    axis.set_xticks(place, [str(row["index"]) for row in rows])
+    finish(axis, f"what each part changes in {measure}; the bars of a block add up to its change", "block", "change")
+    legend_below(axis, ncols=4, down=0.14)
+    return figure

@@ -1,0 +1,234 @@
+"""Cures other than the term: exact where neutral, reversible, and what they say they are, in each family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nlflow.errors import InputError
+from tests.transformer_models import HEADS, MODELS, WIDTH, build, inputs, output, torch
+
+from nlflow.attention import CURES, attach, blocks, detach, load_terms  # isort: skip  # torch may be missing above
+from nlflow.attention.injection.cures import TERMS_OF_V0, sharpened  # isort: skip
+from nlflow.attention.injection.weights import product_of  # isort: skip
+
+OTHERS = [name for name in CURES if name not in TERMS_OF_V0]
+DOUBLE = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_neutral_cures_keep_all_bits_and_others_are_taken_away(family: str, name: str) -> None:
+    given, model = inputs(family), build(family)
+    before = output(model, given)
+    cure = CURES[name]
+    assert torch.equal(output(attach(model, fidelity=0, cures={name: cure.neutral}), given), before)
+    for value in cure.values:
+        attach(model, fidelity=0, cures={name: value})
+        changed = output(model, given)
+        assert bool(torch.isfinite(changed).all())
+        assert not torch.equal(changed, before)
+    detach(model)
+    assert torch.equal(output(model, given), before)
+    assert not any(hook for module in model.modules() for hook in module._forward_hooks.values())
+
+
+def _projected(model: Any, family: str) -> list[tuple[Any, Any, Any]]:
+    """Return of each layer W_V, b_V and the output projection, from the names that the models have."""
+    found = []
+    for block in blocks(model):
+        module, out = block.module, block.projection
+        if family == "gpt2":
+            weight, bias = module.c_attn.weight[:, 2 * WIDTH :], module.c_attn.bias[2 * WIDTH :]
+        else:
+            linear = getattr(module, "v_proj", None) or module.value
+            weight = linear.weight.T
+            bias = weight.new_zeros(weight.shape[1]) if linear.bias is None else linear.bias
+        if weight.shape[1] < WIDTH:
+            weight, bias = (
+                one.unflatten(-1, (-1, WIDTH // HEADS)).repeat_interleave(2, dim=-2).flatten(-2)
+                for one in (weight, bias)
+            )
+        found.append((weight, bias, out))
+    return found
+
+
+@pytest.mark.parametrize("family", ["bert", "vit", "gpt2", "llama"])
+def test_branches_are_changed_by_their_formulas(family: str) -> None:
+    """What comes out of the projection, from heads and weights: means over the tokens that each one sees."""
+    given, stock = inputs(family), build(family).double()
+    given = {k: v.double() if v.is_floating_point() else v for k, v in given.items()}
+    numbers = {"centring": 0.3, "attn-scale": 0.4, "feat-scale": 0.25, "layer-scale": 0.9, "sharpening": 0.5}
+    cured = attach(build(family).double(), fidelity=0, cures=numbers)
+    seen: dict[int, list[Any]] = {}
+    for number, block in enumerate(blocks(cured)):
+        block.module.register_forward_pre_hook(
+            lambda m, args, kw, n=number: seen.setdefault(n, []).append(kw.get("hidden_states", (args or [None])[0])),
+            with_kwargs=True,
+        )
+        block.projection.register_forward_pre_hook(lambda m, args, n=number: seen[n].append(args[0]))  # type: ignore[union-attr]
+        block.projection.register_forward_hook(lambda m, args, out, n=number: seen[n].append(out))  # type: ignore[union-attr]
+    output(cured, given)
+    mask = given.get("attention_mask", torch.ones(seen[0][0].shape[:2])).double()
+    weights = mask[:, None, :].expand(-1, mask.shape[1], -1)
+    if blocks(cured)[0].causal:
+        weights = weights.tril()
+    uniform = weights / weights.sum(-1, keepdim=True).clamp_min(1)
+    for number, (w_v, b_v, out) in enumerate(_projected(stock, family)):
+        tokens, heads, found = seen[number]
+        mean = uniform @ (tokens @ w_v + b_v)
+        w_o = out.weight.T if family != "gpt2" else out.weight
+        b_o = 0.0 if out.bias is None else out.bias
+        values, vectors = torch.linalg.eig(w_v @ w_o)
+        other = torch.where(values.real > 0, values - 2 * 0.5 * values.real, values)
+        # A head of values that serves two of queries leaves eigenvalues that are 0, which stay.
+        ratio = torch.where(values.abs() > 1e-9, other / values, torch.ones_like(values))
+        new = (vectors @ torch.diag(ratio) @ torch.linalg.inv(vectors)).real
+        change = heads + 0.4 * (heads - mean) - 0.3 * mean
+        y = change @ w_o @ new + b_o
+        y = 0.9 * (y + 0.25 * (y - uniform @ y))
+        rows = mask.bool()
+        torch.testing.assert_close(found[rows], y[rows], **DOUBLE)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("base", ["eager", "sdpa"])
+def test_a_temperature_is_that_of_the_logits(family: str, base: str) -> None:
+    given = inputs(family)
+    cured = attach(build(family, base), fidelity=0, cures={"temperature": 0.5})
+    other = build(family, base)
+    for block in blocks(other):
+        module: Any = block.module
+        for name in ("query", "q_proj"):
+            if hasattr(module, name):
+                for one in getattr(module, name).parameters():
+                    one.data *= 2
+        if hasattr(module, "c_attn"):
+            module.c_attn.weight.data[:, :WIDTH] *= 2
+            module.c_attn.bias.data[:WIDTH] *= 2
+    torch.testing.assert_close(output(cured, given), output(other, given), rtol=1e-4, atol=1e-5)
+
+
+def test_sharpened_products_have_no_positive_real_parts() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(40, 40, dtype=torch.float64)
+    before = torch.linalg.eigvals(matrix)
+    for share, factor in ((0.0, 1.0), (0.25, 0.5), (1.0, -1.0)):
+        after = torch.linalg.eigvals(matrix @ sharpened(matrix, share))
+        wanted = torch.complex(torch.where(before.real > 0, factor * before.real, before.real), before.imag)
+        torch.testing.assert_close(_sorted(after), _sorted(wanted), **DOUBLE)
+
+
+def _sorted(values: Any) -> Any:
+    return torch.stack(sorted(values, key=lambda z: (round(float(z.real), 7), float(z.imag))))
+
+
+class Summing(torch.nn.Module):
+    """Attention with one projection for queries, keys and values, which sums by itself, as in timm."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.num_heads, self.fused = HEADS, fused
+        self.qkv, self.proj = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.fused:
+            made = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            made = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
+        return self.proj(made.transpose(1, 2).flatten(2))
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.attn = attention
+
+    def forward(self, x: Any) -> Any:
+        made = self.attn(x, x, x) if isinstance(self.attn, torch.nn.MultiheadAttention) else self.attn(x)
+        return x + (made[0] if isinstance(made, tuple) else made)
+
+
+def _outside(kind: str) -> Any:
+    torch.manual_seed(0)
+    layers = [
+        Residual(
+            torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True) if kind == "torch" else Summing(kind == "fused")
+        )
+        for _ in range(3)
+    ]
+    return torch.nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_modules_outside_of_transformers_have_the_same_cures(name: str) -> None:
+    """Three ways to write one attention give the same numbers when they have the same weights."""
+    x = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(1))
+    found = []
+    for kind in ("torch", "fused", "softmax"):
+        model = _outside(kind)
+        for layer, own in zip(model, _outside("fused"), strict=True):
+            if kind == "torch":
+                layer.attn.in_proj_weight, layer.attn.in_proj_bias = own.attn.qkv.weight, own.attn.qkv.bias
+                layer.attn.out_proj.weight, layer.attn.out_proj.bias = own.attn.proj.weight, own.attn.proj.bias
+            else:
+                layer.attn.load_state_dict(own.attn.state_dict())
+        with torch.no_grad():
+            before = model(x)
+            attach(model, fidelity=0, cures={name: CURES[name].values[0]})
+            found.append(model(x))
+            assert not torch.allclose(found[-1], before)
+            assert torch.equal(detach(model)(x), before)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found[2], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_cures_go_into_folders_with_the_term(tmp_path: Path) -> None:
+    given = inputs("bert")
+    model = attach(build("bert"), fidelity=0.2, cures={"temperature": [1, 0.8, 1.2], "layer-scale": 0.9})
+    wanted = output(model, given)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(output(load_terms(build("bert"), tmp_path), given), wanted)
+
+
+def test_cures_by_layers_leave_the_others() -> None:
+    given = inputs("vit")
+    one = output(attach(build("vit"), fidelity=0, cures={"layer-scale": [1, 1, 0.5]}), given)
+    other = build("vit")
+    blocks(other)[2].projection.register_forward_hook(lambda m, a, y: 0.5 * y)  # type: ignore[union-attr]
+    assert torch.equal(one, output(other, given))
+
+
+def test_cures_that_are_refused() -> None:
+    model = build("bert")
+    for cures, words in (
+        ({"heat": 1.0}, "cures: got 'heat', expected one of"),
+        ({"explicit": 1.0}, "cures: got 'explicit', expected other cures; fidelity="),
+        ({"temperature": 0.0}, r"cures\['temperature'\]: got 0, expected T from 0.01 to 100"),
+        ({"similarity-removal": 1.5}, "expected τ from 0 to 1 for similarity-removal"),
+        ({"layer-scale": [1.0]}, "got 1 values, expected 3, one for each block"),
+        (["temperature"], "cures: got list, expected a mapping"),
+    ):
+        with pytest.raises(InputError, match=words):
+            attach(model, fidelity=0, cures=cures)  # type: ignore[arg-type]
+    decoder = attach(build("gpt2"), fidelity=0, cures={"centring": 0.5})
+    cached = decoder(**inputs("gpt2", batch=1), use_cache=True)
+    with pytest.raises(InputError, match=r"cures: got tokens after 9 in a cache .* use_cache=False"):
+        decoder(input_ids=torch.tensor([[4]]), past_key_values=cached.past_key_values)
+
+
+def test_products_that_are_not_known_are_named() -> None:
+    model = _outside("fused")
+    model[1].attn.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH + 3)
+    with pytest.raises(InputError, match=r"fused projection 'qkv' of unknown layout in 1.attn \(Summing\)"):
+        product_of(blocks(model)[1])
+    quantized = build("bert")
+    quantized.encoder.layer[1].attention.self.value.weight = torch.nn.Parameter(
+        torch.zeros(WIDTH, WIDTH, dtype=torch.int8), requires_grad=False
+    )
+    with pytest.raises(InputError, match=r"got Linear for W_V in encoder.layer.1.attention.self .* floating-point"):
+        attach(quantized, fidelity=0, cures={"centring": 0.5})
+    assert not any(hook for module in quantized.modules() for hook in module._forward_hooks.values())
