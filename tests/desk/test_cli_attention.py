@@ -149,25 +149,24 @@ def test_sweep(folder: Path) -> None:
     Path("texts/a.txt").write_text(words)
     Path("texts/b.md").write_text(f"# A heading\n{words[::-1]}")
     Path("texts/c.bin").write_bytes(b"\xff")
-    arguments = ("--sweep", "--texts", "texts", "--strengths", "0.2,0.4", "--words", 6, "--items", 20)
+    cures = ("--cure", "semi-implicit=0.2,0.4", "--cure", "temperature=0.8")
+    arguments = ("--sweep", "--texts", "texts", *cures, "--words", 6, "--items", 20)
     result = run(folder / "bert", *arguments, "--out", "swept")
     assert result.stdout.startswith("BertModel: MRR 0.")
     assert "as it is, 20 items" in result.stdout
     assert "none helps: 4 settings" in result.stdout or "recommended: " in result.stdout
-    assert result.stdout.endswith("written: table.csv and result.json in swept\n")
-    plan = "4 settings and the model as it is, 20 pairs of passages of 6 words each: 200 passages to encode"
+    assert result.stdout.endswith("written: tables (CSV) and result.json in swept\n")
+    plan = "4 settings and the model as it is, 20 pairs of passages of 6 words each"
     assert plan in result.stderr
     assert "--items" not in result.stderr
     report = json.loads(Path("swept/result.json").read_text())
     assert {path.name for path in Path("swept").iterdir()} == {"table.csv", "result.json"}
-    # Two layers: all are the last half, and the first half has none.
-    assert [(row["form"], row["layers"], row["strength"]) for row in report["rows"]] == [
-        *(
-            ("semi-implicit", "all", 0.2),
-            ("semi-implicit", "all", 0.4),
-            ("explicit", "all", 0.2),
-            ("explicit", "all", 0.4),
-        )
+    # Two layers: all that can have a term are the last half.
+    assert [(row["cure"], row["layers"], row["value"]) for row in report["rows"]] == [
+        ("semi-implicit", "all", 0.2),
+        ("semi-implicit", "all", 0.4),
+        ("temperature", "all", 0.8),
+        ("temperature", "last half", 0.8),
     ]
     model = load_model(folder / "bert")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "bert")
@@ -180,9 +179,9 @@ def test_sweep(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         Path("gpt2", name).write_bytes((folder / "bert" / name).read_bytes())
     Path("long.txt").write_text((words + " ") * 4)
-    result = run("gpt2", "--sweep", "--texts", "long.txt", "--strengths", "0.4", "--json")
-    assert "--items 400: the texts hold 12 blocks of 128 tokens, and all are taken" in result.stderr
-    assert "2 settings and the model as it is, 12 blocks of 128 tokens each: 36 blocks to encode" in result.stderr
+    result = run("gpt2", "--sweep", "--texts", "long.txt", "--cure", "explicit=0.4", "--json")
+    assert "--items 400: the data hold 12 blocks of 128 tokens, and all are taken" in result.stderr
+    assert "1 settings and the model as it is, 12 blocks of 128 tokens each" in result.stderr
     report = json.loads(result.stdout)
     assert report["metric"] == "perplexity"
     assert report["items"] == 12
@@ -195,7 +194,7 @@ def test_sweeps_that_cannot_be_run(folder: Path) -> None:
     Path("empty").mkdir()
     Path("few.txt").write_text("a layer is one step")
     Path("latin.txt").write_bytes(b"\xe9")
-    assert "takes --texts" in run(bert, "--sweep", code=2).stderr
+    assert "takes one of --texts, --images and --sounds" in run(bert, "--sweep", code=2).stderr
     assert "is for --sweep" in run(bert, "--text", TEXT, "--texts", "few.txt", code=2).stderr
     assert "is not for --sweep" in run(bert, "--sweep", "--texts", "few.txt", "--neutreno", 1, code=2).stderr
     assert "--texts: got none.txt, expected a file of text" in fails(bert, "--sweep", "--texts", "none.txt")
@@ -203,7 +202,8 @@ def test_sweeps_that_cannot_be_run(folder: Path) -> None:
     assert "--texts: got latin.txt, which is no text in UTF-8" in fails(bert, "--sweep", "--texts", "latin.txt")
     assert "texts: got 0 pair(s) of passages" in fails(bert, "--sweep", "--texts", "few.txt")
     few = ("--sweep", "--texts", "few.txt")
-    assert "--strengths: got '0.2,x', expected numbers" in fails(bert, *few, "--strengths", "0.2,x")
+    assert "--cure: got 'explicit=0.2,x', expected numbers" in fails(bert, *few, "--cure", "explicit=0.2,x")
+    assert "--cure: got 'heat', expected one of 'semi-implicit'" in fails(bert, *few, "--cure", "heat")
     assert "--metric: got 'speed', expected one of" in fails(bert, *few, "--metric", "speed")
     assert "--items: got 3, expected an integer >= 10" in fails(bert, *few, "--items", 3)
     assert "which has no tokenizer" in fails(folder / "vit", *few)

@@ -16,6 +16,7 @@ from nlflow.attention.injection.cures import CURES
 from nlflow.attention.injection.everyday import inputs_of
 from nlflow.attention.probing.cause import Cause, explain
 from nlflow.attention.probing.parts import PARTS
+from nlflow.attention.probing.spectra import LayerSpectrum
 from nlflow.attention.probing.survey import Survey, survey
 from nlflow.attention.sweeping.intervals import Differences, paired_differences
 from nlflow.attention.sweeping.sweep import Sweep, price, sweep
@@ -26,6 +27,7 @@ from nlflow.store.encoding import plain
 from nlflow.studies.result import render_csv
 
 _LEVEL = 0.95
+_EXPLAINED = 8  # batches by which parts are told, each of which takes several runs
 _MEASURE = "cosine"
 _DEFAULT = "semi-implicit, λ̃ = 0.4, all layers"  # of `attach`
 
@@ -67,6 +69,8 @@ class Report:
         Which that is.
     cause : Cause or None
         Of `explain`.
+    spectra : list of LayerSpectrum
+        Of the blocks whose maps are known; see `Cause.spectra`.
     unexplained : str
         Why there is no cause; empty where there is one.
     sweep : Sweep or None
@@ -80,6 +84,7 @@ class Report:
     after: Survey
     cure: str
     cause: Cause | None
+    spectra: list[LayerSpectrum]
     unexplained: str
     sweep: Sweep | None
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -103,6 +108,10 @@ class Report:
             found.append(Course(own[0].layer.removesuffix(" input"), means[0], means[-1], change, (best + 1, step)))
         return found
 
+    def findings(self) -> list[str]:
+        """Return sentences about why, each from numbers beside their nulls; empty without a cause."""
+        return [] if self.cause is None else self.cause.findings(self.spectra)
+
     def parts(self) -> dict[str, float]:
         """Return what each part changes in the mean cosine over all blocks; empty without a cause."""
         if self.cause is None:
@@ -123,6 +132,7 @@ class Report:
                 f"Summed over the blocks, the parts change the mean cosine by {told}. These are exact differences "
                 "along one path through each block; another order of the parts would share the change otherwise."
             )
+        found += self.findings()
         for old, new in zip(self.courses(), self.courses(changed=True), strict=True):
             way = "raises" if new.after > old.after else "lowers"
             found.append(
@@ -174,7 +184,8 @@ class Report:
         tables = {"layers": self.before.rows(), "layers with the cure": self.after.rows()}
         if self.cause is not None:
             tables |= {"parts": self.cause.rows(), "groups of tokens": self.cause.group_rows(),
-                       "outlier channels": self.cause.outlier_rows()}  # fmt: skip
+                       "outlier channels": self.cause.outlier_rows(),
+                       "spectra": [one.row() for one in self.spectra]}  # fmt: skip
         if self.sweep is not None:
             tables["cures"] = [
                 {**{k: v for k, v in row.items() if k != "bytes"}, "bytes": row["bytes"][0],
@@ -195,8 +206,8 @@ class Report:
             rows = self.cause.rows(_MEASURE)
             names = [part for part in PARTS if any(part in row for row in rows)]
             found[
-                "What each part of each block changes in the mean cosine of two tokens, mean over inputs; black: the "
-                "change of the block with 95 % of its error."
+                "What each part of each block changes in the mean cosine of two tokens, mean over "
+                f"{self.cause.count} inputs; black: the change of the block with 1.96 standard errors on each side."
             ] = parts_figure(rows, names, measure="the mean cosine")
         if self.sweep is not None:
             found[
@@ -221,7 +232,9 @@ class Report:
             f"<li>“{text(one)}” <span class='mute'>{text(why)}</span></li>" for one, why in self.may_not()
         )
         sections = [f"<h2>Do tokens grow alike?</h2><p>{text(does)}</p>{pictures[0]}"]
-        sections.append(f"<h2>Why?</h2><p>{text(why)}</p>{pictures[1] if self.cause is not None else ''}")
+        told = "".join(f"<li>{text(one)}</li>" for one in self.findings())
+        told = f"<p>{text(why)}</p><ul>{told}</ul>{pictures[1] if self.cause is not None else ''}"
+        sections.append(f"<h2>Why?</h2>{told}")
         if self.sweep is None:
             sections.append(f"<h2>What helps?</h2><p>{text(helps)}</p>")
         else:
@@ -337,9 +350,10 @@ def report(
         raise InputError("inputs: got no batch, expected at least one")
     options: Any = {"adapter": adapter, "progress": progress}
     before = survey(network, batches, **options)
-    cause, unexplained = None, ""
+    cause, unexplained, spectra = None, "", []
     try:
-        cause = explain(network, batches, nulls=False, **options)
+        cause = explain(network, batches[:_EXPLAINED], **options)
+        spectra = cause.spectra(progress=progress)
     except NlflowError as error:
         unexplained = str(error)
     found = None
@@ -356,7 +370,7 @@ def report(
     finally:
         detach(network)
     return Report(
-        name or type(network).__name__, before, after, label, cause, unexplained, found, provenance()
+        name or type(network).__name__, before, after, label, cause, spectra, unexplained, found, provenance()
     )  # fmt: skip
 
 

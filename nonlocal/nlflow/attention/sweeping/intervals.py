@@ -34,7 +34,8 @@ def paired_differences(
     Items are drawn again, the same for all settings. The largest difference of each draw from what was found, in units
     of its standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of experiments,
     however the settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may be
-    picked afterwards. O(resamples S n) operations.
+    picked afterwards. Of a hundred items or fewer whose differences
+    are very skew, they hold in some 92 %. O(resamples S n) operations.
     """
     gains = np.asarray(scores, float) - np.asarray(stock, float)
     count = gains.shape[1]

@@ -1,0 +1,173 @@
+"""Objects as people have them: texts, pictures, pipelines, SentenceTransformers, models of timm and torchvision.
+
+The libraries need not be installed: small doubles have the attributes that count.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow.errors import InputError
+from tests.transformer_models import HEADS, WIDTH, build, inputs, output, torch
+
+from nlflow.attention import (  # isort: skip  # torch may be missing above
+    Classification, attach, blocks, detach, fidelities, image_inputs, load_terms, probe, survey, sweep,
+)  # fmt: skip
+from nlflow.attention.injection.everyday import inputs_of  # isort: skip
+
+TEXTS = ["one two three", "four five six seven eight", "nine"]
+
+
+class Words:
+    """A tokenizer with a number for each word."""
+
+    model_max_length, pad_token_id = 30, 0
+
+    def __call__(self, text: str, *, max_length: int = 10**9, **options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [5 + sum(map(ord, word)) % 30 for word in text.split()][:max_length]}
+
+
+class Pipeline:
+    """What a pipeline of transformers has."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.tokenizer = model, Words()
+
+
+class Transformer(torch.nn.Module):
+    """The first module of a SentenceTransformer."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.auto_model = model
+
+    def forward(self, features: Any, **options: Any) -> Any:
+        states = self.auto_model(input_ids=features["input_ids"], attention_mask=features["attention_mask"])[0]
+        return {**features, "token_embeddings": states}
+
+
+class SentenceModel(torch.nn.Sequential):
+    """What a SentenceTransformer has: modules that hand a mapping on, a tokenizer, a save_pretrained of its own."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(Transformer(model))
+        self.tokenizer, self.max_seq_length = Words(), 4
+
+    def forward(self, input: Any, **options: Any) -> Any:
+        return super().forward(input)
+
+    def save_pretrained(self, path: Any, model_name: Any = None) -> None:
+        self[0].auto_model.save_pretrained(path)
+
+
+class Vision(torch.nn.Module):
+    """What a model of timm has: `pretrained_cfg`, no config, and attention that sums by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pretrained_cfg = {"input_size": (3, 12, 12), "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 4.0)}
+        self.patch = torch.nn.Conv2d(3, WIDTH, 4, 4)
+        self.blocks = torch.nn.Sequential(*(VisionLayer() for _ in range(3)))
+
+    def forward(self, x: Any) -> Any:
+        return self.blocks(self.patch(x).flatten(2).mT).mean(dim=1)
+
+
+class VisionLayer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attn = torch.nn.LayerNorm(WIDTH), VisionAttention()
+
+    def forward(self, x: Any) -> Any:
+        return x + self.attn(self.norm1(x))
+
+
+class VisionAttention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = HEADS
+        self.qkv, self.proj = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        made = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(made.transpose(1, 2).flatten(2))
+
+
+def test_texts_go_through_the_tokenizer_of_a_pipeline() -> None:
+    pipeline = Pipeline(build("bert"))
+    trace = probe(pipeline, TEXTS)
+    assert trace[0].tokens.sum(-1).tolist() == [3, 5, 1]
+    one = {"input_ids": torch.tensor([Words()(TEXTS[0])["input_ids"]])}
+    np.testing.assert_allclose(trace[-1].quantities["mean_cosine"][0],
+                               probe(build("bert"), one)[-1].quantities["mean_cosine"][0], rtol=1e-5)  # fmt: skip
+    assert survey(pipeline, TEXTS).count == 3
+    assert attach(pipeline, fidelity=0.4) is pipeline
+    assert len(fidelities(pipeline.model)) == len(blocks(pipeline)) - 1
+    assert detach(pipeline) is pipeline
+    assert torch.equal(output(pipeline.model, inputs("bert")), output(build("bert"), inputs("bert")))
+
+
+def test_terms_survive_what_a_sentence_transformer_saves(tmp_path: Path) -> None:
+    model = SentenceModel(build("bert")).eval()
+    trace = probe(model, TEXTS)
+    assert trace[0].tokens.sum(-1).tolist() == [3, 4, 1]  # its max_seq_length cuts the second
+    attach(model, fidelity=0.3, learned=True, cures={"temperature": 0.9})
+    model.save_pretrained(tmp_path)
+    again = load_terms(SentenceModel(build("bert")).eval(), tmp_path)
+    given = inputs_of(model, TEXTS)
+    assert torch.equal(model(given)["token_embeddings"], again(given)["token_embeddings"])
+    assert not torch.equal(
+        model(given)["token_embeddings"], SentenceModel(build("bert")).eval()(given)["token_embeddings"]
+    )
+
+
+def test_pictures_are_normalized_as_the_model_says() -> None:
+    torch.manual_seed(0)
+    model, picture = Vision().eval(), np.full((5, 7, 3), 51, np.uint8)
+    made = inputs_of(model, [picture, picture])
+    assert made.shape == (2, 3, 12, 12)
+    wanted = (0.2 - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([1.0, 2.0, 4.0])
+    torch.testing.assert_close(made[1, :, 3, 4], wanted)
+    pytest.importorskip("PIL.Image", reason="Pillow is optional")
+    from PIL import Image
+
+    assert torch.equal(inputs_of(model, Image.fromarray(picture)), made[:1])
+    assert len(probe(model, picture)) == 3
+    network = build("vit")
+    network.name_or_path = "nowhere"
+    pixels = image_inputs(network, "nowhere", picture)["pixel_values"]
+    assert torch.equal(inputs_of(network, [picture])["pixel_values"], pixels)
+
+
+def test_a_sweep_takes_pictures_and_a_model_of_timm() -> None:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    model, labels = Vision().eval(), [number % 2 for number in range(12)]
+    pictures = [rng.integers(0, 128, (12, 12, 3)).astype(np.uint8) + np.uint8(120 * label) for label in labels]
+    task = Classification(pictures, labels, neighbours=3)
+    assert task(model).mean() > 0.8
+    found = sweep(model, task, cures=["temperature", "semi-implicit"], layers=["all"], resamples=200)
+    assert found.items == 12
+    assert {row["cure"] for row in found.rows} == {"temperature", "semi-implicit"}
+
+
+def test_everyday_objects_that_are_refused() -> None:
+    model = build("bert")
+    for given, words in (
+        (7, "inputs: got int, expected a mapping"),
+        ([], "inputs: got list, expected a mapping"),
+        (["a", " "], r"inputs\[1\]: got ' ', expected some words"),
+        ("a text", "got texts for BertModel, whose tokenizer is not known"),
+    ):
+        with pytest.raises(InputError, match=words):
+            probe(model, given)
+    with pytest.raises(InputError, match=r"model: got dict, expected a torch.nn.Module, or a pipeline"):
+        probe({}, TEXTS)
+    bare = torch.nn.Sequential(VisionLayer(), VisionLayer())
+    with pytest.raises(InputError, match="got pictures for Sequential, whose size of pictures is not known"):
+        probe(bare, np.zeros((4, 4, 3), np.uint8))

@@ -1,0 +1,169 @@
+"""Tasks of sweeps against scikit-learn and loops, intervals that cover, and the page about a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow.errors import InputError
+from tests.transformer_models import BODY, TEXT, build, inputs, output, torch, transformers
+
+from nlflow.attention import Classification, TokenAccuracy, masked_tokens, report  # isort: skip
+from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
+
+
+class Features(torch.nn.Module):
+    """A model that returns what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Linear(1, 1)
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+def _classes(count: int = 60) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, count)
+    return torch.from_numpy(rng.normal(size=(count, 5)) + 1.2 * np.eye(5)[labels]), labels
+
+
+def test_neighbours_are_those_of_a_loop() -> None:
+    x, labels = _classes()
+    found = Classification(x, labels, neighbours=7)(Features())
+    unit = x.numpy() / np.linalg.norm(x.numpy(), axis=1, keepdims=True)
+    for number in range(len(x)):
+        cosines = unit @ unit[number]
+        others = sorted((one for one in range(len(x)) if one != number), key=lambda one: -cosines[one])[:7]
+        votes = [sum(1 + cosines[one] for one in others if labels[one] == label) for label in range(3)]
+        assert found[number] == (np.argmax(votes) == labels[number])
+
+
+def test_a_linear_probe_is_fitted_without_the_item_that_it_tells() -> None:
+    x, labels = _classes()
+    found = Classification(x, labels, classifier="linear")(Features())
+    unit = x.numpy() / np.linalg.norm(x.numpy(), axis=1, keepdims=True)
+    whole = np.column_stack([unit - unit.mean(axis=0), np.ones(len(x))])
+    penalty = 0.01 * np.mean(np.linalg.svd(whole, compute_uv=False) ** 2)
+    for number in range(len(x)):
+        rest = np.delete(np.arange(len(x)), number)
+        gram = whole[rest].T @ whole[rest] + penalty * np.eye(6)
+        weights = np.linalg.solve(gram, whole[rest].T @ np.eye(3)[labels[rest]])
+        assert found[number] == (np.argmax(whole[number] @ weights) == labels[number])
+
+
+def test_masked_tokens_are_counted_as_they_are() -> None:
+    class Marks:
+        model_max_length, mask_token_id, pad_token_id, all_special_ids = 20, 4, 0, [0, 1, 2, 4]
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            return {"input_ids": [1, *(5 + ord(one) % 20 for one in text.split()), 2]}
+
+    class Nothing(Marks):
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            return {"input_ids": [1, 2]}
+
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**TEXT | BODY)).eval()
+    texts = ["a b c d e f g", "h i j", "k l m n o p q r"]
+    task = masked_tokens(Marks(), texts, share=0.4, draws=2, batch=2)
+    scores = task(model)
+    assert scores.shape == (3,)
+    by_hand: dict[int, list[float]] = {}
+    order = 0
+    for batch, (given, labels) in enumerate(zip(task.inputs, task.labels, strict=True)):
+        with torch.no_grad():
+            logits = model(**given).logits
+        for row, wanted in enumerate(labels):
+            asked = wanted >= 0
+            assert set(given["input_ids"][row][asked].tolist()) == {4}
+            assert not set(wanted[asked].tolist()) & {0, 1, 2, 4}
+            by_hand.setdefault(2 * (batch // 2) + row, []).append(
+                float((logits[row].argmax(-1) == wanted)[asked].double().mean())
+            )
+        order += len(labels)
+    np.testing.assert_allclose(scores, [np.mean(by_hand[number]) for number in sorted(by_hand)], rtol=1e-12)
+    assert order == 6
+    with pytest.raises(InputError, match="gives no logits of the tokens"):
+        task(model.bert)
+    with pytest.raises(InputError, match="all of whose tokens are special"):
+        masked_tokens(Nothing(), ["a b"])
+
+
+def test_tasks_that_are_refused() -> None:
+    x, labels = _classes()
+    for given, words in (
+        ({"labels": labels[:-1]}, "labels: got 59 for 60 items"),
+        ({"labels": np.zeros(60)}, "labels: got one class"),
+        ({"classifier": "forest"}, "classifier: got 'forest'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Classification(x, **{"labels": labels, **given})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"labels\[0\]: got shape \(3,\), expected \(batch, tokens\)"):
+        TokenAccuracy([{}], [torch.zeros(3, dtype=torch.long)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("law", "items"), [("normal", 80), ("mostly none", 80), ("skewed", 300)])
+def test_intervals_of_a_sweep_cover_together(law: str, items: int) -> None:
+    """Of 200 experiments with 25 settings that depend on each other, all intervals hold in at least 93 %."""
+    rng = np.random.default_rng(7)
+    draws = {
+        "normal": lambda size: rng.normal(size=size),
+        "mostly none": lambda size: rng.normal(size=size) * (rng.random(size) < 0.3),
+        "skewed": lambda size: rng.exponential(size=size) - 1,
+    }
+    effects = np.concatenate([np.zeros(10), rng.normal(0, 0.1, 15)])
+    mixing = np.linalg.cholesky(0.6 * np.ones((25, 25)) + 0.4 * np.eye(25))
+    held = 0
+    for seed in range(200):
+        stock = rng.normal(size=items)
+        scores = stock + effects[:, None] + mixing @ draws[law]((25, items))
+        found = paired_differences(scores, stock, resamples=600, rng=seed)
+        held += bool(((found.low <= effects) & (effects <= found.high)).all())
+    assert held >= 186
+
+
+# ---- the page
+
+
+def test_a_report_is_one_page_with_numbers_and_sentences(tmp_path: Path) -> None:
+    given = [inputs("vit", seed=seed, batch=4) for seed in range(3)]
+    model = build("vit")
+    before = output(model, given[0])
+
+    def task(model: Any) -> Any:
+        return np.concatenate([output(model, one).flatten(1).norm(dim=1).detach().numpy() for one in given])
+
+    made = report(model, given, task, cures={"layer-scale": [0.5], "explicit": [0.2]}, layers=["all"], name="a <model>")
+    assert torch.equal(output(model, given[0]), before)
+    assert made.before.count == 12
+    assert [len(one) for one in made.answers()] != [0, 0, 0]
+    (course,) = made.courses()
+    values = made.before.states[-1].values["cosine"] - made.before.states[0].values["cosine"]
+    assert course.after - course.before == pytest.approx(np.mean(values), rel=1e-9)
+    assert course.alike == (True if course.change.low[0] > 0 else False if course.change.high[0] < 0 else None)
+    change = sum(block.change("cosine")[0] for block in made.cause.blocks)
+    assert sum(made.parts().values()) == pytest.approx(change, abs=1e-10)
+    page = made.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h1>a &lt;model&gt;: do its tokens grow alike" in page
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", page)  # nothing from elsewhere
+    assert "<script" not in page
+    assert page.count("<img ") == 3
+    assert {"layers.csv", "parts.csv", "cures.csv"} <= set(re.findall(r'download="([^"]+)"', page))
+    for sentence in made.may():
+        assert sentence.split("<")[0][:40].replace("&", "&amp;") in page
+    assert any("without training" in why for _, why in made.may_not()) or made.sweep.chosen is not None
+    assert made.as_dict()["tables"]["cures"][0]["cure"] == "layer-scale"
+
+
+def test_a_report_without_a_task_says_so() -> None:
+    made = report(build("vit"), [inputs("vit", batch=3)])
+    assert made.answers()[2] == "Not measured: no task was given."
+    assert "fewer than ten inputs give no interval" in made.answers()[0]
+    assert made.html().count("<img ") == 2
