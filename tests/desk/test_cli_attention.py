@@ -206,7 +206,10 @@ def test_sweeps_that_cannot_be_run(folder: Path) -> None:
     assert "--cure: got 'heat', expected one of 'semi-implicit'" in fails(bert, *few, "--cure", "heat")
     assert "--metric: got 'speed', expected one of" in fails(bert, *few, "--metric", "speed")
     assert "--items: got 3, expected an integer >= 10" in fails(bert, *few, "--items", 3)
-    assert "which has no tokenizer" in fails(folder / "vit", *few)
+    assert "--images: got none for the metric neighbours" in fails(folder / "vit", *few)
+    Path("pictures/one").mkdir(parents=True)
+    assert "--images: got 0 folder(s) with pictures" in fails(folder / "vit", "--sweep", "--images", "pictures")
+    assert "--sounds: got 0 sounds" in fails(bert, "--sweep", "--sounds", "pictures", "--metric", "transcripts")
 
 
 @pytest.mark.slow
@@ -339,7 +342,7 @@ def test_a_tokenizer_that_is_not_there(folder: Path, tmp_path: Path) -> None:
     for name in ("bert", "gpt"):
         for words in (("--text", TEXT), ("--sweep", "--texts", "texts.txt")):
             error = fails(tmp_path / name, *words)
-            assert f"{words[0][2:]}: got {tmp_path / name}, which has no tokenizer (there is no " in error
+            assert f"{words[-2][2:]}: got {tmp_path / name}, which has no tokenizer (there is no " in error
             assert "save it there with tokenizer.save_pretrained" in error
     assert "knows no word, expected words of its vocabulary" in fails(folder / "bert", "--text", "other words")
 
