@@ -137,3 +137,23 @@ def test_an_affinity_says_and_asks_what_the_table_says(monkeypatch: pytest.Monke
         assert torch.equal(average, found[0][1])
         assert torch.equal(logs, found[0][2])
     assert asked == ["cuDNN's attention"] * 2 + ["FlashAttention-2"] * 2
+
+
+def test_weights_do_not_widen_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One column more than 64 would take the time of 96, or of 128; what the weights give is kept instead."""
+    x, u = (torch.randn(60, 64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    w = torch.rand(60, generator=torch.Generator().manual_seed(2)).double() + 0.5
+    original, widths = attention._called, list[int]()
+    monkeypatch.setattr(
+        attention, "_called", lambda kernel, q, *a: (widths.append(q.shape[-1]), original(kernel, q, *a))[1]
+    )
+    with pretended.gpu():
+        p = nl.affinity(nl.ExpDotProduct(), nl.Points(range(60), w.numpy()), pretended.put(x), method="tiled")
+        before = p.memory_bytes
+        found = [pretended.take(p.average(pretended.put(signal))) for signal in (u, u, u[:, :3])]
+        after = p.memory_bytes
+    weights = torch.softmax(x.double() @ x.double().T / 8 + w.log(), 1)
+    for average, signal in zip(found, (u, u, u[:, :3]), strict=True):
+        torch.testing.assert_close(average.double(), weights @ signal.double(), rtol=0, atol=2e-6)
+    assert widths == [64] * 4
+    assert after == before + 4 * 60

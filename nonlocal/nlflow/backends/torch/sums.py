@@ -125,9 +125,10 @@ class TorchSums:
         return radial.radial_sums(self._kernel, y, y, weights, values.expand(*shape, values.shape[-1]))
 
     @property
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """The tensors that are as large as the features."""
-        return self._x, self._y
+    def kept(self) -> tuple[Tensor, ...]:
+        """The tensors that are as large as the features, or as the nodes."""
+        mean = self.__dict__.get("_mean_weight")
+        return (self._x, self._y) if mean is None else (self._x, self._y, mean)
 
     def _fuse(self) -> bool:
         """Bring logits into the form scale q.k + offset_i; whether it was possible."""
@@ -188,7 +189,9 @@ class TorchSums:
         if self._weights is None:
             return attend(self._x, self._y, values, self._form)
         # Weights are one more channel, and of the values a factor: no logit is rounded for them.
-        weights = self._column(self._weights)
+        weights, columns = self._column(self._weights), values.shape[-1]
+        if width_for(self._x, columns + 1) > width_for(self._x, columns) and not self._tracked(values):
+            return attend(self._x, self._y, weights * values, self._form) / self._mean_weight  # kernels stay narrow
         sums = attend(self._x, self._y, torch.cat([weights * values, weights], dim=-1), self._form)
         return sums[..., :-1] / sums[..., -1:]
 
@@ -209,6 +212,12 @@ class TorchSums:
             mean = attend(self._x, self._y, self._column(self._weights), self._form)[..., 0]
             result = log_sum_exp(self._x, self._y, self._form) + torch.log(mean)
         return result if self._offset is None else result + self._offset
+
+    @cached_property
+    def _mean_weight(self) -> Tensor:
+        """The averages of the weights, (..., M, 1): what averages of weights times values are divided by."""
+        assert self._weights is not None
+        return attend(self._x, self._y, self._column(self._weights), self._form)
 
     def push(self, law: Tensor) -> Tensor:
         """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D).
@@ -354,8 +363,6 @@ class MaskedSums:
     ----------
     fused : bool
         Whether averages are fused attention.
-    kept : tuple of tensor
-        Those that are as large as the features, or larger.
     """
 
     def __init__(
@@ -388,12 +395,17 @@ class MaskedSums:
             kernel, queries, keys, weights, precision=precision, present=present,
             seen=seen if mask.causal or mask.rule is not None else None, causal=mask.causal and mask.rule is None,
         )  # fmt: skip
-        self.fused, self.kept = self._sums.fused, self._sums.kept
+        self.fused = self._sums.fused
 
     @property
     def how(self) -> str:
         """What averages are computed by, and why, in words."""
         return self._sums.how
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """The tensors that are as large as the features, or larger."""
+        return self._sums.kept
 
     @property
     def wide(self) -> bool:
@@ -477,7 +489,11 @@ class _BandSums:
             kernel, self._blocked(queries), self._unfolded(keys), nearby, precision=precision,
             present=self._unfolded(there[..., None])[..., 0] > 0, seen=seen, table=True,
         )  # fmt: skip
-        self.fused, self.kept = self._sums.fused, self._sums.kept
+        self.fused = self._sums.fused
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return self._sums.kept
 
     @property
     def how(self) -> str:
