@@ -15,6 +15,8 @@ from nlflow import InputError
 torch = pytest.importorskip("torch")
 
 from nlflow.attention import Head, Layer, LayerTrace, discretize, extrapolate, mean_cosine  # noqa: E402
+from nlflow.attention.probing.discretization import order_of  # noqa: E402
+from nlflow.attention.probing.verdicts import random_stochastic  # noqa: E402
 
 Array = NDArray[Any]
 SUBSTEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -51,6 +53,13 @@ def test_frozen_flow(symmetric: bool, causal: bool) -> None:
     assert found.layer == pytest.approx(np.linalg.norm(matrix_of(one) @ one.v - exact) / way, rel=1e-8)
     assert (found.layer == pytest.approx(found.distance[0])) == (not symmetric)
     assert found.order == pytest.approx(1, abs=0.05)
+    assert math.isnan(found.random_order) == symmetric
+    if not symmetric:  # Euler's method has its order with any P, and with the same mask
+        drawn = random_stochastic(len(p), np.random.default_rng(0), p > 0) - np.eye(len(p))
+        exact = expm(drawn) @ one.v
+        steps = [np.linalg.matrix_power(np.eye(len(p)) + drawn / m, m) @ one.v for m in SUBSTEPS]
+        errors = np.array([np.linalg.norm(each - exact) for each in steps])
+        assert found.random_order == pytest.approx(order_of(SUBSTEPS, errors), rel=1e-5)
 
 
 def runge_kutta(one: Head, symmetric: bool, steps: int) -> Array:

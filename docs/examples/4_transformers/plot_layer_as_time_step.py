@@ -40,7 +40,8 @@ substeps = (1, 2, 4, 8, 16, 32)
 found = {f"layer {number + 1}": discretize(trace[number], substeps=substeps) for number in (0, 5, 11)}
 found["layer 6, one head, evolving"] = discretize(trace.head(5, 0), substeps=substeps, evolving=True)
 for name, result in found.items():
-    print(f"{name:>28}: order {result.order:.3f}, the layer itself is off by {result.layer:.3f} of the way")
+    null = f" ({result.random_order:.3f} with random P)" if np.isfinite(result.random_order) else ""
+    print(f"{name:>28}: order {result.order:.3f}{null}, the layer itself is off by {result.layer:.3f} of the way")
     assert abs(result.order - 1) < 0.1
 mean = np.abs((1 - 1 / np.array(substeps)) ** substeps - np.exp(-1)) / (1 - np.exp(-1))
 

@@ -108,7 +108,7 @@ class CausedBlock:
 
     def _known(self, formula: Mapping[str, float]) -> NDArray[np.bool_]:
         """Return which inputs have all points of a formula: nulls are of some inputs."""
-        return np.all([np.isfinite(self.points[name].energy) for name in formula], axis=0)
+        return np.asarray(np.all([np.isfinite(self.points[name].energy) for name in formula], axis=0))
 
     def change(self, measure: str) -> tuple[float, float]:
         """Return how far the block moved a measure, and the standard error."""

@@ -64,7 +64,8 @@ class Discretization:
         Slope of log distance over log(1/m) through the finest steps; the theory says 1. NaN with fewer than 3.
     random_order : float
         The same slope with random stochastic matrices, masked as the heads are, in the place of theirs: Euler's method
-        has it, trained or not. So an `order` near it says nothing about training. NaN where the kernel evolves.
+        has it, trained or not. So an `order` near it says nothing about training. NaN where the kernel evolves or has
+        keys as queries.
     """
 
     substeps: tuple[int, ...]

@@ -50,6 +50,7 @@ order; keys: those of other tokens; random: stochastic matrices of exponential v
 _CHUNK = 2**22  # bytes of attention matrices at a time
 _OFF = 1e-3  # of the largest value: what comes to W_O is something else
 _ROWS = 8  # of each head that are compared
+_TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,8 +234,8 @@ class _Walk:
     ) -> None:
         self.course, self.one, self.layer, self.seen = course, one, layer, seen
         self.nulls, self.generator = rows is not None, generator
-        self.rows = torch.zeros(0, dtype=torch.long) if rows is None else rows.to(one.before.device)
         assert one.before is not None
+        self.rows = torch.zeros(0, dtype=torch.long) if rows is None else rows.to(one.before.device)
         self.state, self.name = one.before, "before"
         self.left = len(one.steps)
 
@@ -388,7 +389,7 @@ class _Corners:
         course.operator = operator
         course.contraction = {"P": _contraction(v, whole, layer.tokens)}
         if operator.norm is not None:
-            course.scale = float((_length(n) / _length(state).clamp_min(1e-30))[layer.tokens].median())
+            course.scale = float((_length(n) / _length(state).clamp_min(_TINY))[layer.tokens].median())
         self.tensors = {"normed": traces.sum() * n, "mixed": averaged, "projected": operator.added(v)}
         self.others: dict[str, tuple[Tensor, Tensor]] = {}
         if walk.nulls:
@@ -400,7 +401,7 @@ class _Corners:
 
 
 def _length(x: Tensor) -> Tensor:
-    return x.norm(dim=-1)
+    return torch.linalg.vector_norm(x, dim=-1)
 
 
 def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected) -> tuple[Tensor, Tensor]:
@@ -486,7 +487,7 @@ def _taken_in(x: Tensor, order: Tensor) -> Tensor:
 def _random(layer: Layer, generator: torch.Generator, like: Tensor) -> Tensor:
     """Return random stochastic matrices (B or 1, H or 1, N, N): rows of exponential variables, seen as P is seen."""
     count = layer.q.shape[-2]
-    drawn = torch.rand(count, count, generator=generator).clamp_min(1e-30).log().neg().to(like)[None, None]
+    drawn = torch.rand(count, count, generator=generator).clamp_min(_TINY).log().neg().to(like)[None, None]
     every = bool(layer.tokens.all())
     if layer.mask is None and every:
         return drawn / drawn.sum(-1, keepdim=True)
@@ -505,6 +506,6 @@ def _contraction(v: Tensor, averages: Tensor, tokens: Tensor) -> Floats:
 
     def spread(x: Tensor) -> Tensor:
         x = x - (x * counted).sum(-2, keepdim=True) / total
-        return (x * counted).double().flatten(2).norm(dim=-1)
+        return _length((x * counted).double().flatten(2))
 
     return _array(spread(averages) / spread(v))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,7 +207,8 @@ def eigenvalues_of(matrix: Floats, *, causal: bool = False) -> Complex:
     found = [np.ones(1, complex)]
     less = matrix - matrix.mean(axis=0)  # on what tells tokens apart P has its other eigenvalues
     start = np.random.default_rng(0).standard_normal(len(matrix))
-    for count, which in ((_LARGEST, "LM"), (_LEAST, "SR")):
+    wanted: tuple[tuple[int, Literal["LM", "SR"]], ...] = ((_LARGEST, "LM"), (_LEAST, "SR"))
+    for count, which in wanted:
         try:
             found.append(eigs(less, k=count, which=which, v0=start, return_eigenvectors=False))
         except ArpackNoConvergence as error:
