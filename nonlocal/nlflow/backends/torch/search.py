@@ -21,6 +21,7 @@ from nlflow.backends.threads import in_order
 from nlflow.backends.torch.workers import exact_products, workers_for
 
 _MOST = 32  # references of a tile along an axis
+_CACHED = 2**18  # numbers of a product of matrices that caches hold
 _PART = 10  # distances of which the least is taken first
 
 Three = tuple[int, int, int]
@@ -159,13 +160,15 @@ def find_groups(guide: Tensor, windows: Windows, members: int, numbers: int) -> 
     candidates, own, offsets = math.prod(windows.lengths), windows.corners.shape[1], len(windows.shift)
     length = len(guide) * math.prod(windows.patch)
     tiles = len(windows.starts)
-    together = max(1, numbers // ((length + 1 + own) * candidates + 3 * own * offsets))
+    product = (length + 1 + own) * candidates
+    together = max(1, numbers // (product + 3 * own * offsets))
+    few = max(1, _CACHED // product) if device.type == "cpu" else together  # tiles that are multiplied at a time
     planes = windows.planes(guide)
 
     @torch.no_grad()
     def search(first: int) -> tuple[slice, Tensor, Tensor]:
         which = slice(first, min(first + together, tiles))
-        distance, largest, norm = _distances(windows, planes, windows.starts[which])
+        distance, largest, norm = _distances(windows, planes, windows.starts[which], few)
         place, count = _nearest(distance, largest, norm, windows.rank, members - 1, length, guide.dtype)
         corners = windows.corners[which].reshape(-1, 1)
         return which, torch.cat((corners, corners + windows.shift[place]), 1), count + 1
@@ -180,46 +183,52 @@ def find_groups(guide: Tensor, windows: Windows, members: int, numbers: int) -> 
     return found[:count], counts[:count]
 
 
-def _distances(windows: Windows, planes: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _distances(windows: Windows, planes: Tensor, starts: Tensor, few: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return squared distances (K T, offsets) of some tiles, the largest sample of each reference, and its norm.
 
-    A distance is infinite where there is no patch, and of the reference itself.
+    A distance is infinite where there is no patch, and of the reference itself. A few tiles are multiplied at a time.
     """
     patch, radii, wide, lengths = windows.patch, windows.radii, windows.wide, windows.lengths
     tiles, channels, own = len(starts), len(planes) - 1, math.prod(wide)
     length, candidates = channels * math.prod(patch), math.prod(lengths)
-    index = (starts[:, None] + windows.block).flatten()
-    held = planes.index_select(1, index)
-    plane, block = len(index), len(windows.block)
+    held = planes.index_select(1, (starts[:, None] + windows.block).flatten())
+    block = len(windows.block)
+    plane = tiles * block
     sides = [n + p - 1 for n, p in zip(lengths, patch, strict=True)]
     steps = sides[1] * sides[2], sides[2], 1
     apart = [s * step for s, step in zip(windows.stride, steps, strict=True)]
     middle = sum(r * step for r, step in zip(radii, steps, strict=True))
-    b = torch.empty((tiles, length + 1, candidates), dtype=planes.dtype, device=planes.device)
-    b[:, :length].view(tiles, channels, *patch, *lengths).copy_(
-        held.as_strided((tiles, channels, *patch, *lengths), (block, plane, *steps, *steps))
-    )
-    b[:, length].view(tiles, *lengths).copy_(
-        held.as_strided((tiles, *lengths), (block, *steps), channels * plane)
-    )  # fmt: skip
     a = torch.full((tiles, own, length + 1), -0.5, dtype=planes.dtype, device=planes.device)
     references = a[..., :length]
     references.copy_(
-        held.as_strided(
-            (tiles, *wide, channels, *patch), (block, *apart, plane, *steps), middle
-        ).reshape(tiles, own, length)
-    )  # fmt: skip
+        held.as_strided((tiles, *wide, channels, *patch), (block, *apart, plane, *steps), middle).reshape(
+            tiles, own, length
+        )
+    )
     squares = held.as_strided((tiles, *wide), (block, *apart), channels * plane + middle).reshape(tiles, own, 1)
-    between = torch.baddbmm(squares, a, b, alpha=-2)
+    around = [2 * r + 1 for r in radii]
     inner = lengths[1] * lengths[2], lengths[2], 1
     moved = [
         step * candidates + s * side
         for step, s, side in zip((wide[1] * wide[2], wide[2], 1), windows.stride, inner, strict=True)
     ]
-    around = [2 * r + 1 for r in radii]
-    distance = between.as_strided((tiles, *wide, *around), (own * candidates, *moved, *inner)).reshape(tiles * own, -1)
-    distance[:, distance.shape[1] // 2] = torch.inf
-    return distance, references.abs().amax(-1).flatten(), squares.flatten().sqrt()
+    distance = torch.empty((tiles, *wide, *around), dtype=planes.dtype, device=planes.device)
+    room = torch.empty((min(few, tiles), length + 1, candidates), dtype=planes.dtype, device=planes.device)
+    for first in range(0, tiles, few):
+        part = slice(first, min(first + few, tiles))
+        count, start = part.stop - first, first * block
+        b = room[:count]
+        b[:, :length].view(count, channels, *patch, *lengths).copy_(
+            held.as_strided((count, channels, *patch, *lengths), (block, plane, *steps, *steps), start)
+        )
+        b[:, length].view(count, *lengths).copy_(
+            held.as_strided((count, *lengths), (block, *steps), start + channels * plane)
+        )
+        between = torch.baddbmm(squares[part], a[part], b, alpha=-2)
+        distance[part] = between.as_strided((count, *wide, *around), (own * candidates, *moved, *inner))
+    whole = distance.view(tiles * own, -1)
+    whole[:, whole.shape[1] // 2] = torch.inf
+    return whole, references.abs().amax(-1).flatten(), squares.flatten().sqrt()
 
 
 def _nearest(
@@ -242,20 +251,35 @@ def _nearest(
             + torch.finfo(torch.float64).eps * (samples + 3) * (2 * norm + root).square()
         )
 
-    places = None
-    if distance.device.type == "cpu":  # where sorting takes longer than anything else
-        bound = _bound(distance, wanted)
-        distance, places = _compacted(distance, bound + slack(bound), wanted, middle)
-        rank = rank[places]
-    limit = distance.topk(wanted, largest=False, sorted=False).values.amax(-1).clamp_(min=0)
-    apart = slack(limit)
-    low, high = (limit - apart)[:, None], (limit + apart)[:, None]
-    # What is surely among the nearest comes first, then what may be, by its rank.
+    def limits(distance: Tensor) -> tuple[Tensor, Tensor]:
+        limit = distance.topk(wanted, largest=False, sorted=False).values.amax(-1).clamp_(min=0)
+        apart = slack(limit)
+        return (limit - apart)[:, None], (limit + apart)[:, None]
+
+    if distance.device.type != "cpu":
+        return _by_rank(distance, *limits(distance), rank, wanted)
+    # There sorting takes longer than anything else.
+    bound = _bound(distance, wanted)
+    distance, places = _compacted(distance, bound + slack(bound), wanted, middle)
+    low, high = limits(distance)
+    near = (distance <= high) & (distance < torch.inf)
+    several = torch.from_numpy(np.flatnonzero(near.sum(-1).numpy() > wanted))
+    if len(several):  # than are wanted
+        place, _ = _by_rank(distance[several], low[several], high[several], rank[places[several]], wanted)
+        near[several] = torch.zeros_like(near[several]).scatter_(1, place, True)
+    row, column = np.nonzero(near.numpy())
+    counts = np.bincount(row, minlength=len(near))
+    chosen = np.full((len(near), wanted), middle)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chosen[row, within] = places.numpy()[row, column]
+    return torch.from_numpy(chosen), torch.from_numpy(counts)
+
+
+def _by_rank(distance: Tensor, low: Tensor, high: Tensor, rank: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+    """Return which distances (R, wanted) are below `low`, or up to `high` and first by their rank; and how many."""
+    middle, last = distance.shape[1] // 2, distance.shape[1]
     key = torch.where(distance <= high, rank, torch.inf).masked_fill_(distance < low, -1)
     near, chosen = key.masked_fill_(distance == torch.inf, torch.inf).topk(wanted, largest=False, sorted=False)
-    if places is not None:
-        chosen = places.gather(1, chosen)
-    last = 2 * middle + 1
     place = torch.where(near.isfinite(), chosen, last).sort(-1).values
     there = place < last
     return torch.where(there, place, middle), there.sum(-1)
