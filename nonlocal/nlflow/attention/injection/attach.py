@@ -137,11 +137,11 @@ def attach(
     .. [1] T. Nguyen, T. M. Nguyen, R. Baraniuk, "Mitigating over-smoothing in transformers via regularized nonlocal
        functionals", NeurIPS 2023, arXiv 2312.00751.
     """
-    whole, model = model, network_of(model)  # type: ignore[assignment]
+    network = network_of(model)
     options = TermOptions(affinity, learned, semi_implicit, feat_scale, attn_scale, similarity_removal, matrix_fidelity)
     register()
-    found = blocks(model, adapter)
-    _check_whole(model)
+    found = blocks(network, adapter)
+    _check_whole(network)
     strengths = _strengths(fidelity, found)
     others = checked(cures, len(found))
     if learned == "shared" and len(set(strengths)) > 1:
@@ -149,8 +149,8 @@ def attach(
             f"fidelity: got {len(strengths)} values with learned='shared', expected one number, which all layers begin "
             "with and share; use learned=True"
         )
-    _check_terms(model, found, options, max(strengths))
-    terms = _terms_of(model, found, strengths, options)  # before the old terms are taken away, since this may fail
+    _check_terms(network, found, options, max(strengths))
+    terms = _terms_of(network, found, strengths, options)  # before the old terms are taken away, since this may fail
     if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
         warnings.warn(
             f"fidelity: got {max(strengths):g}, beyond 1 + μ_min(P), which is about 1 for long sequences: repeated "
@@ -168,24 +168,24 @@ def attach(
             }
         )
     )
-    with using(model, "gives it terms", alone=True):
-        detach(model)
-        setattr(model, RECORD, record)
+    with using(network, "gives it terms", alone=True):
+        detach(network)
+        setattr(network, RECORD, record)
         try:
-            set_implementation(model, found, affinity, record)
-            _give_terms(model, found, terms, options, record)
-            give_cures(model, found, others, record.handles)
-            for part in model.modules():  # parts too: PEFT hands out the model inside its wrapper
+            set_implementation(network, found, affinity, record)
+            _give_terms(network, found, terms, options, record)
+            give_cures(network, found, others, record.handles)
+            for part in network.modules():  # parts too: PEFT hands out the model inside its wrapper
                 if hasattr(part, "set_attn_implementation"):
-                    part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
+                    part.__dict__["set_attn_implementation"] = Switch(network, part, affinity)
                 if hasattr(part, "save_pretrained"):
-                    part.__dict__["save_pretrained"] = Saver(model, part)
+                    part.__dict__["save_pretrained"] = Saver(network, part)
             if not torch.compiler.is_compiling():
-                try_out(model, inputs)
+                try_out(network, inputs)
         except Exception:
-            detach(model)  # the model is left as it was
+            detach(network)  # the model is left as it was
             raise
-    return whole
+    return model
 
 
 def detach(model: Model) -> Model:

@@ -96,7 +96,7 @@ CURES = {
 def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> dict[str, list[float]]:
     """Return a number for each of `count` blocks and each cure that is not neutral everywhere."""
     result = {}
-    names = [name for name in CURES if name not in TERMS_OF_V0]
+    names = tuple(name for name in CURES if name not in TERMS_OF_V0)
     if cures is not None and not isinstance(cures, Mapping):
         raise InputError(f"cures: got {type(cures).__name__}, expected a mapping such as {{'temperature': 0.8}}")
     for name, given in (cures or {}).items():
@@ -262,10 +262,7 @@ def _temperature(block: Block, temperature: float) -> list[Any]:
     if block.kind == INTERFACE:
         block.module.__dict__[TEMPERATURE] = temperature  # `forward.attention` reads it
         return [_Forget(block.module, TEMPERATURE)]
-    if block.kind == TORCH:
-        cooler = _InTorch(block.module, temperature)
-    else:
-        cooler = _Softmaxes(block.module, temperature)
+    cooler = (_InTorch if block.kind == TORCH else _Softmaxes)(block.module, temperature)
     return [
         block.module.register_forward_pre_hook(cooler.begin),
         block.module.register_forward_hook(cooler.end, always_call=True),
@@ -322,7 +319,7 @@ class _Softmaxes:
 
     def begin(self, *_: Any) -> None:
         mode = _Cooler(self.temperature)
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]  # of torch
         self.open.set(mode)
 
     def end(self, *_: Any) -> None:
@@ -398,7 +395,7 @@ class _Branch:
                 made = torch.sub(made, uniform, alpha=gamma) if gamma else made
         if high := self.own.get("feat-scale", 0.0):
             made = scaled_features(made, self.present.mean(self.block, made), 0.0, high)
-        return made * self.own["layer-scale"] if "layer-scale" in self.own else made
+        return torch.mul(made, self.own["layer-scale"]) if "layer-scale" in self.own else made
 
 
 def sharpened(matrix: Tensor, share: float) -> Tensor:
@@ -423,4 +420,5 @@ def sharpened(matrix: Tensor, share: float) -> Tensor:
         raise InputError(
             "cures['sharpening']: got a W_V W_O without a basis of eigenvectors, expected one; leave this layer out"
         )
-    return turn.to(matrix.dtype)
+    result: Tensor = turn.to(matrix.dtype)
+    return result

@@ -115,5 +115,6 @@ def _of_pictures(model: Any, pictures: list[Any]) -> Any:
         )
     told: Any = getattr(network, "pretrained_cfg", None) or {}
     mean, deviation = (told.get(name, usual) for name, usual in zip(("mean", "std"), _IMAGENET, strict=True))
-    made = [normalized_pixels(one, tuple(sample.shape[1:]), mean, deviation) for one in pictures]
+    channels, high, wide = sample.shape[1:]
+    made = [normalized_pixels(one, (channels, high, wide), mean, deviation) for one in pictures]
     return torch.cat(made).to(sample)

@@ -97,8 +97,8 @@ def _repeated(block: Block, part: Tensor, size: int) -> Tensor:
     features = size // heads if heads else 0
     if not features or part.shape[-1] % features or size % part.shape[-1]:
         raise _unknown(block, f"values of {part.shape[-1]} features for {size}", "heads that serve several others")
-    grouped = part.unflatten(-1, (-1, features)).repeat_interleave(size // part.shape[-1], dim=-2)
-    return grouped.flatten(-2)
+    heads_of_values = part.reshape(*part.shape[:-1], -1, features)
+    return heads_of_values.repeat_interleave(size // part.shape[-1], dim=-2).flatten(-2)
 
 
 def _unknown(block: Block, got: str, expected: str) -> InputError:

@@ -249,7 +249,7 @@ class Classification:
         features = _unit(self.embed(model))
         known = np.eye(self.labels.max() + 1)[self.labels]
         scores = self._voted(features, known) if self.classifier == "neighbours" else self._fitted(features, known)
-        return (scores.argmax(axis=1) == self.labels).astype(float)
+        return np.asarray(scores.argmax(axis=1) == self.labels, dtype=np.float64)
 
     def embed(self, model: Any) -> Floats:
         """Return the features (n, D)."""
@@ -280,7 +280,7 @@ class Classification:
         count = min(self.neighbours, len(features) - 1)
         near = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
         weights = np.take_along_axis(cosines, near, axis=1) + 1  # >= 0
-        return np.einsum("nk,nkc->nc", weights, known[near])
+        return np.asarray(np.einsum("nk,nkc->nc", weights, known[near]))
 
     def _fitted(self, features: Floats, known: Floats) -> Floats:
         """Return what ridge regressions without each item say of it, from one of all: (Hy - h y) / (1 - h)."""

@@ -267,7 +267,7 @@ def attention(
         say("warning", text)
     rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
     first = trace[0]
-    report = {
+    told = {
         "model": model,
         "kind": trace.model,
         "layers": len(trace),
@@ -282,12 +282,12 @@ def attention(
         "provenance": provenance(),
     }
     if out is not None:
-        _save(out, report, runs, own)
+        _save(out, told, runs, own)
     if as_json:
-        print_json(report)
+        print_json(told)
     elif not quiet:
         sequences = "" if first.items == 1 else f"{first.items} sequences of "
-        echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{report['tokens']} tokens\n")
+        echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{told['tokens']} tokens\n")
         echo(render_rows([{_heading(name): row[name] for name in _PRINTED if name in row} for row in rows]))
         if out is not None:
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
