@@ -174,6 +174,45 @@ def test_an_mlp_beside_attention_is_shared_out_by_both_orders() -> None:
     check(explain(model, given).rows("cosine")[1], expected, 1e-9)  # the softmax of this model rounds to float32
 
 
+def test_cross_attention_is_a_part_of_its_own() -> None:
+    """A decoder that norms before: attention, cross-attention and MLP one after another, all on the stream."""
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=40, num_mel_bins=8, max_source_positions=20,
+        init_std=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    model = transformers.WhisperModel(config).eval().double()
+    given = {
+        "input_features": torch.randn(2, 8, 40).double(), "decoder_input_ids": torch.randint(3, 60, (2, 7)),
+    }  # fmt: skip
+    kept: dict[str, Any] = {}
+    layer = model.decoder.layers[1]
+
+    def keep(name: str) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            kept[name] = (args or (kwargs["hidden_states"],))[0], output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(keep(name), with_kwargs=True)
+        for name, module in (("layer", layer), ("attention", layer.self_attn), ("cross", layer.encoder_attn))
+    ]
+    with torch.no_grad():
+        model(**given)
+    for handle in handles:
+        handle.remove()
+    (x, z), a, c = kept["layer"], kept["attention"][1], kept["cross"][1]
+    expected = {
+        "cross-attention": cosine(x + a + c) - cosine(x + a), "mlp": cosine(z) - cosine(x + a + c),
+        "change": cosine(z) - cosine(x),
+    }  # fmt: skip
+    row = explain(model, given).rows("cosine")[3]
+    check(row, expected)
+    assert row["norms"] + row["mixing"] + row["projection"] == pytest.approx(cosine(x + a) - cosine(x), abs=1e-12)
+
+
 FAMILIES = ["bert", "gpt2", "bart", "vit", "llama", "Albert", "GPTNeoX", "Gemma2", "Olmo2", "Dinov2"]
 
 

@@ -401,16 +401,16 @@ class _Sums:
         found = self.known.get(made[0]) if made else None
         inner = [] if found is None else self._levels(self._of(found, made[0])) or []
         if not inner or not (found is not None and (found.normed or self._stream(found.sum or ()))):
+            later = frozenset() if found is None else frozenset(mark for mark in found.marks if mark[0] == _LATER)
             for one in made:
-                self.known[one] = _Known(_OF_INPUT | {(_GIVEN, block)})
+                self.known[one] = _Known(_OF_INPUT | later | {(_GIVEN, block)})
             return
         # The module has the sum in it, and perhaps its norm (ALBERT).
         for other in (other for _, others in inner for other in others):
             if other.number > self.begun.get(block, 0):
                 other.marks |= {(_GIVEN, block)}
         assert found is not None
-        later = {(_LATER, block)} if found.normed else {(_GIVEN, block)}
-        found.marks |= later
+        found.marks |= {(_LATER, block)} if found.normed else {(_GIVEN, block)}
         if found.sum and found.normed is None and len(inner) == 1:
             self.states[block] = set(inner[0][1]), made[0].clone()
 
