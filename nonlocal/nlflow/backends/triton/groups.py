@@ -14,35 +14,8 @@ from nlflow.backends.torch.groups import averages
 
 Three = tuple[int, int, int]
 _TILE = 16  # members that a program holds at a time
+_LOOPS = 4  # of the elimination
 _INVERSE, _POLYNOMIAL, _COSINES = 0, 1, 2
-
-
-@triton.jit
-def _lower(matrix, size, SIDE: tl.constexpr, REAL: tl.constexpr):
-    """Return W = D^-1/2 L^-1 of a matrix L D L', whose inverse is W'W.
-
-    Elimination needs no pivots. What is left of the matrix and what there is of L^-1 share the place; rows are taken
-    off those below, and the column of a row is that row itself.
-    """
-    at = tl.arange(0, SIDE)
-    i, j = at[:, None], at[None, :]
-    pivots = tl.full([SIDE], 1.0, REAL)
-    for k in range(size):
-        row = tl.sum(tl.where(i == k, matrix, 0.0), axis=0)
-        pivot = tl.sum(tl.where(at == k, row, 0.0), axis=0)
-        below = tl.where(at > k, row / pivot, 0.0)
-        taken = tl.where(at == k, 1.0, row)
-        pivots = tl.where(at == k, pivot, pivots)
-        matrix = tl.where(j == k, 0.0, matrix) - below[:, None] * taken[None, :]
-    lower = tl.where(i > j, matrix, 0.0) + tl.where(i == j, 1.0, 0.0)
-    return lower * (1.0 / tl.sqrt(pivots))[:, None]
-
-
-@triton.jit
-def _terms(powers, s, square, one, REAL: tl.constexpr):
-    """Return three terms of a polynomial."""
-    q0, q1, q2 = tl.load(powers), tl.load(powers + 1), tl.load(powers + 2)
-    return q0.to(REAL) * one + q1.to(REAL) * s + q2.to(REAL) * square
 
 
 @triton.jit
@@ -58,25 +31,28 @@ def _places(members, counts, group, tile, height, width, PY: tl.constexpr, PX: t
     return places, mine[:, None] & (at < SIZE)[None, :]
 
 
+@triton.jit
+def _rows(number, SIZE: tl.constexpr, SIDE: tl.constexpr):
+    """Return where the rows of a matrix lie among those of all, and which there are."""
+    at = tl.arange(0, SIDE)
+    return (number * SIZE + at)[:, None] * SIDE + at[None, :], (at < SIZE)[:, None] & (at < SIDE)[None, :]
+
+
 @triton.jit(
-    do_not_specialize=[
-        "first", "groups", "height", "width", "samples", "leave", "factor", "shrink", "narrow", "wide",
-    ],
-    do_not_specialize_on_alignment=[
-        "state", "pilot", "observed", "variance", "members", "counts", "basis", "powers", "lost",
-    ],
+    do_not_specialize=["first", "groups", "height", "width", "samples", "leave", "factor", "narrow", "wide"],
+    do_not_specialize_on_alignment=["state", "pilot", "observed", "variance", "members", "counts", "lost"],
 )  # fmt: skip
 def _prepare(
-    state, pilot, observed, variance, members, counts, basis, powers, lost, filters, weights, keeps, first, groups,
-    height, width, samples, leave, factor, shrink, narrow, wide,
+    state, pilot, observed, variance, members, counts, lost, matrices, deviations, figures, first, groups, height,
+    width, samples, leave, factor, narrow, wide,
     PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
     SIDE: tl.constexpr, FORM: tl.constexpr, RUNNING: tl.constexpr, UNIFORM: tl.constexpr, REAL: tl.constexpr,
     PASS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Form the filter of one group in one plane, its weights, and how much of its change the next state keeps.
+    """Form 1 + N^-1/2 C N^-1/2 of one group in one plane (without the 1 along a basis), and what is known of its noise.
 
     PASS is 0 for a first one, which tells which groups lose too many digits, 1 for one of these groups alone, 2 for one
-    of all groups that tells nothing.
+    of all groups that tells nothing. The last two have the lower factor in the place of the matrix, as `_factor` has.
     """
     slot, plane, planes = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     group = first + slot
@@ -91,21 +67,21 @@ def _prepare(
     begin = plane.to(tl.int64) * samples
     count = tl.load(counts + group)
     share = 1.0 / count.to(REAL)
-    own = tl.zeros([SIDE], REAL)
-    mean = tl.zeros([SIDE], REAL)
-    shift = tl.sum(tl.zeros([SIDE], tl.float64), axis=0)
-    power = shift
+    pilots = tl.zeros([TILE, SIDE], REAL)
+    noises = tl.zeros([TILE, SIDE], REAL)
+    shifts = tl.zeros([TILE, SIDE], REAL)
+    powers = tl.zeros([TILE, SIDE], REAL)
     for tile in range(TILES):
         places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
-        mean += tl.sum(tl.load(pilot + begin + places, mask=there, other=0.0).to(REAL), axis=0)
+        pilots += tl.load(pilot + begin + places, mask=there, other=0.0).to(REAL)
         if not UNIFORM:
-            own += tl.sum(tl.load(variance + begin + places, mask=there, other=0.0).to(REAL), axis=0)
+            noises += tl.load(variance + begin + places, mask=there, other=0.0).to(REAL)
         if RUNNING:
             removed = tl.load(observed + begin + places, mask=there, other=0.0).to(REAL)
             removed -= tl.load(state + begin + places, mask=there, other=0.0).to(REAL)
-            shift += tl.sum(tl.sum(removed, axis=0).to(tl.float64), axis=0)
-            power += tl.sum(tl.sum(removed * removed, axis=0).to(tl.float64), axis=0)
-    mean = mean * share
+            shifts += removed
+            powers += removed * removed
+    mean = tl.sum(pilots, axis=0) * share
     matrix = tl.zeros([SIDE, SIDE], REAL)
     for tile in range(TILES):
         places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
@@ -117,13 +93,15 @@ def _prepare(
     if UNIFORM:
         own = tl.where(sample, tl.load(variance + plane).to(REAL), 0.0)
     else:
-        own = own * share
+        own = tl.sum(noises, axis=0) * share
     total = tl.sum(own, axis=0) * (1.0 / SIZE)
     # How much of it is left in the state.
     left = total * 0.0 + 1.0
     if RUNNING:
         every = 1.0 / (count * SIZE).to(tl.float64)
-        spread = tl.maximum(power * every - shift * every * shift * every, 0.0)
+        shift = tl.sum(tl.sum(shifts, axis=0).to(tl.float64), axis=0) * every
+        power = tl.sum(tl.sum(powers, axis=0).to(tl.float64), axis=0) * every
+        spread = tl.maximum(power - shift * shift, 0.0)
         left = tl.maximum(1.0 - tl.sqrt(spread.to(REAL) / total), tl.maximum(leave, 1e-3).to(REAL))
     own = own * (left * left * factor)
     diagonal = at[:, None] == at[None, :]
@@ -146,19 +124,105 @@ def _prepare(
         tl.store(flag, poor.to(tl.int8))
         if poor != 0:
             return
-    own = tl.where(idle, 1.0, own)
-    deviation = tl.sqrt(own)
-    scale = tl.where(idle, 0.0, 1.0 / deviation)
-    one = tl.where(diagonal, 1.0, 0.0).to(REAL)
+    deviation = tl.where(idle, 0.0, tl.sqrt(own))  # which tells later that the group is idle
+    scale = tl.where(idle, 0.0, 1.0 / tl.sqrt(own))
     matrix = matrix * (scale[:, None] * scale[None, :])
+    if FORM != 2:
+        matrix += tl.where(diagonal, 1.0, 0.0).to(REAL)
+        if PASS != 0:
+            matrix = _lower(matrix, SIZE, SIDE, REAL)
+    number = slot.to(tl.int64) * planes + plane
+    rows, inside = _rows(number, SIZE, SIDE)
+    tl.store(matrices + rows, matrix.to(matrices.dtype.element_ty), mask=inside)
+    tl.store(deviations + number * SIDE + at, deviation.to(deviations.dtype.element_ty))
+    tl.store(figures + 2 * number, (1.0 - leave / left).to(figures.dtype.element_ty))
+    tl.store(figures + 2 * number + 1, (1.0 / total).to(figures.dtype.element_ty))
+
+
+@triton.jit
+def _lower(matrix, size, SIDE: tl.constexpr, REAL: tl.constexpr):
+    """Return W = D^-1/2 L^-1 of a matrix L D L', whose inverse is W'W: as `_factor`, for few matrices."""
+    at = tl.arange(0, SIDE)
+    i, j = at[:, None], at[None, :]
+    pivots = tl.full([SIDE], 1.0, REAL)
+    for k in range(size):
+        row = tl.sum(tl.where(i == k, matrix, 0.0), axis=0)
+        pivot = tl.sum(tl.where(at == k, row, 0.0), axis=0)
+        below = tl.where(at > k, row / pivot, 0.0)
+        taken = tl.where(at == k, 1.0, row)
+        pivots = tl.where(at == k, pivot, pivots)
+        matrix = tl.where(j == k, 0.0, matrix) - below[:, None] * taken[None, :]
+    lower = tl.where(i > j, matrix, 0.0) + tl.where(i == j, 1.0, 0.0)
+    return lower * (1.0 / tl.sqrt(pivots))[:, None]
+
+
+@triton.jit(do_not_specialize=["first", "groups"], do_not_specialize_on_alignment=["lost"])
+def _factor(matrices, lost, first, groups, SIZE: tl.constexpr, SIDE: tl.constexpr, STEP: tl.constexpr):
+    """Replace a matrix L D L' by W = D^-1/2 L^-1, whose inverse is W'W; not where a group loses too many digits.
+
+    Elimination needs no pivots. A row lies across the threads of one warp, and each thread holds its part of all rows:
+    nothing but the multiples of a row is passed on. What is left of the matrix and what there is of L^-1 share the
+    place; multiples are those of the row itself, as the matrix is symmetric. A loop ends after some rows, as those that
+    are done with cost as much as others.
+    """
+    slot, plane, planes = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    if tl.load(lost + plane * groups + first + slot) != 0:
+        return
+    at = tl.arange(0, SIDE)
+    base = matrices + (slot.to(tl.int64) * planes + plane) * (SIZE * SIDE) + at
+    none = at * 0
+    rows = ()
+    for i in tl.static_range(SIZE):
+        rows = rows + (tl.load(base + i * SIDE),)  # noqa: RUF005  # which triton does not know
+    for start in tl.static_range(0, SIZE, STEP):
+        for k in range(start, min(start + STEP, SIZE)):
+            row = rows[0]
+            pivot = tl.gather(row, none + k, 0)
+            multiples = row / pivot
+            here = at == k
+            taken = tl.where(here, 1.0, row)
+            tl.store(base + k * SIDE, tl.where(at <= k, taken, 0.0) / tl.sqrt(pivot))
+            rest = ()
+            for i in tl.static_range(1, SIZE - start):
+                multiple = tl.gather(multiples, none + tl.minimum(k + i, SIDE - 1), 0)
+                rest = rest + (tl.where(here, 0.0, rows[i]) - multiple * taken,)  # noqa: RUF005
+            rows = rest + (row,)  # noqa: RUF005
+        rows = rows[: SIZE - start - STEP]
+
+
+@triton.jit
+def _terms(powers, s, square, one, REAL: tl.constexpr):
+    """Return three terms of a polynomial."""
+    q0, q1, q2 = tl.load(powers), tl.load(powers + 1), tl.load(powers + 2)
+    return q0.to(REAL) * one + q1.to(REAL) * s + q2.to(REAL) * square
+
+
+@triton.jit(
+    do_not_specialize=["first", "height", "width", "samples", "shrink"],
+    do_not_specialize_on_alignment=["state", "members", "counts", "sums", "basis", "powers"],
+)  # fmt: skip
+def _apply(
+    state, members, counts, matrices, deviations, figures, basis, powers, sums, first, height, width, samples, shrink,
+    PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
+    SIDE: tl.constexpr, FORM: tl.constexpr, FOLLOWING: tl.constexpr, REAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Filter one group in one plane, and put its patches back."""
+    slot, plane, planes = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    group = first + slot
+    SIZE: tl.constexpr = PZ * PY * PX
+    TILES: tl.constexpr = (MEMBERS + TILE - 1) // TILE
+    at = tl.arange(0, SIDE)
+    number = slot.to(tl.int64) * planes + plane
+    rows, inside = _rows(number, SIZE, SIDE)
+    matrix = tl.load(matrices + rows, mask=inside, other=0.0)
+    one = tl.where(at[:, None] == at[None, :], 1.0, 0.0).to(REAL)
     if FORM == 2:
         columns = tl.load(basis + at[:, None] * SIDE + at[None, :]).to(REAL)
         values = tl.dot(matrix, columns, input_precision=PRECISION, out_dtype=REAL)
         gains = 1.0 / (tl.maximum(tl.sum(values * columns, axis=0) - shrink, 0.0) + 1.0)
         filter = tl.dot(columns * gains[None, :], tl.trans(columns), input_precision=PRECISION, out_dtype=REAL)
     else:
-        lower = _lower(matrix + one, SIZE, SIDE, REAL)
-        filter = tl.dot(tl.trans(lower), lower, input_precision=PRECISION, out_dtype=REAL)
+        filter = tl.dot(tl.trans(matrix), matrix, input_precision=PRECISION, out_dtype=REAL)
     if FORM == 1:
         s = 2.0 * filter - one
         square = tl.dot(s, s, input_precision=PRECISION, out_dtype=REAL)
@@ -168,42 +232,20 @@ def _prepare(
         p = tl.dot(cube, p, _terms(powers, s, square, one, REAL), input_precision=PRECISION, out_dtype=REAL)
         filter = tl.dot(filter, p, input_precision=PRECISION, out_dtype=REAL)
     # Inverse variances: that of the filter, and that of the mean.
+    share = 1.0 / tl.load(counts + group).to(REAL)
+    deviation = tl.load(deviations + number * SIDE + at)
     kept = tl.maximum(1.0 - tl.sum(one * filter, axis=0), 0.0) * (1.0 - share) + share
-    weight = tl.where(idle, 1.0 / total, 1.0 / (own * kept))
+    idle = deviation == 0.0
+    scale = tl.where(idle, 0.0, 1.0 / tl.where(idle, 1.0, deviation))
+    weight = tl.where(idle, tl.load(figures + 2 * number + 1), scale * scale / kept)[None, :]
     filter = filter * (scale[:, None] * deviation[None, :])
-    number = slot.to(tl.int64) * planes + plane
-    rows = (number * SIZE + at)[:, None] * SIDE + at[None, :]
-    tl.store(filters + rows, filter.to(filters.dtype.element_ty), mask=sample[:, None] & (at < SIDE)[None, :])
-    tl.store(weights + number * SIDE + at, weight.to(weights.dtype.element_ty))
-    tl.store(keeps + number, (1.0 - leave / left).to(keeps.dtype.element_ty))
-
-
-@triton.jit(
-    do_not_specialize=["first", "height", "width", "samples"],
-    do_not_specialize_on_alignment=["state", "members", "counts", "sums"],
-)  # fmt: skip
-def _apply(
-    state, members, counts, filters, weights, keeps, sums, first, height, width, samples,
-    PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
-    SIDE: tl.constexpr, FOLLOWING: tl.constexpr, REAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Filter one group in one plane, and put its patches back."""
-    slot, plane, planes = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    group = first + slot
-    SIZE: tl.constexpr = PZ * PY * PX
-    TILES: tl.constexpr = (MEMBERS + TILE - 1) // TILE
-    at = tl.arange(0, SIDE)
     begin = plane.to(tl.int64) * samples
-    mean = tl.zeros([SIDE], REAL)
+    total = tl.zeros([TILE, SIDE], REAL)
     for tile in range(TILES):
         places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
-        mean += tl.sum(tl.load(state + begin + places, mask=there, other=0.0), axis=0)
-    mean = mean * (1.0 / tl.load(counts + group).to(REAL))
-    number = slot.to(tl.int64) * planes + plane
-    rows = (number * SIZE + at)[:, None] * SIDE + at[None, :]
-    filter = tl.load(filters + rows, mask=(at < SIZE)[:, None] & (at < SIDE)[None, :], other=0.0)
-    weight = tl.load(weights + number * SIDE + at)[None, :]
-    keep = tl.load(keeps + number)
+        total += tl.load(state + begin + places, mask=there, other=0.0)
+    mean = tl.sum(total, axis=0) * share
+    keep = tl.load(figures + 2 * number)
     line = planes.to(tl.int64) * samples
     for tile in range(TILES):
         places, there = _places(members, counts, group, tile, height, width, PY, PX, SIZE, MEMBERS, TILE, SIDE)
@@ -271,7 +313,7 @@ class Step:
         """Return sums of weight x estimate, of weight x next state (unless it is the estimate) and of weights.
 
         The order in which they are formed is left to the device. Groups that lose too many digits in the precision of
-        the images are filtered in float64, and nothing is asked of the device.
+        the images are filtered in float64; the device is asked whether there are any.
         """
         device, real, (planes, samples) = state.device, state.dtype, state.shape
         size, (groups, members) = math.prod(self.patch), self.members.shape
@@ -286,25 +328,28 @@ class Step:
         images = [one.contiguous() for one in (state, pilot, observed)]
         variance = self.variance.to(real).contiguous()
         together = max(1, min(groups, self.numbers // (planes * size * side)))
-        filters = torch.empty(together, planes, size, side, dtype=real, device=device)
-        weights = torch.empty(together, planes, side, dtype=real, device=device)
-        keeps = torch.empty(together, planes, dtype=real, device=device)
-        shapes, warps = (*self.patch, members, tile, side), _warps(side)
-        wide, single = (tl.float64, "ieee"), (tl.float32, "tf32x3")
-        passes = ((0, *single), (1, *wide)) if real == torch.float32 else ((2, *wide),)
-        flow = self.leave, self.factor, self.shrink, *self.rounding
-        with torch.cuda.device_of(state):
-            for first in range(0, groups, together):
-                grid = (min(together, groups - first), planes)
-                for number, precision, products in passes:
-                    _prepare[grid](
-                        *images, variance, self.members, self.counts, basis, powers, lost, filters, weights, keeps,
-                        first, groups, *self.shape[1:], samples, *flow, *shapes, form, self.running,
-                        variance.shape[1] == 1, precision, number, products, num_warps=warps, num_stages=1,
-                    )  # fmt: skip
+        matrices = torch.empty(together, planes, size, side, dtype=real, device=device)
+        deviations = torch.empty(together, planes, side, dtype=real, device=device)
+        figures = torch.empty(together, planes, 2, dtype=real, device=device)
+        single = real == torch.float32
+        wide, own = (tl.float64, "ieee"), (tl.float32, "tf32x3") if single else (tl.float64, "ieee")
+        shapes, warps = (*self.patch, members, tile, side), {"num_warps": _warps(side), "num_stages": 1}
+        for first in range(0, groups, together):
+            grid = (min(together, groups - first), planes)
+            given = (
+                *images, variance, self.members, self.counts, lost, matrices, deviations, figures, first, groups,
+                *self.shape[1:], samples, self.leave, self.factor, *self.rounding, *shapes, form, self.running,
+                variance.shape[1] == 1,
+            )  # fmt: skip
+            with torch.cuda.device_of(state):
+                _prepare[grid](*given, own[0], 0 if single else 2, own[1], **warps)
+                if single and form != _COSINES:
+                    _factor[grid](matrices, lost, first, groups, size, side, -(-size // _LOOPS), num_warps=1)
+                if single and bool(lost[:, first : first + together].any()):
+                    _prepare[grid](*given, wide[0], 1, wide[1], **warps)
                 _apply[grid](
-                    images[0], self.members, self.counts, filters, weights, keeps, sums, first, *self.shape[1:],
-                    samples, *shapes, self.leave > 0, *passes[0][1:], num_warps=warps, num_stages=1,
+                    images[0], self.members, self.counts, matrices, deviations, figures, basis, powers, sums, first,
+                    *self.shape[1:], samples, self.shrink, *shapes, form, self.leave > 0, *own, **warps,
                 )  # fmt: skip
         return sums
 

@@ -11,19 +11,20 @@ import triton.language as tl
 from torch import Tensor
 
 Three = tuple[int, int, int]
+_ROOM = 256  # members, for most of which one kernel serves
 _LANES = 16  # distances that a thread holds, about
 
 
 @triton.jit(
     do_not_specialize=[
-        "n_rows", "n_columns", "n_slices", "depth", "height", "width", "radius_z", "radius_y", "radius_x",
+        "n_rows", "n_columns", "n_slices", "depth", "height", "width", "radius_z", "radius_y", "radius_x", "wanted",
     ],
     do_not_specialize_on_alignment=["guide", "slices", "rows", "columns", "rank", "members", "counts"],
 )  # fmt: skip
 def _find(
     guide, slices, rows, columns, rank, members, counts, n_slices, n_rows, n_columns, depth, height, width, radius_z,
-    radius_y, radius_x, rounding, PLANES: tl.constexpr,
-    PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, WANTED: tl.constexpr, ROOM: tl.constexpr,
+    radius_y, radius_x, rounding, wanted, PLANES: tl.constexpr,
+    PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, ROOM: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
     """Find one group."""
@@ -58,18 +59,18 @@ def _find(
                     square += value * value
     # The least distance that enough patches reach: by bisection, as counting takes no places.
     found = tl.sum(other.to(tl.int32), axis=0)
-    enough = found >= WANTED - 1
+    enough = found >= wanted - 1
     distance = tl.where(other, distance, float("inf"))
     high = tl.max(tl.where(other, distance, 0.0), axis=0)
     low = high * 0.0
-    going = enough & (tl.sum((distance <= low).to(tl.int32), axis=0) < WANTED - 1) & (WANTED > 1)
+    going = enough & (tl.sum((distance <= low).to(tl.int32), axis=0) < wanted - 1) & (wanted > 1)
     high = tl.where(going, high, low)
     while going:
         middle = low + 0.5 * (high - low)
         below = tl.sum((distance <= middle).to(tl.int32), axis=0)
-        going = (below != WANTED - 1) & (low < middle) & (middle < high)
-        high = tl.where(below >= WANTED - 1, middle, high)
-        low = tl.where(below >= WANTED - 1, low, middle)
+        going = (below != wanted - 1) & (low < middle) & (middle < high)
+        high = tl.where(below >= wanted - 1, middle, high)
+        low = tl.where(below >= wanted - 1, low, middle)
     limit = tl.max(tl.where(distance <= high, distance, 0.0), axis=0)
     # What rounding makes equal; see `nlflow.backends.torch.search`.
     m = tl.full([], PLANES * PZ * PY * PX, tl.float64)
@@ -77,9 +78,9 @@ def _find(
     reach = 2.0 * tl.sqrt(square) + root
     slack = rounding * ((m + 3) * limit + 4.0 * (largest + root) * tl.sqrt(m) * root)
     slack += 2.220446049250313e-16 * (m + 3) * reach * reach
-    sure = other & ((distance < limit - slack) | (found < WANTED - 1))
+    sure = other & ((distance < limit - slack) | (found < wanted - 1))
     tied = other & (distance <= limit + slack) & (distance >= limit - slack) & enough
-    needed = WANTED - 1 - tl.sum(sure.to(tl.int32), axis=0)
+    needed = wanted - 1 - tl.sum(sure.to(tl.int32), axis=0)
     place = tl.load(rank + lane, mask=lane < offsets, other=LANES)
     first, last = needed * 0, needed * 0 + LANES
     searching = tl.sum(tied.to(tl.int32), axis=0) > needed
@@ -92,10 +93,10 @@ def _find(
     chosen = sure | (tied & (place < last))
     number = tl.cumsum(chosen.to(tl.int32), axis=0)
     count = 1 + tl.sum(chosen.to(tl.int32), axis=0)
-    begin = members + reference.to(tl.int64) * WANTED
+    begin = members + reference.to(tl.int64) * wanted
     tl.store(begin + number, corner, mask=chosen)
     rest = tl.arange(0, ROOM)
-    tl.store(begin + rest, own + rest * 0, mask=(rest == 0) | ((rest >= count) & (rest < WANTED)))
+    tl.store(begin + rest, own + rest * 0, mask=(rest == 0) | ((rest >= count) & (rest < wanted)))
     tl.store(counts + reference, count)
 
 
@@ -136,7 +137,7 @@ def find_groups(
     with torch.cuda.device_of(guide):
         _find[(len(counts),)](
             guide.contiguous(), *places, rank, found, counts, *sides, *shape, *radii,
-            torch.finfo(guide.dtype).eps, planes, *patch, members, max(triton.next_power_of_2(members), 32), lanes,
+            torch.finfo(guide.dtype).eps, members, planes, *patch, max(triton.next_power_of_2(members), _ROOM), lanes,
             num_warps=min(max(lanes // (32 * _LANES), 1), 8),
         )  # fmt: skip
     return found, counts
