@@ -265,6 +265,11 @@ def candidates(some: Array, low: Any, high: Any) -> list[Any]:
     return found
 
 
+def least_count(value: Any) -> int:
+    """Return how many pixels have a value, at least, that stands for "no data"."""
+    return 1 if float(value) in _SENTINELS else _LEAST
+
+
 def _all_are(array: Array, value: Any, channel: int | None) -> Mask:
     """Return which pixels have a value in all of their channels."""
     return np.asarray(array == value if channel is None else (array == value).all(axis=channel))
@@ -321,7 +326,7 @@ class Beside:
     def why(self, some: Array) -> str:
         """Return why the value stands for "no data", by some of the samples; empty where it does not."""
         value, sentinel = self.value, float(self.value) in _SENTINELS
-        if self.count < (1 if sentinel else _LEAST) or self.others < 2 * _LEAST:
+        if self.count < least_count(self.value) or self.others < 2 * _LEAST:
             return ""
         next_to = min((self.below, self.above), key=lambda one: abs(one - float(value)))
         gap = _gap(some[some != value], float(value), next_to, sentinel)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nlflow._array import Floats, to_numpy
 from nlflow.denoising.frame import Spread
-from nlflow.denoising.given import SOME, TELL_MISSING, as_given, candidates
+from nlflow.denoising.given import SOME, TELL_MISSING, as_given, candidates, least_count
 from nlflow.denoising.layout import Axes
 from nlflow.errors import check_array
 
@@ -89,8 +89,12 @@ class Looked:
 
 def _says_nothing(item: Tensor, some: NDArray[Any], low: Any, high: Any) -> bool:
     kind = some.dtype.type
-    if not (item.shape[-1] in (2, 4) or candidates(some, kind(low), kind(high))):
-        return False
+    if item.shape[-1] not in (2, 4):
+        found = candidates(some, kind(low), kind(high))
+        # The least of many samples of noise lies apart, but alone.
+        counts = [(item == float(value)).all(dim=-1).sum() for value in found]
+        if not counts or not any(n >= least_count(v) for n, v in zip(torch.stack(counts).tolist(), found, strict=True)):
+            return False
     axes = Axes(tuple(item.shape), "ZYX"[-(item.ndim - 1) :], (1.0,) * (item.ndim - 1), item.ndim - 1)
     looked = as_given(to_numpy(item), axes)
     return looked.missing is not None or looked.opacity is not None

@@ -140,6 +140,7 @@ def _chosen(one: Alike, f: Tensor, options: Options, watch: Watch, tracked: bool
     """Return the estimate (b, ..., C) in units of noise that the preset or a rule chooses, and what is told."""
     stopping = options.stopping
     told = one.groups.told()
+    told["method"] += f"; {TensorFilter().told(f, one.groups.preset.across)}"
     if stopping is None:
         path, told["tiles"], told["memory_bytes"] = one.paths(f, watch, TensorFilter() if tracked else None)
         return path[-1], told

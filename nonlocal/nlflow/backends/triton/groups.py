@@ -319,10 +319,12 @@ class Step:
         size, (groups, members) = math.prod(self.patch), self.members.shape
         side, tile = (max(triton.next_power_of_2(n), 16) for n in (size, min(members, _TILE)))
         form = _INVERSE if self.shrink == 0 else _POLYNOMIAL if self.basis is None else _COSINES
-        basis = torch.zeros(side, side, dtype=torch.float64, device=device) if form == _COSINES else self.variance
-        if self.basis is not None and form == _COSINES:
+        basis = powers = self.variance  # which nothing reads there
+        if form == _COSINES and self.basis is not None:
+            basis = torch.zeros(side, side, dtype=torch.float64, device=device)
             basis[:size, :size] = self.basis
-        powers = torch.tensor(self.powers or (0.0,), dtype=torch.float64, device=device)
+        if form == _POLYNOMIAL:
+            powers = torch.tensor(self.powers, dtype=torch.float64, device=device)
         sums = torch.zeros(2 if self.leave == 0 else 3, planes, samples, dtype=real, device=device)
         lost = torch.empty(planes, groups, dtype=torch.int8, device=device)
         images = [one.contiguous() for one in (state, pilot, observed)]

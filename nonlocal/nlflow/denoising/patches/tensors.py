@@ -70,6 +70,13 @@ class TensorFilter:
             tracked=tracked(three),
         )  # fmt: skip
 
+    def told(self, like: Array, across: float) -> str:
+        """Return what computes groups and steps of images like this, in words; windows or patches may be too large."""
+        from nlflow.backends.triton import choice
+
+        why = choice.why_not(like, self.kernels) or ("estimates are combined across members" if across else "")
+        return f"on tensors by operations of torch, as {why}" if why else "on tensors by kernels in Triton"
+
     def _chunk(self, like: Any) -> int:
         from nlflow.backends.torch.workers import chunk_for
 
