@@ -234,7 +234,7 @@ def test_the_number_of_threads_changes_no_bit(shape: Any, isotropic: bool) -> No
         assert (other.gap, other.value) == (results[0].gap, results[0].value)
 
 
-@pytest.mark.parametrize("isotropic", [False, True])
+@pytest.mark.parametrize("isotropic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_weights_of_any_size_in_single_precision(isotropic: bool) -> None:
     """Weights from 1 to e^-80 and less: no NaN, and the same as in double precision."""
     f = (10 * normal((9, 8), 4)).astype(np.float32)

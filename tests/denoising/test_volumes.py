@@ -138,7 +138,7 @@ def test_motion_is_found_under_noise(step: tuple[int, int]) -> None:
 
 
 def test_a_brighter_frame_has_not_moved() -> None:
-    clip = noisy(np.stack([moving(1)[0] * 0.2 + 3 * k for k in range(4)]))
+    clip = noisy(np.stack([moving(1)[0] * 0.2 + 3 * k for k in range(4)])).astype(np.float32)
     lattice = follow(Lattice.of(clip.shape, Grouping((1, 5, 5), 10, (2, 2, 2), (1, 5, 5)), run=8), clip)
     assert (lattice.motion == 0).mean() > 0.95
 
