@@ -270,7 +270,8 @@ def test_every_integrator_is_tested_here() -> None:
         c for _, c in inspect.getmembers(integrators, inspect.isclass)
         if issubclass(c, Integrator) and not inspect.isabstract(c)
     }  # fmt: skip
-    second_order = {integrators.StoermerVerlet}  # of flows with velocities, which test_wave.py and test_particles.py have
+    # Of flows with velocities, which test_wave.py and test_particles.py have.
+    second_order = {integrators.StoermerVerlet}
     assert concrete == {type(i) for i in EVERY_INTEGRATOR} | second_order
 
 

@@ -35,6 +35,7 @@ def flow(metric: str = "l2", **terms: Any) -> nl.GradientFlow:
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numerical
 def test_words_are_those_of_the_published_vectors() -> None:
     """``philox4x32 10`` in the file kat_vectors of Random123 1.14, DEShawResearch/random123."""
     pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
@@ -49,6 +50,7 @@ def test_words_are_those_of_the_published_vectors() -> None:
         assert out[0].tolist() == expected
 
 
+@pytest.mark.numerical
 def test_normals_are_those_of_box_and_muller_by_numpy() -> None:
     seed, step, stream, count, width = 2**40 + 3, 9, 2, 40, 3
     counters = [[i, c, step, stream] for i in range(count // 2) for c in range(width)]
@@ -61,6 +63,7 @@ def test_normals_are_those_of_box_and_muller_by_numpy() -> None:
     np.testing.assert_allclose(normals(seed, (count, width), step=step, stream=stream), expected, rtol=0, atol=3e-15)
 
 
+@pytest.mark.numerical
 def test_normals_are_normal_and_independent() -> None:
     found = normals(1, (200_000, 2))
     assert stats.kstest(found[:, 0], "norm").pvalue > 1e-3
@@ -124,6 +127,7 @@ def test_strengths_per_node_channel_and_by_a_matrix() -> None:
         np.testing.assert_allclose(noise.times(flow(), u, white), expected, rtol=1e-15)
 
 
+@pytest.mark.numerical
 def test_single_precision_follows_double_precision() -> None:
     one = flow() + Noise(beta=2.0, rng=4)
     half = nl.solve(nl.GradientFlow(nl.E(WIDE, START.astype(np.float32), 0.7)) + Noise(beta=2.0, rng=4), t=1.0)

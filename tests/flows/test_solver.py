@@ -19,6 +19,7 @@ import pytest
 import nlflow as nl
 from nlflow.backends.numba import loading
 from nlflow.errors import InputError
+from nlflow.flows import Lie
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from tests.problems import Floats, problem, random_chain, torch_on_one_thread, unchecked
@@ -366,3 +367,16 @@ def test_tensors_are_refused_where_arrays_are_needed(flow: Flow) -> None:
     torch = torch_on_one_thread()
     with pytest.raises(InputError, match=r"^start: got .*expected"):
         nl.solve(flow, torch.ones(24, dtype=torch.float64), t=1.0)
+
+
+@pytest.mark.parametrize("kind", [Lie, nl.IMEX, nl.ETD2RK, nl.ConvexSplitting])
+def test_steps_whose_rounding_moves_a_conserved_mean_are_told(kind: Any) -> None:
+    """At a = 0 a step adds h times what rounding leaves of the mean of du/dt."""
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(width=2.0), nl.Grid(40, boundary="periodic"))))
+    start = np.sin(np.arange(40.0))
+    for dt in (1e6, 1e18, 1e290):
+        found = nl.solve(flow, start, t=dt, integrator=kind(dt))
+        assert found.success == (dt == 1e6)
+        assert found.success or "though the flow conserves it" in found.message
+    exact = nl.solve(flow, start, t=1e290).final
+    np.testing.assert_allclose(exact, start.mean(), atol=1e-14)

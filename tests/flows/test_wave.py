@@ -223,3 +223,16 @@ def test_many_nodes_have_the_limit_of_their_largest_eigenvalue():
 def test_what_does_not_go_together_is_refused(make, match):
     with pytest.raises(nl.InputError, match=match):
         make()
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+def test_no_rounding_pushes_a_wave_that_is_free(damping):
+    """Its mean moves by v t, or by v / gamma where it is damped, for all of t."""
+    flow = nl.WaveFlow(nl.GradientFlow(nl.J(GRID)), damping=damping)
+    start = flow.state(U, V)
+    for t in (1e8, 1e16, 1e290):
+        found = nl.solve(flow, start, t=t, integrator=nl.WaveExponential()).final
+        assert np.mean(flow.displacement(found)) == pytest.approx(
+            U.mean() + V.mean() * (1 / damping if damping else t), rel=1e-9
+        )
+        assert np.mean(flow.speed_of(found)) == pytest.approx(0.0 if damping else V.mean(), abs=1e-9)

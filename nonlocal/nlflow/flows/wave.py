@@ -425,9 +425,12 @@ class WaveExponential(Integrator):
         if modes is not None and modes.alike is not None:
             values, basis = np.maximum(modes.alike / float(wave.density), 0.0), modes.basis
             vs, as_ = basis.forward(v), basis.forward(a)
-            pushed = say.pushed(values)
-            change = basis.times(pushed, vs) + basis.times(say.pulled(values), as_)
-            speed = basis.times(say.coasting(values) - 1, vs) + basis.times(pushed, as_)
+            pushed, pulled = say.pushed(values), say.pulled(values)
+            response = pushed
+            if linear.conserves_mean:  # no force moves it, and what rounding leaves of one would act for all of t
+                pulled, response = (np.where(values > 0, found, 0.0) for found in (pulled, pushed))
+            change = basis.times(pushed, vs) + basis.times(pulled, as_)
+            speed = basis.times(say.coasting(values) - 1, vs) + basis.times(response, as_)
             return basis.back(change, v.dtype), basis.back(speed, v.dtype)
         tol = self.tol if self.tol is not None else (1e-6 if v.dtype == xp.float32 else 1e-12)
         low, high = linear.spectral_bounds()
