@@ -173,10 +173,10 @@ def _factor(matrices, lost, first, groups, SIZE: tl.constexpr, SIDE: tl.constexp
     none = at * 0
     rows = ()
     for i in tl.static_range(SIZE):
-        rows = rows + (tl.load(base + i * SIDE),)  # noqa: RUF005  # which triton does not know
+        rows = rows + (tl.load(base + i * SIDE),)  # type: ignore[assignment]  # noqa: RUF005  # triton knows no other
     for start in tl.static_range(0, SIZE, STEP):
         for k in range(start, min(start + STEP, SIZE)):
-            row = rows[0]
+            row = rows[0]  # type: ignore[misc]
             pivot = tl.gather(row, none + k, 0)
             multiples = row / pivot
             here = at == k
@@ -185,9 +185,9 @@ def _factor(matrices, lost, first, groups, SIZE: tl.constexpr, SIDE: tl.constexp
             rest = ()
             for i in tl.static_range(1, SIZE - start):
                 multiple = tl.gather(multiples, none + tl.minimum(k + i, SIDE - 1), 0)
-                rest = rest + (tl.where(here, 0.0, rows[i]) - multiple * taken,)  # noqa: RUF005
-            rows = rest + (row,)  # noqa: RUF005
-        rows = rows[: SIZE - start - STEP]
+                rest = rest + (tl.where(here, 0.0, rows[i]) - multiple * taken,)  # type: ignore[assignment]  # noqa: RUF005
+            rows = rest + (row,)  # type: ignore[assignment]  # noqa: RUF005
+        rows = rows[: SIZE - start - STEP]  # type: ignore[assignment]
 
 
 @triton.jit

@@ -52,7 +52,7 @@ class TensorFilter:
         self.numbers = None if numbers is None else check_integer("numbers", numbers, minimum=1)
         self.kernels = kernels
 
-    def why_no_search(self, guide: Array, lattice: Lattice) -> str:
+    def why_no_search(self, guide: Any, lattice: Lattice) -> str:
         """Return why no kernel does the search on a guide; an empty text where one does."""
         from nlflow.backends.triton import choice
 
@@ -64,13 +64,14 @@ class TensorFilter:
         from nlflow.backends.torch.groups import tracked
         from nlflow.backends.triton import choice
 
-        three = (images.state, images.pilot, images.observed)
-        return choice.why_not(images.state, self.kernels) or choice.why_no_step(
-            images.state, math.prod(lattice.patch), correlated=images.correlation is not None, across=stage.across > 0,
+        state: Any = images.state
+        three: Any = (state, images.pilot, images.observed)
+        return choice.why_not(state, self.kernels) or choice.why_no_step(
+            state, math.prod(lattice.patch), correlated=images.correlation is not None, across=stage.across > 0,
             tracked=tracked(three),
         )  # fmt: skip
 
-    def told(self, like: Array, across: float) -> str:
+    def told(self, like: Any, across: float) -> str:
         """Return what computes groups and steps of images like this, in words; windows or patches may be too large."""
         from nlflow.backends.triton import choice
 
