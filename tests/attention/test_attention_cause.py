@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import InputError, NlflowWarning
+from nlflow import InputError
 from nlflow.attention import Adapter, explain, mean_cosine, participation_rank, probe, token_similarity  # needs torch
 from nlflow.attention.probing.cause import MEASURES
 from nlflow.attention.probing.parts import PARTS, point_of
+from nlflow.errors import NlflowWarning
 from tests.transformer_models import MODELS, build, inputs, torch, transformers
 
 pytestmark = pytest.mark.numerical
@@ -274,7 +275,7 @@ def test_what_all_inputs_have_in_common_is_taken_out() -> None:
     """The share of the mean token, of states that `probe` saw, less the mean of all tokens of all inputs."""
     model, _ = family("bert")
     rows = torch.randint(3, 60, (5, 9))
-    state = probe(model, rows)[-1].after
+    state: Any = probe(model, rows)[-1].after
     x = state - state.mean((0, 1))
     expected = 9 * x.mean(1).square().sum(-1) / x.square().sum((1, 2))
     value, _ = explain(model, [rows[:2], rows[2:]]).blocks[-1].measured({"after": 1.0}, "centred")

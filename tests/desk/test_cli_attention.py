@@ -24,6 +24,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 from nlflow.attention import (  # noqa: E402
     Retrieval,
     attach,
+    explain,
     image_inputs,
     load_model,
     loading,
@@ -443,3 +444,40 @@ def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) ->
         settings.write_text(text)
         with pytest.raises(FileFormatError, match=f"attention.json: got terms that .*{words}.* remove the file"):
             load_model(tmp_path)
+
+
+def test_why(folder: Path) -> None:
+    words = " ".join(np.random.default_rng(0).choice(WORDS[5:], 60))
+    Path("long.txt").write_text(words)
+    arguments = (folder / "bert", "--why", "--texts", "long.txt", "--words", 6, "--items", 5, "--which", "ordinary")
+    result = run(*arguments, "--out", "why")
+    assert result.stdout.startswith("BertModel: 5 inputs, ordinary tokens; parts of the change of the mean cosine")
+    assert "the attention of 2 layers, each repeated with its P held: " in result.stdout
+    names = {path.name for path in Path("why").iterdir()}
+    assert names == {f"{name}.csv" for name in ("table", "spectra", "heads", "groups", "outliers")} | {"result.json"}
+    report = json.loads(Path("why/result.json").read_text())
+    model = load_model(folder / "bert")
+    inputs = []
+    for first in range(0, 30, 6):
+        given = text_inputs(model, folder / "bert", " ".join(words.split()[first : first + 6]))
+        inputs.append({**given, "special_tokens_mask": given["input_ids"] < 5})
+    expected = explain(model, inputs, tokens="ordinary").rows()
+    assert [row["mixing"] for row in report["parts"]] == [row["mixing"] for row in expected]
+    assert report["groups"][0]["count"] == 2
+    assert report["findings"][0] in result.stdout
+
+
+def test_why_of_one_input(folder: Path) -> None:
+    result = run(folder / "vit", "--why", "--image", folder / "photo.png", "--which", "patch", "--no-spectra", "--json")
+    report = json.loads(result.stdout)
+    assert (report["tokens"], report["inputs"], report["spectra"]) == ("patch", 1, [])
+    assert "got one input" in result.stderr
+    assert report["parts"][0]["change_se"] is None
+    assert "takes one of --text, --texts, --image and --tokens" in run(folder / "vit", "--why", code=2).stderr
+    assert "is for --why" in run(folder / "bert", "--text", TEXT, "--which", "patch", code=2).stderr
+    assert "is not for --why" in run(folder / "bert", "--why", "--text", TEXT, "--neutreno", 1, code=2).stderr
+    assert "expected one of 'all', 'special', 'ordinary'" in fails(
+        folder / "bert", "--why", "--text", TEXT, "--which", "patch"
+    )
+    Path("few.txt").write_text("a layer")
+    assert "got no passage of 48 words" in fails(folder / "bert", "--why", "--texts", "few.txt")

@@ -36,7 +36,7 @@ def run(context: Context) -> Outcome:
             x = x / size
         slope_error = largest(slope_error, abs(np.exp(np.mean(logs[len(logs) // 2 :])) / mu - 1))
         v = centre @ head.v
-        beyond = largest(beyond, np.linalg.norm(centre @ p @ head.v) / np.linalg.norm(v) - contraction_of(p))
+        beyond = largest(beyond, float(np.linalg.norm(centre @ p @ head.v) / np.linalg.norm(v)) - contraction_of(p))
         null = rate_of(eigenvalues_of(random_stochastic(count, rng)))
         rates["random stochastic"].append(null)
         null_gap = largest(null_gap, abs(null * np.sqrt(count) - 1))

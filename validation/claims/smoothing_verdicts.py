@@ -32,7 +32,8 @@ def one_head(rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
     count, width = int(rng.integers(3, 10)), int(rng.integers(2, 5))
     basis = np.eye(width) + 0.5 * rng.standard_normal((width, width))
     omegas = rng.uniform(-3, 1, width) * rng.choice([0.3, 1.0])
-    return stochastic(rng, count, reversible=True)[None], basis[None] * omegas, np.linalg.inv(basis)[None]
+    inverse = np.asarray(np.linalg.inv(basis), np.float64)
+    return stochastic(rng, count, reversible=True)[None], basis[None] * omegas, inverse[None]
 
 
 def several_heads(rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:

@@ -234,7 +234,8 @@ def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
         if fused is not None:
             _check_plain(type(module).__name__, fused)
         weight: Any = module.v_proj_weight if fused is None else fused[2 * width :]
-        return weight.detach().T  # type: ignore[no-any-return]
+        values: Tensor = weight.detach().T
+        return values
     if block.values is None or seen.made is None:
         raise UnknownError("no projection of values is found among the modules of attention")
     weight, _ = weight_of(block.values)

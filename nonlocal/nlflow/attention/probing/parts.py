@@ -401,7 +401,8 @@ class _Corners:
 
 
 def _length(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1)
+    found: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return found
 
 
 def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected) -> tuple[Tensor, Tensor]:

@@ -166,7 +166,7 @@ def _radius(matrices: Floats, values: Floats, output: Floats, scale: float) -> f
             maxiter=60, return_eigenvectors=False,
         )  # fmt: skip
     except ArpackNoConvergence as error:
-        found = error.eigenvalues
+        found = np.asarray(error.eigenvalues, complex)
     return float(np.abs(found).max()) if len(found) else math.nan
 
 
