@@ -19,7 +19,7 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test quick test-all portable lint format docs bench history paper robustness installs mutants constraints clean distclean
+.PHONY: help demo test quick test-all device portable lint format docs bench history paper robustness installs mutants constraints clean distclean
 .NOTPARALLEL:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make test         check style, types and imports, then run the tests that are not slow'
 	@echo 'make quick        the tests of one room that are not slow: make quick ROOM=flows'
 	@echo 'make test-all     the same with all tests, and with coverage'
+	@echo 'make device       the tests of tensors once more on a pretended GPU: same bits, no hidden copy (DEVICE=cuda: on a real one)'
 	@echo 'make portable     the numerical tests under other processors, with a table (ARGS="--data DIR" for images too)'
 	@echo 'make lint         the checks alone'
 	@echo 'make format       put the sources into shape'
@@ -54,6 +55,13 @@ quick: $(DEV)
 test-all: lint
 	@echo '== pytest, all tests'
 	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Rooms whose tests compute with tensors, one after another: what one holds in memory is freed for the next.
+ROOMS := affinities flows functionals equilibria denoising attention learning markov kernels store backends
+device: $(DEV)
+	@failed=; for room in $(or $(ROOM),$(ROOMS)); do echo "== $$room"; \
+	$(BIN)/python -m pytest -q --device=$(or $(DEVICE),pretended) -m 'not slow' -n $(WORKERS) --dist loadfile tests/$$room $(ARGS) || failed="$$failed $$room"; \
+	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 portable: $(DEV)
 	@$(BIN)/python -m validation.robustness.processors $(ARGS)

@@ -39,6 +39,17 @@ LONGEST = "test_public.py"
 BESIDE = ("attention", "desk", "plotting", "store")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("pretended", "cuda"), help="run tests of tensors once more on this device")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("device"):
+        from tests.on_device import Twice  # which needs torch
+
+        config.pluginmanager.register(Twice(config.getoption("device")))
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Draw the cases of sampled tests, and put the longest file first and what runs beside it next."""

@@ -42,6 +42,7 @@ import nlflow
 
 GPU = torch.device("cuda", 0)
 PACKAGE = str(Path(nlflow.__file__).parent)
+HELPERS = (str(Path(PACKAGE, "_array.py")),)
 
 # The device that torch's dispatcher sees. No build of torch computes on it, autograd knows it, and, other than for
 # "cuda", asks no streams of a driver.
@@ -94,6 +95,15 @@ class Counts:
         """Copies in both directions."""
         return self.copies_to_device + self.copies_to_host
 
+    def check_waits_no_more_than(self, other: Counts) -> None:
+        """Raise `AssertionError`, with the places, where there are more synchronizations or copies than in `other`."""
+        more = [
+            f"{(self.places[kind] - other.places[kind])[place]} more x {kind} at {place}"
+            for kind in (SYNCHRONIZATION, TO_DEVICE, TO_HOST)
+            for place in self.places[kind] - other.places[kind]
+        ]
+        assert not more, "; ".join(more)
+
     def __str__(self) -> str:
         lines = []
         for kind, places in self.places.items():
@@ -118,11 +128,14 @@ def _note(kind: str) -> None:
 
 
 def _place() -> str:
-    """Return the innermost line of nlflow that is being run, or "elsewhere"."""
+    """Return the innermost line of nlflow that is being run, or "elsewhere".
+
+    What helpers for arrays do is done by who calls them.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(PACKAGE):
+        if name.startswith(PACKAGE) and name not in HELPERS:
             return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
@@ -166,6 +179,9 @@ class Pretended(torch.Tensor):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.numpy()
+
+
+Pretended.__name__ = "Tensor"  # as messages call it
 
 
 class _Everywhere(TorchDispatchMode):

@@ -286,11 +286,11 @@ def kept_bytes(*kept: Any) -> int:
 
 def same_kind(name: str, array: Array, like: Array) -> None:
     """Raise `InputError` unless `array` has the namespace, dtype and device of `like`."""
+    here, there = array_api_compat.device(array), array_api_compat.device(like)
+    if is_tensor(array) and is_tensor(like) and here != there:
+        raise InputError(f"{name}: it is on {here}, expected {there} as the others; move one of them (.to({there}))")
     if type(array) is not type(like) or array.dtype != like.dtype:
         raise InputError(
             f"{name}: got {type(array).__name__} of {array.dtype}, expected {type(like).__name__} of {like.dtype}; "
             "convert one of them (results keep the type of their input, so nothing is converted silently)"
         )
-    here, there = array_api_compat.device(array), array_api_compat.device(like)
-    if here != there:
-        raise InputError(f"{name}: it is on {here}, expected {there} as the others; move one of them (.to({there}))")

@@ -361,6 +361,8 @@ def check_array(
     if value is None:
         raise InputError(f"{name}: got None, expected a real numeric array{tail}")
     foreign = any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)  # tensors, and their kinds
+    if foreign:
+        check_tensor(name, value)
     try:
         array: Any = value if foreign else np.asarray(value)
     except ValueError as error:  # nested sequences of unequal lengths
@@ -380,6 +382,9 @@ def check_array(
             array = array.astype(array.dtype.newbyteorder("="))
     elif not array.is_floating_point():
         raise InputError(f"{name}: got a torch tensor of dtype {array.dtype}, expected a floating-point one{tail}")
+    elif array.element_size() == 1:
+        raise InputError(f"{name}: got {array.dtype}, whose two or three digits no average keeps, expected float32 or "
+                         "float64; convert it with .float()")  # fmt: skip
     elif array.element_size() < 4:
         array = array.float()
     if ndim is not None:
@@ -402,6 +407,32 @@ def check_array(
             f"replace them first{otherwise}"
         )
     return array
+
+
+def check_tensor(name: str, tensor: Any) -> None:
+    """Raise `InputError` for a tensor whose numbers cannot be read: of whatever dtype, on whatever device."""
+    check_dense(name, tensor)
+    if tensor.is_meta:
+        raise InputError(
+            f"{name}: it is on meta, where tensors have shapes and no values, expected a tensor on cpu or cuda; "
+            "load or make the values first"
+        )
+    if tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
+        raise InputError(
+            f"{name}: a CUDA graph is being captured, which holds nothing that the host waits for, as checks of input "
+            "and choices of steps do; call this before or after the capture"
+        )
+
+
+def check_dense(name: str, tensor: Any) -> None:
+    """Raise `InputError` for a nested tensor and for a sparse one, whatever it holds."""
+    if tensor.is_nested:
+        raise InputError(
+            f"{name}: got a nested tensor, expected one of a single shape; pad it (torch.nested.to_padded_tensor) and "
+            "say by a mask what is there, or give its parts one by one"
+        )
+    if str(tensor.layout) != "torch.strided":
+        raise InputError(f"{name}: got a tensor of layout {tensor.layout}, expected a dense one; use .to_dense()")
 
 
 def check_floats(name: str, value: Any, **options: Any) -> NDArray[np.float64]:

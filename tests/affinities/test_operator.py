@@ -84,6 +84,7 @@ def test_sums_with_weights_of_any_sign_stay_within_their_bound(seed: int) -> Non
     assert case(seed) <= 1
 
 
+@pytest.mark.other_bits("compiled loops on the CPU, tiles of tensors on a GPU")
 @pytest.mark.parametrize("kernel", KERNELS, ids=ids)
 def test_derivatives_are_those_that_torch_finds(kernel: Any) -> None:
     x, y, w, g = drawn(1, (40, 2), (33, 2), (33, 3), (40, 3))

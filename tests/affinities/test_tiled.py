@@ -430,6 +430,7 @@ def test_degrees_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(passes.count("log_totals"), passes.count("log_totals_wide")) <= 2  # of k and its transpose
 
 
+@pytest.mark.on_cpu("names the kernels of the CPU")
 def test_the_reason_says_what_sums() -> None:
     x = torch.from_numpy(FEATURES).float()
     domain = nl.Points(np.arange(float(N)))

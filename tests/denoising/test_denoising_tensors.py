@@ -442,7 +442,7 @@ REFUSED = [
     (T.bfloat16(), {}, r"image: got bfloat16, .* expected float32 or float64; convert it with \.float\(\)"),
     (T.int(), {}, r"image: got a tensor of torch.int32, expected float32 or float64"),
     (T.to(torch.complex64), {}, "image: got a torch tensor of dtype torch.complex64"),
-    (T.to("meta"), {}, "image: it is on meta, expected a tensor on cpu or cuda"),
+    (T.to("meta"), {}, "image: it is on meta, .* expected a tensor on cpu or cuda"),
     (T.to_sparse(), {}, "image: got a tensor of layout torch.sparse_coo, expected a dense one"),
     (T + torch.nan, {}, "image: got no sample that is a number"),
     (T[:0], {}, "image: got an empty array"),

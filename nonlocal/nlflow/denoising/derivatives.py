@@ -15,7 +15,7 @@ from nlflow.denoising.looked import Looked
 from nlflow.denoising.noise.risk import perturbation
 from nlflow.denoising.options import Options
 from nlflow.denoising.patches.tensors import FrozenFilter
-from nlflow.denoising.tensors import Items, Noisy, beside, check_tensor
+from nlflow.denoising.tensors import Items, Noisy, beside, checked_image
 from nlflow.errors import InputError, check_integer
 
 __all__ = ["Linearization", "linearized"]
@@ -150,7 +150,7 @@ def linearized(
     """
     if not is_tensor(image):
         raise InputError(f"image: got {type(image).__name__}, expected a torch tensor; use torch.as_tensor")
-    image = check_tensor(image).detach()
+    image = checked_image(image).detach()
     for name, value in (("sigma", sigma), ("keep", keep)):
         beside(name, value, image)
     if sigma is None:

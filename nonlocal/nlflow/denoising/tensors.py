@@ -45,7 +45,7 @@ from nlflow.denoising.patches import Grouping, TensorFilter
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import EPSILON, Trail, Watch, telling, unrolled, within
-from nlflow.errors import InputError, NlflowWarning, check_array, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_tensor
 
 Denoise = Callable[..., Any]
 _FIRST = 0.9  # share of the progress at which the residual is looked at, which seldom asks for another flow
@@ -59,7 +59,7 @@ def denoised_tensor(
     """Return what `nlflow.denoise` says of tensors; `denoise` is that function, for what is met on the host."""
     if options.device != "cpu":
         raise InputError(f"device: got {options.device!r} for a tensor, which stays on {image.device}; leave it out")
-    begun, image = time.perf_counter(), check_tensor(image)
+    begun, image = time.perf_counter(), checked_image(image)
     for name, value in (("sigma", sigma), ("mask", mask), ("keep", keep)):
         beside(name, value, image)
     if options.separate:
@@ -278,13 +278,12 @@ def _varies(samples: NDArray[Any]) -> Any:
     return slice(None) if live is None else live
 
 
-def check_tensor(image: Tensor) -> Tensor:
+def checked_image(image: Tensor) -> Tensor:
     """Return a tensor in its computing precision, or raise `InputError`.
 
     float32 and float64 are kept, float16 becomes float32 as that of arrays does.
     """
-    if image.layout is not torch.strided:
-        raise InputError(f"image: got a tensor of layout {image.layout}, expected a dense one; use .to_dense()")
+    check_tensor("image", image)
     if image.device.type not in ("cpu", "cuda"):
         raise InputError(
             f"image: it is on {image.device}, expected a tensor on cpu or cuda (mps has no float64, in which sums are "
@@ -295,7 +294,7 @@ def check_tensor(image: Tensor) -> Tensor:
                          "or float64; convert it with .float()")  # fmt: skip
     if not (image.is_floating_point() or image.is_complex()):
         raise InputError(f"image: got a tensor of {image.dtype}, expected float32 or float64; convert it with .float()")
-    if image.is_complex() or image.numel() == 0:
+    if image.is_complex() or image.numel() == 0 or image.element_size() == 1:
         check_array("image", image)
     checked: Tensor = image.float() if image.element_size() < 4 else image
     return checked

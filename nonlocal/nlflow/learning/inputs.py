@@ -23,6 +23,7 @@ from nlflow.errors import (
     check_integer,
     check_memory,
     check_number,
+    check_tensor,
     shortened,
 )
 from nlflow.kernels import RadialKernel
@@ -216,7 +217,9 @@ def on_host(points: Any) -> Any:
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Refuse masked arrays, whose masks scikit-learn leaves away without a word."""
+    """Refuse masked arrays, whose masks scikit-learn leaves away without a word, and tensors that cannot be read."""
+    if is_tensor(value):
+        check_tensor(name, value)
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or leave rows out")
 

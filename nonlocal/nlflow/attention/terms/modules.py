@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import FUSED, average, causal_mask
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, WideParameters, removed_similarity, wide
-from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
+from nlflow.errors import InputError, check_choice, check_dense, check_integer, check_number, checked_call
 
 
 @checked_call
@@ -159,6 +159,12 @@ class NeutrenoAttention(nn.Module):
 
     def parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of tokens (B, N, D), each (B, H, N, D/H)."""
+        check_dense("tokens", tokens)
+        there = getattr(self.query, "weight", tokens).device
+        if tokens.device != there:
+            raise InputError(
+                f"tokens: they are on {tokens.device}, expected {there}, where this layer is; move one of them"
+            )
         query, key, value = (
             part(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )

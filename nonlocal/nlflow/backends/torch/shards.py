@@ -258,7 +258,8 @@ class Shard(Tensor):
 # What tells of a tensor without telling values.
 _FACTS = {
     "device", "dim", "dtype", "element_size", "grad", "grad_fn", "is_contiguous", "is_cuda", "is_floating_point",
-    "is_leaf", "is_sparse", "layout", "ndim", "nelement", "numel", "requires_grad", "shape", "size",
+    "is_leaf", "is_meta", "is_nested", "is_sparse", "layout", "ndim", "nelement", "numel", "requires_grad", "shape",
+    "size",
 }  # fmt: skip
 _REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "all", "any"}
 _ARITHMETIC = {"add", "sub", "subtract", "mul", "multiply", "div", "divide", "truediv", "true_divide", "pow"}

@@ -1,0 +1,114 @@
+"""Tensors that cannot be computed with are named wherever tensors come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nlflow as nl
+from nlflow.attention import NeutrenoAttention
+from nlflow.denoising import denoise
+from nlflow.learning import HarmonicClassifier
+from tests import pretended
+from tests.problems import torch_on_one_thread
+
+torch = torch_on_one_thread()
+
+N = 12
+POINTS = nl.Points(np.arange(float(N)))
+X, U = torch.from_numpy(np.random.default_rng(0).standard_normal((2, N, 3)))
+POSITIVE = U.abs() + 1
+SMOOTH = nl.affinity(nl.Gaussian(1.0), POINTS, X)
+
+
+def classified(x: Any = X, y: Any = None) -> Any:
+    return HarmonicClassifier().fit(x, np.arange(N) % 2 if y is None else y)
+
+
+# The argument that a tensor is, one that serves, and what takes it.
+ENTRIES: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
+    "features": ("features", X, lambda x: nl.affinity(nl.Gaussian(1.0), POINTS, x)),
+    "queries": ("queries", X, lambda x: nl.affinity(nl.ExpDotProduct(), POINTS, X, queries=x)),
+    "nodes": ("nodes", X, nl.Points),
+    "weights": ("weights", POSITIVE[:, 0], lambda x: nl.Points(np.arange(float(N)), x)),
+    "average": ("u", U, SMOOTH.average),
+    "push": ("law", POSITIVE, SMOOTH.push),
+    "start": ("start", U, lambda x: nl.solve(nl.GradientFlow(nl.J(SMOOTH)), x, t=1.0)),
+    "value": ("u", U, nl.J(SMOOTH).value),
+    "observed": ("observed", U, lambda x: nl.E(SMOOTH, x, 0.5)),
+    "equilibrium": ("observed", U, lambda x: nl.equilibrium(nl.E(SMOOTH, x, 0.5))),
+    "image": ("image", torch.rand(N, N, dtype=torch.float64), lambda x: denoise(x, 0.1)),
+    "samples": ("X", X, classified),
+    "targets": ("y", torch.arange(N) % 2, lambda y: classified(y=y)),
+}
+UNREADABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "meta": (lambda x: x.to("meta"), r"it is on meta, .*expected (a tensor on )?cpu"),
+    "sparse": (lambda x: x.to_sparse(), r"got a tensor of layout torch.sparse_coo, expected a dense one; use \.to_de"),
+    "nested": (lambda x: torch.nested.nested_tensor([x[:3], x[3:]]), "got a nested tensor, expected one of a single"),
+    "jagged": (lambda x: torch.nested.nested_tensor([x[:3], x[3:]], layout=torch.jagged), "got a nested tensor"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_what_cannot_be_read_is_named(entry: str, kind: str) -> None:
+    name, given, call = ENTRIES[entry]
+    spoil, reason = UNREADABLE[kind]
+    with pytest.raises(nl.InputError, match=f"{name}: {reason}"):
+        call(spoil(given))
+
+
+@pytest.mark.parametrize("entry", [name for name in ENTRIES if name not in ("samples", "targets")])
+def test_a_float_of_eight_bits_has_no_digits_to_average(entry: str) -> None:
+    name, given, call = ENTRIES[entry]
+    with pytest.raises(nl.InputError, match=rf"{name}: got torch.float8_e4m3fn, .* convert it with \.float\(\)"):
+        call(given.float().to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("entry", ["average", "push", "start", "value", "observed"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_no_signal_of_doubles(entry: str, dtype: Any) -> None:
+    name, given, call = ENTRIES[entry]
+    with pytest.raises(nl.InputError, match=f"{name}: got dtype torch.float32, expected torch.float64"):
+        call(given.to(dtype))
+
+
+@pytest.mark.parametrize("entry", ["queries", "average", "push", "start", "value", "observed"])
+def test_the_other_device_is_named(entry: str) -> None:
+    name, given, call = ENTRIES[entry]
+    with pretended.gpu(), pytest.raises(nl.InputError, match=f"{name}: it is on cuda:0, expected cpu.* move one of th"):
+        call(pretended.put(given))
+
+
+@pytest.mark.parametrize("entry", ["features", "image", "samples"])
+def test_nothing_is_captured_that_the_host_waits_for(entry: str) -> None:
+    """A graph that is replayed would do without the checks, and keep the steps of other numbers."""
+    name, given, call = ENTRIES[entry]
+    with pretended.gpu():
+        there = pretended.put(given)
+        call(there)
+        for _ in range(2):  # a second capture is told the same
+            with pretended.capturing(), pytest.raises(nl.InputError, match=f"{name}: a CUDA graph is being captured"):
+                call(there)
+
+
+def test_devices_that_are_not_there() -> None:
+    with pretended.gpu(), pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.zeros(3, device="cuda:3")
+    with pretended.gpu(), pytest.raises(nl.InputError, match="device: got 'cuda:3', expected one of 'auto', 'cpu', 'c"):
+        denoise(np.zeros((8, 8)), 0.1, device="cuda:3")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_tokens_of_a_layer() -> None:
+    layer, tokens = NeutrenoAttention(8, 2), torch.randn(2, 5, 8)
+    with pytest.raises(nl.InputError, match="tokens: got a nested tensor"):
+        layer(torch.nested.nested_tensor([tokens[0], tokens[1, :3]]))
+    with pytest.raises(nl.InputError, match=r"tokens: got a tensor of layout torch\.sparse_coo"):
+        layer(tokens.to_sparse())
+    with pretended.gpu(), pytest.raises(nl.InputError, match="tokens: they are on cuda:0, expected cpu, where this la"):
+        layer(pretended.put(tokens))

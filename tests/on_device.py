@@ -1,0 +1,282 @@
+"""``pytest --device=pretended`` runs every test of tensors on the CPU, and once more with its tensors on a GPU.
+
+The tests are the same ones: what they make (`torch.randn(...)`, modules, constants of their file, values of parameters)
+lies on the GPU in the second run, and what they look at comes to the CPU. What nlflow makes lies where nlflow puts it.
+
+On the pretended GPU (tests/pretended.py) all tensors that a test has in its hands, results and derivatives, have the
+bits that they had on the CPU, and nlflow copies at the places of `COPIES` alone. ``--device=cuda`` takes a real GPU,
+where sums are in another order: there the bounds that the tests hold hold too.
+
+`@pytest.mark.on_cpu("why")` leaves a test out, and `@pytest.mark.other_bits("why")` its bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from _pytest.runner import runtestprotocol
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+import nlflow
+from nlflow.backends.torch import attention, sums
+from tests import pretended
+
+TESTS, PACKAGE = str(Path(__file__).parent), str(Path(nlflow.__file__).parent)
+
+MAKERS = _device_constructors()
+
+# Where nlflow moves numbers between host and device, and why.
+HOSTED = "estimators give scikit-learn's arrays: labels and memberships lie on the host"
+COPIES: dict[str, str] = {
+    "affinities/base.py log_total": "weights of the nodes, once for each functional",
+    "affinities/base.py _measured": "weights of the nodes, once for each affinity",
+    "backends/torch/search.py of": "where patches and their neighbours lie, once for each image",
+    "denoising/looked.py at": "what the host decides on, once for each image",
+    "denoising/patches/tensors.py <lambda>": "windows and transforms of patches, once for each image",
+    "denoising/tensors.py of": "noise of each item, once for each image",
+    "learning/base.py _as_signal": HOSTED,
+    "learning/base.py _weighed": HOSTED,
+    "learning/graphs.py _by_rows": HOSTED,
+    "learning/graphs.py _over_total": HOSTED,
+    "learning/graphs.py as_signal": HOSTED,
+    "learning/graphs.py average_at": HOSTED,
+    "learning/graphs.py own": HOSTED,
+    "learning/graphs.py parts": HOSTED,
+    "learning/spreading.py _learn": HOSTED,
+    "affinities/dense.py __init__": "weights of the nodes, once for each affinity",
+    "affinities/dense.py block": HOSTED,
+    "affinities/tiled.py __init__": "weights of the nodes, once for each affinity",
+    "domains/mask.py _place": "what is masked, once for each affinity",
+}
+
+
+class Twice:
+    """The plugin: each test runs on the CPU, and on `kind` if it had a tensor in its hands."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Leave out the files that know no tensor, and what is marked."""
+        chosen, rest = [], []
+        for item in items:
+            of_tensors = "torch" in item.path.read_text(encoding="utf-8")
+            (chosen if of_tensors and not item.get_closest_marker("on_cpu") else rest).append(item)
+        config.hook.pytest_deselected(items=rest)
+        items[:] = chosen
+
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        """Run a test twice, and report the second run, or the first where it failed or met no tensor."""
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        first = Watch()
+        reports = self._run(item, None, first)
+        if all(report.passed for report in reports) and first.seen:
+            reports = self._run(item, nextitem, Watch(first, self.kind))
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _run(self, item: Any, nextitem: pytest.Item | None, watch: Watch) -> list[pytest.TestReport]:
+        item._initrequest()
+        item.stash[_WATCH] = watch
+        return runtestprotocol(item, log=False, nextitem=nextitem)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        return (yield from _within(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        return (yield from _within(item, call=True))
+
+
+def _within(item: Any, *, call: bool = False) -> Any:
+    """Run a stage of a test with its tensors where they belong."""
+    watch = item.stash[_WATCH]
+    with ExitStack() as stack:
+        if watch.kind == "pretended":
+            stack.enter_context(pretended.gpu())
+            stack.enter_context(choices_of_the_cpu())
+            counts = stack.enter_context(pretended.counting())
+        else:
+            stack.enter_context(like_a_gpu())
+        if watch.kind != "cpu":
+            stack.enter_context(_constants_moved(item))
+            stack.enter_context(_arrays_moved())
+        torch.manual_seed(0)
+        stack.enter_context(_readable_by_tests())
+        stack.enter_context(watch)
+        result = yield
+    if call and watch.kind == "pretended":
+        same = watch.seen == watch.expected or item.get_closest_marker("other_bits") is not None
+        assert same, f"bits differ from those on the CPU, first at {watch.first_difference()}"
+        check_copies(counts)
+    return result
+
+
+def check_copies(counts: pretended.Counts) -> None:
+    """Raise where nlflow has copied between host and device at a place that is not in `COPIES`."""
+    hidden = [
+        f"{kind} at {place}"
+        for kind in (pretended.TO_DEVICE, pretended.TO_HOST)
+        for place in counts.places[kind]
+        if place != "elsewhere" and name_of(place) not in COPIES
+    ]
+    assert not hidden, f"hidden copies: {'; '.join(hidden)}. Leave them out, or name the places in tests/on_device.py"
+
+
+def name_of(place: str) -> str:
+    """Return file and function of a place, whose line changes."""
+    where, function = place.split(" ")
+    return f"{where.rpartition(':')[0]} {function}"
+
+
+_WATCH: pytest.StashKey[Any] = pytest.StashKey()
+
+
+class Watch(TorchFunctionMode):
+    """Put what tests make on the device of this run, and take down the bits of all tensors in their hands."""
+
+    def __init__(self, first: Watch | None = None, kind: str = "cpu") -> None:
+        super().__init__()
+        self.kind = kind
+        self.seen: list[tuple[str, str]] = []
+        self.expected = first.seen if first else []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or not by_test():
+            return func(*args, **kwargs)
+        for value in (*args, *kwargs.values()):
+            self._take_down(name, value)
+        if self.kind != "cpu" and name == "to" and "cpu" in (*args[1:], kwargs.get("device")):
+            return moved(args[0])  # where a test puts what it gives; what it reads, it asks for by `cpu()`
+        result = func(*args, **kwargs)
+        if self.kind != "cpu" and kwargs.get("device") in (None, "cpu") and func in MAKERS:
+            return moved(result)  # what is drawn has the numbers that it had on the CPU
+        return result
+
+    def _take_down(self, name: str, value: Any) -> None:
+        if isinstance(value, (tuple, list)):
+            for each in value:
+                self._take_down(name, each)
+        elif isinstance(value, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(value):
+            with torch._C.DisableTorchFunction():
+                self.seen.append((name, bits(value)))
+
+    def first_difference(self) -> str:
+        """Describe the first tensor that differs."""
+        for at, (ours, theirs) in enumerate(zip(self.seen, self.expected, strict=False)):
+            if ours != theirs:
+                return f"tensor {at} of {len(self.expected)}, in {ours[0]} (on the CPU in {theirs[0]})"
+        return (
+            f"tensor {min(len(self.seen), len(self.expected))}: {len(self.seen)} seen, {len(self.expected)} on the CPU"
+        )
+
+
+def bits(tensor: torch.Tensor) -> str:
+    """Return a short digest of a tensor's numbers, dtype and shape."""
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
+        return f"{tensor.layout} {tensor.device.type}"
+    numbers = pretended.take(tensor).detach().contiguous().cpu().resolve_conj().reshape(-1).view(torch.uint8)
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha1(numbers.numpy().tobytes()).hexdigest()[:12]}"
+
+
+def by_test() -> bool:
+    """Tell whether a test called, itself or by a package of others, and not nlflow."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(TESTS):
+            return name not in (__file__, pretended.__file__)
+        if name.startswith(PACKAGE):
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+@contextmanager
+def _readable_by_tests() -> Iterator[None]:
+    """Let `numpy()` and `np.asarray` of a test read tensors of the device."""
+    numpy = torch.Tensor.numpy
+
+    def read(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if tensor.is_cuda and by_test():
+            return numpy(pretended.take(tensor).detach().cpu(), *args, **options)
+        return own[type(tensor) is pretended.Pretended](tensor, *args, **options)
+
+    def array(tensor: torch.Tensor, dtype: Any = None, copy: Any = None) -> Any:
+        result = read(tensor)
+        return result if dtype is None else result.astype(dtype)
+
+    own = (numpy, pretended.Pretended.numpy)
+    with ExitStack() as stack:
+        for kind in (torch.Tensor, pretended.Pretended):
+            stack.enter_context(patch.multiple(kind, numpy=read, __array__=array))
+        yield
+
+
+@contextmanager
+def choices_of_the_cpu() -> Iterator[None]:
+    """Let the fused kernel of the CPU serve the dtype that GPUs have none for: another formula has other bits."""
+    own = attention.Kernel("that of the CPU", attention._FOR_CPU, "cuda", {torch.float64: (0, 0)})
+    with patch.object(attention, "KERNELS", (*attention.KERNELS, own)):
+        yield
+
+
+@contextmanager
+def like_a_gpu() -> Iterator[None]:
+    """Let fused kernels of the CPU have columns of zeros as those of GPUs do, by which it sums in another order."""
+
+    def width_for(q: torch.Tensor, channels: int) -> int:
+        width = max(q.shape[-1], min(channels, attention.WIDEST))
+        return -(-width // attention._ALIGNED) * attention._ALIGNED
+
+    with patch.object(attention, "width_for", width_for), patch.object(sums, "width_for", width_for):
+        yield
+
+
+@contextmanager
+def _arrays_moved() -> Iterator[None]:
+    """Let `torch.from_numpy`, which torch shows to no mode, give tests tensors of the device."""
+    made = torch.from_numpy
+    with patch.object(torch, "from_numpy", lambda array: moved(made(array)) if by_test() else made(array)):
+        yield
+
+
+@contextmanager
+def _constants_moved(item: Any) -> Iterator[None]:
+    """Hold the constants of a test's file, and the values of its parameters, on the device."""
+    constants = {name: moved(value) for name, value in vars(item.module).items() if not name.startswith("__")}
+    callspec = getattr(item, "callspec", None)
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(vars(item.module), constants))
+        if callspec is not None:
+            given = {name: moved(value) for name, value in callspec.params.items()}
+            if given.get("device") == "cpu":
+                given["device"] = "cuda"
+            stack.enter_context(patch.dict(callspec.params, given))
+        yield
+
+
+def moved(value: Any) -> Any:
+    """Return a value whose tensors lie on the device."""
+    if isinstance(value, torch.Tensor):
+        there = value.layout != torch.strided or value.device.type != "cpu"
+        return value if there else value.detach().to("cuda").requires_grad_(value.requires_grad)
+    if type(value) in (tuple, list):
+        return type(value)(moved(each) for each in value)
+    if type(value) is dict:
+        return {name: moved(each) for name, each in value.items()}
+    return value
