@@ -25,7 +25,7 @@ import numba
 import numpy as np
 import torch
 
-from benchmarks import counts, tensors
+from benchmarks import counts, replayed, tensors
 from benchmarks.harness import keep, listed, machine
 from nlflow import (
     E,
@@ -110,6 +110,7 @@ def _shown(value: Any) -> str:
 HEADINGS = {
     "large": "Large flows: a step of the J-flow beside fused attention alone, n nodes, d columns each",
     "step": "Steps: softmax(k kᵀ / √d) v of n nodes, d columns each",
+    "replayed": "Steps that are recorded once, beside those that the host starts",
     "counts": "Operations, synchronizations and copies",
     "energy": "Rounding: relative errors of J against sums in float64",
     "radial step": "Kernels of distances",
@@ -494,6 +495,9 @@ def section(name: str, log: Log, device: str, quick: bool) -> None:
             log.add(what="counts", status="counted on a pretended GPU", **row)
     elif name == "flows":
         flows(log, device, 2**10 if quick else 2**18)
+        for nodes in (128,) if quick else (128, 1024):
+            for row in replayed.rows(device, nodes, measure):
+                log.add(what="replayed", status="measured", **row)
     elif name == "radial":
         radial_steps(log, device, 2**11 if quick else 2**16)
     elif name == "steps":

@@ -110,8 +110,8 @@ def test_the_device_is_asked_at_most_once_a_step(name: str) -> None:
     method = integrator()
     each = steps if method is None or method.length is None else steps // 64
     beside = {"J-flow, exact": 1, "sphere": 5, "sphere, great circles": 4, "kernel that follows": 5}
-    # Two for the start and the end, one for the first step; two for whether a reaction knows the values of the start.
-    allowed = beside.get(name, 3 if method is None else 2) + (2 if make is reacting_flow else 0)
+    # For the start, and for the first step or the end; two for whether a reaction knows the values of the start.
+    allowed = beside.get(name, 2) + (2 if make is reacting_flow else 0)
     assert counts.synchronizations <= each + allowed, str(counts)
 
 

@@ -54,7 +54,7 @@ from nlflow.flows.events import Event
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExactGaussian, Exponential, RungeKutta, StepFailureError
 from nlflow.flows.integrators.base import SLACK, Integrator, check_admitted, check_same_flow, check_terms
-from nlflow.flows.integrators.runge_kutta import PIECES, Piece
+from nlflow.flows.integrators.runge_kutta import FINITE, PIECES, Piece
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.trackers import SAME, Checkpoint, Progress, Times, Tracker, increasing
@@ -457,8 +457,8 @@ class _Loop:
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
                 u = self.flow.when(t).held(u)
                 u, t, memory, event = self._until_event(u, t, memory)
-            waits = self._waits(t)
-            seen = self._seen(u, t) if waits or t in self.times else None
+            waits, told = self._waits(t), memory.pop(FINITE, None)
+            seen = self._seen(u, t, told) if waits or t in self.times else None
             if waits and (failed := self._settled()):
                 return failed
             applications = now.applications + self.flow.applications - before
@@ -554,10 +554,13 @@ class _Loop:
         measured = t in self.times or self._descent.due(steps) or self._pieces is not None
         return self.with_energies and measured and not flow.leaves_pending
 
-    def _seen(self, u: Array, t: float) -> _Look:
-        """Take down what is to be known of the signal after this step."""
-        xp = namespace(u)
-        finite = Pending(lambda: 1.0) if self.flow.checks_steps else Pending(float, xp.all(xp.isfinite(u)))
+    def _seen(self, u: Array, t: float, told: tuple[Array, bool] | None = None) -> _Look:
+        """Take down what is to be known of the signal after this step, of which the integrator may have told."""
+        xp, known = namespace(u), told is not None and told[0] is u
+        if known or self.flow.checks_steps:
+            finite = Pending(lambda: float(told is None or told[1]))
+        else:
+            finite = Pending(float, xp.all(xp.isfinite(u)))
         look = _Look(self.flow, replace(self.state, u=u, t=t, steps=self.state.steps + 1), finite)
         self._open.append(look)
         return look

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nlflow._array import Array, namespace, numbers, plus, scalar, underflowing
+from nlflow._array import Array, is_numpy, namespace, numbers, plus, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, StepFailureError, explicit_limit
@@ -20,6 +20,10 @@ from nlflow.flows.terms import TermError
 
 PIECES = "_pieces"
 """Under which name the memory of a step holds a list that takes its pieces, where somebody asks for them."""
+
+
+FINITE = "_finite"
+"""Under which name it holds a signal, and whether it is finite, where a device was asked for that with the error."""
 
 
 class Tolerances:
@@ -155,6 +159,7 @@ class Tried:
     error: float
     failure: str = ""
     slopes: tuple[Array, ...] = ()
+    finite: bool | None = None  # of the signal, where a device was asked for it beside the error
 
 
 class Embedded(Integrator):
@@ -218,6 +223,8 @@ class Embedded(Integrator):
 
     def _keep(self, tried: Tried, u: Array, t: float, end: float, memory: dict[str, Any]) -> None:
         memory.update(_flow=tried.flow, _slope=tried.slope)
+        if tried.finite is not None:
+            memory[FINITE] = tried.u, tried.finite
         if PIECES in memory:
             memory[PIECES].append(Piece.of(self.tableau, t, end, u, tried.u, list(tried.slopes)))
 
@@ -339,10 +346,19 @@ class RungeKutta(Embedded):
                 raise
             except (InputError, NumericalError) as error:
                 return Tried(flow, u, first, math.inf, str(error))
-        over = 0.0
-        if self.adaptive and self.tableau.error is not None:
-            over = scalar(self._control().measured(h * combine(self.tableau.error, slopes), u, stage))
-        return Tried(here, stage, slopes[-1], over, slopes=tuple(slopes))
+        if not self.adaptive or self.tableau.error is None:
+            return Tried(here, stage, slopes[-1], 0.0, slopes=tuple(slopes))
+        over = self._control().measured(h * combine(self.tableau.error, slopes), u, stage)
+        error, finite = _told(over, stage)
+        return Tried(here, stage, slopes[-1], error, slopes=tuple(slopes), finite=finite)
+
+
+def _told(over: Array, after: Array) -> tuple[float, bool | None]:
+    """Return an error, and of a tensor whether the signal after the step is finite, for which the loop would ask."""
+    if is_numpy(after):
+        return scalar(over), None
+    error, finite = numbers(over, namespace(after).all(namespace(after).isfinite(after)))
+    return error, bool(finite)
 
 
 def _at(flow: Flow, stage: Array) -> Flow:
