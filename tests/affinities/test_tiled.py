@@ -204,13 +204,6 @@ def test_the_time_loop_asks_the_device_for_nothing(
     # A tensor of another device would not be copied by these, but refused.
     for leak in ("cpu", "numpy", "__array__"):
         monkeypatch.setattr(torch.Tensor, leak, lambda *_, leak=leak: pytest.fail(f"copied to the host by {leak}"))
-    listed = torch.Tensor.tolist
-
-    def tolist(values: Any) -> Any:  # a few sums come over together, and no signal
-        assert values.numel() < len(f), "a signal was copied to the host by tolist"
-        return listed(values)
-
-    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
     solution = nl.solve(problem, f, t=0.3, integrator=INTEGRATORS[integrator])
     assert isinstance(solution.u, torch.Tensor)
 

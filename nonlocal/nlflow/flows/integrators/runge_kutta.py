@@ -349,8 +349,8 @@ class RungeKutta(Embedded):
         if not self.adaptive or self.tableau.error is None:
             return Tried(here, stage, slopes[-1], 0.0, slopes=tuple(slopes))
         over = self._control().measured(h * combine(self.tableau.error, slopes), u, stage)
-        error, finite = _told(over, stage)
-        return Tried(here, stage, slopes[-1], error, slopes=tuple(slopes), finite=finite)
+        told, finite = _told(over, stage)
+        return Tried(here, stage, slopes[-1], told, slopes=tuple(slopes), finite=finite)
 
 
 def _told(over: Array, after: Array) -> tuple[float, bool | None]:
