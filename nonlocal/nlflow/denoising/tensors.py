@@ -21,7 +21,6 @@ from torch import Tensor
 
 from nlflow._array import is_tensor, root_mean_square, to_numpy
 from nlflow.backends.memory import Need, free_bytes
-from nlflow.backends.torch.workers import workers_for
 from nlflow.denoising.columns import each_item
 from nlflow.denoising.frame import (
     LEAST_VARIANCE,
@@ -104,7 +103,7 @@ def denoised_tensor(
         results, told = [], list[dict[str, Any]]()
         for number, (one, f) in enumerate(task.parts(image)):
             part = replace(watch, tell=within(tell, number / len(task.flows), (number + 1) / len(task.flows)))
-            with _guarded(one, f, max_memory), workers_for(f.device):
+            with _guarded(one, f, max_memory), TensorFilter.held(f):
                 u, known = _chosen(one, f, options, part, tracked)
             if judged and _is_doubted(one, f, u):
                 return on_host(within(tell, _FIRST, 1.0))

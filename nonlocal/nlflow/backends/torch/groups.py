@@ -52,7 +52,7 @@ class Matrices:
             return None if matrix is None else matrix.to(dtype)
 
         return Matrices(
-            *(turned(one) for one in (self.correlation, self.whitening, self.extremes, self.basis)), self.powers
+            turned(self.correlation), turned(self.whitening), turned(self.extremes), turned(self.basis), self.powers
         )
 
 
@@ -154,7 +154,9 @@ class _Inverse(torch.autograd.Function):
             more = -size % _ALIGNED
             matrix = torch.nn.functional.pad(matrix, (0, more, 0, more))
             torch.diagonal(matrix, dim1=-2, dim2=-1)[..., size:] = 1
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix).L)[..., :size, :size]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix).L)
+        if size % _ALIGNED:
+            inverse = inverse[..., :size, :size].contiguous()
         ctx.save_for_backward(inverse)
         ctx.save_for_forward(inverse)
         return inverse
@@ -339,7 +341,9 @@ class _Summed(torch.autograd.Function):
 
         def work(chunk: _Chunk) -> tuple[_Chunk, list[Tensor]]:
             with torch.enable_grad():
-                tokens = [one if one is None else one.detach().requires_grad_() for one in _lifted(step, chunk, images)]
+                tokens: Any = [
+                    one if one is None else one.detach().requires_grad_() for one in _lifted(step, chunk, images)
+                ]
                 values, _ = _weighted(step, chunk, *tokens)
             wanted = [chunk.lift(one) for one in gradient]
             given = [one for one in tokens if one is not None]

@@ -109,12 +109,12 @@ class Windows:
             again = combined([which[None] for _, which in own], sides)[0]
         made = starts, corners, numbers, block, shift, rank, again
         whole = torch.from_numpy(np.concatenate([one.ravel() for one in made])).to(device)
-        parts = [
+        parts: Any = [
             part.view(one.shape) for part, one in zip(torch.split(whole, [one.size for one in made]), made, strict=True)
         ]
         return cls(
-            shape, patch, radii, wide, stride, lengths, *parts[:5], parts[5].float(), count,
-            parts[6] if again.size else None,
+            shape, patch, radii, wide, stride, lengths, parts[0], parts[1], parts[2], parts[3], parts[4],
+            parts[5].float(), count, parts[6] if again.size else None,
         )  # fmt: skip
 
     def planes(self, guide: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ def _padded(shape: Three, radii: Three, wide: Three, stride: Three) -> Three:
     return three([n + 2 * r + (w - 1) * s for n, r, w, s in zip(shape, radii, wide, stride, strict=True)])
 
 
-def _spread(along: Sequence[NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+def _spread(along: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     """Return what belongs to tiles and their references along three axes, ready to be combined, (a, b, e, t, u, v)."""
     z, y, x = along
     return [
@@ -386,4 +386,5 @@ def combined(along: Sequence[Integers], shape: Sequence[int]) -> Integers:
 
 def patch_offsets(patch: Three, shape: Sequence[int]) -> Integers:
     """Return how far the D samples of a patch lie behind its first, in a volume of a shape."""
-    return combined([np.arange(n)[None] for n in patch], shape)[0]
+    offsets: Integers = combined([np.arange(n)[None] for n in patch], shape)[0]
+    return offsets

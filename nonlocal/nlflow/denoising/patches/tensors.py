@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,13 @@ class TensorFilter:
         numbers = max(1, min(chunk_for(like.device), int(min(limit, 2**62) / (_PART * held))))
         return cls(numbers), held * numbers
 
+    @staticmethod
+    def held(like: Any) -> Any:
+        """Hold the workers of a device over many steps, between which torch would share small operations out."""
+        from nlflow.backends.torch.workers import workers_for
+
+        return workers_for(like.device)
+
     @cached_property
     def _kept(self) -> dict[Any, Any]:
         """What is constant on a device: made once, as each copy there takes as long as a small step."""
@@ -131,7 +138,7 @@ class TensorFilter:
             from nlflow.backends.triton import search
 
             *places, order = (
-                self._placed((name, *key), lambda array=array: array, guide)
+                self._placed((name, *key), partial(np.asarray, array), guide)
                 for name, array in zip("zyxo", (*references, order.astype(np.int64)), strict=True)
             )
             members, counts = search.find_groups(planes, places, lattice.patch, lattice.radii, order, lattice.most)
@@ -196,11 +203,11 @@ class TensorFilter:
             return within, Matrices(None, None, None, basis, stage.powers)
         found = Correlation.of(correlation, lattice.patch, len(like))
         given = found.matrices[:, None], found.whitening[:, None], found.extremes
-        placed = (
-            self._placed((name, *key, correlation.tobytes()), lambda array=array: array, like)
+        matrices, whitening, extremes = (
+            self._placed((name, *key, correlation.tobytes()), partial(np.asarray, array), like)
             for name, array in zip(("matrices", "whitening", "extremes"), given, strict=True)
         )
-        return within, Matrices(*placed, basis, stage.powers)
+        return within, Matrices(matrices, whitening, extremes, basis, stage.powers)
 
 
 def _key(lattice: Lattice, like: Any) -> tuple[Any, ...]:
