@@ -22,7 +22,7 @@ MOST = {
     "J-flow, 5000 x 8, t = 3": {"synchronizations": 2},
     "denoise, 256 x 256, balanced": {"copies": 12, "synchronizations": 12, "operations": 1200},
 }
-"""Most of each; that of the attention flow is a synchronization a step, beside two before the first."""
+"""Most of each; that of the attention flow is a synchronization a step, beside three for the start and the energies."""
 _FLOW = "attention flow, 2 x 4 heads of 100 tokens, t = 2"
 
 
@@ -59,8 +59,8 @@ def rows(best: bool = False) -> Iterator[tuple[dict[str, Any], pretended.Counts]
 
 def held(row: dict[str, Any]) -> list[Row]:
     """Return the goals of a work beside what was counted."""
-    # Before the first step: whether the start is finite, and how long that step is to be.
-    most = {"synchronizations": row["steps"] + 2} if row["work"] == _FLOW else MOST.get(row["work"], {})
+    # Beside the steps: whether the start is finite, how long the first step is to be, and the energies at the end.
+    most = {"synchronizations": row["steps"] + 3} if row["work"] == _FLOW else MOST.get(row["work"], {})
     known = row | {"copies": row["copies_to_device"] + row["copies_to_host"]}
     return [
         Row.of("counts", f"{row['work']}: {what}", "", "", known[what], most=goal) for what, goal in most.items()
