@@ -338,9 +338,8 @@ class GaussianField:
         stay = 1 + self._precision / weight  # 1 + fidelity over the degree
         own = 1 / (self.beta * weight * stay)
         signs = 2.0 * rng.integers(0, 2, (*shape, _PROBES), dtype=np.int8) - 1
-        probed = signs * np.asarray(
-            to_numpy(affinity.average(affinity.as_signal(np.asarray(signs, np.float64)))), np.float64
-        )
+        average = to_numpy(affinity.average(affinity.as_signal(np.asarray(signs, np.float64))))
+        probed = np.asarray(signs * average, np.float64)
         loop, doubt = probed.mean(axis=-1) / stay, half_width(probed) / stay
         said, done = np.zeros(shape), 0
         # The variance of the mean is known where constants are an eigenvector.

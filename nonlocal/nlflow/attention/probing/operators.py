@@ -246,7 +246,8 @@ def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
             f"the values are not columns of what the {kind}projection {type(block.values).__name__} gives (they are "
             "normed, scaled or mixed after it), so W_V is not known"
         )
-    return weight[:, columns]
+    found: Tensor = weight[:, columns]
+    return found
 
 
 def columns_of(made: Tensor, values: Tensor) -> Tensor | None:
