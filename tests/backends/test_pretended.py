@@ -24,6 +24,7 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
+from nlflow.backends.triton import choice  # noqa: E402
 from tests import on_device, pretended  # noqa: E402  # which load torch
 
 N = 40
@@ -269,3 +270,8 @@ def test_default_dtype_and_random_numbers() -> None:
             torch.set_default_dtype(torch.float32)
         mine = torch.randn(3, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     assert torch.equal(pretended.take(mine), torch.randn(3, generator=torch.Generator().manual_seed(1)))
+
+
+def test_kernels_do_not_read_the_memory_of_a_pretended_device() -> None:
+    with pretended.gpu():
+        assert "need not have memory" in choice.why_not(pretended.put(torch.zeros(2)), None)

@@ -29,6 +29,8 @@ def why_not(like: Tensor, kernels: bool | None) -> str:
     """
     if kernels is False:
         return "kernels=False"
+    if type(like) not in (Tensor, torch.nn.Parameter):
+        return f"a {type(like).__module__}.{type(like).__qualname__} need not have memory that kernels can read"
     if not _is_installed():
         return "triton is not installed"
     if kernels and os.environ.get("TRITON_INTERPRET") == "1":
