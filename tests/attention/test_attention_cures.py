@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nlflow.errors import InputError
-from tests.transformer_models import HEADS, MODELS, WIDTH, build, inputs, output, torch
+from tests.transformer_models import HEADS, MODELS, WIDTH, build, inputs, output, torch, transformers
 
-from nlflow.attention import CURES, attach, blocks, detach, load_terms  # isort: skip  # torch may be missing above
+from nlflow.attention import CURES, Adapter, attach, blocks, detach, load_terms  # isort: skip  # torch may be missing above
 from nlflow.attention.injection.cures import TERMS_OF_V0, sharpened  # isort: skip
 from nlflow.attention.injection.weights import product_of  # isort: skip
 
@@ -232,3 +232,20 @@ def test_products_that_are_not_known_are_named() -> None:
     with pytest.raises(InputError, match=r"got Linear for W_V in encoder.layer.1.attention.self .* floating-point"):
         attach(quantized, fidelity=0, cures={"centring": 0.5})
     assert not any(hook for module in quantized.modules() for hook in module._forward_hooks.values())
+
+
+def test_means_of_tokens_are_refused_where_their_order_is_not_told() -> None:
+    """A decoder whose attention sums by itself: a mean over all tokens would tell the future."""
+    config = transformers.BloomConfig(hidden_size=WIDTH, n_layer=2, n_head=HEADS, vocab_size=61)
+    torch.manual_seed(0)
+    model = transformers.BloomModel(config).eval()
+    given = {"input_ids": torch.arange(1, 9)[None]}
+    if hasattr(blocks(model)[0].module, "is_causal"):
+        pytest.skip("this release of transformers says it")
+    with pytest.raises(InputError, match=r"centring.*does not say whether a token sees the later ones"):
+        attach(model, fidelity=0, cures={"centring": 0.5})
+    adapter = Adapter("BloomAttention", causal=True)
+    cured = attach(model, fidelity=0, cures={"feat-scale": 0.5}, adapter=adapter)
+    whole = output(cured, given)
+    part = output(cured, {"input_ids": given["input_ids"][:, :5]})
+    torch.testing.assert_close(whole[:, :5], part, rtol=1e-4, atol=1e-5)

@@ -171,3 +171,56 @@ def test_everyday_objects_that_are_refused() -> None:
     bare = torch.nn.Sequential(VisionLayer(), VisionLayer())
     with pytest.raises(InputError, match="got pictures for Sequential, whose size of pictures is not known"):
         probe(bare, np.zeros((4, 4, 3), np.uint8))
+
+
+class Attend(torch.nn.Module):
+    """The sum of x-transformers, which is a module of its own."""
+
+    def forward(self, q: Any, k: Any, v: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Attention(torch.nn.Module):
+    """The attention of x-transformers: projections here, the sum elsewhere; it says ``causal``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.num_heads, self.causal = HEADS, HEADS, True
+        for name in ("to_q", "to_k", "to_v", "to_out"):
+            setattr(self, name, torch.nn.Linear(WIDTH, WIDTH, bias=False))
+        self.attend = Attend()
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.to_q, self.to_k, self.to_v))
+        return self.to_out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Layers(torch.nn.Module):
+    """Layers as x-transformers lists them: lists of a norm and a block, which run nothing themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = ([torch.nn.LayerNorm(WIDTH), Attention()] for _ in range(3))
+        self.layers = torch.nn.ModuleList(torch.nn.ModuleList(pair) for pair in pairs)
+
+    def forward(self, x: Any) -> Any:
+        for norm, block in self.layers:
+            x = x + block(norm(x))
+        return x
+
+
+def test_models_of_x_transformers_are_found() -> None:
+    torch.manual_seed(0)
+    model, x = Layers().eval(), torch.randn(2, 6, WIDTH)
+    found = blocks(model)
+    assert [(one.name, one.causal) for one in found] == [(f"layers.{number}.1", True) for number in range(3)]
+    with torch.no_grad():
+        before = model(x)
+        attach(model, fidelity=0.4, cures={"centring": 0.5}, inputs=x)
+        whole = model(x)
+        assert not torch.allclose(whole, before)
+        torch.testing.assert_close(model(x[:, :4]), whole[:, :4], rtol=1e-4, atol=1e-5)  # no token sees later ones
+        assert torch.equal(detach(model)(x), before)
+    with pytest.raises(InputError, match=r"similarity-removal.*before whose layer no module runs"):
+        attach(model, fidelity=0, cures={"similarity-removal": 0.5}, inputs=x)
+    assert len(probe(model, x)) == 3

@@ -174,7 +174,7 @@ def attach(
         try:
             set_implementation(network, found, affinity, record)
             _give_terms(network, found, terms, options, record)
-            give_cures(network, found, others, record.handles)
+            give_cures(network, found, others, record.handles, adapter)
             for part in network.modules():  # parts too: PEFT hands out the model inside its wrapper
                 if hasattr(part, "set_attn_implementation"):
                     part.__dict__["set_attn_implementation"] = Switch(network, part, affinity)

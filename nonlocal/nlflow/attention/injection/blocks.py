@@ -197,7 +197,8 @@ def blocks(model: Any, adapter: Adapter | Sequence[Adapter] | None = None) -> li
 
 
 def _block(adapter: Adapter, kind: str, name: str, module: nn.Module, named: dict[str, nn.Module]) -> Block:
-    causal = bool(getattr(module, "is_causal", False)) if adapter.causal is None else adapter.causal
+    told = getattr(module, "is_causal", getattr(module, "causal", False))  # the latter in x-transformers
+    causal = told is True if adapter.causal is None else adapter.causal
     stack = adapter.stack or ("decoder" if causal else "encoder")
     projection: nn.Module | None = None
     if adapter.projection:
@@ -236,6 +237,8 @@ def _grouped(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) 
         while above and isinstance(named[".".join(above)], nn.ModuleList | nn.ModuleDict):
             above.pop()  # these run nothing
         layer = named[".".join(parts[: depth + 1])]
+        if isinstance(layer, nn.ModuleList):  # it runs nothing: what there is of a layer is the attention
+            layer = block.module
         result.append(replace(block, container=".".join(above), layer=layer, group=group))
     return _repeated(model, result, named)
 
@@ -349,7 +352,14 @@ def sums(module: nn.Module) -> bool:
     direct = dict(module.named_children())
     if not any(isinstance(direct.get(name), nn.Module) for name in _VALUES):
         return False
-    return bool(_SUMMED & _used(module)) or any(isinstance(child, nn.Softmax) for child in direct.values())
+    if _SUMMED & _used(module) or any(isinstance(child, nn.Softmax) for child in direct.values()):
+        return True
+    # Some leave the sum to a module of their own that has no projections, as x-transformers does.
+    return any(
+        _SUMMED & _used(child)
+        for child in direct.values()
+        if not width(child) and type(child).__module__.partition(".")[0] == type(module).__module__.partition(".")[0]
+    )
 
 
 def kind_of(module: nn.Module) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nlflow.attention.injection.blocks import INTERFACE, TORCH, Block, width
+from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, Block, width
 from nlflow.attention.injection.forward import TEMPERATURE
 from nlflow.attention.injection.weights import Product, product_of
 from nlflow.attention.terms.averages import causal_mask, uniform_average
@@ -65,6 +65,7 @@ class Cure:
 
 
 _OFF = 1e-6  # of the eigenvalues' size: eigenvectors that are nearly dependent lose more
+_MEANS = ("similarity-removal", "centring", "feat-scale", "attn-scale")  # cures that need a mean over tokens
 TERMS_OF_V0 = ("semi-implicit", "explicit")
 _INFINITE = float("inf")
 CURES = {
@@ -130,10 +131,15 @@ def in_range(cure: Cure, name: str, number: Any) -> float:
     return found
 
 
-def give_cures(model: nn.Module, found: list[Block], cures: Mapping[str, list[float]], handles: list[Any]) -> None:
+def give_cures(
+    model: nn.Module, found: list[Block], cures: Mapping[str, list[float]], handles: list[Any], adapter: Any = None
+) -> None:
     """Give each block its cures; `handles` gets what takes them away."""
     if not cures:
         return
+    if means := [name for name in cures if name in _MEANS]:
+        adapters = (adapter,) if isinstance(adapter, Adapter) else tuple(adapter or ())
+        _check_order(model, found, means[0], told=any(one.causal is not None for one in adapters))
     present = Present()
     handles += present.hooks(model)
     begun: set[str] = set()
@@ -141,6 +147,11 @@ def give_cures(model: nn.Module, found: list[Block], cures: Mapping[str, list[fl
         own = {name: values[number] for name, values in cures.items() if values[number] != CURES[name].neutral}
         first = block.group not in begun and not block.repeated
         begun.add(block.group)
+        if "similarity-removal" in own and block.layer is block.module:
+            raise InputError(
+                f"cures['similarity-removal']: got {block.name}, before whose layer no module runs, expected a module "
+                "for each layer; take centring, which acts on what is averaged"
+            )
         if "similarity-removal" in own and not first:
             removal = _Removal(block, own["similarity-removal"], present)
             handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
@@ -148,6 +159,19 @@ def give_cures(model: nn.Module, found: list[Block], cures: Mapping[str, list[fl
             handles += _temperature(block, own["temperature"])
         if own.keys() & {"centring", "feat-scale", "attn-scale", "layer-scale", "sharpening"}:
             handles += _Branch(block, own, present).hooks()
+
+
+def _check_order(model: nn.Module, found: list[Block], name: str, *, told: bool) -> None:
+    """Refuse means over tokens where nothing says whether a token sees the later ones: they would tell the future."""
+    for block in found:
+        module: Any = block.module
+        silent = not hasattr(module, "is_causal") and not hasattr(module, "causal")
+        if block.kind == SUMS and silent and not told and hasattr(model, "config"):
+            raise InputError(
+                f"cures[{name!r}]: got {block.name} ({type(module).__name__}), which sums by itself and does not say "
+                "whether a token sees the later ones, over which the mean would be; expected adapter=Adapter("
+                f"{type(module).__name__!r}, causal=True) for a decoder, and causal=False for an encoder"
+            )
 
 
 def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> tuple[int, int]:
