@@ -49,17 +49,22 @@ ATTENTION_WITHOUT_NUMBERS = {
         "Adapter",
         "Block",
         "BlockFlow",
+        "Cause",
+        "CausedBlock",
         "Discretization",
         "discretize_blocks",
         "Extrapolation",
         "Head",
+        "HeadSpectrum",
         "Layer",
+        "LayerSpectrum",
         "LayerTrace",
+        "Ruling",
         "Survey",
         "SurveyedState",
         "Taken",
     ),
-    *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe", "survey"),  # of models
+    *("attach", "blocks", "detach", "discretize", "explain", "extrapolate", "register", "probe", "survey"),  # of models
     *("Perplexity", "Retrieval", "Sweep", "neighbouring_passages", "reciprocal_ranks", "sweep"),
     *("CURES", "Classification", "Cure", "Report", "TokenAccuracy", "masked_tokens", "report"),
     *("fidelities", "image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
@@ -423,3 +428,23 @@ def test_matrix_fidelity_of_any_size(scale: float) -> None:
     # The residual is within rtol of the right-hand side; the smallest eigenvalue of the system is that of the fidelity,
     # and the mean, which it multiplies alone, has been taken out.
     assert error <= 1e-9
+
+
+@pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
+def test_rulings_of_large_and_small_eigenvalues(size: float) -> None:
+    found = attention.ruling(np.array([1.0, 0.5]), size * np.array([2.0, 1.0]), 1 / size)
+    assert (found.verdict, found.smooth, found.other) == ("smoothing", pytest.approx(3.0), pytest.approx(2.0))
+
+
+@pytest.mark.parametrize(
+    ("alphas", "omegas", "scale", "words"),
+    [
+        ([], [1.0], 1.0, r"alphas: got shape \(0,\)"),
+        ([1.0], [np.nan], 1.0, "omegas: got shape"),
+        ([1.0], [1e300], 1e300, "omegas: got shape"),
+        ([1.0], [1.0], 0.0, "scale: got 0"),
+    ],
+)
+def test_eigenvalues_that_rule_nothing(alphas: Any, omegas: Any, scale: float, words: str) -> None:
+    with pytest.raises(nl.InputError, match=words):
+        attention.ruling(np.array(alphas), np.array(omegas), scale)

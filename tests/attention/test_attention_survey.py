@@ -138,7 +138,7 @@ def test_few_inputs_have_no_errors(model: Any) -> None:
         (torch.ones(1, 3, dtype=torch.long), "inputs: got Tensor, expected a list"),
         (3, "inputs: got int"),
         ([], "inputs: got no batch"),
-        ([["text", "text"]], "inputs: got list, expected a mapping"),
+        ([["text", "text"]], "inputs: got texts for BertModel, whose tokenizer is not known"),
     ],
 )
 def test_inputs_that_are_refused(model: Any, given: Any, words: str) -> None:

@@ -126,7 +126,7 @@ def model(folder: Path) -> Reader:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    from nlflow.desk.commands.attention import _quiet_library as quiet_library
+    from nlflow.desk.commands.attention import quiet_library
 
     with quiet_library(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

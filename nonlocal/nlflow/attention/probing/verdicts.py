@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
+from nlflow.errors import InputError, check_number
+
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
@@ -77,9 +79,24 @@ def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: floa
     omegas : array of shape (m,)
         Eigenvalues of W; with a 0 where W has none of full rank.
     scale : float
-        s.
+        s, not 0.
+
+    Raises
+    ------
+    InputError
+        For no eigenvalues, for such as are not finite, also times s, and for s = 0.
     """
-    alphas, omegas = np.asarray(alphas, complex), scale * np.asarray(omegas, complex)
+    scale = check_number("scale", scale)
+    if scale == 0:
+        raise InputError("scale: got 0, expected another number: with 0 no token moves")
+    alphas = np.asarray(alphas, complex)
+    with np.errstate(over="ignore", invalid="ignore"):
+        omegas = scale * np.asarray(omegas, complex)
+    for name, given in (("alphas", alphas), ("omegas", omegas)):
+        if given.ndim != 1 or not given.size or not np.isfinite(given).all():
+            raise InputError(
+                f"{name}: got shape {given.shape}, expected a row of at least one eigenvalue, all of them finite"
+            )
     unity = int(np.abs(alphas - 1).argmin())
     others = np.delete(alphas, unity)
     first = np.abs(1 + omegas)
