@@ -72,7 +72,7 @@ def _ways_to_code(source: str) -> list[str]:
 
 # Where the words above are said on purpose: a pickle as an input of the fuzzer, made here, which readers must refuse.
 _KNOWN = {
-    # A kernel for Triton, of formulas of kernels of the package: numbers travel beside the text, and no name is a user's.
+    # A kernel for Triton, written from formulas of the package: numbers travel beside the text, names are its own.
     "nonlocal/nlflow/backends/triton/radial.py": ["exec", "compile"],
     "nonlocal/nlflow/store/series/hdf5.py": ["import h5py"],  # of a file it reads two words, a length and one time
     "nonlocal/nlflow/desk/formats/hdf5.py": ["import h5py"],  # which reads numbers, and no objects are asked for
