@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                     "high": float(differ.high[number - 1])}  # fmt: skip
         rows.append(row)
     given = {name: value if isinstance(value, int | float | str) else str(value) for name, value in vars(args).items()}
-    given.pop("act", None)
+    given = {name: value for name, value in given.items() if name not in ("act", "folder", "out")}
     return {"arguments": given, "pictures": {name: len(one) for name, one in arrays.items()}, "rows": rows,
             "provenance": provenance()}  # fmt: skip
 
