@@ -57,13 +57,17 @@ def page(title: str, body: str) -> str:
 """
 
 
+def image(data: bytes, caption: str, form: str = "png") -> str:
+    """Return the bytes of a picture inside of a page, with a caption."""
+    kind = {"svg": "svg+xml"}.get(form, form)
+    words = text(caption)
+    shown = f'<img src="data:image/{kind};base64,{base64.b64encode(data).decode()}" alt="{words}">'
+    return f"<figure>{shown}<figcaption>{words}</figcaption></figure>"
+
+
 def picture(figure: Figure, caption: str, form: str = "svg") -> str:
     """Return a figure of matplotlib inside of a page, with its caption."""
-    kind = {"svg": "svg+xml"}.get(form, form)
-    data = base64.b64encode(render(figure, form)).decode()
-    words = text(caption)
-    image = f'<img src="data:image/{kind};base64,{data}" alt="{words}">'
-    return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
+    return image(render(figure, form), caption, form)
 
 
 def download(name: str, content: str, words: str) -> str:
