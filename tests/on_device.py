@@ -16,6 +16,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +34,7 @@ from tests import pretended
 TESTS, PACKAGE = str(Path(__file__).parent), str(Path(nlflow.__file__).parent)
 
 MAKERS = _device_constructors()
+EMPTY = {func for func in MAKERS if func.__name__.startswith("empty")}
 
 # Where nlflow moves numbers between host and device, and why.
 HOSTED = "estimators give scikit-learn's arrays: labels and memberships lie on the host"
@@ -113,6 +115,7 @@ def _within(item: Any, *, call: bool = False) -> Any:
         if watch.kind != "cpu":
             stack.enter_context(_constants_moved(item))
             stack.enter_context(_arrays_moved())
+            stack.enter_context(_layers_moved())
         torch.manual_seed(0)
         stack.enter_context(_readable_by_tests())
         stack.enter_context(watch)
@@ -156,13 +159,15 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "__get__" or not by_test():
+        if name in ("__get__", "__set__", "lift_fresh.default") or not by_test():
             return func(*args, **kwargs)
         for value in (*args, *kwargs.values()):
             self._take_down(name, value)
         if self.kind != "cpu" and name == "to" and "cpu" in (*args[1:], kwargs.get("device")):
             return moved(args[0])  # where a test puts what it gives; what it reads, it asks for by `cpu()`
         result = func(*args, **kwargs)
+        if func in EMPTY:
+            result.zero_()  # what happens to lie in memory has no bits to compare
         if self.kind != "cpu" and kwargs.get("device") in (None, "cpu") and func in MAKERS:
             return moved(result)  # what is drawn has the numbers that it had on the CPU
         return result
@@ -211,13 +216,16 @@ def _readable_by_tests() -> Iterator[None]:
     """Let `numpy()` and `np.asarray` of a test read tensors of the device."""
     numpy = torch.Tensor.numpy
 
-    def read(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        if tensor.is_cuda and by_test():
-            return numpy(pretended.take(tensor).detach().cpu(), *args, **options)
-        return own[type(tensor) is pretended.Pretended](tensor, *args, **options)
+    def on_host(tensor: torch.Tensor, readable: bool, **options: Any) -> Any:
+        if tensor.is_cuda and readable:
+            return numpy(pretended.take(tensor).detach().cpu(), **options)
+        return own[type(tensor) is pretended.Pretended](tensor, **options)
+
+    def read(tensor: torch.Tensor, **options: Any) -> Any:
+        return on_host(tensor, by_test(), **options)
 
     def array(tensor: torch.Tensor, dtype: Any = None, copy: Any = None) -> Any:
-        result = read(tensor)
+        result = on_host(tensor, by_test())
         return result if dtype is None else result.astype(dtype)
 
     own = (numpy, pretended.Pretended.numpy)
@@ -253,6 +261,34 @@ def _arrays_moved() -> Iterator[None]:
     made = torch.from_numpy
     with patch.object(torch, "from_numpy", lambda array: moved(made(array)) if by_test() else made(array)):
         yield
+
+
+@contextmanager
+def _layers_moved() -> Iterator[None]:
+    """Move layers of nlflow that tests make: like those of torch they are made on the CPU."""
+
+    def made(kind: Any) -> Any:
+        begin = kind.__init__
+
+        @wraps(begin)
+        def begun(self: Any, *args: Any, **options: Any) -> None:
+            begin(self, *args, **options)
+            if type(self).__init__ is begun and options.get("device") is None and by_test():
+                with torch._C.DisableTorchFunction():
+                    self.to("cuda")
+
+        return begun
+
+    with ExitStack() as stack:
+        for kind in [kind for kind in _kinds(torch.nn.Module) if kind.__module__.startswith("nlflow.")]:
+            if "__init__" in vars(kind):
+                stack.enter_context(patch.object(kind, "__init__", made(kind)))
+        yield
+
+
+def _kinds(kind: type) -> set[type]:
+    """Return all classes below one."""
+    return set().union(*({each} | _kinds(each) for each in kind.__subclasses__()))
 
 
 @contextmanager

@@ -180,6 +180,27 @@ class Pretended(torch.Tensor):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.numpy()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            if not self.is_leaf:
+                raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+            memo[id(self)] = copied = Pretended(self.below.clone()).requires_grad_(self.requires_grad)
+            vars(copied).update({name: value for name, value in vars(self).items() if name != "below"})
+            copied.grad = None if self.grad is None else self.grad.clone()
+        return memo[id(self)]
+
+    def data_ptr(self) -> int:
+        return self.below.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.below.untyped_storage()
+
+    def _set_data(self, given: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, given)  # type: ignore[attr-defined]
+        self.below = given.below if isinstance(given, Pretended) else given
+
+    data = property(torch.Tensor.data.__get__, _set_data)  # type: ignore[attr-defined]
+
 
 Pretended.__name__ = "Tensor"  # as messages call it
 
@@ -239,7 +260,9 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return out
     known = {id(leaf.below): leaf for leaf in there}
     for leaf in there:
-        assert leaf.shape == leaf.below.shape, f"{name} changed the shape of a tensor, which is not pretended"
+        if leaf.shape != leaf.below.shape:  # in place, as `unsqueeze_` does
+            with torch._C._DisableTorchDispatch():
+                leaf.as_strided_(leaf.below.shape, leaf.below.stride(), leaf.below.storage_offset())
     return tree_map(lambda x: known[id(x)] if id(x) in known else Pretended(x) if type(x) is torch.Tensor else x, out)
 
 
@@ -471,6 +494,17 @@ class _Guard(torch._C._acc.DeviceGuard):
         return torch._C._autograd.DeviceType.CUDA  # type: ignore[attr-defined]
 
 
+def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """Make a parameter, of a tensor of the device by no call that a mode of torch sees, as of torch's own tensors."""
+    if not isinstance(data, Pretended):
+        return _own_parameter(cls, data, requires_grad)
+    with torch._C.DisableTorchFunction():
+        return _own_parameter(cls, data, requires_grad)
+
+
+_own_parameter = torch.nn.Parameter.__new__
+
+
 @cache
 def _stand_guard() -> None:
     """Give torch a guard for its devices cuda and `_BELOW`: without one it refuses to hear of them.
@@ -495,6 +529,7 @@ def gpu() -> Iterator[torch.device]:
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, **_driver()))
         stack.enter_context(patch.object(torch, "Generator", Generator))
+        stack.enter_context(patch.object(torch.nn.Parameter, "__new__", _parameter))
         stack.enter_context(patch.object(torch.Tensor, "device", property(_device_of), create=True))
         is_cuda = property(lambda tensor: _device_of(tensor).type == "cuda")
         stack.enter_context(patch.object(torch.Tensor, "is_cuda", is_cuda, create=True))
