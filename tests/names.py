@@ -9,7 +9,7 @@ import nlflow
 
 __all__ = ["FOUND", "resolved"]
 
-FOUND = sorted({*nlflow.__all__, *nlflow._ROOM_OF})
+FOUND = sorted(nlflow._found)
 """Names that are found from the root: its own, and those of its rooms."""
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import array_api_compat
 import array_api_compat.numpy
@@ -24,6 +24,22 @@ Array: TypeAlias = Any
 
 Floats: TypeAlias = NDArray[np.float64]
 """A NumPy array in double precision."""
+
+
+class _Array(Protocol):
+    """What a type checker has to know of an array."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+ArrayT = TypeVar("ArrayT", bound=_Array)
+"""The type of an array that goes in, and comes out: a checker tells users of NumPy and of torch their own."""
 
 
 def underflowing(item: Item) -> Item:

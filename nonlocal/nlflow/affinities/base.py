@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import (
     Array,
+    ArrayT,
     Floats,
     constant_like,
     is_numpy,
@@ -189,7 +190,7 @@ class Affinity(ABC):
         density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * share
         return over_channels(measure, law) * self._average(density) * size
 
-    def average(self, u: Array) -> Array:
+    def average(self, u: ArrayT) -> ArrayT:
         """Return the row average Pu.
 
         Parameters
@@ -208,7 +209,8 @@ class Affinity(ABC):
         """
         u = self.check_signal("u", u)
         with self.within_memory(u):
-            return self._average(u)
+            averaged: ArrayT = self._average(u)
+            return averaged
 
     def as_signal(self, values: Floats) -> Array:
         """Return NumPy values with the namespace, dtype and device that this affinity averages."""

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, root_mean_square, underflowing
@@ -26,9 +27,20 @@ from nlflow.domains.samples import check_scale, finish, range_of
 from nlflow.errors import InputError, NlflowWarning, checked_call
 
 Array = NDArray[Any]
+FloatT = TypeVar("FloatT", bound=np.floating[Any])
 _FIRST = 0.9  # share of the progress at which the residual is looked at; another flow is seldom asked for
 
 
+@overload
+def denoise(
+    image: NDArray[FloatT], sigma: Any = ..., *, return_info: Literal[False] = ..., **options: Any
+) -> NDArray[FloatT]: ...
+@overload
+def denoise(
+    image: NDArray[FloatT], sigma: Any = ..., *, return_info: Literal[True], **options: Any
+) -> tuple[NDArray[FloatT], DenoiseInfo]: ...
+@overload
+def denoise(image: Any, sigma: Any = ..., *, return_info: bool = ..., **options: Any) -> Any: ...
 @partial(checked_call, more=OPTIONS)
 @underflowing
 def denoise(

@@ -113,7 +113,7 @@ class Outcome:
     """The flow that was run, its solution, and the states after each step where they were asked for, else the last."""
 
     problem: Problem
-    solution: Solution
+    solution: Solution[Any]
     path: list[Array]
 
 

@@ -257,7 +257,7 @@ class _Follower(Tracker):
             self._trail.course = dict(zip(("t", "E", "J", "distance"), columns.copy(), strict=True))
 
 
-def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution]:
+def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
     """Solve a problem; return the signals after each step, or the last alone, and the solution.
 
     Raises

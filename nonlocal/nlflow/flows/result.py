@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nlflow._array import Array, namespace, to_numpy
+from nlflow._array import ArrayT, namespace, to_numpy
 from nlflow.domains import Batch, Domain, Grid
 from nlflow.errors import InputError, check_floats, install_command
 from nlflow.store.notebook import card, picture
@@ -34,7 +34,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Solution:
+class Solution(Generic[ArrayT]):
     """The course of a flow.
 
     Attributes
@@ -66,7 +66,7 @@ class Solution:
     """
 
     t: NDArray[np.float64]
-    u: Array
+    u: ArrayT
     energy: NDArray[np.float64]
     success: bool
     status: Status
@@ -75,9 +75,9 @@ class Solution:
     records: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     domain: Domain | None = None
-    between: Callable[[float], Array] | None = None
+    between: Callable[[float], ArrayT] | None = None
 
-    def at(self, t: float | ArrayLike) -> Array:
+    def at(self, t: float | ArrayLike) -> ArrayT:
         """Return the signal at any time up to the last, or at several, shape (T, ...): of ``solve(dense=True)``.
 
         Raises
@@ -94,12 +94,14 @@ class Solution:
             )
         if times.ndim == 0:
             return self.between(float(times))
-        return namespace(self.u).stack([self.between(float(one)) for one in times])
+        stacked: ArrayT = namespace(self.u).stack([self.between(float(one)) for one in times])
+        return stacked
 
     @property
-    def final(self) -> Array:
+    def final(self) -> ArrayT:
         """The signal at the last time."""
-        return self.u[-1]
+        last: ArrayT = self.u[-1]
+        return last
 
     def to_vtk(self, path: str | os.PathLike[str], domain: Domain | None = None) -> None:
         """Write the solution as a series of VTK, which ParaView and its like read.
@@ -163,7 +165,7 @@ class Solution:
         save_archive(path, arrays, meta)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Solution:
+    def load(cls, path: str | os.PathLike[str]) -> Solution[NDArray[Any]]:
         """Read a solution written by `save`; signals come back as NumPy arrays.
 
         Raises
@@ -176,7 +178,7 @@ class Solution:
         for key in [k for k in arrays if k.startswith("record/")]:
             _, name, column = key.split("/", 2)
             records.setdefault(name, {})[column] = arrays.pop(key)
-        return cls(
+        return Solution(
             t=arrays["t"], u=arrays["u"], energy=arrays["energy"], success=bool(meta["success"]),
             status=Status(meta["status"]), message=str(meta["message"]), stats=dict(meta["stats"]), records=records,
             provenance=dict(meta["provenance"]),

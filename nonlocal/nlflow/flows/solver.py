@@ -13,13 +13,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import (
     Array,
+    ArrayT,
     Pending,
     check_untracked,
     fetch,
@@ -152,6 +153,34 @@ class _Look:
     energy: Pending | float | None = None
 
 
+@overload
+def solve(
+    flow: Flow,
+    start: ArrayT,
+    *,
+    t: float | None = ...,
+    t_eval: Any = ...,
+    integrator: Integrator | None = ...,
+    trackers: Sequence[Tracker] = ...,
+    progress: bool = ...,
+    energies: bool = ...,
+    resume: str | os.PathLike[str] | bool | None = ...,
+    dense: bool = ...,
+) -> Solution[ArrayT]: ...
+@overload
+def solve(
+    flow: Flow,
+    start: None = ...,
+    *,
+    t: float | None = ...,
+    t_eval: Any = ...,
+    integrator: Integrator | None = ...,
+    trackers: Sequence[Tracker] = ...,
+    progress: bool = ...,
+    energies: bool = ...,
+    resume: str | os.PathLike[str] | bool | None = ...,
+    dense: bool = ...,
+) -> Solution[Any]: ...
 @checked_call
 @underflowing
 def solve(
@@ -166,7 +195,7 @@ def solve(
     energies: bool = True,
     resume: str | os.PathLike[str] | bool | None = None,
     dense: bool = False,
-) -> Solution:
+) -> Solution[Any]:
     """Integrate a flow.
 
     Parameters
@@ -343,7 +372,7 @@ class _Loop:
         self._open: list[_Look] = []
         self._sound = _Look(flow, self.state)  # the last that is known to be finite
 
-    def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution:
+    def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution[Any]:
         start, compiled = time.perf_counter(), loading.seconds
         status: Status | None = None
         try:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import (
     Array,
+    ArrayT,
     Floats,
     constant_like,
     mean_over_nodes,
@@ -120,7 +121,7 @@ class MarkovChain:
 
     # ---- moves
 
-    def expectation(self, v: Any, steps: int = 1) -> Array:
+    def expectation(self, v: ArrayT, steps: int = 1) -> ArrayT:
         """Return E[v(B_k) | B_0 = i] = (P^k v)_i, the values after k attention layers (Lemma 1).
 
         Parameters
@@ -135,7 +136,8 @@ class MarkovChain:
             Like `v`.
         """
         u = self.affinity.check_signal("v", v)
-        return next(islice(self._moves.averages(u), check_integer("steps", steps, minimum=0), None))
+        found: ArrayT = next(islice(self._moves.averages(u), check_integer("steps", steps, minimum=0), None))
+        return found
 
     def law(self, start: Any, steps: int = 1) -> Floats:
         """Return the law of the walker after k moves, p P^k.
@@ -271,7 +273,7 @@ class MarkovChain:
         weights = np.asarray(self.affinity.domain.weights, dtype=np.float64)
         return np.asarray(weights / weights.sum())
 
-    def limit(self, v: Any) -> Array:
+    def limit(self, v: ArrayT) -> ArrayT:
         """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
 
         Raises
@@ -282,7 +284,8 @@ class MarkovChain:
         u = self.affinity.check_signal("v", v)
         self.require_limit("the limit of P^k v")
         xp = namespace(u)
-        return mean_over_nodes(u, constant_like(self.stationary, xp.astype(u, xp.float64)))
+        mean: ArrayT = mean_over_nodes(u, constant_like(self.stationary, xp.astype(u, xp.float64)))
+        return mean
 
     # ---- the spectrum
 

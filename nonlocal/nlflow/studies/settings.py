@@ -167,7 +167,7 @@ def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float)
     return GradientFlow(functional, metric)
 
 
-def solve_to_end(*arguments: Any, **options: Any) -> Solution:
+def solve_to_end(*arguments: Any, **options: Any) -> Solution[Any]:
     """Solve as `nlflow.solve`, but raise `KeyboardInterrupt` at Ctrl-C: a part of a run is no measurement."""
     solution = solve(*arguments, **options)
     if solution.status is Status.INTERRUPTED:
@@ -175,7 +175,7 @@ def solve_to_end(*arguments: Any, **options: Any) -> Solution:
     return solution
 
 
-def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
+def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution[Any]:
     """Integrate a flow to the end; Ctrl-C ends it with `KeyboardInterrupt`, and a failure with `NumericalError`."""
     wanted = [0.0, times] if isinstance(times, float) else times
     solution = solve_to_end(flow, start, t_eval=wanted, integrator=integrator, energies=False)

@@ -61,8 +61,8 @@ class _Case:
     given: _Input
     result: Array
     seconds: float
-    j: Solution
-    e: Solution
+    j: Solution[Any]
+    e: Solution[Any]
     minimizer: Any
 
 

@@ -128,7 +128,7 @@ def _computed(settings: FlowSettings, progress: Callable[[float], Any]) -> Simpl
     end = settings.span / rate if rate > 0 else settings.span
     t = np.concatenate([[0.0], np.geomspace(end / 1000, end, MOMENTS - 1)])
 
-    def followed(flow: GradientFlow, low: float, high: float) -> Solution:
+    def followed(flow: GradientFlow, low: float, high: float) -> Solution[Any]:
         share = Callback(lambda t, u, flow: progress(low + (high - low) * t / end))
         solution = solve(flow, observed, t_eval=t, trackers=[share])
         if not solution.success:
