@@ -39,12 +39,20 @@ EMPTY = {func for func in MAKERS if func.__name__.startswith("empty")}
 # Where nlflow moves numbers between host and device, and why.
 HOSTED = "estimators give scikit-learn's arrays: labels and memberships lie on the host"
 COPIES: dict[str, str] = {
+    "_array.py kept_like": "what a flow is made of and never changes, once",
     "affinities/base.py log_total": "weights of the nodes, once for each functional",
     "affinities/base.py _measured": "weights of the nodes, once for each affinity",
+    "affinities/base.py as_signal": "a caller's NumPy values, as it asked",
     "backends/torch/search.py of": "where patches and their neighbours lie, once for each image",
     "denoising/looked.py at": "what the host decides on, once for each image",
     "denoising/patches/tensors.py <lambda>": "windows and transforms of patches, once for each image",
     "denoising/tensors.py of": "noise of each item, once for each image",
+    "flows/result.py save": "what is written to a file",
+    "flows/spectrum.py on_columns": "the matrix of a flow between few nodes, which LAPACK takes apart",
+    "functionals/accuracy.py _compared": "one random vector of channels, once for each solution",
+    "functionals/accuracy.py _seen_shares": "a matrix of channels, once for each solution",
+    "functionals/constraint.py _formed": "values of constrained nodes, once, or once for each time that changes them",
+    "functionals/krylov.py gmres": "a column of the Hessenberg matrices, once an iteration; a restart's small solution",
     "learning/base.py _as_signal": HOSTED,
     "learning/base.py _weighed": HOSTED,
     "learning/graphs.py _by_rows": HOSTED,

@@ -130,12 +130,12 @@ def _note(kind: str) -> None:
 def _place() -> str:
     """Return the innermost line of nlflow that is being run, or "elsewhere".
 
-    What helpers for arrays do is done by who calls them.
+    What helpers for arrays do is done by who calls them, but for what is sent once and kept.
     """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(PACKAGE) and name not in HELPERS:
+        if name.startswith(PACKAGE) and (name not in HELPERS or frame.f_code.co_name == "kept_like"):
             return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
@@ -149,12 +149,16 @@ class Pretended(torch.Tensor):
 
     @staticmethod
     def __new__(cls, below: torch.Tensor) -> Pretended:
+        plain = below.layout == torch.strided
+        if not plain and below.layout != torch.sparse_coo:
+            raise NotImplementedError(f"tensors of layout {below.layout} are not pretended")
         result: Pretended = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             below.size(),
-            strides=below.stride(),
-            storage_offset=below.storage_offset(),
+            strides=below.stride() if plain else None,
+            storage_offset=below.storage_offset() if plain else None,
             dtype=below.dtype,
+            layout=below.layout,
             device=_BELOW,
         )
         result.below = below
@@ -227,7 +231,7 @@ def _is_gpu(device: Any) -> bool:
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operation of torch below autograd."""
-    leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    leaves = _tensors((args, kwargs))
     there = [leaf for leaf in leaves if isinstance(leaf, Pretended)]
     name = func._schema.name.partition("::")[2]
     device = kwargs.get("device")
@@ -449,6 +453,39 @@ class Event:
         _note(SYNCHRONIZATION)
 
 
+class Graph:
+    """A CUDA graph: the operations of a recording, which are done again on the same tensors."""
+
+    def __init__(self) -> None:
+        self._done: list[Any] = []
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Keep what is done inside, beside doing it; stand-in for `torch.cuda.graph`."""
+        done = self._done
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                out = func(*args, **(kwargs or {}))
+                done.append((func, args, kwargs or {}, out))
+                return out
+
+        with capturing(), Recorder():
+            yield
+
+    def replay(self) -> None:
+        """Do it again."""
+        for func, args, kwargs, out in self._done:
+            again = func(*args, **kwargs)
+            for old, new in zip(_tensors(out), _tensors(again), strict=True):
+                if old is not new and not func.is_view:
+                    old.copy_(new)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
 def _driver() -> dict[str, Any]:
     """Return what stands in for functions of `torch.cuda`."""
     about = SimpleNamespace(
@@ -458,6 +495,7 @@ def _driver() -> dict[str, Any]:
         "_exchange_device": lambda _: 0,
         "_lazy_init": lambda: None,
         "_maybe_exchange_device": lambda _: 0,
+        "CUDAGraph": Graph,
         "current_device": lambda: 0,
         "current_stream": Event,
         "default_stream": Event,
@@ -467,6 +505,7 @@ def _driver() -> dict[str, Any]:
         "get_device_capability": lambda *_: (9, 0),
         "get_device_name": lambda *_: "pretended",
         "get_device_properties": lambda *_: about,
+        "graph": Graph.record,
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_: True,
         "is_current_stream_capturing": lambda: bool(_capturing),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cached_property
@@ -252,6 +253,30 @@ def constant_like(values: NDArray[Any] | float, like: Array) -> Array:
     """Return `values` with the namespace, dtype and device of `like`."""
     xp = namespace(like)
     return xp.asarray(np.asarray(values), dtype=like.dtype, device=array_api_compat.device(like))
+
+
+_kept: dict[int, tuple[Any, dict[Any, Array]]] = {}  # by the place of an array: what looks after it, and its copies
+
+
+def kept_like(values: NDArray[Any], like: Array, dtype: Any = None) -> Array:
+    """Return `values`, which must not change, as `constant_like` does, or in a `dtype`; a device is given them once.
+
+    What a step needs is sent before the first step that way: a copy from the host in each of them would hold it up,
+    and cannot be recorded. The copy lives as long as `values`.
+    """
+    xp, dtype, device = namespace(like), like.dtype if dtype is None else dtype, array_api_compat.device(like)
+    if is_numpy(like) or str(device) == "cpu":  # they share their memory with `values`, or are copied as fast
+        return xp.asarray(values, dtype=dtype, device=device)
+    place = id(values)
+    if place not in _kept:
+        _kept[place] = weakref.ref(values, lambda _: _kept.pop(place, None)), {}
+    copies = _kept[place][1]
+    found = copies.get((device, dtype))
+    if found is None:
+        found = xp.asarray(values, dtype=dtype, device=device)
+        if not found.is_inference():  # which no derivative may use later
+            copies[device, dtype] = found
+    return found
 
 
 def over_channels(per_node: Array | float, u: Array) -> Array | float:

@@ -185,6 +185,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "integrator", "flow"), CASES)
 @pytest.mark.sampled(6)
+@pytest.mark.on_cpu("forbids copies to the host, by which `make device` looks at tensors")
 def test_the_time_loop_asks_the_device_for_nothing(
     name: str, integrator: str, flow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_what_cudnn_has_no_plan_for_is_asked_of_the_next(monkeypatch: pytest.Mon
     assert names == ["cuDNN's attention"]
 
 
+@pytest.mark.on_cpu("puts stand-ins in the place of torch's operators")
 def test_rows_that_kernels_fill_up_and_axes_that_they_add(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.randn(2, 1, 5, 8)
     expected = torch.logsumexp(q @ q.mT, -1)
@@ -139,6 +140,7 @@ def test_an_affinity_says_and_asks_what_the_table_says(monkeypatch: pytest.Monke
     assert asked == ["cuDNN's attention"] * 2 + ["FlashAttention-2"] * 2
 
 
+@pytest.mark.on_cpu("puts tensors on the pretended GPU itself")
 def test_weights_do_not_widen_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """One column more than 64 would take the time of 96, or of 128; what the weights give is kept instead."""
     x, u = (torch.randn(60, 64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))

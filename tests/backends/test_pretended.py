@@ -27,6 +27,8 @@ torch = torch_on_one_thread()
 from nlflow.backends.triton import choice  # noqa: E402
 from tests import on_device, pretended  # noqa: E402  # which load torch
 
+pytestmark = pytest.mark.on_cpu("puts tensors on the pretended GPU itself")
+
 N = 40
 POINTS = nl.Points(np.arange(float(N)), np.linspace(0.5, 1.5, N))
 

@@ -1,9 +1,7 @@
 """How often flows on a GPU wait for it: counted on a pretended one, on which results have the bits of the CPU."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +16,8 @@ from nlflow.testing import check_integrator
 torch = pytest.importorskip("torch")
 
 import tests.pretended as pretended  # noqa: E402
+
+pytestmark = pytest.mark.on_cpu("puts tensors on the pretended GPU itself")
 
 N = 48
 POINTS = nl.Points(np.arange(float(N)))
@@ -293,42 +293,6 @@ def test_numbers_that_wait_are_formed_once() -> None:
 # ---- steps that are recorded
 
 
-class Graph:
-    """A pretended CUDA graph: the operations of a recording, which are done again on the same tensors."""
-
-    def __init__(self) -> None:
-        self.done: list[Any] = []
-
-    def replay(self) -> None:
-        for func, args, kwargs, out in self.done:
-            again = func(*args, **kwargs)
-            for old, new in zip(leaves(out), leaves(again), strict=True):
-                if old is not new and not func.is_view:
-                    old.copy_(new)
-
-
-def leaves(value: Any) -> list[Any]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-@contextmanager
-def recording(graph: Graph) -> Iterator[None]:
-    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            graph.done.append((func, args, kwargs or {}, out))
-            return out
-
-    with pretended.capturing(), Recorder():
-        yield
-
-
-@contextmanager
-def graphs() -> Iterator[None]:
-    with pretended.gpu(), patch.multiple(torch.cuda, CUDAGraph=Graph, graph=recording):
-        yield
-
-
 RECORDED = {
     "Euler": (j_flow, nl.ExplicitEuler(0.1)),
     "reaction": (reacting_flow, nl.ETD2RK(0.1)),
@@ -349,7 +313,7 @@ def test_a_recorded_step_has_the_bits_of_the_step(where: str, name: str) -> None
     if where == "cpu":
         found = nl.solve(make(x), u, t=end, integrator=Replayed(integrator))
     else:
-        with graphs():
+        with pretended.gpu():
             found = nl.solve(make(pretended.put(x)), pretended.put(u), t=end, integrator=Replayed(integrator))
     assert torch.equal(pretended.take(found.u), plain.u)
     assert found.stats["steps"] == plain.stats["steps"]
@@ -380,7 +344,7 @@ def test_what_cannot_be_recorded_is_refused_by_name() -> None:
     waits = "waits for the device within a step"
     with pytest.raises(InputError, match=waits):
         nl.solve(reacting_flow(x), x, t=1.0, integrator=Replayed(nl.IMEX(0.1)))
-    with graphs():
+    with pretended.gpu():
         there = pretended.put(x)
         flow = reacting_flow(there)
         with pytest.raises(InputError, match=waits):
@@ -395,7 +359,7 @@ def test_shapes_that_change_and_graphs_within_graphs_are_refused_by_name() -> No
     for other in (torch.ones(4), torch.ones(3, dtype=torch.float64)):
         with pytest.raises(InputError, match=r"doubled: got a tensor of shape .*as it was recorded"):
             twice(other)
-    with graphs():
+    with pretended.gpu():
         there = pretended.put(torch.ones(3))
         doubled = Replay(lambda v: 2 * v, there, "doubled")
         first, second = doubled(there), doubled(3 * there)  # what was returned is nobody's place

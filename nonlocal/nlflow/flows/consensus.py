@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
+from nlflow._array import Array, is_numpy, kept_like, namespace, same_kind, scalar, to_numpy, underflowing
 from nlflow.affinities.pair_fields import PairFields
 from nlflow.affinities.unlinked import Unlinked
 from nlflow.domains import Points
@@ -81,7 +81,7 @@ class AveragingFlow(Flow):
         """Return the mean of what each particle sees less its position; shape (N, d)."""
         self.applications += 1
         xp, seen = namespace(u), u if self.data is None else self.data
-        weights = self.weights if is_numpy(u) else constant_like(self.weights, u)
+        weights = self.weights if is_numpy(u) else kept_like(self.weights, u)
         pairs, degrees = self._degrees(u, seen, weights)
         # Differences are summed, not positions: nothing cancels.
         return xp.astype(-pairs.pulls(u, seen, weights) / degrees, u.dtype, copy=False)
@@ -112,7 +112,7 @@ class AveragingFlow(Flow):
         width = self.kernel.gaussian_width
         if self.data is None or width is None:
             return math.nan
-        weights = self.weights if is_numpy(u) else constant_like(self.weights, u)
+        weights = self.weights if is_numpy(u) else kept_like(self.weights, u)
         try:
             degrees = self._degrees(u, self.data, weights)[1]
         except NumericalError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, same_kind, scalar
+from nlflow._array import Array, Floats, is_numpy, kept_like, namespace, over_channels, same_kind, scalar
 from nlflow.errors import (
     InputError,
     NumericalError,
@@ -331,7 +331,7 @@ class Noise:
         """Return what channels have of increments."""
         if self.channels is None:
             return white
-        share = constant_like(self.channels, white)
+        share = kept_like(self.channels, white)
         return white * share if share.ndim == 1 else white @ namespace(white).matrix_transpose(share)
 
     def strength_at(self, flow: Flow, u: Array) -> Any:
@@ -344,7 +344,7 @@ class Noise:
 
     def spread(self, flow: Flow, u: Array) -> Any:
         """Return the standard deviation of increments for dt = 1, without s, of channels that are not mixed."""
-        share = 1.0 if self.channels is None else constant_like(self.channels, u)
+        share = 1.0 if self.channels is None else kept_like(self.channels, u)
         return share if self.white == "nodes" else share * over_channels(flow.root_mass(u), u)
 
     def __repr__(self) -> str:

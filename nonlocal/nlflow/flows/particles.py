@@ -10,7 +10,18 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
+from nlflow._array import (
+    Array,
+    Floats,
+    constant_like,
+    is_numpy,
+    kept_like,
+    namespace,
+    same_kind,
+    scalar,
+    to_numpy,
+    underflowing,
+)
 from nlflow.affinities.pair_fields import PairFields
 from nlflow.affinities.unlinked import Unlinked
 from nlflow.domains import Points
@@ -89,7 +100,7 @@ def trap(stiffness: float = 1.0, centre: Any = 0.0) -> External:
     middle = check_floats("centre", centre, ndim=(0, 1))
 
     def shifted(x: Array) -> Array:
-        return x - constant_like(middle, x)
+        return x - kept_like(middle, x)
 
     return External(
         lambda x: 0.5 * strength * namespace(x).sum(shifted(x) ** 2, axis=-1), lambda x: strength * shifted(x)
@@ -235,7 +246,7 @@ class ParticleFlow(SecondOrder):
         x = self.positions(u)
         if self.box is None:
             return x
-        box, xp = constant_like(self.box, x), namespace(x)
+        box, xp = kept_like(self.box, x), namespace(x)
         period = xp.where(box > 0, box, xp.ones_like(box))
         inside = x - period * xp.floor(x / period)
         inside = xp.where(inside < period, inside, 0 * inside)  # rounding takes -1e-20 to the period itself
@@ -254,7 +265,7 @@ class ParticleFlow(SecondOrder):
         if self.interaction is not None:
             inside = self.wrapped(x)
             self._check_apart("particles", inside, NumericalError)
-            weights = self.weights if is_numpy(x) else constant_like(self.weights, x)
+            weights = self.weights if is_numpy(x) else kept_like(self.weights, x)
             total = -self._forces.pulls(inside, inside, weights)
             if not bool(xp.all(xp.isfinite(total))):
                 raise self._overflowed(inside, total)

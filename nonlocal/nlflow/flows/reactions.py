@@ -16,6 +16,7 @@ from nlflow._array import (
     Floats,
     constant_like,
     is_numpy,
+    kept_like,
     namespace,
     numbers,
     recorded,
@@ -211,7 +212,7 @@ class Reaction:
 
     def _called(self, function: Callable[..., Array], u: Array, *seen: Array, x: Array | None = None) -> Array:
         x = self._x if x is None else x
-        nodes = () if x is None else (constant_like(x, u),)
+        nodes = () if x is None else (kept_like(x, u),)
         return function(*((self.time,) if self.timed else ()), *nodes, u, *seen)
 
     def _seen(self, u: Array) -> tuple[Array, ...]:
@@ -266,7 +267,7 @@ class Reaction:
         xp, (low, high) = namespace(u), self.interval
         if isinstance(low, float):
             return xp.clip(u, low, high)
-        return xp.minimum(xp.maximum(u, constant_like(low, u)), constant_like(high, u))
+        return xp.minimum(xp.maximum(u, kept_like(low, u)), kept_like(high, u))
 
     def check_start(self, name: str, u: Array) -> None:
         """Raise `InputError` unless the values of `u` lie in the interval, up to rounding."""

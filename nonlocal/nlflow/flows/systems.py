@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, constant_like, namespace, over_channels, underflowing
+from nlflow._array import Array, Floats, kept_like, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_floats, checked_call
 from nlflow.flows.linear import LinearFlow, bound_of
@@ -93,6 +93,8 @@ class SystemFlow(LinearFlow):
         # M acts on channels, and gradients on nodes: their product is self-adjoint where they have one measure.
         self.symmetric = self.diagonal or (alike and (one or weighted))
         self._groups = _groups(functionals, couplings)
+        self._roots = np.sqrt(np.maximum(np.diag(couplings), 0.0))  # of those that descend an energy
+        self._columns = [np.array(group) for group in self._groups]
         self._rates: list[Array | float] = [inner.rate(functionals[group[0]].affinity) for group in self._groups]
         self.rate = self._diagonal_rate()
 
@@ -135,18 +137,18 @@ class SystemFlow(LinearFlow):
         xp, nodes = namespace(v), self.affinity.domain.shape
         many = xp.reshape(v, (*nodes, -1, self.channels))  # several signals side by side, as matrices are formed
         moved = xp.zeros_like(many)
-        for group, rate in zip(self._groups, self._rates, strict=True):
-            whole = len(group) == self.channels
-            part = xp.reshape(many if whole else many[..., list(group)], (*nodes, -1))
+        for group, columns, rate in zip(self._groups, self._columns, self._rates, strict=True):
+            whole, columns = len(group) == self.channels, kept_like(columns, v, xp.int64)
+            part = xp.reshape(many if whole else many[..., columns], (*nodes, -1))
             self.applications += 1
             part = over_channels(rate, part) * (part - self.functionals[group[0]].affinity._average(part))
             part = xp.reshape(part, (*nodes, -1, len(group)))
             if whole:
                 moved = part
             else:
-                moved[..., list(group)] = part
-        matrix = constant_like(self.couplings, v)
-        mixed = moved * constant_like(np.diag(self.couplings), v) if self.diagonal else moved @ matrix.T
+                moved[..., columns] = part
+        matrix = kept_like(self.couplings, v)
+        mixed = moved * xp.linalg.diagonal(matrix) if self.diagonal else moved @ matrix.T
         return xp.reshape(mixed, tuple(v.shape))
 
     def spectral_bounds(self) -> tuple[float, float]:
@@ -225,12 +227,14 @@ class SystemFlow(LinearFlow):
             return math.nan
         try:
             total = float(self._potential(self.affinity, u)) if self.terms.drives else 0.0
-            for group in self._groups:
-                scale = constant_like(np.sqrt(np.diag(self.couplings)[list(group)]), u)
+            xp = namespace(u)
+            for group, columns in zip(self._groups, self._columns, strict=True):
+                columns = kept_like(columns, u, xp.int64)
+                scale = kept_like(self._roots, u)[columns]
                 self.applications += 1
                 with np.errstate(over="ignore"):
-                    part = scale * u[..., list(group)]
-                if not bool(namespace(u).all(namespace(u).isfinite(part))):
+                    part = scale * u[..., columns]
+                if not bool(xp.all(xp.isfinite(part))):
                     return math.inf
                 total += self.functionals[group[0]].value(part)
             return total

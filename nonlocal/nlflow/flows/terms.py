@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nlflow._array import Array, constant_like, namespace, over_channels, same_kind
+from nlflow._array import Array, kept_like, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.reactions import Reaction
@@ -65,7 +65,7 @@ class Signal:
     def _called(self, t: float, like: Array | None) -> Array:
         if self._nodes is None:
             return self._given(float(t))
-        found = self._given(float(t), self._nodes if like is None else constant_like(self._nodes, like))
+        found = self._given(float(t), self._nodes if like is None else kept_like(self._nodes, like))
         shape = self._affinity.domain.shape
         if getattr(found, "ndim", 0) in (1, 2) and found.shape[0] == len(self._nodes):  # a value for each row of x
             return namespace(found).reshape(found, (*shape, *tuple(found.shape)[1:]))

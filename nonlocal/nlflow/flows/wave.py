@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, scalar, underflowing
+from nlflow._array import Array, Floats, is_numpy, kept_like, namespace, over_channels, scalar, underflowing
 from nlflow.errors import InputError, check_floats, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
@@ -292,7 +292,7 @@ def _per_node(name: str, given: Any, flow: LinearFlow, *, strict: bool) -> float
 
 
 def _like(value: float | Floats, like: Array) -> Any:
-    return value if isinstance(value, float) else constant_like(value, like)
+    return value if isinstance(value, float) else kept_like(value, like)
 
 
 def _as_wave(flow: Flow, integrator: Integrator) -> WaveFlow:

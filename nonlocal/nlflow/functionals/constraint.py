@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, to_numpy, underflowing
+from nlflow._array import Array, constant_like, is_numpy, kept_like, namespace, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer
 
@@ -184,8 +184,8 @@ class Held:
         return xp.where(share > rounding, share * (1 - rounding), 0 * share)
 
     def _mask(self, like: Array) -> Array:
-        mask = self.mask if self.mask.ndim == like.ndim else self.mask[..., None]
-        return mask if is_numpy(like) else namespace(like).astype(constant_like(mask, like), namespace(like).bool)
+        mask = kept_like(self.mask, like, namespace(like).bool)
+        return mask if mask.ndim == like.ndim else mask[..., None]
 
     def _formed(self, t: float, like: Array) -> Array:
         values: Any = self._given.values

@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
+import array_api_compat
 import numpy as np
 
-from nlflow._array import Array, constant_like, namespace, over_channels, same_kind, scalar
+from nlflow._array import Array, namespace, over_channels, same_kind, scalar
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NlflowError, NumericalError, check_array, check_memory, check_number
 
@@ -52,7 +53,7 @@ class Fidelity(ABC):
         xp, width = namespace(like), self.width
         if width == 1:
             return self.times(xp.ones_like(like))
-        units = constant_like(np.eye(width).ravel(), like)
+        units = xp.reshape(xp.eye(width, dtype=like.dtype, device=array_api_compat.device(like)), (-1,))
         nodes = tuple(like.shape)[:-1]
         return xp.reshape(self.times(xp.broadcast_to(units, (*nodes, width * width)) + 0), (*nodes, width, width))
 
@@ -367,7 +368,7 @@ class MatrixFidelity(Fidelity):
         xp = namespace(v)
         rows = xp.astype(self._rows(v), xp.float64)
         matrices = xp.astype(self._shared(self._matrices), xp.float64)
-        identity = constant_like(np.eye(self.width), matrices)
+        identity = xp.eye(self.width, dtype=xp.float64, device=array_api_compat.device(matrices))
         if isinstance(self._scale, float):
             matrices = identity + step * self._scale * matrices
             solved = xp.matrix_transpose(xp.linalg.solve(matrices, xp.matrix_transpose(rows)))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from nlflow._array import Array, constant_like, namespace, over_channels, scalar, underflowing
+from nlflow._array import Array, constant_like, kept_like, namespace, over_channels, scalar, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_floats, check_number, checked_call
@@ -236,7 +236,7 @@ class ConservedMetric(Metric):
         if self._values is None:
             return self.factor * apply(force)
         # (m_i + m_j) / 2 (mu_i - mu_j), summed over j, by L alone.
-        per_node = constant_like(self._values, force)
+        per_node = kept_like(self._values, force)
         m: Any = over_channels(per_node, force)
         return 0.5 * (m * apply(force) + apply(m * force) - force * over_channels(apply(per_node), force))
 

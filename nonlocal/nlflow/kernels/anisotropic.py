@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from nlflow._array import Array, Floats, constant_like, underflowing
+from nlflow._array import Array, Floats, kept_like, underflowing
 from nlflow.errors import InputError, check_floats
 from nlflow.kernels.base import Kernel, RadialKernel
 
@@ -107,7 +107,7 @@ class Anisotropic(Kernel):
                 f"kernel: got a map of {len(self.linear_map)} coordinates, expected {features.shape[-1]}, as many as "
                 "what is compared has"
             )
-        return features @ constant_like(self.linear_map.T, features)
+        return features @ kept_like(self.linear_map, features).T
 
     def log_matrix(self, x: Array, y: Array) -> Array:
         """Return log k(x_i, y_j) without the amplitude, for features that are mapped; see `Kernel.log_matrix`."""

@@ -97,6 +97,8 @@ class Replay:
             )
         try:
             with torch.no_grad(), _recorded():
+                if on_gpu:
+                    function(self._input)  # what is kept on the device is sent there
                 with _Unasked(), _Unlisted():  # type: ignore[no-untyped-call]
                     self._output = function(self._input)
                 self._graph = self._captured() if on_gpu else None
