@@ -20,12 +20,13 @@ from nlflow.affinities import Affinity, from_matrix
 from nlflow.desk.commands.main import app
 from nlflow.domains import Points
 from nlflow.errors import InputError, NlflowWarning
-from nlflow.flows.integrators import ExplicitEuler, NeutrenoStep
+from nlflow.flows.integrators import ETD2RK, ExplicitEuler, NeutrenoStep
 from nlflow.flows.linear import GradientFlow
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.functionals.variational.jp import Jp
 from nlflow.markov import MarkovChain
 from nlflow.markov.moves import Moves
 from nlflow.plotting import new_figure
@@ -155,6 +156,20 @@ def breakage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         from validation.claims import stability_limit
 
         monkeypatch.setattr(stability_limit, "largest_stable_fidelity", lambda affinity: 1.0)
+    elif name == "the correction of ETD2RK is short":
+        whole = ETD2RK.reached.__func__
+
+        def short(cls: Any, flow: Any, part: Any, like: Any, *functions: tuple[int, float]) -> list[Any]:
+            return [0.9 * each if functions[0][0] == 2 else each for each in whole(cls, flow, part, like, *functions)]
+
+        monkeypatch.setattr(ETD2RK, "reached", classmethod(short))
+    elif name == "the exponent of J_p is longer":
+        monkeypatch.setattr(Jp, "smoothed", lambda self, x, e: float(self.measure @ x ** (1.1 * self.p)) / 2 / self.p)
+    elif name == "the fidelity for a share is larger":
+        from validation.claims import constant_limits
+
+        enough = equilibria.fidelity_for_diversity
+        monkeypatch.setattr(constant_limits, "fidelity_for_diversity", lambda flow, share: 1.3 * enough(flow, share))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +182,9 @@ def breakage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("the stationary law is uniform", "stationary-law", marks=pytest.mark.slow),
         pytest.param("the fidelity is not drawn in", "attention-step", marks=pytest.mark.slow),
         pytest.param("the bounds change places", "constant-limits", marks=pytest.mark.slow),
+        pytest.param("the fidelity for a share is larger", "constant-limits", marks=pytest.mark.slow),
+        pytest.param("the correction of ETD2RK is short", "order-of-steps", marks=pytest.mark.slow),
+        pytest.param("the exponent of J_p is longer", "p-functionals", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.sampled(2)

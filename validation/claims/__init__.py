@@ -8,6 +8,7 @@ from validation.harness import Claim
 
 MODULES = (
     "frechet_derivative",
+    "p_functionals",
     "fourier_flows",
     "fractional_poisson",
     "attention_step",
@@ -34,6 +35,7 @@ MODULES = (
     "gibbs_law",
     "orders_of_noisy_steps",
     "volume_constraint",
+    "order_of_steps",
     "order_of_evolving_flows",
     "sphere_flows",
     "mean_field_limit",

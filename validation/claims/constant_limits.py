@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ from nlflow import (
     diversity,
     diversity_bounds,
     equilibrium,
+    fidelity_for_diversity,
+    from_matrix,
 )
+from nlflow.errors import NlflowWarning
 from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 
@@ -50,6 +54,53 @@ def flows(weights: Any, f: Any, fidelity: float) -> list[Any]:
     ]
 
 
+def guarantees(trials: int) -> tuple[float, float, float]:
+    """Return how `fidelity_for_diversity` keeps its word, and how the bounds for q ≠ k agree, by NumPy's matrices.
+
+    Of a symmetric K the mode that falls fastest keeps the share exactly. Of another P the fidelity and the bounds come
+    from the singular values of I − P in L²(π), and the signal that keeps least keeps at least the share.
+    """
+    exact, least, apart = 0.0, np.inf, 0.0
+    n = 30
+    for seed in range(trials):
+        rng = np.random.default_rng([7, seed])
+        k, w, share = rng.random((n, n)) ** 3, rng.uniform(0.3, 2.0, n) / n, float(rng.uniform(0.2, 0.9))
+        both = (k + k.T) * w
+        degree = both.sum(axis=1)
+        for metric in ("l2", "degree"):
+            lowered = np.diag(degree) - both
+            lowered = lowered if metric == "l2" else lowered / degree[:, None]
+            values, vectors = np.linalg.eig(lowered)
+            f = vectors[:, int(np.argmax(values.real))].real
+            weights = from_matrix(k, Points(np.zeros(n), weights=w))
+            flow = GradientFlow(E(weights, f, 1.0, measure=metric), metric)
+            fidelity = _fidelity(flow, share)
+            u = np.linalg.solve(lowered + fidelity * np.eye(n), fidelity * f)
+            exact = largest(exact, abs(float(np.linalg.norm(u) / np.linalg.norm(f)) - share))
+        layer = AttentionFlow(from_matrix(k, Points(np.zeros(n))), f, share)
+        p = k / k.sum(axis=1, keepdims=True)
+        values, vectors = np.linalg.eig(p.T)
+        law = np.abs(vectors[:, int(np.argmax(values.real))].real)
+        root = np.sqrt(law / law.sum())
+        # An orthonormal basis of what is orthogonal to the root: signals of mean 0 in L²(π).
+        basis = np.linalg.svd(root[None])[2][1:].T
+        moved = basis.T @ (root[:, None] * (np.eye(n) - p) / root) @ basis
+        fidelity = _fidelity(layer, share)
+        apart = largest(apart, abs(fidelity * (1 - share) / share / np.linalg.norm(moved, 2) - 1))
+        kept = np.linalg.inv(moved + fidelity * np.eye(n - 1)) * fidelity
+        least = smallest(least, float(np.linalg.svd(kept, compute_uv=False)[-1]) / share)
+        singular = np.linalg.svd(moved + share * np.eye(n - 1), compute_uv=False)
+        wanted = share / singular[0], share / singular[-1]
+        apart = largest(apart, *(abs(a / b - 1) for a, b in zip(diversity_bounds(layer), wanted, strict=True)))
+    return exact, least, apart
+
+
+def _fidelity(flow: Any, share: float) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NlflowWarning)  # of layers that are unstable: an equilibrium is not
+        return fidelity_for_diversity(flow, share)
+
+
 def run(context: Context) -> Outcome:
     rng = np.random.default_rng(7)
     only_if, least, small = 0.0, np.inf, np.inf
@@ -71,7 +122,15 @@ def run(context: Context) -> Outcome:
                         least = smallest(least, kept / low)
                     else:
                         small = smallest(small, kept / low)
+    guaranteed, enough, apart = guarantees(context.pick(4, 2))
     checks = [
+        Check(
+            "fidelity for a share of the diversity: what the fastest mode keeps of it, less the share",
+            guaranteed,
+            1e-12,
+        ),
+        Check("the same for q ≠ k: least that any signal keeps over the share", enough, 1 - 1e-12, at_least=True),
+        Check("q ≠ k: fidelity and bounds against singular values by NumPy, relative", apart, 1e-10),
         Check("f constant: largest deviation of u* from it", only_if, 1e-13),
         Check("f constant but for one node: diversity kept, over its lower bound", least, 1 - 1e-9, at_least=True),
         Check(
@@ -87,8 +146,8 @@ CLAIM = Claim(
     statement=(
         "For λ > 0 the limit of the E-flow is constant exactly when f is: a constant f passes through every averaging "
         "operator unchanged, and a deviation of f at a single node, however small, leaves at least the fraction of it "
-        "that the lower bound λ/(λ + μ_max) tells. For symmetric and non-symmetric kernels of every structure, both "
-        "metrics, λ over five decades."
+        "that the lower bound λ/(λ + μ_max) tells; so λ = φ/(1 − φ) μ_max keeps the share φ of any. For symmetric and "
+        "non-symmetric kernels of every structure, both metrics, λ over five decades."
     ),
     source=f"derived from {PAPER}, Proposition 1",
     run=run,

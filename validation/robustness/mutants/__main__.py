@@ -22,7 +22,9 @@ from tqdm import tqdm
 from nlflow.store.atomic import locked, make_folder
 from nlflow.studies.cases import Case, run_cases
 from validation.robustness import ROOT
-from validation.robustness.mutants.operators import Mutant, draw, mutants_under
+from validation.robustness.mutants.formulas import SCOPE as FORMULAS
+from validation.robustness.mutants.formulas import Claims, Formulas, make_claims_map
+from validation.robustness.mutants.operators import SCOPE, Finder, Mutant, draw, mutants_under
 from validation.robustness.mutants.results import Result, judged, mark, results_table, survived
 from validation.robustness.mutants.selection import Batch, Map, make_map
 from validation.robustness.mutants.workshop import Ran, Workshop, copy
@@ -92,7 +94,7 @@ class Campaign:
                 if left <= 0 or not files:
                     total = replace(total, selected=total.selected + len(seconds))
                     continue
-                ran = workshop.tests(files, seconds, left, self.unsound)
+                ran = self.tests.ask(workshop, (files, seconds), left, self.unsound)
                 total = Ran(ran.outcome, ran.test or files[0], total.tried + ran.tried, total.selected + ran.selected,
                             total.seconds + ran.seconds)  # fmt: skip
                 if ran.outcome in _FAILED:
@@ -120,10 +122,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--number", type=int, default=150, help="of mutants (%(default)s)")
     add("--jobs", type=int, default=2, help="mutants that are tried at a time (%(default)s)")
     add("--out", type=Path, default=Path("mutants-output"), help="folder for the table (%(default)s)")
-    add("--map", type=Path, help="what coverage wrote with one context a test; made in --out if there is none")
+    add(
+        "--map",
+        type=Path,
+        help="what coverage wrote with a context a test or claim; made in --out if there is none",
+    )
     add("--mirror", action="store_true", help="without a map: tests in the files that mirror a module alone")
     add("--most", type=float, default=300.0, help="seconds that the tests of a mutant may take (%(default)s)")
     add("--only", action="append", default=[], help="of those drawn, some by a part of their names; may be repeated")
+    add("--claims", action="store_true", help="break formulas alone, and ask the claims instead of the tests")
     add("--list", action="store_true", help="print what would be tried")
     add("--resume", action="store_true", help="keep the results in --out")
     args = parser.parse_args(arguments)
@@ -136,9 +143,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _campaign(args, Path(name))
 
 
-def _drawn(args: argparse.Namespace, root: Path) -> tuple[list[Mutant], dict[str, str]]:
-    """Return the mutants that are asked for, and what they change by name."""
-    drawn = draw(mutants_under(root), args.number, args.seed)
+def _drawn(args: argparse.Namespace, root: Path, claims: Claims | None = None) -> tuple[list[Mutant], dict[str, str]]:
+    """Return the mutants that are asked for, and what they change by name; with a map of claims those that they run."""
+    scope, finder = (FORMULAS, Formulas) if args.claims else (SCOPE, Finder)
+    there = mutants_under(root, scope, finder)
+    if claims is not None:
+        run = [mutant for mutant in there if claims.tests_of(mutant)]
+        print(f"formulas of the package: {len(there)} changes; {len(run)} in what the quick claims run")
+        there = run
+    drawn = draw(there, args.number, args.seed, scope)
     drawn = [mutant for mutant in drawn if not args.only or any(part in mutant.name for part in args.only)]
     return drawn, {mutant.name: mutant.change((root / mutant.file).read_bytes()) for mutant in drawn}
 
@@ -147,17 +160,20 @@ def _campaign(args: argparse.Namespace, folder: Path) -> int:
     """Do what was asked for with the checkout as it is now, whatever becomes of it meanwhile."""
     root = folder / "checkout"
     copy(ROOT, root)
-    drawn, changes = _drawn(args, root)
+    claims = Claims(args.map or make_claims_map(args.out, root), root) if args.claims else None
+    drawn, changes = _drawn(args, root, claims)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # loops that never end are ended in any case
     unsound: set[str] = set()
-    title = f"Written by `make mutants`: {args.number} drawn with seed {args.seed}."
-    results = results_table(args.out, title, unsound)
+    command = 'make mutants ARGS="--claims"' if args.claims else "make mutants"
+    title = f"Written by `{command}`: {args.number} drawn with seed {args.seed}."
+    scope, name = (FORMULAS, "broken-formulas") if args.claims else (SCOPE, "mutants")
+    results = results_table(args.out, title, unsound, scope, name)
     if args.resume:
         results.load(lambda entry: changes.get(entry.key) == entry.row.change)
     left = [mutant for mutant in drawn if results.read(mutant.name) is None]
-    tests = Map(None if args.mirror else args.map or make_map(args.out, args.jobs, root), root)
+    tests = claims or Map(None if args.mirror else args.map or make_map(args.out, args.jobs, root), root)
     workshops = [Workshop(folder / str(job), root) for job in range(min(args.jobs, len(left)))]
-    known = [entry.row.test for entry in results.entries if entry.row.test]
+    known = list(claims.seconds) if claims else [entry.row.test for entry in results.entries if entry.row.test]
     campaign = Campaign(workshops, tests, args.most, known, unsound)
     cases = [Case(mutant.name, campaign.tried, (mutant,)) for mutant in left]
     with closing(run_cases(cases, results, jobs=args.jobs, threads=True)) as run:

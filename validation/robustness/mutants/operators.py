@@ -15,11 +15,11 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SCOPE", "Mutant", "draw", "mutants_of", "mutants_under", "part_of"]
+__all__ = ["COMPUTED", "SCOPE", "Finder", "Mutant", "draw", "mutants_of", "mutants_under", "part_of"]
 
 SOURCE = "nonlocal/nlflow"
 SCOPE = ("functionals", "flows/flow", "flows/linear", "flows/integrators", "flows/spectrum",
@@ -38,7 +38,7 @@ _COMPARED = {
     ast.Eq: ("==", ("!=",)), ast.NotEq: ("!=", ("==",)), ast.Is: ("is", ("is not",)), ast.IsNot: ("is not", ("is",)),
     ast.In: ("in", ("not in",)), ast.NotIn: ("not in", ("in",)),
 }  # fmt: skip
-_COMPUTED = {
+COMPUTED = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
     ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.BitXor: ("^", "|"),
@@ -97,23 +97,25 @@ class Mutant:
         return " -> ".join(" ".join(text.decode().split()) for text in (source[start:end], after))
 
 
-def part_of(file: str) -> str:
-    """Return the entry of `SCOPE` that a file belongs to; '' for a file outside."""
+def part_of(file: str, scope: Sequence[str] = SCOPE) -> str:
+    """Return the entry of a scope that a file belongs to; '' for a file outside."""
     path = file.removeprefix(SOURCE + "/").removesuffix(".py")
-    return next((part for part in SCOPE if f"{path}/".startswith(f"{part}/")), "")
+    return next((part for part in scope if f"{path}/".startswith(f"{part}/")), "")
 
 
-def mutants_under(root: Path) -> list[Mutant]:
+def mutants_under(
+    root: Path, scope: Sequence[str] = SCOPE, finder: Callable[[bytes, Sequence[int]], Finder] | None = None
+) -> list[Mutant]:
     """Return all mutants of the files in scope under a checkout."""
     found = []
     for path in sorted((root / SOURCE).rglob("*.py")):
         file = path.relative_to(root).as_posix()
-        if part_of(file) and not file.endswith(_OUTSIDE):
-            found += mutants_of(path.read_bytes(), file)
+        if part_of(file, scope) and not file.endswith(_OUTSIDE):
+            found += mutants_of(path.read_bytes(), file, finder)
     return found
 
 
-def draw(mutants: Sequence[Mutant], number: int, seed: int) -> list[Mutant]:
+def draw(mutants: Sequence[Mutant], number: int, seed: int, scope: Sequence[str] = SCOPE) -> list[Mutant]:
     """Draw mutants: those whose names have the smallest hashes, in each part of the scope by itself.
 
     The share of a part grows with the square root of its mutants. So a change in one function exchanges its own mutants
@@ -121,9 +123,9 @@ def draw(mutants: Sequence[Mutant], number: int, seed: int) -> list[Mutant]:
     """
     parts: dict[str, list[Mutant]] = {}
     for mutant in mutants:
-        parts.setdefault(part_of(mutant.file), []).append(mutant)
+        parts.setdefault(part_of(mutant.file, scope), []).append(mutant)
     drawn = []
-    for part, share in _shares({part: len(parts[part]) for part in SCOPE if part in parts}, number).items():
+    for part, share in _shares({part: len(parts[part]) for part in scope if part in parts}, number).items():
         drawn += sorted(parts[part], key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.name}".encode()).digest())[
             :share
         ]
@@ -140,21 +142,23 @@ def _shares(sizes: Mapping[str, int], number: int) -> dict[str, int]:
     return shares
 
 
-def mutants_of(source: bytes, file: str) -> list[Mutant]:
-    """Return all mutants of one source, in its order."""
+def mutants_of(
+    source: bytes, file: str, finder: Callable[[bytes, Sequence[int]], Finder] | None = None
+) -> list[Mutant]:
+    """Return all mutants of one source, in its order; `Finder` looks for them where no other is given."""
     starts = [0, *(match.end() for match in re.finditer(rb"\n", source))]
-    finder = _Finder(source, starts)
-    finder.visit(ast.parse(source))
+    looks = (finder or Finder)(source, starts)
+    looks.visit(ast.parse(source))
     counts: Counter[tuple[str, str]] = Counter()
     found = []
-    for function, operator, first, span, text in finder.found:
+    for function, operator, first, span, text in looks.found:
         line = source.count(b"\n", 0, span[0]) + 1
         found.append(Mutant(file, function, operator, counts[function, operator], line, first, span, text))
         counts[function, operator] += 1
     return found
 
 
-class _Finder(ast.NodeVisitor):
+class Finder(ast.NodeVisitor):
     """Look for what can be changed; what is not a number or a decision is not visited."""
 
     def __init__(self, source: bytes, starts: Sequence[int]) -> None:
@@ -164,29 +168,29 @@ class _Finder(ast.NodeVisitor):
         self.first = 1
         self.found: list[tuple[str, str, int, tuple[int, int], str]] = []
 
-    def _add(self, operator: str, span: tuple[int, int], text: str) -> None:
+    def add(self, operator: str, span: tuple[int, int], text: str) -> None:
         self.found.append((".".join(self.names), operator, self.first, span, text))
 
-    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         end = self.starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         return self.starts[node.lineno - 1] + node.col_offset, end
 
-    def _text(self, node: ast.expr | ast.stmt) -> str:
-        return self.source[slice(*self._span(node))].decode()
+    def text(self, node: ast.expr | ast.stmt) -> str:
+        return self.source[slice(*self.span(node))].decode()
 
     def _between(self, left: ast.expr, right: ast.expr, was: str, texts: Sequence[str], more: str = "") -> None:
         """Exchange an operator, which is between its operands, beside parentheses."""
-        low, high = self._span(left)[1], self._span(right)[0]
+        low, high = self.span(left)[1], self.span(right)[0]
         match = re.search(r"\s+".join(map(re.escape, was.split())) + re.escape(more), self.source[low:high].decode())
         if match is None or b"#" in self.source[low:high]:
             return
         for text in texts:
-            self._add(f"{was}{more} to {text}{more}", (low + match.start(), low + match.end()), text + more)
+            self.add(f"{was}{more} to {text}{more}", (low + match.start(), low + match.end()), text + more)
 
     def _negated(self, test: ast.expr) -> None:
         """Negate a condition, where no other operator does."""
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1) and not _is_not(test):
-            self._add("condition negated", self._span(test), f"(not ({self._text(test)}))")
+            self.add("condition negated", self.span(test), f"(not ({self.text(test)}))")
 
     def visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.stmt):
@@ -231,8 +235,8 @@ class _Finder(ast.NodeVisitor):
             self.visit(value)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        if type(node.op) in _COMPUTED:
-            was, becomes = _COMPUTED[type(node.op)]
+        if type(node.op) in COMPUTED:
+            was, becomes = COMPUTED[type(node.op)]
             self._between(node.target, node.value, was, [becomes], "=")
         self._removed(node)
         self.visit(node.target)
@@ -248,21 +252,21 @@ class _Finder(ast.NodeVisitor):
         self._removed(node)
 
     def visit_Break(self, node: ast.Break) -> None:
-        self._add("break to continue", self._span(node), "continue")
+        self.add("break to continue", self.span(node), "continue")
 
     def visit_Continue(self, node: ast.Continue) -> None:
-        self._add("continue to break", self._span(node), "break")
+        self.add("continue to break", self.span(node), "break")
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            self._add("returned value to None", self._span(node.value), "None")
+            self.add("returned value to None", self.span(node.value), "None")
             self.visit(node.value)
 
     def _removed(self, node: ast.stmt) -> None:
-        self._add("statement removed", self._span(node), "pass")
+        self.add("statement removed", self.span(node), "pass")
 
     def visit_If(self, node: ast.If) -> None:
-        if self._text(node.test) != "TYPE_CHECKING":
+        if self.text(node.test) != "TYPE_CHECKING":
             self._negated(node.test)
             self.generic_visit(node)
 
@@ -294,15 +298,15 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        if type(node.op) in _COMPUTED and not (_is_text(node.left) or _is_text(node.right)):
-            was, becomes = _COMPUTED[type(node.op)]
+        if type(node.op) in COMPUTED and not (_is_text(node.left) or _is_text(node.right)):
+            was, becomes = COMPUTED[type(node.op)]
             self._between(node.left, node.right, was, [becomes])
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         was = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(node.op))
         if was is not None:
-            self._add(f"{was} removed", (self._span(node)[0], self._span(node)[0] + len(was)), "")
+            self.add(f"{was} removed", (self.span(node)[0], self.span(node)[0] + len(was)), "")
         self.visit(node.operand)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -310,18 +314,18 @@ class _Finder(ast.NodeVisitor):
         if name in _TEXT:
             return
         if name in _CALLED:
-            end = self._span(node.func)[1]
-            self._add(f"{name} to {_CALLED[name]}", (end - len(name), end), _CALLED[name])
+            end = self.span(node.func)[1]
+            self.add(f"{name} to {_CALLED[name]}", (end - len(name), end), _CALLED[name])
         elif (
             name not in _ORDERED
             and len(node.args) > 1
             and not any(isinstance(argument, ast.Starred) for argument in node.args[:2])
         ):
             one, two = node.args[:2]
-            if self._text(one) != self._text(two) and not _is_text(one):
-                between = self.source[self._span(one)[1] : self._span(two)[0]].decode()
-                self._add("arguments swapped", (self._span(one)[0], self._span(two)[1]),
-                          self._text(two) + between + self._text(one))  # fmt: skip
+            if self.text(one) != self.text(two) and not _is_text(one):
+                between = self.source[self.span(one)[1] : self.span(two)[0]].decode()
+                self.add("arguments swapped", (self.span(one)[0], self.span(two)[1]),
+                          self.text(two) + between + self.text(one))  # fmt: skip
         self.visit(node.func)
         for argument in (*node.args, *node.keywords):
             if not (name == "zip" and isinstance(argument, ast.keyword)):  # strict, which is there for who reads
@@ -333,12 +337,12 @@ class _Finder(ast.NodeVisitor):
     def visit_Constant(self, node: ast.Constant) -> None:
         value = node.value
         if isinstance(value, bool):
-            self._add(f"{value} to {not value}", self._span(node), str(not value))
+            self.add(f"{value} to {not value}", self.span(node), str(not value))
         elif isinstance(value, int | float):
             for by in (1, -1):
                 if value + by != value:
                     text = repr(value + by)
-                    self._add(f"number {by:+d}", self._span(node), f"({text})" if value + by < 0 else text)
+                    self.add(f"number {by:+d}", self.span(node), f"({text})" if value + by < 0 else text)
 
 
 def _is_not(node: ast.expr) -> bool:

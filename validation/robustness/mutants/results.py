@@ -72,32 +72,38 @@ def survived(entry: Entry[Result]) -> bool:
     return entry.row.outcome == "survived"
 
 
-def results_table(folder: Path, title: str, unsound: Collection[str] = ()) -> Table[Result]:
-    """Return the table ``mutants.json`` and ``mutants.md`` of a folder."""
+def results_table(
+    folder: Path, title: str, unsound: Collection[str] = (), scope: Sequence[str] = SCOPE, name: str = "mutants"
+) -> Table[Result]:
+    """Return the table ``<name>.json`` and ``<name>.md`` of a folder."""
 
     def order(entry: Entry[Result]) -> tuple[int, str, int]:
-        part = _part(entry.row)
-        return SCOPE.index(part) if part in SCOPE else len(SCOPE), entry.row.file, entry.row.line
+        part = _part(entry.row, scope)
+        return scope.index(part) if part in scope else len(scope), entry.row.file, entry.row.line
 
     def page(entries: Sequence[Entry[Result]]) -> str:
-        return render(entries, title, judged(), sorted(unsound))
+        return render(entries, title, judged(), sorted(unsound), scope)
 
-    return Table(folder, "mutants", "table of mutants", Result, page, order)
+    return Table(folder, name, "table of mutants", Result, page, order)
 
 
 def render(
-    entries: Sequence[Entry[Result]], title: str, reasons: dict[tuple[str, str], str], unsound: Sequence[str] = ()
+    entries: Sequence[Entry[Result]],
+    title: str,
+    reasons: dict[tuple[str, str], str],
+    unsound: Sequence[str] = (),
+    scope: Sequence[str] = SCOPE,
 ) -> str:
     """Return the counts and the survivors in Markdown."""
     counts: Counter[tuple[str, str]] = Counter()
     for entry in entries:
         verdict = "equivalent" if survived(entry) and mark(entry) in reasons else entry.row.outcome
-        for part in (_part(entry.row), "all"):
+        for part in (_part(entry.row, scope), "all"):
             counts[part, "drawn"] += 1
             counts[part, verdict] += 1
     heads = ("drawn", "killed", "timeout", "equivalent", "survived")
-    former = sorted({_part(entry.row) for entry in entries} - set(SCOPE))
-    parts_in_order = [part for part in (*SCOPE, *former, "all") if counts[part, "drawn"]]
+    former = sorted({_part(entry.row, scope) for entry in entries} - set(scope))
+    parts_in_order = [part for part in (*scope, *former, "all") if counts[part, "drawn"]]
     lines = [(part, *(counts[part, head] for head in heads)) for part in parts_in_order]
     sources = ", ".join(sorted({entry.source for entry in entries}))
     killed = Counter(entry.row.how for entry in entries if entry.row.outcome == "killed")
@@ -119,9 +125,9 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def _part(row: Result) -> str:
-    """Return the entry of `SCOPE` that a result belongs to, or the module where that is no longer there."""
-    return part_of(row.file) or row.file.removeprefix(f"{SOURCE}/").removesuffix(".py")
+def _part(row: Result, scope: Sequence[str]) -> str:
+    """Return the entry of a scope that a result belongs to, or the module where that is no longer there."""
+    return part_of(row.file, scope) or row.file.removeprefix(f"{SOURCE}/").removesuffix(".py")
 
 
 def _survivor(row: Result, reason: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from coverage import CoverageData
 
 from validation.robustness import ROOT
 from validation.robustness.mutants.operators import SOURCE, Mutant
-from validation.robustness.mutants.workshop import copy
+from validation.robustness.mutants.workshop import Ran, Workshop, copy
 
 __all__ = ["Batch", "Map", "make_map", "mirrors"]
 
@@ -112,6 +112,10 @@ class Map:
                 seconds.update({test: time for time, test in sorted(of_file[file])})
             return [batch for batch in batches if batch[0]]
 
+    def ask(self, workshop: Workshop, batch: Batch, most: float, without: set[str]) -> Ran:
+        """Run tests of a mutant until one fails."""
+        return workshop.tests(batch[0], batch[1], most, without)
+
     def _running(self, lines: dict[str, set[int]]) -> set[str]:
         """Return the tests that ran one of the lines."""
         tests = set()
@@ -172,6 +176,7 @@ class Map:
         return self._data.contexts_by_lineno(self._places[file]) if self._data and file in self._places else {}
 
 
+@lru_cache(maxsize=8)
 def _functions(source: str) -> dict[str, ast.FunctionDef]:
     """Return the functions of a source by qualified name; the last of those with one name."""
 

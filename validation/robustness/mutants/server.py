@@ -1,4 +1,4 @@
-"""Run pytest in children of a process that has imported all large packages but not the one that is tested.
+"""Run pytest, or claims, in children of a process that has imported all large packages but not the one that is tested.
 
 A program of its own: its arguments are those packages, its folder is the private copy, and it reads one request a line
 and answers in lines of JSON. The process computes nothing, so that no pool of threads has been started when it forks.
@@ -72,7 +72,10 @@ class Chosen:
 
 
 def main() -> None:
-    """Answer requests: ``{"module": name}`` imports one, ``{"files", "seconds", "most", "without"}`` runs tests."""
+    """Answer requests: ``{"module": name}`` imports one, ``{"files", "seconds", "most", "without"}`` runs tests.
+
+    ``{"claims": names}`` runs claims in their quick form until one does not pass.
+    """
     channel = os.fdopen(os.dup(1), "w")
     requests = os.fdopen(os.dup(0))
     log = os.open("server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -110,11 +113,31 @@ def _answer(request: dict[str, Any], channel: TextIO) -> int:
         if "module" in request:
             importlib.import_module(request["module"])
             return 0
+        if "claims" in request:
+            return _claims(request["claims"], channel)
         plugin = Chosen(request["seconds"], request["most"], request["without"], channel)
         return int(pytest.main([*OPTIONS, *request["files"]], plugins=[plugin]))
     except BaseException as error:
         print(repr(error), flush=True)
         return 1
+
+
+def _claims(names: list[str], channel: TextIO) -> int:
+    """Run claims until one does not pass."""
+    from validation.harness import Context  # of the private copy, with the change
+    from validation.runner import run_one
+
+    for name in names:
+        channel.write(json.dumps({"start": name}) + "\n")
+        channel.flush()
+        claim = importlib.import_module(f"validation.claims.{name.replace('-', '_')}").CLAIM
+        finding = run_one(claim, Context(quick=True))
+        if finding.status in ("fail", "error"):
+            print(finding.line, flush=True)
+            channel.write(json.dumps({"failed": name}) + "\n")
+            channel.flush()
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -122,6 +122,15 @@ class Workshop:
         """
         request = {"files": list(files), "seconds": dict(seconds), "most": most, "without": list(without)}
         return self._run(request, seconds)
+
+    def claims(self, names: Sequence[str], seconds: Mapping[str, float], most: float) -> Ran:
+        """Run claims in their quick form until one does not pass; as many as the seconds suffice for, at least one."""
+        kept, left = [], most
+        for name in names:
+            left -= seconds.get(name, 0.0)
+            if left > 0 or not kept:
+                kept.append(name)
+        return replace(self._run({"claims": kept}, seconds), selected=len(names))
 
     @contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:

@@ -1,0 +1,174 @@
+"""J_p and E_p: values, gradients, minimizers and flows for 1 < p <= 10, against plain double sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.integrate import solve_ivp
+from scipy.optimize import minimize
+
+from nlflow import Ep, Huber, PFlow, Points, RungeKutta, from_matrix, solve
+from nlflow.flows import ForwardBackward, LaggedDiffusivity
+from nlflow.functionals import Jp, KullbackLeibler
+from validation.harness import Check, Claim, Context, Outcome, largest, smallest
+
+Floats = NDArray[np.float64]
+
+N, CHANNELS, END = 9, 2, 0.4
+POWERS = (1.2, 2.0, 3.0, 4.5)
+DELTA = 0.3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Random nodes: k and w, a signal, one that is observed, a fidelity for each node."""
+
+    k: Floats
+    w: Floats
+    u: Floats
+    f: Floats
+    fidelity: Floats
+
+    @classmethod
+    def drawn(cls, seed: int) -> Problem:
+        rng = np.random.default_rng([80, seed])
+        u, f = rng.standard_normal((2, N, CHANNELS))
+        return cls(rng.random((N, N)) ** 2, rng.uniform(0.3, 2.0, N) / N, u, f, rng.uniform(0.5, 2.0, N))
+
+    def value(self, u: Floats, p: float, isotropic: bool) -> float:
+        """Return 1/(2p) Σ w_i w_j K_ij |u_i − u_j|^p, or 1/(2p) Σ w_i (Σ w_j K_ij |u_i − u_j|²)^(p/2)."""
+        squares = ((u[:, None] - u[None]) ** 2).sum(axis=2)
+        both = self.k + self.k.T
+        if isotropic:
+            return float(self.w @ (both * squares @ self.w) ** (p / 2)) / (2 * p)
+        return float(self.w @ (both * squares ** (p / 2)) @ self.w) / (2 * p)
+
+    def total(self, u: Floats, p: float, misfit: Callable[[Floats, Floats], Floats], isotropic: bool = False) -> float:
+        """Return E_p: the same and Σ w_i λ_i g(u_i, f_i)."""
+        return self.value(u, p, isotropic) + float((self.w * self.fidelity) @ misfit(u, self.f).sum(axis=1))
+
+    def velocity(self, u: Floats, p: float) -> Floats:
+        """Return Σ_j w_j K_ij |u_j − u_i|^(p − 2) (u_j − u_i) + λ_i (f_i − u_i)."""
+        apart = u[None] - u[:, None]
+        lengths = np.sqrt((apart**2).sum(axis=2)) + np.eye(len(u))
+        edges = (self.k + self.k.T) * self.w * lengths ** (p - 2)
+        return np.asarray((edges[:, :, None] * apart).sum(axis=1) + self.fidelity[:, None] * (self.f - u))
+
+
+def squares(u: Floats, f: Floats) -> Floats:
+    return np.asarray((u - f) ** 2 / 2)
+
+
+def huber(u: Floats, f: Floats) -> Floats:
+    """Return (u − f)²/2 up to δ apart, and δ |u − f| − δ²/2 beyond."""
+    apart = np.abs(u - f)
+    return np.where(apart <= DELTA, apart**2 / 2, DELTA * apart - DELTA**2 / 2)
+
+
+def divergence(u: Floats, f: Floats) -> Floats:
+    """Return u − f + f log(f/u)."""
+    return np.asarray(u - f + f * np.log(f / u))
+
+
+def slope(function: Callable[[Floats], float], u: Floats, direction: Floats) -> float:
+    """Return the derivative in a direction by differences of order 6."""
+    h = 1e-2
+    weights = {1: 3 / 4, 2: -3 / 20, 3: 1 / 60}
+    return sum(c * (function(u + n * h * direction) - function(u - n * h * direction)) for n, c in weights.items()) / h
+
+
+def run(context: Context) -> Outcome:
+    values, gradients, gain, distance = 0.0, 0.0, np.inf, 0.0
+    courses = {"RungeKutta": 0.0, "LaggedDiffusivity": 0.0, "ForwardBackward": 0.0}
+    for seed in range(context.pick(5, 1)):
+        p_ = Problem.drawn(seed)
+        weights = from_matrix(p_.k, Points(np.zeros(N), weights=p_.w))
+        positive = np.abs(p_.u) + 0.5, np.abs(p_.f) + 0.5
+        for p in POWERS:
+            context.step(f"seed {seed}, p = {p:g}")
+            for isotropic in (False, True):
+                told = Jp(weights, p, isotropic=isotropic)
+                wanted = p_.value(p_.u, p, isotropic)
+                values = largest(values, abs(told.value(p_.u) / wanted - 1))
+                gradients = largest(gradients, _apart(p_, told, lambda u: p_.value(u, p, isotropic), p_.u))  # noqa: B023
+            for misfit, g in ((None, squares), (Huber(DELTA), huber)):
+                energy = Ep(weights, p_.f, p_.fidelity, p, misfit=misfit)
+                values = largest(values, abs(energy.value(p_.u) / p_.total(p_.u, p, g) - 1))
+            counts = Problem(p_.k, p_.w, positive[0], positive[1], p_.fidelity)
+            energy = Ep(weights, counts.f, counts.fidelity, p, misfit=KullbackLeibler())
+            values = largest(values, abs(energy.value(counts.u) / counts.total(counts.u, p, divergence) - 1))
+            gradients = largest(
+                gradients,
+                _apart(counts, energy, lambda u: counts.total(u, p, divergence), counts.u),  # noqa: B023
+            )
+            energy = Ep(weights, p_.f, p_.fidelity, p)
+            gradients = largest(gradients, _apart(p_, energy, lambda u: p_.total(u, p, squares), p_.u))  # noqa: B023
+            found = energy.minimizer(rtol=1e-10)
+            exact = minimize(
+                lambda u: p_.total(u.reshape(N, CHANNELS), p, squares),  # noqa: B023
+                found.u.ravel() + 0.01,
+                jac=lambda u: -(p_.w[:, None] * p_.velocity(u.reshape(N, CHANNELS), p)).ravel(),  # noqa: B023
+                method="BFGS", options={"gtol": 1e-9},
+            )  # fmt: skip
+            gain = smallest(gain, (exact.fun - p_.total(found.u, p, squares)) / exact.fun)
+            distance = largest(distance, float(np.abs(found.u - exact.x.reshape(N, CHANNELS)).max()))
+            for name, error in _courses(p_, energy, p).items():
+                courses[name] = largest(courses[name], error)
+    checks = [
+        Check("values of J_p and E_p against double sums, relative", values, 1e-12),
+        Check("gradients against difference quotients of the double sums, relative", gradients, 1e-9),
+        Check("least of E_p by SciPy's BFGS less that of the minimizer, relative", gain, -1e-9, at_least=True),
+        Check("minimizers apart", distance, 2e-5),
+        *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)
+          for name, error in courses.items()),
+    ]  # fmt: skip
+    return Outcome(checks)
+
+
+def _apart(problem: Problem, functional: Jp, value: Callable[[Floats], float], u: Floats) -> float:
+    """Return by how much the gradient and the difference quotient of a double sum differ, relative."""
+    rng = np.random.default_rng(81)
+    worst = 0.0
+    for _ in range(3):
+        direction = 0.05 * rng.standard_normal(u.shape)
+        told = float(np.sum(problem.w[:, None] * functional.gradient(u) * direction))
+        size = float(np.linalg.norm(problem.w[:, None] * functional.gradient(u)) * np.linalg.norm(direction))
+        worst = largest(worst, abs(told - slope(value, u, direction)) / size)
+    return worst
+
+
+def _courses(problem: Problem, energy: Ep, p: float) -> dict[str, float]:
+    """Return the errors of the integrators at the end; of those of order 1 extrapolated from two steps, h and h/2."""
+    shape = problem.u.shape
+    exact = solve_ivp(
+        lambda t, u: problem.velocity(u.reshape(shape), p).ravel(), (0, END), problem.u.ravel(), method="DOP853",
+        rtol=1e-11, atol=1e-12,
+    ).y[:, -1].reshape(shape)  # fmt: skip
+    flow = PFlow(energy)
+
+    def reached(integrator: Any) -> Floats:
+        return np.asarray(solve(flow, problem.u, t=END, integrator=integrator).final)
+
+    ends = {"RungeKutta": reached(RungeKutta(1e-9, 1e-10))}
+    for step, takes in ((LaggedDiffusivity, p <= 2), (ForwardBackward, p >= 2)):
+        if takes:
+            ends[step.__name__] = 2 * reached(step(END / 80)) - reached(step(END / 40))
+    return {name: float(np.abs(end - exact).max()) for name, end in ends.items()}
+
+
+CLAIM = Claim(
+    name="p-functionals",
+    title="J_p and E_p, their gradients, minimizers and flows",
+    statement=(
+        "J_p(u) = 1/(2p) Σ w_i w_j K_ij |u_i − u_j|^p, its isotropic form 1/(2p) Σ w_i (Σ w_j K_ij |u_i − u_j|²)^(p/2) "
+        "and E_p with squares, Huber's function or the divergence of Kullback and Leibler have the values of double "
+        "sums, gradients that are the slopes of these sums, minimizers that SciPy finds too, and the flow du_i/dt = "
+        "Σ w_j K_ij |u_j − u_i|^(p−2) (u_j − u_i) + λ_i (f_i − u_i)."
+    ),
+    source="Elmoataz, Lezoray and Bougleux 2008, doi 10.1109/TIP.2008.924284; Gilboa and Osher 2008",
+    run=run,
+)

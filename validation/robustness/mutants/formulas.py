@@ -1,0 +1,197 @@
+"""Formulas that are broken one by one, for the claims to notice: ``--claims``.
+
+A formula is arithmetic on numbers. What counts samples, cuts arrays or compares is left to the mutants of the tests: no
+statement of the theory speaks of it. The map of the claims says which of them run the statement of a formula.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from validation.robustness import ROOT
+from validation.robustness.mutants.operators import COMPUTED, Finder, Mutant
+from validation.robustness.mutants.selection import Batch, Map
+from validation.robustness.mutants.workshop import Ran, Workshop, copy
+
+__all__ = ["SCOPE", "Claims", "Formulas", "make_claims_map"]
+
+SCOPE = ("functionals", "flows", "equilibria", "kernels", "markov", "learning", "denoising")
+"""Rooms whose formulas are broken."""
+
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+# What these hold, get or return counts something, or is an index.
+_COUNTS = {
+    *("len", "range", "arange", "shape", "size", "ndim", "itemsize", "nbytes", "bit_length", "max_lag", "axis"),
+    *("zeros", "ones", "empty", "full", "eye", "reshape", "ceil", "floor", "perf_counter", "monotonic", "process_time"),
+    *("check_memory", "finfo", "iinfo", "tiny", "eps", "join", "format", "Check", "roll", "nextafter", "spacing"),
+}
+_FACTOR = 1.1
+_CHANGED = {"+": "-", "-": "+", "*": "/", "/": "*"}
+
+
+class Formulas(Finder):
+    """Look for arithmetic: operations exchanged, signs dropped, constants and exponents times 1.1."""
+
+    def _assignment(self, targets: object, value: ast.expr) -> None:
+        if self.inside:
+            self.visit(value)
+
+    def _removed(self, node: ast.stmt) -> None: ...
+
+    def _negated(self, test: ast.expr) -> None: ...
+
+    def visit_Raise(self, node: ast.Raise) -> None: ...
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        self.visit(node.value)
+
+    def visit_Compare(self, node: ast.Compare) -> None: ...
+
+    def visit_If(self, node: ast.If) -> None:
+        self._bodies(node.body, node.orelse)
+
+    def visit_While(self, node: ast.While) -> None:
+        self._bodies(node.body, node.orelse)
+
+    def visit_For(self, node: ast.For) -> None:
+        self._bodies(node.body, node.orelse)
+
+    def _bodies(self, *bodies: list[ast.stmt]) -> None:
+        for body in bodies:
+            for statement in body:
+                self.visit(statement)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None: ...
+
+    def visit_Constant(self, node: ast.Constant) -> None: ...
+
+    def visit_Break(self, node: ast.Break) -> None: ...
+
+    def visit_Continue(self, node: ast.Continue) -> None: ...
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _COUNTS:
+            return
+        self.visit(node.func)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.op, _ARITHMETIC) and not isinstance(node.value, ast.Constant) and _is_number(node.value):
+            was = COMPUTED[type(node.op)][0]
+            if was in _CHANGED:
+                self._between(node.target, node.value, was, [_CHANGED[was]], "=")
+        self.visit(node.value)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        whole = isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int)
+        if isinstance(node.op, ast.USub) and not whole and _is_number(node.operand):
+            start = self.span(node)[0]
+            self.add("- removed", (start, start + 1), "")
+        self.visit(node.operand)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        if not isinstance(node.op, _ARITHMETIC) or not _is_number(node):
+            return
+        was = COMPUTED[type(node.op)][0]
+        if was in _CHANGED:
+            self._between(node.left, node.right, was, [_CHANGED[was]])
+        else:
+            self.add("exponent x 1.1", self.span(node.right), f"({_FACTOR} * ({self.text(node.right)}))")
+        for side in (node.left, node.right):
+            if _is_constant(side) and not (was == "**" and side is node.right):
+                self.add("constant x 1.1", self.span(side), f"({_FACTOR} * {self.text(side)})")
+        self.visit(node.left)
+        self.visit(node.right)
+
+
+def _is_constant(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and node.value != 0
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Whether an expression is arithmetic on values: not on counts, lists or texts, nor ``0 * x``, which is a type."""
+    if isinstance(node, ast.BinOp):
+        left, right = node.left, node.right
+        if isinstance(left, ast.Constant) and left.value == 0:
+            return False
+        counted = isinstance(right, ast.Constant) and right.value == 1 and isinstance(node.op, ast.Add | ast.Sub)
+        if counted and isinstance(left, ast.Name | ast.Attribute):
+            return False
+    for part in ast.walk(node):
+        if isinstance(part, ast.List | ast.Tuple | ast.JoinedStr | ast.Set | ast.FloorDiv | ast.Mod | ast.BitOr):
+            return False
+        if isinstance(part, ast.Constant) and not isinstance(part.value, int | float):
+            return False
+        if (part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")) in _COUNTS:
+            return False
+    return True
+
+
+# ---- the claims as what is asked
+
+_MAP = """
+import json, sys, time
+from coverage import Coverage
+cover = Coverage(data_file=sys.argv[1], source=["nonlocal/nlflow"], branch=False, config_file=False)
+cover.start()
+from validation.claims import all_claims
+from validation.harness import Context
+from validation.runner import run_one
+seconds = {}
+for claim in all_claims():
+    cover.switch_context(claim.name + "|run")
+    begun = time.perf_counter()
+    if run_one(claim, Context(quick=True)).status == "pass":
+        seconds[claim.name] = time.perf_counter() - begun
+cover.stop()
+cover.save()
+json.dump(seconds, open(sys.argv[1] + ".json", "w"))
+"""
+
+
+def make_claims_map(folder: Path, root: Path = ROOT) -> Path:
+    """Run all claims in their quick form in a copy of the checkout, which stays; return what `coverage` wrote there."""
+    tree = folder / "claims-map"
+    found = tree / ".coverage"
+    if not found.with_name(".coverage.json").exists():
+        copy(root, tree)
+        environment = {**os.environ, "PYTHONPATH": f"{tree / 'nonlocal'}{os.pathsep}{tree}"}
+        subprocess.run([sys.executable, "-c", _MAP, found], cwd=tree, env=environment, check=True)
+    return found
+
+
+class Claims(Map):
+    """From lines to the claims that pass without a change, in their quick form.
+
+    Parameters
+    ----------
+    path : Path
+        What `make_claims_map` returns, with the seconds of each claim beside it in ``.json``.
+    root : Path
+        The checkout.
+    """
+
+    def __init__(self, path: Path, root: Path = ROOT) -> None:
+        super().__init__(path, root)
+        self.seconds: dict[str, float] = json.loads(path.with_name(f"{path.name}.json").read_text())
+
+    def tests_of(self, mutant: Mutant) -> list[Batch]:
+        """Return the claims that run the statement of a mutant, the shortest first."""
+        with self._lock:
+            running = self._running({mutant.file: self._lines(mutant)}) & set(self.seconds)
+        names = sorted(running, key=lambda name: self.seconds[name])
+        return [(names, {name: self.seconds[name] for name in names})] if names else []
+
+    def ask(self, workshop: Workshop, batch: Batch, most: float, without: set[str]) -> Ran:
+        """Run claims of a mutant until one does not pass."""
+        return workshop.claims(batch[0], batch[1], most)
