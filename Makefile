@@ -27,7 +27,7 @@ help:
 	@echo 'make test         check style, types and imports, then run the tests that are not slow'
 	@echo 'make quick        the tests of one room that are not slow: make quick ROOM=flows'
 	@echo 'make test-all     the same with all tests, and with coverage'
-	@echo 'make device       the tests of tensors once more on a pretended GPU: same bits, no hidden copy (DEVICE=cuda: on a real one)'
+	@echo 'make device       the tests of tensors once more on a pretended GPU: same bits, no hidden copy (DEVICE=cuda: on a real one; rounded: last digits differ)'
 	@echo 'make portable     the numerical tests under other processors, with a table (ARGS="--data DIR" for images too)'
 	@echo 'make lint         the checks alone'
 	@echo 'make format       put the sources into shape'
@@ -60,7 +60,7 @@ test-all: lint
 ROOMS := affinities flows functionals equilibria denoising attention learning markov kernels store backends
 device: $(DEV)
 	@failed=; for room in $(or $(ROOM),$(ROOMS)); do echo "== $$room"; \
-	$(BIN)/python -m pytest -q --device=$(or $(DEVICE),pretended) -m 'not slow' -n $(WORKERS) --dist loadfile tests/$$room $(ARGS) || failed="$$failed $$room"; \
+	$(BIN)/python -m pytest -q --device=$(or $(DEVICE),pretended) -m 'not slow' -p no:benchmark -p no:cacheprovider -n $(WORKERS) --dist loadfile tests/$$room $(ARGS) || failed="$$failed $$room"; \
 	done; test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
 
 portable: $(DEV)

@@ -40,7 +40,9 @@ BESIDE = ("attention", "desk", "plotting", "store")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", choices=("pretended", "cuda"), help="run tests of tensors once more on this device")
+    parser.addoption(
+        "--device", choices=("pretended", "rounded", "cuda"), help="run tests of tensors once more on this device"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

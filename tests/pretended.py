@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -112,9 +113,17 @@ class Counts:
         return "\n".join(lines)
 
 
+# Operations whose results a GPU rounds in another way than the CPU: they sum in another order, or have other series.
+_ROUNDED = {
+    "_fft_c2c", "_fft_c2r", "_fft_r2c", "_log_softmax", "_softmax", "addmm", "baddbmm", "bmm", "convolution", "cos",
+    "cumsum", "dot", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "logcumsumexp", "logsumexp", "mean", "mm",
+    "mv", "native_layer_norm", "prod", "rsqrt", "sigmoid", "sin", "std", "sum", "tanh", "var", "vdot",
+}  # fmt: skip
+
 _library = torch.library.Library("aten", "IMPL")
 _counting: list[Counts] = []
 _capturing: list[bool] = []
+_rounding: list[bool] = []
 
 
 def _note(kind: str) -> None:
@@ -135,8 +144,10 @@ def _place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(PACKAGE) and (name not in HELPERS or frame.f_code.co_name == "kept_like"):
-            return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno} {frame.f_code.co_name}"
+        does = frame.f_code.co_name
+        inside = does in ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")  # newer Pythons have fewer frames
+        if name.startswith(PACKAGE) and not inside and (name not in HELPERS or does == "kept_like"):
+            return f"{name[len(PACKAGE) + 1 :]}:{frame.f_lineno} {does}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
 
@@ -260,6 +271,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         func = torch.ops.aten.zeros.default
     compute = _FUSED.get(name, func)
     out = compute(*tree_map(_below, args), **tree_map(_below, kwargs) | below)
+    if onto and _rounding and (name in _ROUNDED or name.startswith(("linalg", "_linalg", "_scaled_dot"))):
+        _round_otherwise(name, out)
     if not onto:
         return out
     known = {id(leaf.below): leaf for leaf in there}
@@ -268,6 +281,17 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             with torch._C._DisableTorchDispatch():
                 leaf.as_strided_(leaf.below.shape, leaf.below.stride(), leaf.below.storage_offset())
     return tree_map(lambda x: known[id(x)] if id(x) in known else Pretended(x) if type(x) is torch.Tensor else x, out)
+
+
+def _round_otherwise(name: str, out: Any) -> None:
+    """Move numbers by at most one in their last place, the same ones at each call, but for integers."""
+    for each in _tensors(out):
+        if each.is_floating_point():
+            generator = torch._C.Generator("cpu")
+            generator.manual_seed(zlib.crc32(f"{name} {tuple(each.shape)}".encode()))
+            shift = torch.randint(-1, 2, each.shape, generator=generator) * torch.finfo(each.dtype).eps
+            moved = (each + each * shift).to(each.dtype)
+            each.copy_(torch.where(moved.isfinite() & (each != each.round()), moved, each))
 
 
 def _efficient(
@@ -561,8 +585,11 @@ def _stand_guard() -> None:
 
 
 @contextmanager
-def gpu() -> Iterator[torch.device]:
-    """Let torch have a GPU, and give its device: ``"cuda"`` is the pretended one inside."""
+def gpu(*, rounding: bool = False) -> Iterator[torch.device]:
+    """Let torch have a GPU, and give its device: ``"cuda"`` is the pretended one inside.
+
+    With `rounding` its results differ from those of the CPU in the last place, as those of a real one do.
+    """
     _stand_guard()
     before = torch._C._is_multithreading_enabled(), torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
@@ -575,6 +602,9 @@ def gpu() -> Iterator[torch.device]:
         torch._C._set_multithreading_enabled(False)  # derivatives are computed in this thread, whose lines are counted
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(...) makes one on the CPU, and copies it
         stack.enter_context(_Everywhere())
+        if rounding:
+            _rounding.append(True)
+            stack.callback(_rounding.pop)
         try:
             yield GPU
         finally:

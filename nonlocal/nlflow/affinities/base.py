@@ -20,6 +20,7 @@ from nlflow._array import (
     is_numpy,
     is_tensor,
     kept_bytes,
+    kept_like,
     mean_over_nodes,
     middle_of_range,
     namespace,
@@ -643,7 +644,7 @@ class Affinity(ABC):
 
     def own(self, whole: NDArray[Any], like: Array) -> Array:
         """Return this process's part of a NumPy array of all nodes, with the kind of `like`."""
-        return constant_like(whole, like)
+        return kept_like(whole, like)
 
     def formed(self, rows: Callable[[int, int], Floats], like: Array) -> Array:
         """Return a signal that each process forms of its own nodes, with the kind of `like`.

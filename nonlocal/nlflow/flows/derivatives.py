@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nlflow._array import constant_like, over_channels
+from nlflow._array import kept_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.flows.integrators.base import check_admitted, check_same_flow, check_terms
@@ -63,7 +63,7 @@ def value(functional: J, u: Tensor) -> Tensor:
     """
     u = _tensor("u", functional.affinity.check_signal("u", u))
     affinity = functional.affinity
-    weights = constant_like(affinity.domain.weights, u.double())
+    weights = kept_like(affinity.domain.weights, u.double())
     degree = weights * torch.exp(affinity.log_degree.double())
     # Formed about the mean, so that nothing cancels; a constant changes nothing else, in derivatives neither.
     centred = u - affinity.mean(u.detach(), "degree")

@@ -20,6 +20,7 @@ from nlflow._array import (
     check_untracked,
     constant_like,
     is_numpy,
+    kept_like,
     namespace,
     over_channels,
     scalar,
@@ -262,12 +263,13 @@ class FunctionOf(LinearOperator):
         return self._basis.back(image, v.dtype), 0.0, self._rounded(v)
 
     def _by_matrix(self, v: Array) -> tuple[Array, float, float]:
-        domain = self.flow.affinity.domain
+        domain, xp = self.flow.affinity.domain, namespace(v)
         width = self.shape[0] // domain.size
-        flat = np.asarray(to_numpy(v), np.float64).reshape(domain.size, -1, width).swapaxes(1, 2)
-        found = self._matrix @ flat.reshape(self.shape[0], -1)
-        found = found.reshape(domain.size, width, -1).swapaxes(1, 2)
-        return constant_like(found.reshape(tuple(v.shape)), v), 0.0, self._rounded(v)
+        columns = xp.permute_dims(xp.reshape(xp.astype(v, xp.float64), (domain.size, -1, width)), (0, 2, 1))
+        flat = xp.reshape(columns, (self.shape[0], -1))
+        found = xp.reshape(kept_like(self._matrix, flat) @ flat, (domain.size, width, -1))
+        found = xp.reshape(xp.permute_dims(found, (0, 2, 1)), v.shape)
+        return xp.astype(found, v.dtype), 0.0, self._rounded(v)
 
     def _rounded(self, v: Array) -> float:
         return self.error + 4 * float(namespace(v).finfo(v.dtype).eps) * self.scale
@@ -309,8 +311,9 @@ class FunctionOf(LinearOperator):
             if left <= self.tol or not more:
                 break
         u = xp.zeros_like(flat)
-        for row, vector in zip(weights, steps.basis, strict=False):
-            u = u + constant_like(np.broadcast_to(row, (1,) * len(axes) + (len(row),)), u) * vector
+        shares = constant_like(weights.reshape(len(weights), *(1,) * len(axes), -1), u)
+        for number, vector in zip(range(len(weights)), steps.basis, strict=False):
+            u = u + shares[number, ...] * vector
         return unit * xp.reshape(u, v.shape), left, left + rounding
 
     def _projected(self, steps: Lanczos, system: int) -> tuple[Floats, float, float]:
