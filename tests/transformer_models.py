@@ -58,7 +58,7 @@ EVERYTHING: dict[str, Any] = {
     "semi_implicit": True,
     "feat_scale": True,
     "attn_scale": True,
-    "similarity_removal": 0.5,
+    "cures": {"similarity-removal": 0.5},
 }
 
 

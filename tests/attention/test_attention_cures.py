@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from tests.transformer_models import HEADS, MODELS, WIDTH, build, inputs, output
 
 from nlflow.attention import CURES, Adapter, attach, blocks, detach, load_terms  # isort: skip  # torch may be missing above
 from nlflow.attention.injection.cures import TERMS_OF_V0, sharpened  # isort: skip
-from nlflow.attention.injection.weights import product_of  # isort: skip
 
 OTHERS = [name for name in CURES if name not in TERMS_OF_V0]
 DOUBLE = {"rtol": 1e-10, "atol": 1e-10}
@@ -128,15 +128,15 @@ def _sorted(values: Any) -> Any:
 class Summing(torch.nn.Module):
     """Attention with one projection for queries, keys and values, which sums by itself, as in timm."""
 
-    def __init__(self, fused: bool) -> None:
+    def __init__(self, fused: bool, is_causal: bool = False) -> None:
         super().__init__()
-        self.num_heads, self.fused = HEADS, fused
+        self.num_heads, self.fused, self.is_causal = HEADS, fused, is_causal
         self.qkv, self.proj = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Any) -> Any:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if self.fused:
-            made = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         else:
             made = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1) @ v
         return self.proj(made.transpose(1, 2).flatten(2))
@@ -186,6 +186,57 @@ def test_modules_outside_of_transformers_have_the_same_cures(name: str) -> None:
     torch.testing.assert_close(found[2], found[1], rtol=1e-4, atol=1e-5)
 
 
+STRENGTHS = {
+    "semi-implicit": [0, 0.3, 0.5], "explicit": [0, 0.3, 0.5], "similarity-removal": [0, 0.4, 1.0],
+    "centring": [0.3, 0, 1.0], "feat-scale": [0.4, 0, -0.3], "attn-scale": [0.4, 0, -0.3],
+    "temperature": [0.5, 1, 2.0], "layer-scale": [0.7, 1, 1.4], "sharpening": [0.3, 0, 1.0],
+}  # fmt: skip
+
+
+def by_hand(model: Any, x: Any, name: str, strengths: list[float]) -> Any:
+    """Return what a stack of `Summing` gives with a cure, each in a line of torch."""
+    first = None
+    for layer, s in zip(model, strengths, strict=True):
+        module = layer.attn
+        weight = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype)
+        weight = weight.tril() if module.is_causal else weight
+        uniform = weight / weight.sum(-1, keepdim=True)
+        x = x - s * uniform @ x if name == "similarity-removal" else x
+        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in module.qkv(x).chunk(3, -1))
+        logits = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(weight == 0, -torch.inf)
+        y = (logits / (s if name == "temperature" else 1)).softmax(-1) @ v
+        first = v if first is None else first
+        y = (y + s * first) / (1 + s) if name == "semi-implicit" else y
+        y = y + s * (first - v) if name == "explicit" else y
+        y = y - s * uniform @ v if name == "centring" else y
+        y = y + s * (y - uniform @ v) if name == "attn-scale" else y
+        y = y.transpose(1, 2).flatten(2)
+        if name == "sharpening":
+            w_v = module.qkv.weight[2 * WIDTH :].T
+            values, vectors = torch.linalg.eig(w_v @ module.proj.weight.T)
+            values = torch.complex(values.real - 2 * s * values.real.clamp_min(0), values.imag)
+            w_o = torch.linalg.solve(w_v, (vectors * values @ torch.linalg.inv(vectors)).real)  # W_V W_O is the new one
+            y = y @ w_o + module.proj.bias
+        else:
+            y = module.proj(y)
+        y = y + s * (y - uniform @ y) if name == "feat-scale" else y
+        x = x + (s * y if name == "layer-scale" else y)
+    return x
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", CURES)
+def test_each_cure_is_its_line_of_torch(name: str, causal: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Residual(Summing(True, causal)) for _ in range(3))).double().eval()
+    x = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        expected = by_hand(model, x, name, STRENGTHS[name])
+        found = attach(model, **CURES[name].arguments(STRENGTHS[name]))(x)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+        assert not torch.allclose(detach(model)(x), expected)
+
+
 def test_cures_go_into_folders_with_the_term(tmp_path: Path) -> None:
     given = inputs("bert")
     model = attach(build("bert"), fidelity=0.2, cures={"temperature": [1, 0.8, 1.2], "layer-scale": 0.9})
@@ -218,20 +269,6 @@ def test_cures_that_are_refused() -> None:
     cached = decoder(**inputs("gpt2", batch=1), use_cache=True)
     with pytest.raises(InputError, match=r"cures: got tokens after 9 in a cache .* use_cache=False"):
         decoder(input_ids=torch.tensor([[4]]), past_key_values=cached.past_key_values)
-
-
-def test_products_that_are_not_known_are_named() -> None:
-    model = _outside("fused")
-    model[1].attn.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH + 3)
-    with pytest.raises(InputError, match=r"fused projection 'qkv' of unknown layout in 1.attn \(Summing\)"):
-        product_of(blocks(model)[1])
-    quantized = build("bert")
-    quantized.encoder.layer[1].attention.self.value.weight = torch.nn.Parameter(
-        torch.zeros(WIDTH, WIDTH, dtype=torch.int8), requires_grad=False
-    )
-    with pytest.raises(InputError, match=r"got Linear for W_V in encoder.layer.1.attention.self .* floating-point"):
-        attach(quantized, fidelity=0, cures={"centring": 0.5})
-    assert not any(hook for module in quantized.modules() for hook in module._forward_hooks.values())
 
 
 def test_means_of_tokens_are_refused_where_their_order_is_not_told() -> None:

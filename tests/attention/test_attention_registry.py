@@ -153,7 +153,8 @@ def test_plain_module_equals_the_registered_function(affinity: str, causal: bool
     output(model, {key: value.double() if value.is_floating_point() else value for key, value in given.items()})
     for block, (tokens, result) in zip(found, calls, strict=True):
         theirs: Any = block.module
-        own = NeutrenoAttention(32, HEADS, affinity=affinity, causal=causal, **{**options, "similarity_removal": 0.0})
+        terms = {name: value for name, value in options.items() if name != "cures"}
+        own = NeutrenoAttention(32, HEADS, affinity=affinity, causal=causal, **terms)
         own.double()
         with torch.no_grad():
             if causal:
@@ -313,7 +314,7 @@ class Own(torch.nn.Module):
         ({"fidelity": "much"}, "fidelity: got 'much'"),
         ({"fidelity": [0.1, 0.2]}, r"fidelity: got 2 values, expected 3.*encoder 3"),
         ({"fidelity": 0.0, "learned": True}, "fidelity: got 0 with learned=True"),
-        ({"similarity_removal": 2}, "similarity_removal: got 2"),
+        ({"cures": {"similarity-removal": 2}}, r"cures\['similarity-removal'\]: got 2, expected τ from 0 to 1"),
         ({"learned": 1}, "learned: got 1, expected True, False or 'shared'"),
         ({"learned": True, "semi_implicit": 1}, "semi_implicit: got 1, expected True or False"),
         ({"learned": "shared", "fidelity": [0.1, 0.2, 0.3]}, "fidelity: got 3 values with learned='shared'"),
@@ -388,11 +389,11 @@ def test_terms_inside_an_attached_part_are_replaced_too() -> None:
 
     given = inputs("bert")
     whole = Wrapped().eval()
-    plain = output(whole, given)
-    expected = output(attach(whole, similarity_removal=0.5), given)
+    plain, removal = output(whole, given), {"similarity-removal": 0.5}
+    expected = output(attach(whole, cures=removal), given)
     detach(whole)
-    attach(whole.inner, similarity_removal=0.5)
-    assert torch.equal(output(attach(whole, similarity_removal=0.5), given), expected)
+    attach(whole.inner, cures=removal)
+    assert torch.equal(output(attach(whole, cures=removal), given), expected)
     assert torch.equal(output(detach(whole), given), plain)
     attach(whole.inner)
     assert torch.equal(output(detach(whole), given), plain)
@@ -404,21 +405,6 @@ def test_terms_stay_where_new_ones_are_refused() -> None:
     with pytest.raises(InputError, match="fidelity: got 0 with learned=True"):
         attach(model, fidelity=[0.1] + [0.0] * (len(blocks(model)) - 1), learned=True)
     assert torch.equal(output(model, given), expected)
-    with pytest.raises(InputError, match="got layers Nameless without an argument attention_mask"):
-        attach(nameless(model), similarity_removal=0.5)
-    assert torch.equal(output(model, given), expected)
-
-
-def nameless(model: Any) -> Any:
-    """Let the layers of a model of BERT take their mask by place alone."""
-
-    class Nameless(type(model.encoder.layer[0])):  # type: ignore[misc]
-        def forward(self, hidden_states: Any, *rest: Any, **others: Any) -> Any:
-            return super().forward(hidden_states, *rest, **others)
-
-    for layer in model.encoder.layer:
-        layer.__class__ = Nameless
-    return model
 
 
 def test_terms_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +416,7 @@ def test_terms_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(self)
 
     monkeypatch.setattr(attaching, "LayerTerms", Counted)
-    model = attach(build("bart"), learned="shared", attn_scale=True, similarity_removal=0.5)
+    model = attach(build("bart"), learned="shared", attn_scale=True)
     assert [block.module.neutreno for block in blocks(model)] == made
     owners = {id(terms.owner[0]) for terms in made if terms.owner}
     assert len(owners) == 1

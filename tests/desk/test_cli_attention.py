@@ -19,6 +19,7 @@ from nlflow.desk.commands import main as cli
 from nlflow.errors import install_command
 
 torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
 transformers = pytest.importorskip("transformers", minversion="5")
 
 from nlflow.attention import (  # noqa: E402
@@ -481,3 +482,37 @@ def test_why_of_one_input(folder: Path) -> None:
     )
     Path("few.txt").write_text("a layer")
     assert "got no passage of 48 words" in fails(folder / "bert", "--why", "--texts", "few.txt")
+
+
+BAD: list[tuple[tuple[Any, ...], str]] = [
+    (("bert", "--why", "--tokens", "one.npy"), "1 of 1 token count by 'all', expected at least 2"),
+    (("bert", "--report", "page.html", "--texts", "few.txt"), "got 0 pair"),
+    (("packed", "--why", "--tokens", "ids.npy"), "of type I8, which are quantised or packed"),
+    (("bert", "--why", "--text", "[SEP] [MASK]", "--which", "ordinary"), "all its tokens are special"),
+    (("bert", "--why", "--texts", "special.txt", "--words", 6, "--which", "ordinary"), "all its tokens are special"),
+    (("bert", "--why", "--text", TEXT, "--which", "register"), "tokens: got 'register', expected one of"),
+    (("packed", "--sweep", "--texts", "few.txt"), "has no tokenizer"),
+    (("bert", "--sweep", "--texts", "few.txt"), "got 0 pair"),
+    (("bert", "--report", "page.html", "--texts", "special.txt", "--metric", "masked"), "without cls.predictions.bias"),
+    (("vit", "--report", "page.html", "--images", "few.txt"), "--images: got few.txt"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [*BAD[:2], *(pytest.param(*one, marks=pytest.mark.slow) for one in BAD[2:])]
+)
+def test_why_sweep_and_report_name_what_cannot_be_told(folder: Path, arguments: tuple[Any, ...], words: str) -> None:
+    """Each in one line, without a trace, and without a page that is half written."""
+    np.save("one.npy", np.array([[5]]))
+    np.save("ids.npy", np.load(folder / "ids.npy"))
+    Path("few.txt").write_text(" ".join(WORDS[5:]) * 2)
+    Path("special.txt").write_text("[CLS] [SEP] [MASK]\n" * 12)
+    if arguments[0] == "packed" and not (packed := folder / "packed").exists():
+        model = transformers.BertModel(transformers.BertConfig(**WIDE, vocab_size=len(WORDS)))
+        model.save_pretrained(packed)
+        state = safetensors.load_file(packed / "model.safetensors")
+        name = "encoder.layer.1.attention.self.value.weight"
+        state[name] = torch.randint(-99, 99, state[name].shape, dtype=torch.int8)
+        safetensors.save_file(state, packed / "model.safetensors", metadata={"format": "pt"})
+    assert words in fails(folder / arguments[0], *arguments[1:])
+    assert not Path("page.html").exists()

@@ -74,7 +74,7 @@ def run_one(
     courses = {WITHOUT: course(trace, plain.run(x))}
     courses[WITH] = course(traced(model, inputs, fidelity=FIDELITY), plain.run(x, FIDELITY))
     for strength in REMOVALS:
-        trace = traced(model, inputs, fidelity=0.0, similarity_removal=strength)
+        trace = traced(model, inputs, fidelity=0.0, cures={"similarity-removal": strength})
 
         def without_mean(i: int, y: Floats, strength: float = strength) -> Floats:
             seen = np.tri(len(y)) if plain.causal else np.ones((len(y), len(y)))  # a full mean would show the future

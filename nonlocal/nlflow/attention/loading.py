@@ -192,6 +192,8 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
             arguments = {"semi_implicit": False, **about["attach"]}
             if adapters := arguments.pop("adapter", None):
                 arguments["adapter"] = [Adapter(**one) for one in adapters]
+            if removal := arguments.pop("similarity_removal", 0):  # an argument of its own before it was a cure
+                arguments["cures"] = {"similarity-removal": removal} | arguments.get("cures", {})
             attach(model, **arguments)
         _fill(model, learned)
     except Exception as error:  # of json, safetensors, torch and attach, each with its own kinds
@@ -257,13 +259,17 @@ def check_declared(folder: Path) -> None:
     """
     library: Any = transformers_library()
     files = sorted(folder.glob("*.safetensors"))
-    tensors = sum(_count_tensors(path) for path in files)
+    headers = [_header_of(path) for path in files]
+    tensors = sum(map(len, headers))
     try:
-        about = _numbers(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        about = _numbers(stored)
         labels = max([number for name, number in about if name in ("num_labels", "_num_labels")], default=0)
         if labels > _MOST_LABELS:  # the library makes a dictionary of them
             raise ValueError(f"{labels} labels")
         _check_layers(folder, [number for name, number in about if _COUNTS.search(name)], tensors)
+        if "quantization_config" not in stored:  # of which the library knows what to do, or says what it needs
+            _check_plain(folder, headers)
         config = library.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         every = _numbers(config.to_dict())
         _check_layers(folder, [number for name, number in every if name.endswith(("layers", "n_layer"))], tensors)
@@ -323,7 +329,21 @@ def check_whole(source: object, missing: Any) -> None:
         )
 
 
-def _count_tensors(path: Path) -> int:
+def _check_plain(folder: Path, headers: list[dict[str, Any]]) -> None:
+    """Refuse weights of few bits, which would be taken as they are stored, without their scales."""
+    for header in headers:
+        for name, about in header.items():
+            kind = str(about.get("dtype", "")) if isinstance(about, dict) else ""
+            if name.endswith((".weight", ".bias")) and (not kind.startswith(("F", "BF")) or kind.startswith("F8")):
+                raise FileFormatError(
+                    f"{folder}: got the weights {name} of type {kind}, which are quantised or packed, and no "
+                    "quantization_config beside them, expected floating-point numbers; save the model before it was "
+                    "quantised"
+                )
+
+
+def _header_of(path: Path) -> dict[str, Any]:
+    """Return what the header of a file of safetensors says of its tensors."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -334,7 +354,7 @@ def _count_tensors(path: Path) -> int:
             raise ValueError("a header that is no object")
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
-    return len(header.keys() - {"__metadata__"})
+    return {name: about for name, about in header.items() if name != "__metadata__"}
 
 
 def _damaged(path: Path, error: Exception) -> FileFormatError:

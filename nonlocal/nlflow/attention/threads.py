@@ -197,6 +197,19 @@ def run_for_values(module: nn.Module, run: Callable[[], Any]) -> Tensor | None:
     return None
 
 
+_ASIDE = nn.Module()  # none of any model
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Run something of a model beside its call: what watches the call does not see it."""
+    token = _TRACED.set(_ASIDE)
+    try:
+        yield
+    finally:
+        _TRACED.reset(token)
+
+
 def tracing() -> bool:
     """Return whether this thread runs a layer only for its values."""
     return not torch.compiler.is_compiling() and _TRACED.get() is not None

@@ -32,10 +32,8 @@ from nlflow.attention.injection.forward import (
     STOCK,
     TERMS,
     Part,
-    SimilarityRemoval,
     Stack,
     attention,
-    mask_position,
     stock_function,
 )
 from nlflow.attention.injection.inputs import try_out
@@ -61,7 +59,6 @@ def attach(
     semi_implicit: bool = True,
     feat_scale: bool = False,
     attn_scale: bool = False,
-    similarity_removal: float = 0.0,
     matrix_fidelity: bool = False,
     cures: Mapping[str, float | Sequence[float]] | None = None,
     adapter: Adapter | Sequence[Adapter] | None = None,
@@ -100,9 +97,6 @@ def attach(
         token). It starts as the identity.
     attn_scale : bool
         AttnScale, one parameter for each head. It starts as the identity.
-    similarity_removal : float
-        τ in [0, 1]: the share of the tokens' mean that is taken away before each layer but the first (in causal
-        models: the mean of the tokens up to each).
     matrix_fidelity : bool
         Experimental: Λ̃ = C/σ² in the semi-implicit form, with the local covariance C of the values. σ² is learned for
         each layer and starts from 1/λ̃. O(N² d) operations for each head and iteration, a handful of them.
@@ -138,7 +132,7 @@ def attach(
        functionals", NeurIPS 2023, arXiv 2312.00751.
     """
     network = network_of(model)
-    options = TermOptions(affinity, learned, semi_implicit, feat_scale, attn_scale, similarity_removal, matrix_fidelity)
+    options = TermOptions(affinity, learned, semi_implicit, feat_scale, attn_scale, matrix_fidelity)
     register()
     found = blocks(network, adapter)
     _check_whole(network)
@@ -328,10 +322,6 @@ def _give_terms(
         if options.feat_scale and block.projection is not None:
             record.handles.append(block.projection.register_forward_hook(own.scale_features))
             stack.parts.append(_part(model, block, block.projection, own.scale_features))
-        if options.similarity_removal and not own.first:
-            position = mask_position(block.layer)
-            removal = SimilarityRemoval(position, options.similarity_removal, block.causal, stack)
-            record.handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor and stacks:
             module.use_nested_tensor = False  # layers with hooks do not take nested tensors
@@ -381,8 +371,6 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
         stacks.add(block.group)
         if options.learned == "shared" and not first:
             owner = owner or terms
-        if options.similarity_removal and not first:
-            mask_position(block.layer)
         result.append(terms)
     return result
 

@@ -8,6 +8,7 @@ no heads, and act in the same way in each family whose W_V and W_O are known.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, Block, width
-from nlflow.attention.injection.forward import TEMPERATURE
-from nlflow.attention.injection.weights import Product, product_of
+from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, Block, heads_of, width
+from nlflow.attention.injection.forward import TEMPERATURE, TERMS
+from nlflow.attention.injection.inputs import without_wrapper
+from nlflow.attention.injection.weights import Layout, Product, product_of
 from nlflow.attention.terms.averages import causal_mask, uniform_average
-from nlflow.attention.terms.neutreno import scaled_features
+from nlflow.attention.terms.neutreno import removed_similarity, scaled_features
 from nlflow.attention.threads import OfThread, held, tracing
 from nlflow.errors import InputError, check_choice, check_number
 
@@ -66,6 +68,8 @@ class Cure:
 
 _OFF = 1e-6  # of the eigenvalues' size: eigenvectors that are nearly dependent lose more
 _MEANS = ("similarity-removal", "centring", "feat-scale", "attn-scale")  # cures that need a mean over tokens
+_PADDING = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask", "mask")  # of tokens
+_PRODUCTS = {"centring", "attn-scale", "sharpening"}  # those that need W_V W_O
 TERMS_OF_V0 = ("semi-implicit", "explicit")
 _INFINITE = float("inf")
 CURES = {
@@ -140,8 +144,9 @@ def give_cures(
     if means := [name for name in cures if name in _MEANS]:
         adapters = (adapter,) if isinstance(adapter, Adapter) else tuple(adapter or ())
         _check_order(model, found, means[0], told=any(one.causal is not None for one in adapters))
-    present = Present()
+    present = Present(needed=bool(means))
     handles += present.hooks(model)
+    layouts = _layouts(found, handles) if cures.keys() & _PRODUCTS else {}
     begun: set[str] = set()
     for number, block in enumerate(found):
         own = {name: values[number] for name, values in cures.items() if values[number] != CURES[name].neutral}
@@ -158,7 +163,23 @@ def give_cures(
         if "temperature" in own:
             handles += _temperature(block, own["temperature"])
         if own.keys() & {"centring", "feat-scale", "attn-scale", "layer-scale", "sharpening"}:
-            handles += _Branch(block, own, present).hooks()
+            handles += _Branch(block, own, present, layouts.get(block.name)).hooks()
+
+
+def _layouts(found: list[Block], handles: list[Any]) -> dict[str, Layout]:
+    """Return what finds the layout of values of each block, one for each kind of module; `handles` gets its hooks."""
+    kinds: dict[Any, Layout] = {}
+    result = {}
+    for block in found:
+        if block.values is None or block.projection is None:
+            continue
+        widths = width(block.values), width(block.projection), heads_of(block.module)
+        own = result[block.name] = kinds.setdefault((type(block.module), type(block.values), widths), Layout())
+        terms = getattr(block.module, TERMS, None)
+        # Elsewhere than in modules that sum by themselves, terms are in the averages when they come to W_O.
+        if block.kind == SUMS or terms is None or not (terms.active or terms.options.attn_scale):
+            handles += own.hooks(block)
+    return result
 
 
 def _check_order(model: nn.Module, found: list[Block], name: str, *, told: bool) -> None:
@@ -192,7 +213,8 @@ def held_bytes(name: str, found: list[Block], arguments: Mapping[str, Any]) -> t
 class Present:
     """Which tokens of the running call are no padding, as the model itself was told; None where all are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, needed: bool) -> None:
+        self.needed = needed
         self._own: dict[bool, OfThread] = {False: OfThread(), True: OfThread()}
 
     def hooks(self, model: nn.Module) -> list[Any]:
@@ -203,16 +225,25 @@ class Present:
         ]
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given: dict[str, Any] = {}
+        given = dict(zip(inspect.signature(without_wrapper(module).forward).parameters, args, strict=False))
         for one in args:
             given |= dict(one) if isinstance(one, Mapping) else {}
         given |= kwargs
         for decoder, own in self._own.items():
             own.set(None)
-            for name, one in given.items():
-                named = "mask" in name and name.startswith("decoder") == decoder
-                if named and isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point():
+            prefix = "decoder_" if decoder else ""
+            for name in _PADDING:
+                one = given.get(f"{prefix}{name}")
+                if not isinstance(one, Tensor):
+                    continue
+                if one.ndim == 2 and not one.is_floating_point():
                     own.set(~one.bool() if "padding" in name else one.bool())
+                elif self.needed and name == _PADDING[0]:
+                    raise InputError(
+                        f"{prefix}{name}: got {one.dtype} of shape {tuple(one.shape)} for a cure that takes means over "
+                        "tokens, expected whole numbers or truth of shape (batch, tokens), 1 for those that are no "
+                        "padding; take a cure without a mean where masks are between pairs"
+                    )
 
     def _end(self, *_: Any) -> None:
         for own in self._own.values():
@@ -220,14 +251,18 @@ class Present:
 
     def mean(self, block: Block, tokens: Tensor) -> Tensor:
         """Return the mean of the tokens (B, N, D) that each of them may see, (B, N or 1, D)."""
+        return uniform_average(tokens, tokens.shape[1], self.seen(block, tokens), block.causal)
+
+    def seen(self, block: Block, tokens: Tensor) -> Tensor | None:
+        """Return which tokens (B, N, D) each of them may see, (B, N or 1, N); None where order alone says it."""
         several = self._own[True].get() if block.stack == "decoder" else None
         mask = self._own[False].get() if several is None else several
         if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]) or bool(mask.all()):
-            return uniform_average(tokens, tokens.shape[1], None, block.causal)
+            return None
         square = mask[:, None, :]
         if block.causal:
             square = square & causal_mask(mask.shape[1], mask.shape[1], mask.device)
-        return uniform_average(tokens, tokens.shape[1], square)
+        return square
 
 
 def _check_past(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -271,8 +306,8 @@ class _Removal:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tokens = _tokens(self.block, args, kwargs)
         _check_past(self.block, args, kwargs)
-        mean = self.present.mean(self.block, tokens)
-        changed = torch.sub(tokens, mean, alpha=self.strength)
+        seen = self.present.seen(self.block, tokens)
+        changed = removed_similarity(tokens, self.strength, seen, causal=self.block.causal)
         return (
             tuple(changed if one is tokens else one for one in args),
             {name: changed if one is tokens else one for name, one in kwargs.items()},
@@ -369,16 +404,31 @@ class _Cooler(TorchFunctionMode):
 class _Branch:
     """What attention adds in one block, changed; see the head of this file."""
 
-    def __init__(self, block: Block, own: Mapping[str, float], present: Present) -> None:
-        self.block, self.own, self.present = block, own, present
+    def __init__(self, block: Block, own: Mapping[str, float], present: Present, layout: Layout | None = None) -> None:
+        self.block, self.own, self.present, self.layout = block, own, present, layout
         self.mean = OfThread()
         self.place = block.module if block.kind == TORCH or block.projection is None else block.projection
         self.product: Product | None = None
         self.turn: Tensor | None = None
-        if own.keys() & {"centring", "attn-scale", "sharpening"}:
-            self.product = product_of(block)
-        if "sharpening" in own and self.product is not None:
-            self.turn = sharpened(self.product.matrix, own["sharpening"])
+        if own.keys() & _PRODUCTS:
+            self._give(product_of(block))
+
+    def _give(self, product: Product | None) -> None:
+        if product is not None and "sharpening" in self.own:
+            self.turn = sharpened(product.matrix, self.own["sharpening"])
+        self.product = product
+
+    def _known(self) -> Product | None:
+        """Return W_V W_O, None where no cure needs it; that of a fused projection is known after a call alone."""
+        if self.product is None and self.own.keys() & _PRODUCTS:
+            if self.layout is None or not self.layout.name:
+                raise InputError(
+                    f"model: got {self.block.name} ({type(self.block.module).__name__}), in whose projection of "
+                    "queries, keys and values together it is not known which columns are values; expected a first "
+                    "call in evaluation mode that shows it; call model.eval(), or leave this block out with adapter="
+                )
+            self._give(product_of(self.block, self.layout.name))
+        return self.product
 
     def hooks(self) -> list[Any]:
         """Register the hooks and return their handles."""
@@ -406,7 +456,7 @@ class _Branch:
 
     def _changed(self, made: Tensor) -> Tensor:
         mean = self.mean.take()
-        if (product := self.product) is not None:
+        if (product := self._known()) is not None:
             bias = product.output_bias.to(made)
             if self.turn is not None:
                 made = (made - bias) @ self.turn.to(made) + bias

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from nlflow.attention.injection.blocks import own_eager, transformers_library
 from nlflow.attention.injection.places import Entered, rearrange
 from nlflow.attention.terms.averages import FUSED, average, repeated, with_squares
-from nlflow.attention.terms.neutreno import removed_similarity
 from nlflow.attention.threads import end_with_values, thread_number, tracing
 from nlflow.errors import InputError, NlflowWarning
 
@@ -497,36 +496,3 @@ def _square_mask(mask: Tensor | None, queries: int, keys: int, causal: bool, nam
             "mean over its tokens is not in the cache; decode with use_cache=False"
         )
     return None if mask is None else mask[:, 0]
-
-
-def mask_position(layer: nn.Module) -> int:
-    """Return which argument of a transformer layer its mask is, or refuse layers without one."""
-    names = list(inspect.signature(layer.forward).parameters)
-    if "attention_mask" not in names:
-        raise InputError(
-            f"similarity_removal: got layers {type(layer).__name__} without an argument attention_mask, expected "
-            "one, which says what tokens the mean is over; use NeutrenoAttention in an own model"
-        )
-    return names.index("attention_mask")
-
-
-@dataclass(eq=False)
-class SimilarityRemoval:
-    """A hook before a transformer layer that takes the tokens' mean away; `position` is that of its mask."""
-
-    position: int
-    strength: float
-    causal: bool
-    stack: Stack
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the arguments of the layer with other tokens."""
-        mask = kwargs.get("attention_mask", args[self.position] if len(args) > self.position else None)
-        call = self.stack.of(kwargs.get(CALL), type(module).__name__)
-        inside = bool(args)
-        tokens = args[0] if inside else kwargs["hidden_states"]
-        count, past = tokens.shape[-2], call.past
-        keys = count + past if mask is None else mask.shape[-1]
-        mask = _square_mask(mask, count, keys, self.causal, "similarity_removal")
-        changed = removed_similarity(tokens, self.strength, mask, causal=self.causal)
-        return ((changed, *args[1:]), kwargs) if inside else (args, {**kwargs, "hidden_states": changed})

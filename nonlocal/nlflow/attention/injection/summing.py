@@ -17,8 +17,9 @@ from torch.nn import functional
 from nlflow.attention.injection.blocks import heads_of
 from nlflow.attention.injection.forward import Stack
 from nlflow.attention.injection.places import fresh
+from nlflow.attention.injection.weights import LAYOUTS, fits, part
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
-from nlflow.attention.threads import OfThread, end_with_values, evaluating, tracing
+from nlflow.attention.threads import OfThread, aside, end_with_values, evaluating, tracing
 from nlflow.errors import InputError
 
 _OFF = 1e-3  # relative difference up to which a constant has come out as it went in; half precision has it
@@ -117,7 +118,8 @@ class Summed:
         self.constant.set(constant)
         try:
             args, kwargs = fresh(*self.call.get())
-            output = self.module.forward(*args, **kwargs)
+            with aside():
+                output = self.module.forward(*args, **kwargs)
         except _Came as came:
             return came.tokens
         finally:
@@ -131,37 +133,6 @@ class Summed:
             "averages of one row for each token between the projections of values and output; leave it out with "
             "adapter=, or give it fidelity 0"
         )
-
-
-LAYOUTS = ("alone", "thirds", "heads", "one", "quarters")
-
-
-def fits(layout: str, made: int, used: int, heads: int) -> bool:
-    """Return whether values of `used` columns can lie so in `made` ones."""
-    if layout == "alone":
-        return made == used
-    if layout == "one":
-        return heads > 0 and used % heads == 0 and made == used + 2 * (used // heads)
-    if layout == "quarters":
-        return made == 3 * used and used % 4 == 0
-    return made == 3 * used and (layout == "thirds" or (heads > 0 and used % heads == 0))
-
-
-def part(made: Tensor, layout: str, used: int, heads: int) -> Tensor:
-    """Return the values in what a projection made, as wide as the averages.
-
-    They are all of it, its last third, the last third of each head (BLOOM), one head that serves all (Falcon), or
-    the second third of each quarter (CodeGen).
-    """
-    if layout == "alone":
-        return made
-    if layout == "thirds":
-        return made[..., 2 * used :]
-    if layout == "one":
-        return torch.cat([made[..., -(used // heads) :]] * heads, dim=-1)
-    if layout == "quarters":
-        return made.reshape(*made.shape[:-1], 4, 3, used // 4)[..., 1, :].flatten(-2)
-    return made.reshape(*made.shape[:-1], heads, 3, used // heads)[..., 2, :].flatten(-2)
 
 
 class InTorch:

@@ -1,4 +1,4 @@
-"""The product W_V W_O of a block, with which tokens enter what attention adds to them."""
+"""The matrices of projections, where values lie in what one makes, and the product W_V W_O of a block."""
 
 from __future__ import annotations
 
@@ -8,13 +8,165 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.injection.blocks import TORCH, Block, heads_of, width
+from nlflow.attention.injection.blocks import TORCH, Block, heads_of
+from nlflow.attention.threads import OfThread, tracing
 from nlflow.errors import InputError
 
-_THIRDS = ("qkv", "c_attn", "Wqkv", "to_qkv")  # queries, keys and values one after the other
-_ALONE = (
-    "value", "v_proj", "v_lin", "value_proj", "v", "project_v", "v_head", "projection_value", "to_v",
-)  # fmt: skip
+
+class UnknownError(Exception):
+    """The maps of a block cannot be told; the message says why."""
+
+
+# ---- projections
+
+
+def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix (in, out) and the bias of a projection; `UnknownError` where it is not dense or not known."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    name = type(module).__name__
+    if hasattr(module, "base_layer"):  # of PEFT, around a projection
+        width = getattr(module, "in_features", None)
+        _check_plain(name, getattr(module.base_layer, "weight", None))
+        if not isinstance(width, int):
+            raise UnknownError(f"{name} is no linear map that is known")
+        one = next(module.parameters())
+        with torch.no_grad():
+            shift = module(torch.zeros(1, width, dtype=one.dtype, device=one.device))
+            return module(torch.eye(width, dtype=one.dtype, device=one.device)) - shift, shift[0]
+    _check_plain(name, weight)
+    assert isinstance(weight, Tensor)
+    bias = bias.detach() if isinstance(bias, Tensor) else None
+    if isinstance(module, nn.Linear):
+        return weight.detach().T, bias
+    if isinstance(getattr(module, "nf", None), int):  # GPT-2's Conv1D
+        return weight.detach(), bias
+    if weight.ndim > 2 and weight[0, 0].numel() == 1:  # convolutions of one point
+        return weight.detach().flatten(1).T, bias
+    if weight.ndim == 2 and hasattr(module, "in_features"):
+        return weight.detach().T, bias
+    raise UnknownError(f"{name} is no linear map that is known")
+
+
+def weight_in_torch(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor | None]:
+    """Return W_V (in, out) and b_V of torch's own attention, which has them behind those of queries and keys."""
+    size, fused = module.embed_dim, module.in_proj_weight
+    weight: Any = module.v_proj_weight if fused is None else fused
+    _check_plain(type(module).__name__, weight)
+    bias = None if module.in_proj_bias is None else module.in_proj_bias[2 * size :]
+    return (weight if fused is None else weight[2 * size :]).T, bias
+
+
+def _check_plain(name: str, weight: Any) -> None:
+    plain = isinstance(weight, Tensor) and type(weight) in (nn.Parameter, Tensor)
+    if not plain or not weight.is_floating_point() or weight.element_size() < 2:
+        kind = getattr(weight, "dtype", type(weight).__name__)
+        raise UnknownError(f"the weights of {name} are quantised or packed ({kind}); load the model in float32")
+
+
+# ---- where values lie
+
+LAYOUTS = ("alone", "behind", "heads", "quarters")
+
+
+def fits(layout: str, made: int, used: int, heads: int) -> bool:
+    """Return whether values for averages of `used` columns can lie so in `made` ones."""
+    if layout == "alone":
+        return made == used or _serves(made, used, heads)
+    if layout == "behind":
+        size = (made - used) // 2
+        return made == used + 2 * size and (size == used or _serves(size, used, heads))
+    if layout == "quarters":
+        return made == 3 * used and used % 4 == 0
+    return made == 3 * used and heads > 0 and used % heads == 0
+
+
+def _serves(size: int, used: int, heads: int) -> bool:
+    """Return whether heads of values of `size` columns serve several heads of queries of `used` columns each."""
+    if heads <= 0 or used % heads:
+        return False
+    return 0 < size < used and size % (used // heads) == 0 and used % size == 0
+
+
+def part(made: Tensor, layout: str, used: int, heads: int) -> Tensor:
+    """Return the values in what a projection made, as wide as the averages.
+
+    They are all of it; what is behind the queries and as many keys; the last third of each head (BLOOM); or the second
+    third of each quarter (CodeGen). A head of values that serves several heads of queries comes once for each.
+    """
+    if layout == "heads":
+        return made.reshape(*made.shape[:-1], heads, 3, used // heads)[..., 2, :].flatten(-2)
+    if layout == "quarters":
+        return made.reshape(*made.shape[:-1], 4, 3, used // 4)[..., 1, :].flatten(-2)
+    values = made if layout == "alone" else made[..., made.shape[-1] - (made.shape[-1] - used) // 2 :]
+    if values.shape[-1] == used:
+        return values
+    several = values.reshape(*values.shape[:-1], -1, used // heads)
+    return several.repeat_interleave(used // values.shape[-1], dim=-2).flatten(-2)
+
+
+_OFF, _OFF_HALF = 1e-4, 2e-2  # of the largest value: beyond all rounding
+
+
+class Layout:
+    """Where the values of one kind of attention module lie in what their projection makes, found in a first call.
+
+    An average lies between the least and the largest of what is averaged, in each column. So the layout is the one of
+    which this is true. Where it is true of none, rows of P have another sum than 1, or values are changed on the way.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._made = OfThread()
+
+    def hooks(self, block: Block) -> list[Any]:
+        """Watch the projections of a block, in which no term changes the averages; return the handles."""
+        heads, label = heads_of(block.module), f"{block.name} ({type(block.module).__name__})"
+
+        def take(module: nn.Module, args: Any, output: Any) -> None:
+            if not self.name and isinstance(output, Tensor) and _watches(block.module):
+                self._made.set(output.detach())
+
+        def give(module: nn.Module, args: Any) -> None:
+            made = self._made.take()
+            if not self.name and made is not None and _watches(block.module):
+                self.find(made, args[0].detach(), heads, label)
+
+        assert block.values is not None
+        assert block.projection is not None
+        return [
+            block.values.register_forward_hook(take, prepend=True),
+            block.projection.register_forward_pre_hook(give, prepend=True),  # before terms are added
+        ]
+
+    def find(self, made: Tensor, averages: Tensor, heads: int, label: str) -> None:
+        """Find the layout from what the projection of values made (B, ..., C), and averages (B, ..., H d)."""
+        if made.ndim < 3 or made.ndim != averages.ndim or made.shape[:-1] != averages.shape[:-1]:
+            return  # rows in another arrangement
+        made, averages, used = made.flatten(1, -2), averages.flatten(1, -2), averages.shape[-1]
+        if not bool(torch.isfinite(made).all()):
+            return
+        off = _OFF if made.element_size() >= 4 else _OFF_HALF
+        for layout in LAYOUTS:
+            if not fits(layout, made.shape[-1], used, heads):
+                continue
+            values = part(made, layout, used, heads)
+            near = off * values.abs().amax()
+            low, high = (bound(dim=1, keepdim=True) for bound in (values.amin, values.amax))
+            if bool(((averages >= low - near) & (averages <= high + near)).all()):
+                self.name = layout
+                return
+        raise InputError(
+            f"model: got {label}, whose averages do not lie between columns of what its projection of values "
+            "makes (a fused one of unknown layout, values that are normed or scaled, or a gate), expected rows of P "
+            "with sum 1 over such columns; leave it out with adapter=, or take a cure without W_V W_O"
+        )
+
+
+def _watches(module: nn.Module) -> bool:
+    return not (tracing() or torch.compiler.is_compiling() or module.training)  # dropout makes other averages
+
+
+# ---- the product
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +189,10 @@ class Product:
 
 
 @torch.no_grad()
-def product_of(block: Block) -> Product:
+def product_of(block: Block, layout: str = "") -> Product | None:
     """Return the product of a block, computed in float64, in the type of its weights.
+
+    None where the layout of a fused projection is not given, and several fit.
 
     Raises
     ------
@@ -46,59 +200,37 @@ def product_of(block: Block) -> Product:
         For blocks whose W_V or W_O is not one dense matrix that is known: fused projections of unknown layout,
         quantized weights, no output projection.
     """
-    (values, bias), (output, output_bias) = _values(block), _output(block)
-    if values.shape[1] != output.shape[0]:  # one head of values serves several heads of queries
-        values, bias = (_repeated(block, one, output.shape[0]) for one in (values, bias))
+    module: Any = block.module
+    values, bias = _matrix(block, block.values, "W_V")
+    output, output_bias = _matrix(block, module.out_proj if block.kind == TORCH else block.projection, "W_O")
+    used, heads = len(output), heads_of(module)
+    if block.kind == TORCH:
+        layout = "alone"
+    able = [one for one in LAYOUTS if fits(one, values.shape[1], used, heads)]
+    if not able or (layout and layout not in able):
+        got = f"a projection of values of {values.shape[1]} columns beside a W_O of {used} rows"
+        raise _unknown(block, got, "values alone, or queries, keys and values in one")
+    layout = layout or (able[0] if len(able) == 1 else "")
+    if not layout:
+        return None
+    values, bias = (part(one, layout, used, heads) for one in (values, bias))
     matrix, moved = values.double() @ output.double(), bias.double() @ output.double()
     if matrix.shape[0] != matrix.shape[1]:
         raise _unknown(block, f"W_V W_O of shape {tuple(matrix.shape)}", "a square one")
     return Product(matrix.to(output.dtype), moved.to(output.dtype), output_bias)
 
 
-def _values(block: Block) -> tuple[Tensor, Tensor]:
-    """Return W_V (D, H d) and b_V (H d,)."""
-    module: Any = block.module
-    if block.kind == TORCH:
-        size, fused = module.embed_dim, module.in_proj_weight
-        weight = module.v_proj_weight if fused is None else fused[2 * size :]
-        bias = None if module.in_proj_bias is None else module.in_proj_bias[2 * size :]
-        return weight.T, weight.new_zeros(len(weight)) if bias is None else bias
-    name = next((name for name, child in module.named_children() if child is block.values), "")
-    weight, bias = _dense(block, block.values, "W_V")
-    if name in _ALONE:
-        return weight, bias
-    if name in _THIRDS and weight.shape[1] % 3 == 0 and weight.shape[0] == weight.shape[1] // 3:
-        return weight[:, 2 * weight.shape[1] // 3 :], bias[2 * len(bias) // 3 :]
-    raise _unknown(block, f"a fused projection {name!r} of unknown layout", "a projection of values alone, or q, k, v")
-
-
-def _output(block: Block) -> tuple[Tensor, Tensor]:
-    """Return W_O (H d, D) and b_O (D,)."""
-    projection = getattr(block.module, "out_proj", None) if block.kind == TORCH else block.projection
-    return _dense(block, projection, "W_O")
-
-
-def _dense(block: Block, projection: nn.Module | None, name: str) -> tuple[Tensor, Tensor]:
-    weight = getattr(projection, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
-        got = "no known module" if projection is None else type(projection).__name__
-        raise _unknown(block, f"{got} for {name}", "one matrix of floating-point numbers, as in nn.Linear")
-    made = width(projection)
-    weight = (
-        weight.T if isinstance(projection, nn.Linear) or weight.shape[1] != made else weight
-    )  # GPT-2's Conv1D: (in, out)
-    bias = getattr(projection, "bias", None)
+def _matrix(block: Block, projection: nn.Module | None, name: str) -> tuple[Tensor, Tensor]:
+    try:
+        if name == "W_V" and isinstance(block.module, nn.MultiheadAttention):
+            weight, bias = weight_in_torch(block.module)
+        elif projection is None:
+            raise UnknownError("no known module")
+        else:
+            weight, bias = weight_of(projection)
+    except UnknownError as error:
+        raise _unknown(block, f"no known {name} ({error})", "one matrix of floating-point numbers") from error
     return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias
-
-
-def _repeated(block: Block, part: Tensor, size: int) -> Tensor:
-    """Return the columns of values for each head of queries."""
-    heads = heads_of(block.module)
-    features = size // heads if heads else 0
-    if not features or part.shape[-1] % features or size % part.shape[-1]:
-        raise _unknown(block, f"values of {part.shape[-1]} features for {size}", "heads that serve several others")
-    heads_of_values = part.reshape(*part.shape[:-1], -1, features)
-    return heads_of_values.repeat_interleave(size // part.shape[-1], dim=-2).flatten(-2)
 
 
 def _unknown(block: Block, got: str, expected: str) -> InputError:

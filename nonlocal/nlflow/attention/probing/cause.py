@@ -20,10 +20,10 @@ from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
 from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
-from nlflow.attention.probing.probe import call_of, layer_of, tokens_of
+from nlflow.attention.probing.probe import call_of, check_finite, layer_of, tokens_of
 from nlflow.attention.probing.recording import Take, recording, taking
 from nlflow.attention.probing.spectra import LayerSpectrum, Maps, spectrum_of
-from nlflow.attention.probing.survey import isotropy_of, jackknife_error, mean_of
+from nlflow.attention.probing.survey import ONE_INPUT, isotropy_of, jackknife_error, mean_of
 from nlflow.attention.probing.trace import as_frame
 from nlflow.attention.threads import evaluating, using
 from nlflow.backends.progress import bar
@@ -351,12 +351,7 @@ def explain(
 
 def _tell(found: Sequence[CausedBlock], count: int) -> None:
     if count == 1:
-        warnings.warn(
-            "inputs: got one input, of which isotropy, what all inputs have in common, and standard errors are not "
-            "known (NaN); give several",
-            NlflowWarning,
-            stacklevel=4,
-        )
+        warnings.warn(ONE_INPUT, NlflowWarning, stacklevel=4)
     for reason in dict.fromkeys(block.reason for block in found if block.reason):
         names = [block.name for block in found if block.reason == reason]
         warnings.warn(
@@ -434,6 +429,7 @@ def _blocks(
             inside = layer.tokens
         groups = token_groups(model, batch, stack, inside)
         counted = chosen(choice, batch, stack, groups)
+        check_finite(one.name, (one.before, one.after), counted)
         course = course_of(one, layer, projected, counted, rows=rows, generator=generator)
         maps = None
         if first and layer is not None and course.operator is not None:

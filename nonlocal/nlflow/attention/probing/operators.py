@@ -17,15 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import TORCH
+from nlflow.attention.injection.weights import UnknownError, weight_in_torch, weight_of
 from nlflow.attention.probing.branches import Seen, own, state_of
 
 _ROWS = 16  # tokens by which columns are compared
 _OFF = 1e-4  # of the largest number: beyond rounding in float32
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
-
-
-class UnknownError(Exception):
-    """The maps of a block cannot be told; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,40 +179,6 @@ def operator_of(one: Seen, taken: Any, state: Tensor, added: Tensor, seen: Proje
 # ---- weights
 
 
-def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix (in, out) and the bias of a projection."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    name = type(module).__name__
-    if hasattr(module, "base_layer"):  # of PEFT, around a projection
-        width = getattr(module, "in_features", None)
-        _check_plain(name, getattr(module.base_layer, "weight", None))
-        if not isinstance(width, int):
-            raise UnknownError(f"{name} is no linear map that is known")
-        one = next(module.parameters())
-        with torch.no_grad():
-            shift = module(torch.zeros(1, width, dtype=one.dtype, device=one.device))
-            return module(torch.eye(width, dtype=one.dtype, device=one.device)) - shift, shift[0]
-    _check_plain(name, weight)
-    assert isinstance(weight, Tensor)
-    bias = bias.detach() if isinstance(bias, Tensor) else None
-    if isinstance(module, nn.Linear):
-        return weight.detach().T, bias
-    if isinstance(getattr(module, "nf", None), int):  # GPT-2's Conv1D
-        return weight.detach(), bias
-    if weight.ndim > 2 and weight[0, 0].numel() == 1:  # convolutions of one point
-        return weight.detach().flatten(1).T, bias
-    if weight.ndim == 2 and hasattr(module, "in_features"):
-        return weight.detach().T, bias
-    raise UnknownError(f"{name} is no linear map that is known")
-
-
-def _check_plain(name: str, weight: Any) -> None:
-    plain = isinstance(weight, Tensor) and type(weight) in (nn.Parameter, Tensor)
-    if not plain or not weight.is_floating_point() or weight.element_size() < 2:
-        kind = getattr(weight, "dtype", type(weight).__name__)
-        raise UnknownError(f"the weights of {name} are quantised or packed ({kind}); load the model in float32")
-
-
 def _output(one: Seen) -> tuple[Tensor, Tensor | None]:
     module = one.block.module
     if isinstance(module, nn.MultiheadAttention):
@@ -229,13 +192,7 @@ def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
     """Return W_V, (D, G d)."""
     block, module = one.block, one.block.module
     if isinstance(module, nn.MultiheadAttention):
-        width = module.embed_dim
-        fused: Any = module.in_proj_weight
-        if fused is not None:
-            _check_plain(type(module).__name__, fused)
-        weight: Any = module.v_proj_weight if fused is None else fused[2 * width :]
-        values: Tensor = weight.detach().T
-        return values
+        return weight_in_torch(module)[0].detach()
     if block.values is None or seen.made is None:
         raise UnknownError("no projection of values is found among the modules of attention")
     weight, _ = weight_of(block.values)

@@ -31,8 +31,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nlflow.attention.injection.weights import UnknownError
 from nlflow.attention.probing.branches import ATTENTION, CROSS, MLP, NORM, Seen, Step
-from nlflow.attention.probing.operators import Norm, Operator, Projected, UnknownError, norm_of, operator_of
+from nlflow.attention.probing.operators import Norm, Operator, Projected, norm_of, operator_of
 from nlflow.attention.probing.trace import Layer
 from nlflow.attention.probing.weights import Place, bias_of, matrices_of
 

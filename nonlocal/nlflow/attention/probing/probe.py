@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,6 +151,7 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
     run = [one for last in watched for one in (*last.earlier, last) if one.attended or one.taken is not None]
     for one in seen_ones(model, run):
         layer = layer_of(one, inputs, several=len({other.block.stack for other in run}) > 1)
+        check_finite(layer.name, (layer.before, layer.after), layer.tokens)
         if layer.stack not in states:
             states[layer.stack] = _numbers(_of_state(layer.before, layer.tokens))
         found = {
@@ -234,6 +235,20 @@ def tokens_of(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor
     if not bool(tokens.any(-1).all()):
         raise InputError(f"inputs: got a sequence without any token in {name}, expected at least one")
     return tokens
+
+
+def check_finite(name: str, states: Iterable[Tensor | None], tokens: Tensor) -> None:
+    """Raise `InputError` where states (B, N, D) of tokens that count have NaN or infinite values."""
+    for state in states:
+        if state is None or state.shape[:2] != tokens.shape:
+            continue
+        wrong = ~torch.isfinite(state.detach()).all(-1) & tokens.to(state.device)
+        if bool(wrong.any()):
+            row, token = wrong.nonzero()[0].tolist()
+            raise InputError(
+                f"inputs: got NaN or infinite states in {name} (first of token {token} of sequence {row}), expected "
+                "finite ones; look for NaN among inputs and weights, or load the model in float32"
+            )
 
 
 def _numbers(found: Mapping[str, Tensor]) -> dict[str, Floats]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,13 @@ from nlflow.attention.probing.probe import probe
 from nlflow.attention.probing.recording import Take
 from nlflow.attention.probing.trace import LayerTrace, as_frame
 from nlflow.backends.progress import bar
-from nlflow.errors import InputError
+from nlflow.errors import InputError, NlflowWarning
 
 Floats = NDArray[np.float64]
+ONE_INPUT = (
+    "inputs: got one input, of which isotropy, what all inputs have in common, and standard errors are not known "
+    "(NaN); give several"
+)
 _OF_INPUTS = tuple(one for one in COLUMNS if one.of in ("state", "layer"))
 _OF_HEADS = tuple(one for one in COLUMNS if one.of == "heads")
 
@@ -144,7 +149,13 @@ def survey(
     Raises
     ------
     InputError
-        For one input alone, for none, and for batches in which other layers ran than in the first.
+        For one batch without a list, for none, for inputs of one token alone, and for batches in which other layers ran
+        than in the first.
+
+    Warns
+    -----
+    NlflowWarning
+        Of one input alone, and of inputs of one token among others, which have no similarity (NaN).
 
     Examples
     --------
@@ -161,12 +172,15 @@ def survey(
             "one batch"
         )
     parts: list[list[SurveyedState]] = []
-    name = ""
+    name, alone_tokens = "", []
     for batch in bar(inputs, desc="inputs", disable=not progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         trace = probe(model, batch[0] if alone else batch, adapter=adapter, take=take)
         name = trace.model
         parts.append(_states(trace))
+        # Of each input whether it has one token in all stacks, and in some.
+        each = np.stack([layer.tokens.sum(-1).cpu().numpy() < 2 for layer in trace])
+        alone_tokens.append(np.stack([each.all(axis=0), each.any(axis=0)]))
         layers = [[state.layer for state in part] for part in (parts[0], parts[-1])]
         if layers[0] != layers[1]:
             raise InputError(
@@ -176,7 +190,27 @@ def survey(
     if not parts:
         raise InputError("inputs: got no batch, expected at least one; a generator can be gone through once")
     states = tuple(_joined(several) for several in zip(*parts, strict=True))
+    _tell(np.concatenate(alone_tokens, axis=1))
     return Survey(name, len(states[0].values["cosine"]), states)
+
+
+def _tell(alone: NDArray[np.bool_]) -> None:
+    """Say which inputs have no similarity: of each whether it has one token in all stacks, and in some, (2, n)."""
+    everywhere, somewhere = alone
+    if everywhere.all():
+        raise InputError(
+            f"inputs: got {len(everywhere)} of one token, expected at least 2 tokens in some, since similarity is "
+            "between tokens; give longer inputs"
+        )
+    if somewhere.any():
+        warnings.warn(
+            f"inputs: {int(somewhere.sum())} of {len(somewhere)} have one token in a stack, where similarity is not "
+            "known (NaN) and means leave it out; give longer inputs",
+            NlflowWarning,
+            stacklevel=3,
+        )
+    if len(somewhere) == 1:
+        warnings.warn(ONE_INPUT, NlflowWarning, stacklevel=3)
 
 
 def _states(trace: LayerTrace) -> list[SurveyedState]:

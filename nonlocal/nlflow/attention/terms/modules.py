@@ -42,9 +42,11 @@ class NeutrenoAttention(nn.Module):
         The kernel of the average; see `nlflow.attention.terms.averages`.
     fidelity : float
         λ̃ >= 0; 0 leaves plain attention.
-    learned, semi_implicit, feat_scale, attn_scale, similarity_removal, matrix_fidelity
-        As for `nlflow.attention.attach`. `similarity_removal` takes away the mean of the tokens that enter this layer,
-        unless it is the first.
+    learned, semi_implicit, feat_scale, attn_scale, matrix_fidelity
+        As for `nlflow.attention.attach`.
+    similarity_removal : float
+        τ in [0, 1]: the share of the mean of the tokens that is taken away from them when they enter this layer, unless
+        it is the first; the cure ``similarity-removal`` does it in models that `attach` takes.
     causal : bool
         Whether tokens see only those up to themselves.
     dropout : float
@@ -105,9 +107,13 @@ class NeutrenoAttention(nn.Module):
             raise InputError(f"projection: got {projection!r} with {heads} heads, expected one; use heads=1")
         self.dropout = check_number("dropout", dropout, minimum=0, below=1)
         self.causal = causal
-        options = TermOptions(
-            affinity, learned, semi_implicit, feat_scale, attn_scale, similarity_removal, matrix_fidelity
-        )
+        self.similarity_removal = check_number("similarity_removal", similarity_removal, minimum=0)
+        if self.similarity_removal > 1:
+            raise InputError(
+                f"similarity_removal: got {similarity_removal:g}, expected a share from 0 to 1 of the tokens' mean; 1 "
+                "takes all of it away"
+            )
+        options = TermOptions(affinity, learned, semi_implicit, feat_scale, attn_scale, matrix_fidelity)
         self.query, self.key = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
         self.value: nn.Module
         self.output: nn.Module
@@ -139,7 +145,7 @@ class NeutrenoAttention(nn.Module):
         """
         mask = self._pairs(mask, tokens)
         plain = None if mask is None else mask[:, 0]
-        removal, affinity = self.terms.options.similarity_removal, self.terms.options.affinity
+        removal, affinity = self.similarity_removal, self.terms.options.affinity
         if removal and first is not None:
             tokens = removed_similarity(tokens, removal, plain, causal=self.causal)
         query, key, value = self.parts(tokens)

@@ -134,16 +134,10 @@ class TermOptions:
     semi_implicit: bool = False
     feat_scale: bool = False
     attn_scale: bool = False
-    similarity_removal: float = 0.0
     matrix_fidelity: bool = False
 
     def __post_init__(self) -> None:
         check_choice("affinity", self.affinity, AFFINITIES)
-        if check_number("similarity_removal", self.similarity_removal, minimum=0) > 1:
-            raise InputError(
-                f"similarity_removal: got {self.similarity_removal:g}, expected a share from 0 to 1 of the tokens' "
-                "mean; 1 takes all of it away"
-            )
         if not isinstance(self.learned, bool) and self.learned != "shared":
             raise InputError(f"learned: got {self.learned!r}, expected True, False or 'shared'")
         if self.learned == "shared" and self.matrix_fidelity:
