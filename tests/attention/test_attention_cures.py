@@ -187,7 +187,7 @@ def test_modules_outside_of_transformers_have_the_same_cures(name: str) -> None:
 
 
 STRENGTHS = {
-    "semi-implicit": [0, 0.3, 0.5], "explicit": [0, 0.3, 0.5], "similarity-removal": [0, 0.4, 1.0],
+    "semi-implicit": [0.2, 0.3, 0.5], "explicit": [0.2, 0.3, 0.5], "similarity-removal": [0.3, 0.4, 1.0],
     "centring": [0.3, 0, 1.0], "feat-scale": [0.4, 0, -0.3], "attn-scale": [0.4, 0, -0.3],
     "temperature": [0.5, 1, 2.0], "layer-scale": [0.7, 1, 1.4], "sharpening": [0.3, 0, 1.0],
 }  # fmt: skip
@@ -197,6 +197,7 @@ def by_hand(model: Any, x: Any, name: str, strengths: list[float]) -> Any:
     """Return what a stack of `Summing` gives with a cure, each in a line of torch."""
     first = None
     for layer, s in zip(model, strengths, strict=True):
+        s = 0 if first is None and CURES[name].later else s
         module = layer.attn
         weight = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype)
         weight = weight.tril() if module.is_causal else weight
