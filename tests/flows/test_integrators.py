@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
+from scipy.linalg import expm
 
 import nlflow as nl
 from nlflow.errors import InputError
@@ -34,6 +35,32 @@ EVERY_INTEGRATOR: list[Integrator] = [
 def observed_order(steps: list[float], errors: list[float]) -> float:
     """Slope of log error against log step."""
     return float(np.polyfit(np.log(steps), np.log(errors), 1)[0])
+
+
+# --- exact -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("boundary", ["periodic", "reflect"])
+def test_the_exponential_by_transforms_is_that_of_the_matrix(boundary: str, metric: str) -> None:
+    n, width = 20, 2.5
+    at = np.arange(n)
+    mirrored = [at - 2 * n * i for i in (-1, 0, 1)] + [2 * n * i - 1 - at for i in (-1, 0, 1, 2)]
+    images = [at + n * i for i in range(-3, 4)] if boundary == "periodic" else mirrored
+    k = sum(np.exp(-((at[:, None] - place) ** 2) / (2 * width**2)) for place in images)
+    laplacian = 2 * (np.diag(k.sum(axis=1)) - k)
+    if metric == "degree":
+        laplacian /= 2 * k.sum(axis=1)[:, None]
+    weights = nl.affinity(nl.Gaussian(width), nl.Grid(n, boundary=boundary), method="convolution")
+    u, f = np.random.default_rng(1).normal(size=(2, n, 2)) + 3
+    for fidelity in (0.0, 0.3):
+        a = laplacian + fidelity * np.eye(n)
+        rest = np.linalg.solve(a, fidelity * f) if fidelity else np.zeros_like(f)
+        functional = nl.E(weights, f, fidelity, measure=metric) if fidelity else nl.J(weights)
+        for t in (0.7, 3000.0):
+            found = nl.solve(nl.GradientFlow(functional, metric), u, t=t, integrator=nl.Exponential())
+            np.testing.assert_allclose(found.final, rest + expm(-t * a) @ (u - rest), atol=1e-12)
+            assert found.stats["applications"] <= 2
 
 
 # --- order -----------------------------------------------------------------------------------------------------------
