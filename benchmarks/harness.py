@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sources import measured
 from nlflow.backends.machine import processor
 from nlflow.store.atomic import make_folder
 from nlflow.store.encoding import plain
@@ -96,8 +97,9 @@ def listed(about: dict[str, Any]) -> str:
 
 
 def keep(out: Path, name: str, content: dict[str, Any], page: str | None = None) -> None:
-    """Write what a benchmark found as the record ``<name>.json``, and its page as ``<name>.md``."""
+    """Write what a benchmark found as the record ``<name>.json``, with its sources, and its page as ``<name>.md``."""
     make_folder(out)
+    content = {**content, "sources": measured()}
     path = out / f"{name}.json"
     if page is None:
         save_record(path, KIND, plain(content))

@@ -115,7 +115,8 @@ html_theme_options = {
 }
 # Pages without pages below them.
 ALONE = (
-    *("start", "parameters", "explorer", "scale", "scope", "mathematics", "performance", "comparison", "changelog"),
+    *("start", "parameters", "explorer", "scale", "scope", "mathematics", "performance", "missed"),
+    *("comparison", "changelog"),
     *("use/photographs", "use/equations", "use/transformers", "use/theory", "families"),
 )
 html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing", "security", "licences")}

@@ -140,7 +140,7 @@ def test_files_hold_every_section_and_a_figure_of_the_crops(tmp_path: Path) -> N
     for part in ("## Targets", "## Set12, grey: 1", "## Kodak24, colour: 1", "denoise_quality.png", "29.50 / 0.800"):
         assert part in text
     whole = load_record(tmp_path / "out" / "denoise_quality.json", KIND)
-    assert set(whole) == {"machine", "quick", "rows", "seconds", "bytes_per_pixel", "records"}
+    assert set(whole) == {"machine", "quick", "rows", "seconds", "bytes_per_pixel", "records", "sources"}
     assert "crop" not in whole["records"]["Kodak24"][0]
     assert (tmp_path / "out" / "denoise_quality.png").read_bytes().startswith(b"\x89PNG")
 

@@ -150,7 +150,7 @@ CLAIM = Claim(
         "For du/dt = r (Pu − u) + λ (f − u) + s (u − u³) + g(t), halving the step divides the error at the end by "
         "2^order (or more): 1 for explicit, semi-implicit and Lie steps and for convex splitting, 2 for ETD2RK, IMEX, "
         "Strang and the averaged vector field, 4 for ETD4RK and Rosenbrock, 5 for Runge-Kutta. Steps that follow "
-        "the error meet their tolerance up to a factor. The solution is SciPy's DOP853 of the right-hand side written out."
+        "the error meet their tolerance up to a factor. The solution is SciPy's DOP853 of the right-hand side."
     ),
     source="Hairer, Norsett and Wanner 1993; Cox and Matthews 2002; Krogstad 2005",
     run=run,

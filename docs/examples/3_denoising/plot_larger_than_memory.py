@@ -53,14 +53,14 @@ print(f"{info.tiles} blocks of {info.memory_bytes / 2**20:.1f} MiB in place of {
 assert np.array_equal(blocks, once)
 
 # %%
-# The figure shows the result with the edges of its blocks. One block is drawn with its halo of 13 pixels.
+# The figure shows the result with the edges of its blocks. One block is drawn with its halo of some 40 pixels.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 4.2), layout="constrained", width_ratios=[1.35, 1])
 left.imshow(blocks, cmap="gray", vmin=0, vmax=255)
 for edge in (127.5, 255.5):
     left.axhline(edge, color="white", linewidth=0.8, linestyle=":")
     left.axvline(edge, color="white", linewidth=0.8, linestyle=":")
-left.add_patch(Rectangle((114.5, 114.5), 154, 154, fill=False, edgecolor="white", linewidth=1.5, linestyle="--"))
+left.add_patch(Rectangle((87.5, 87.5), 208, 208, fill=False, edgecolor="white", linewidth=1.5, linestyle="--"))
 left.set(title="Blocks, and one with its halo", xlabel="pixel", ylabel="pixel")
 sizes = [memory / 2**20 for memory in (told.memory_bytes, cut.memory_bytes, plain.memory_bytes, info.memory_bytes)]
 names = ["balanced,\nwhole", "balanced,\nstrips", "pixels,\nwhole", "pixels,\nblocks"]

@@ -116,10 +116,11 @@ def denoise_array(
 
     The image is read once for its statistics (three times where a value may stand for "no data"), once more to estimate
     sigma, in some places to look at what would be removed, and by ``pixels`` up to where the residual is enough (mostly
-    a sixth of the image, which is also denoised; ``steps=1`` spares it). The halo is 19 samples wide for ``pixels`` and
-    one step, 60 for ``fast``, 314 for ``balanced`` and 707 for ``best`` (26 less in colours, in which no isolated peaks
-    are looked for): blocks of 2048 to 4096 keep what is computed twice small. In volumes it is 16, 88 and 124 along
-    each axis, less along those whose samples lie farther apart, and sigma is estimated from nine planes (the median).
+    a sixth of the image, which is also denoised; ``steps=1`` spares it). In images the halo is at most 45 samples wide
+    for ``pixels`` and one step, 60 for ``fast``, 314 for ``balanced`` and 707 for ``best``, for the strongest noise (26
+    less in colours, in which no isolated peaks are looked for): blocks of 2048 to 4096 keep what is computed twice
+    small. In volumes it is 16, 88 and 124 along each axis, less along those whose samples lie farther apart, and sigma
+    is estimated from nine planes (the median).
     In clips it is 8, 50 and 58 frames, and blocks hold whole frames.
     A block takes one thread, and working memory as `DenoiseInfo.memory_bytes` says.
 

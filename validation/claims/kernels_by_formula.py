@@ -1,0 +1,122 @@
+"""The kernels of the package, and formulas that are compiled, against SciPy's special functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, kv
+
+from nlflow import ExpDotProduct, Formula, Gaussian, Grid, Patch, Points, affinity
+from nlflow.kernels import (
+    Anisotropic,
+    InverseMultiquadric,
+    Laplace,
+    Matern,
+    Morse,
+    PowerLaws,
+    RationalQuadratic,
+    TopHat,
+    TruncatedPower,
+    Wendland,
+)
+from validation.harness import Check, Claim, Context, Outcome, largest
+
+Floats = NDArray[np.float64]
+Profile = Callable[[Floats], Floats]
+
+
+def matern(r: Floats, width: float, nu: float) -> Floats:
+    """Return 2^(1 − ν)/Γ(ν) s^ν K_ν(s), s = √(2ν) r / width."""
+    s = np.sqrt(2 * nu) * np.maximum(r, 1e-12) / width
+    return np.asarray(np.exp((1 - nu) * np.log(2) - gammaln(nu) + nu * np.log(s)) * kv(nu, s))
+
+
+def inside(r: Floats, radius: float, power: Profile) -> Floats:
+    return np.where(r < radius, power(np.minimum(r / radius, 1.0)), 0.0)
+
+
+RADIAL: list[tuple[Any, Profile]] = [
+    (Gaussian(0.7), lambda r: np.exp(-(r**2) / (2 * 0.7**2))),
+    (Laplace(0.6), lambda r: np.exp(-r / 0.6)),
+    (Matern(0.8, 1.5), lambda r: matern(r, 0.8, 1.5)),
+    (Matern(0.8, 3.5), lambda r: matern(r, 0.8, 3.5)),
+    (RationalQuadratic(0.5, 1.7), lambda r: (1 + r**2 / (2 * 1.7 * 0.5**2)) ** -1.7),
+    (InverseMultiquadric(0.6), lambda r: (1 + r**2 / 0.6**2) ** -0.5),
+    (Wendland(1.3), lambda r: inside(r, 1.3, lambda s: (1 - s) ** 4 * (1 + 4 * s))),
+    (Wendland(1.3, 4), lambda r: inside(r, 1.3, lambda s: (1 - s) ** 6 * (1 + 6 * s + 35 / 3 * s**2))),
+    (TopHat(0.9), lambda r: (r <= 0.9).astype(float)),
+    (TruncatedPower(1.4, 0.3, 2.0), lambda r: np.where(r <= 2.0, (np.maximum(r, 0.3) / 0.3) ** -1.4, 0.0)),
+    (Formula("exp(-r / 2) * (1 + r / 3)"), lambda r: np.exp(-r / 2) * (1 + r / 3)),
+    (Formula("0.4 / (1 + r**3) + 0.6 * exp(-r**2)"), lambda r: 0.4 / (1 + r**3) + 0.6 * np.exp(-(r**2))),
+    (Formula(lambda r: np.exp(-3 * r) * (2 - np.exp(-r))), lambda r: np.exp(-3 * r) * (2 - np.exp(-r))),
+]
+
+
+def off(told: Any, k: Floats, u: Floats) -> float:
+    """Return by how much averages and degrees differ from those of a matrix, relative."""
+    degree = k.sum(axis=1)
+    averages = np.abs(told.average(u) - k @ u / degree).max() / np.abs(u).max()
+    return largest(float(averages), float(np.abs(np.exp(told.log_degree) / degree - 1).max()))
+
+
+def run(context: Context) -> Outcome:
+    rng = np.random.default_rng(100)
+    n = context.pick(300, 60)
+    x, u = rng.random((n, 2)) * 3, rng.standard_normal(n)
+    points, line = Points(x), Grid(n, spacing=0.1, boundary="isolated")
+    r = np.sqrt(((x[:, None] - x[None]) ** 2).sum(axis=2))
+    apart = 0.1 * np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    worst: dict[str, float] = {}
+    for kernel, profile in RADIAL:
+        name = type(kernel).__name__
+        context.step(name)
+        worst[name] = largest(worst.get(name, 0.0), off(affinity(kernel, points), profile(r) / n, u))
+        worst[name] = largest(worst[name], off(affinity(kernel, line), 0.1 * profile(apart), u))
+        logs = kernel.log_profile(np.linspace(0.05, 2.5, 30) ** 2)
+        with np.errstate(divide="ignore"):
+            wanted = np.log(profile(np.linspace(0.05, 2.5, 30)))
+        there = np.isfinite(wanted)
+        worst[name] = largest(worst[name], float(np.abs(logs[there] - wanted[there]).max()))
+        worst[name] = largest(worst[name], float(np.sum(np.isfinite(logs) != there)))
+    context.step("others")
+    stretch = np.array([[1.5, 0.4], [-0.2, 0.8]])
+    moved = x @ stretch.T
+    k = np.exp(-((moved[:, None] - moved[None]) ** 2).sum(axis=2) / 2)
+    worst["Anisotropic"] = off(affinity(Anisotropic(Gaussian(1.0), matrix=stretch), points), k / n, u)
+    q, keys = rng.standard_normal((2, n, 4))
+    k = np.exp(q @ keys.T / 2)
+    worst["ExpDotProduct"] = off(affinity(ExpDotProduct(), Points(np.zeros(n)), keys, queries=q), k / n, u)
+    image = rng.standard_normal(n)
+    padded = np.pad(image, 1, mode="symmetric")
+    patches = np.lib.stride_tricks.sliding_window_view(padded, 3)
+    k = np.exp(-((patches[:, None] - patches[None]) ** 2).sum(axis=2) / (2 * 0.9**2))
+    k *= np.abs(np.subtract.outer(np.arange(n), np.arange(n))) <= 2
+    told = affinity(Patch(0.9, patch_size=3, search_radius=2), Grid(n, boundary="reflect"), image)
+    inner = slice(3, n - 3)
+    worst["Patch"] = float(np.abs(told.average(u) - k @ u / k.sum(axis=1))[inner].max())
+    at = np.linspace(0.2, 3, 20)
+    morse = Morse(repulsion=1.3, repulsion_length=0.5, attraction=0.4, attraction_length=2.0)
+    worst["Morse"] = _potential(morse, lambda r: 1.3 * np.exp(-r / 0.5) - 0.4 * np.exp(-r / 2.0), at)
+    worst["PowerLaws"] = _potential(PowerLaws(attraction=3.0, repulsion=1.5), lambda r: r**3 / 3 - r**1.5 / 1.5, at)
+    return Outcome([Check(f"{name}: averages, degrees and logarithms", error, 1e-9) for name, error in worst.items()])
+
+
+def _potential(pairs: Any, wanted: Profile, r: Floats) -> float:
+    """Return by how much a potential differs from a formula, up to a constant."""
+    return float(np.ptp(pairs(r) - wanted(r)))
+
+
+CLAIM = Claim(
+    name="kernels-by-formula",
+    title="Kernels and compiled formulas have the values of their definitions",
+    statement=(
+        "Gaussian, Laplace, Matérn, rational quadratic, inverse multiquadric, Wendland, truncated powers, top hats, "
+        "anisotropic, dot-product and patch kernels, and formulas given as text or as functions, average as matrices "
+        "of their definitions do, on scattered nodes and on grids."
+    ),
+    source="Rasmussen and Williams 2006, chapter 4; Wendland 1995, doi 10.1007/BF02123482",
+    run=run,
+)
