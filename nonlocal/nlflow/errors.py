@@ -382,9 +382,6 @@ def check_array(
             array = array.astype(array.dtype.newbyteorder("="))
     elif not array.is_floating_point():
         raise InputError(f"{name}: got a torch tensor of dtype {array.dtype}, expected a floating-point one{tail}")
-    elif array.element_size() == 1:
-        raise InputError(f"{name}: got {array.dtype}, whose two or three digits no average keeps, expected float32 or "
-                         "float64; convert it with .float()")  # fmt: skip
     elif array.element_size() < 4:
         array = array.float()
     if ndim is not None:
@@ -412,6 +409,9 @@ def check_array(
 def check_tensor(name: str, tensor: Any) -> None:
     """Raise `InputError` for a tensor whose numbers cannot be read: of whatever dtype, on whatever device."""
     check_dense(name, tensor)
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        raise InputError(f"{name}: got {tensor.dtype}, whose two or three digits no average keeps, expected float32 or "
+                         "float64; convert it with .float()")  # fmt: skip
     if tensor.is_meta:
         raise InputError(
             f"{name}: it is on meta, where tensors have shapes and no values, expected a tensor on cpu or cuda; "

@@ -44,20 +44,32 @@ ENTRIES: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
     "samples": ("X", X, classified),
     "targets": ("y", torch.arange(N) % 2, lambda y: classified(y=y)),
 }
+# What is held in the host's memory, or has numbers of another kind.
+BESIDE: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
+    "fidelity": ("fidelity", POSITIVE[:, 0], lambda x: nl.E(SMOOTH, U, x)),
+    "matrices": ("fidelity", torch.eye(3).expand(N, 3, 3).double().contiguous(), lambda x: nl.E(SMOOTH, U, x)),
+    "constrained nodes": ("nodes", torch.arange(2), lambda x: nl.Constraint(x, 1.0)),
+    "constrained values": ("values", U[:2], lambda x: nl.Constraint([0, 1], x)),
+    "present": ("present", torch.ones(N, dtype=torch.bool), lambda x: nl.Mask(present=x)),
+    "matrix": ("matrix", torch.ones(N, N, dtype=torch.float64), lambda x: nl.from_matrix(x, POINTS)),
+    "graph": ("graph", torch.ones(N, N, dtype=torch.float64), nl.affinity_from_graph),
+}
 UNREADABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "meta": (lambda x: x.to("meta"), r"it is on meta, .*expected (a tensor on )?cpu"),
     "sparse": (lambda x: x.to_sparse(), r"got a tensor of layout torch.sparse_coo, expected a dense one; use \.to_de"),
-    "nested": (lambda x: torch.nested.nested_tensor([x[:3], x[3:]]), "got a nested tensor, expected one of a single"),
-    "jagged": (lambda x: torch.nested.nested_tensor([x[:3], x[3:]], layout=torch.jagged), "got a nested tensor"),
+    "nested": (lambda x: torch.nested.nested_tensor([x[:1], x[1:]]), "got a nested tensor, expected one of a single"),
+    "jagged": (lambda x: torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged), "got a nested tensor"),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 @pytest.mark.parametrize("kind", UNREADABLE)
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [*ENTRIES, *BESIDE])
 def test_what_cannot_be_read_is_named(entry: str, kind: str) -> None:
-    name, given, call = ENTRIES[entry]
+    name, given, call = (ENTRIES | BESIDE)[entry]
     spoil, reason = UNREADABLE[kind]
+    if (entry, kind) == ("graph", "sparse"):
+        reason = "got a torch tensor of layout torch.sparse_coo, expected a dense one or an edge list"
     with pytest.raises(nl.InputError, match=f"{name}: {reason}"):
         call(spoil(given))
 

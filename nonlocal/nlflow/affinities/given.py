@@ -13,7 +13,15 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain, Points
-from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_memory, checked_call
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    check_array,
+    check_integer,
+    check_memory,
+    check_tensor,
+    checked_call,
+)
 
 _EDGE_BYTES = 60  # at the moment when edges, their sums and the transpose are there
 _ROUNDING = 8 * float(np.finfo(np.float64).eps)  # by which sums of repeated edges may differ between the directions
@@ -176,11 +184,12 @@ def _plain(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
     if _from_package(value, "torch"):
-        if not hasattr(value, "layout") or "strided" not in str(value.layout):
+        if not hasattr(value, "layout") or "sparse" in str(value.layout):
             raise InputError(
                 f"{name}: got a torch tensor of layout {getattr(value, 'layout', None)}, expected a dense one or an "
                 "edge list; give coalesce().indices() with edge_weight=coalesce().values()"
             )
+        check_tensor(name, value)
         check_untracked(name, bool(value.requires_grad), "nlflow.from_matrix")
         return to_numpy(value)
     try:

@@ -12,8 +12,8 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from nlflow._array import Array, namespace
-from nlflow.errors import InputError, NlflowWarning, check_integer
+from nlflow._array import Array, is_tensor, namespace
+from nlflow.errors import InputError, NlflowWarning, check_integer, check_tensor
 
 _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
@@ -66,6 +66,8 @@ class Mask:
         if self.rule is not None and not callable(self.rule):
             raise InputError(f"rule: got {self.rule!r}, expected a function of two arrays of node numbers")
         if self.present is not None:
+            if is_tensor(self.present):
+                check_tensor("present", self.present)
             kind = str(getattr(self.present, "dtype", type(self.present).__name__))
             if "bool" not in kind:
                 raise InputError(

@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, kept_like, namespace, to_numpy, underflowing
+from nlflow._array import (
+    Array,
+    constant_like,
+    is_numpy,
+    is_tensor,
+    kept_like,
+    namespace,
+    on_host,
+    to_numpy,
+    underflowing,
+)
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer
+from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer, check_tensor
 
 _LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at once
 
@@ -74,7 +84,9 @@ class Constraint:
     """
 
     def __init__(self, nodes: Any, values: Any) -> None:
-        given = np.asarray(to_numpy(nodes) if hasattr(nodes, "detach") else nodes)
+        if is_tensor(nodes):
+            check_tensor("nodes", nodes)
+        given = on_host(nodes)
         if given.dtype != bool and (given.ndim != 1 or (given.size and given.dtype.kind not in "iu")):
             raise InputError(
                 f"nodes: got an array of {given.dtype} of shape {given.shape}, expected a mask (bool) of the shape of "

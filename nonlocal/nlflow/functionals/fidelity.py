@@ -16,9 +16,9 @@ from typing import Any, Self
 import array_api_compat
 import numpy as np
 
-from nlflow._array import Array, namespace, over_channels, same_kind, scalar
+from nlflow._array import Array, is_tensor, namespace, over_channels, same_kind, scalar
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NlflowError, NumericalError, check_array, check_memory, check_number
+from nlflow.errors import InputError, NlflowError, NumericalError, check_array, check_memory, check_number, check_tensor
 
 
 class Fidelity(ABC):
@@ -422,6 +422,8 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
         return given
     if isinstance(given, list | tuple):
         given = np.asarray(check_array("fidelity", given))
+    if is_tensor(given):
+        check_tensor("fidelity", given)
     if getattr(given, "requires_grad", False) and tuple(given.shape) == ():
         given = given.expand(shape)  # a number that is learnt
     if not hasattr(given, "shape") or tuple(given.shape) == ():
