@@ -105,7 +105,8 @@ html_show_sourcelink = False
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": True,
-    "header_links_before_dropdown": 4,  # more would take a second line
+    "header_links_before_dropdown": 5,
+    "collapse_navigation": True,
     "navbar_persistent": ["search-button"],  # its field would take a second line
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
@@ -113,13 +114,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-# Pages without pages below them.
-ALONE = (
-    *("start", "parameters", "explorer", "scale", "scope", "mathematics", "performance", "missed"),
-    *("comparison", "changelog"),
-    *("use/photographs", "use/equations", "use/transformers", "use/theory", "families"),
-)
-html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing", "security", "licences")}
+html_sidebars = {"index": [], "**": ["navigation.html"]}
 
 
 # ---- files of the repository that are pages as well

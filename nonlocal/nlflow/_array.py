@@ -43,6 +43,29 @@ ArrayT = TypeVar("ArrayT", bound=_Array)
 """The type of an array that goes in, and comes out: a checker tells users of NumPy and of torch their own."""
 
 
+class Brief:
+    """What a result prints: numbers and words as they are, long arrays and nested results by their size."""
+
+    def __repr__(self) -> str:
+        fields = [name for name in getattr(self, "__dataclass_fields__", {}) if not name.startswith("_")]
+        return f"{type(self).__name__}({', '.join(f'{name}={_briefly(getattr(self, name))}' for name in fields)})"
+
+
+_SHOWN = 8  # entries of an array, and 100 letters of the rest
+
+
+def _briefly(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if math.prod(value.shape) <= _SHOWN:
+            return repr(value)
+        return f"<{' x '.join(map(str, value.shape))} {str(value.dtype).rpartition('.')[2]}>"
+    if isinstance(value, dict | list | tuple) and len(repr(value)) > 100:
+        return f"<{type(value).__name__} of {len(value)}>"
+    if isinstance(value, str | int | float | None) or len(repr(value)) <= 100:
+        return repr(value)
+    return f"<{type(value).__name__}>"
+
+
 def underflowing(item: Item) -> Item:
     """Let a function, or all public methods of a class, round what is too small for a float to 0.
 

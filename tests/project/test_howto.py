@@ -16,6 +16,7 @@ NAMES = (
     "learn_on_graphs",
     "simulate",
     "uncertainty",
+    "cookbook",
 )
 GUIDES = [Path(__file__).parents[2] / "docs" / "howto" / f"{name}.md" for name in NAMES]
 LONGEST = 60  # lines of code on a page, with its check, without blank lines

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nlflow._array import Brief
 from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.blocks import Adapter, network_of
 from nlflow.attention.injection.cures import CURES
@@ -53,8 +54,8 @@ class Course:
         return True if self.change.low[0] > 0 else False if self.change.high[0] < 0 else None
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Brief):
     """What `report` found about a model.
 
     Attributes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import root_mean_square
+from nlflow._array import Brief, root_mean_square
 from nlflow.domains.samples import range_of
 from nlflow.errors import NlflowWarning
 
@@ -25,8 +25,8 @@ _FEW: Final = 16  # different values, of which a drawing is made
 _SOME: Final = 100_000  # samples that are looked at for them
 
 
-@dataclass(frozen=True)
-class DenoiseInfo:
+@dataclass(frozen=True, repr=False)
+class DenoiseInfo(Brief):
     """What `denoise` did, all in units of the input unless it says otherwise.
 
     Attributes

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, Floats, scalar, to_numpy, underflowing
+from nlflow._array import Array, Brief, Floats, scalar, to_numpy, underflowing
 from nlflow.equilibria.field import check_energy
 from nlflow.equilibria.sums import Sums, check_estimates, measure_of, observed_sums, positive, spectral_sums
 from nlflow.errors import InputError, check_choice, check_floats, check_number, checked_call
@@ -28,8 +28,8 @@ _GRID = 61  # fidelities that are tried where none are given
 _REFINED = 1e-6  # relative width at which the search between two of them ends
 
 
-@dataclass(frozen=True)
-class Choice:
+@dataclass(frozen=True, repr=False)
+class Choice(Brief):
     """A parameter that was chosen, and the criterion by which it was.
 
     Attributes

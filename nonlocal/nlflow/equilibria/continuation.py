@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, underflowing
+from nlflow._array import Array, Brief, Floats, underflowing
 from nlflow.equilibria.eigenvalues import Spectrum
 from nlflow.equilibria.equations import ALMOST, DENSE, NONE, Border, Equations, Tangent
 from nlflow.equilibria.newton import Search
@@ -46,8 +46,8 @@ class LeftBranchError(ArithmeticError):
     """No step along the branch stays on it."""
 
 
-@dataclass(frozen=True)
-class BranchPoint:
+@dataclass(frozen=True, repr=False)
+class BranchPoint(Brief):
     """Where something happens on a branch.
 
     Attributes
@@ -96,8 +96,8 @@ class BranchPoint:
         return np.asarray(self.u) + amplitude * math.sqrt(2) * wave.real, 2 * math.pi / abs(self.eigenvalue.imag)
 
 
-@dataclass(frozen=True)
-class Branch:
+@dataclass(frozen=True, repr=False)
+class Branch(Brief):
     """A curve of equilibria.
 
     Attributes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, underflowing
+from nlflow._array import Array, Brief, Floats, underflowing
 from nlflow.affinities import Unlinked
 from nlflow.domains import Points
 from nlflow.equilibria.equations import DENSE, Equations
@@ -41,8 +41,8 @@ class Variations(Flow):
         return np.concatenate([found, self._equations.matrix(x) @ u[:, 1:]], axis=1)
 
 
-@dataclass(frozen=True)
-class Cycle:
+@dataclass(frozen=True, repr=False)
+class Cycle(Brief):
     """A periodic solution of a flow.
 
     Attributes

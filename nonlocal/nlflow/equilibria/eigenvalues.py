@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, underflowing
+from nlflow._array import Brief, Floats, underflowing
 from nlflow.equilibria.equations import DENSE, Border, Equations, Neutral, Tangent
 from nlflow.errors import NumericalError, check_integer, checked_call
 from nlflow.flows.flow import Flow
@@ -21,8 +21,8 @@ _MOST = 64  # eigenvalues up to which iterations go on while all real parts are 
 _DIGITS = 1e-11  # residual of an iteration, relative to the Jacobian
 
 
-@dataclass(frozen=True)
-class Stability:
+@dataclass(frozen=True, repr=False)
+class Stability(Brief):
     """What the Jacobian at an equilibrium says of the flow near it.
 
     Neutral directions, in which the equilibrium may be moved and stays one (what the flow conserves, translations), are

@@ -16,6 +16,7 @@ import numpy as np
 
 from nlflow._array import (
     Array,
+    Brief,
     Floats,
     check_untracked,
     constant_like,
@@ -46,8 +47,8 @@ _PROBES = 32  # random vectors for the diagonal of P
 _LOST = 1e-3  # relative error of a variance from which on there is no number
 
 
-@dataclass(frozen=True)
-class Variances:
+@dataclass(frozen=True, repr=False)
+class Variances(Brief):
     """Variances of a field at its nodes, and where they are with a probability of 95 %, each by itself.
 
     Attributes
@@ -71,8 +72,8 @@ class Variances:
         return self.samples == 0
 
 
-@dataclass(frozen=True)
-class Band:
+@dataclass(frozen=True, repr=False)
+class Band(Brief):
     """A credible band: where a signal of the field lies with some probability.
 
     Attributes

@@ -29,7 +29,7 @@ from nlflow.markov import MarkovChain
 from nlflow.markov.reduction import reduce_states
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Equilibrium(Minimizer):
     """The limit of a flow for t to infinity and how well it was reached; of E the minimizer, where P is symmetric.
 

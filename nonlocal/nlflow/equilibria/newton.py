@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Floats, to_numpy, underflowing
+from nlflow._array import Brief, Floats, to_numpy, underflowing
 from nlflow.equilibria.equations import ALMOST, NONE, Border, Equations, Neutral, Tangent
 from nlflow.equilibria.limits import Equilibrium
 from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
@@ -25,8 +25,8 @@ _SAME = 1e-6  # of the size of an equilibrium: nearer ones are the same
 _POWER, _SHIFT = 2, 1.0  # of the deflation, as Farrell, Birkisson and Funke take them
 
 
-@dataclass
-class Search:
+@dataclass(repr=False)
+class Search(Brief):
     """A search for F(x) = 0: where it stands, and what happened."""
 
     equations: Equations

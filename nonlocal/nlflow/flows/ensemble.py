@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, namespace, to_numpy
+from nlflow._array import Array, Brief, Floats, namespace, to_numpy
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
@@ -23,8 +23,8 @@ _CHANNELS = 256  # of one run
 _LEVEL = 0.95
 
 
-@dataclass(frozen=True)
-class Ensemble:
+@dataclass(frozen=True, repr=False)
+class Ensemble(Brief):
     """Paths of a flow with noise, or what was kept of them.
 
     Attributes

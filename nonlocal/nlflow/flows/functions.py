@@ -16,6 +16,7 @@ from scipy.sparse.linalg import LinearOperator
 
 from nlflow._array import (
     Array,
+    Brief,
     Floats,
     check_untracked,
     constant_like,
@@ -59,8 +60,8 @@ _NEAR = 1e-7  # of the interval: eigenvalues of T so near to a point say nothing
 Function = Callable[[Floats], Any]
 
 
-@dataclass(frozen=True)
-class FunctionValue:
+@dataclass(frozen=True, repr=False)
+class FunctionValue(Brief):
     """g(A) v and how far it may be off.
 
     Attributes

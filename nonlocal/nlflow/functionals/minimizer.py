@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels, power_of_two, scalar, to_numpy
+from nlflow._array import (
+    Array,
+    Brief,
+    constant_like,
+    is_numpy,
+    namespace,
+    over_channels,
+    power_of_two,
+    scalar,
+    to_numpy,
+)
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.functionals.accuracy import Rows, Run
@@ -20,8 +30,8 @@ from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol,
 from nlflow.functionals.preconditioners.choice import Choice
 
 
-@dataclass(frozen=True)
-class Minimizer:
+@dataclass(frozen=True, repr=False)
+class Minimizer(Brief):
     """A minimizer, or the limit of a flow, and how well it was reached.
 
     Attributes

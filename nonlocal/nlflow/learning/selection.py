@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy
+from nlflow._array import Brief, Floats, to_numpy
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_number, checked_call, shortened
@@ -23,8 +23,8 @@ _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
 _ONLY_WITH = {"gamma": "rbf", "n_neighbors": "knn"}  # parameters of one affinity alone
 
 
-@dataclass(frozen=True)
-class Curve:
+@dataclass(frozen=True, repr=False)
+class Curve(Brief):
     """Scores over values of a parameter.
 
     Attributes

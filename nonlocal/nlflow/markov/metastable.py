@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats
+from nlflow._array import Brief, Floats
 from nlflow.errors import NumericalError
 from nlflow.markov.law import StationaryLaw
 from nlflow.markov.spectrum import Modes
@@ -19,8 +19,8 @@ _FEASIBLE = 1e-10  # how far memberships may be below 0 in the linear program, t
 _EMPTY = 1e-12  # the probability of a set that has no states
 
 
-@dataclass(frozen=True)
-class MetastableSets:
+@dataclass(frozen=True, repr=False)
+class MetastableSets(Brief):
     """What PCCA+ finds.
 
     Attributes

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy
+from nlflow._array import Brief, Floats, to_numpy
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError, memory_limit
 from nlflow.flows.spectrum import extreme
@@ -32,8 +32,8 @@ _ARNOLDI = 1e-11, 1e-5  # residuals of its iteration, in float64 and float32
 _TERMS, _EPS = 8, float(np.finfo(np.float64).eps)  # roundings in a Rayleigh quotient
 
 
-@dataclass(frozen=True)
-class Modes:
+@dataclass(frozen=True, repr=False)
+class Modes(Brief):
     """Leading eigenpairs of P.
 
     Attributes

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nlflow._array import Brief
 from nlflow.attention.injection.blocks import Adapter, blocks
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.findings import findings
@@ -38,8 +39,8 @@ MEASURES = ("cosine", "t_sim", "rank", "centred", "isotropy")
 common; of inputs: the mean cosine of their mean tokens."""
 
 
-@dataclass(frozen=True, eq=False)
-class CausedBlock:
+@dataclass(frozen=True, eq=False, repr=False)
+class CausedBlock(Brief):
     """What one block changed over all inputs, and what of it each part did.
 
     Attributes
@@ -141,8 +142,8 @@ class CausedBlock:
             return mean_of(point.count * (point.pooled[:, kept] ** 2).sum(1) / rest)
 
 
-@dataclass(frozen=True, eq=False)
-class Cause:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cause(Brief):
     """Why tokens grow alike in a model. Made by `nlflow.attention.explain`.
 
     Attributes

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nlflow._array import underflowing
+from nlflow._array import Brief, underflowing
 from nlflow.affinities import Affinity, from_matrix
 from nlflow.attention.injection.blocks import Adapter, blocks
 from nlflow.attention.probing.branches import Seen, watching
@@ -47,8 +47,8 @@ _ROUNDING = 1e-9  # smaller distances say nothing about an order
 _FITTED = 4  # number of finest steps for the order; there the leading term of the error is the largest
 
 
-@dataclass(frozen=True)
-class Discretization:
+@dataclass(frozen=True, repr=False)
+class Discretization(Brief):
     """How far steps are from the flow.
 
     Attributes
@@ -184,8 +184,8 @@ def _evolving(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
     return flow, start, np.asarray(exact.y[:, -1]).reshape(start.shape)
 
 
-@dataclass(frozen=True)
-class Extrapolation:
+@dataclass(frozen=True, repr=False)
+class Extrapolation(Brief):
     """A stack of layers as it is, and as it would be if all layers were the chain of one.
 
     Attributes
@@ -280,8 +280,8 @@ _FINER = 4  # times as many steps of order 2 in the flow that steps are compared
 _AGAIN = 1e-4  # how far a block may be from itself when it is called again, relatively, in float32
 
 
-@dataclass(frozen=True)
-class BlockFlow:
+@dataclass(frozen=True, repr=False)
+class BlockFlow(Brief):
     """One trained block beside its flow on the sphere.
 
     All shares are 1 - sum |found - update|^2 / sum |update|^2 over tokens, with the update of the block and what is

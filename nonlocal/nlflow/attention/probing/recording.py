@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from nlflow._array import Brief
 from nlflow.attention.injection.attach import REGISTERED
 from nlflow.attention.injection.blocks import INTERFACE, Block, own_eager, transformers_library
 from nlflow.attention.probing.branches import Seen, own
@@ -24,8 +25,8 @@ from nlflow.attention.threads import held, replaced, tracing
 from nlflow.errors import InputError
 
 
-@dataclass(frozen=True, eq=False)
-class Taken:
+@dataclass(frozen=True, eq=False, repr=False)
+class Taken(Brief):
     """The arguments of one call of an attention function.
 
     Attributes

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import ArpackNoConvergence, eigs
 
+from nlflow._array import Brief
 from nlflow.attention.probing.operators import Operator
 from nlflow.attention.probing.trace import Head, Layer
 from nlflow.attention.probing.verdicts import (
@@ -90,8 +91,8 @@ class HeadSpectrum:
     leading: float
 
 
-@dataclass(frozen=True, eq=False)
-class LayerSpectrum:
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerSpectrum(Brief):
     """The heads of one block, and the verdict of all together.
 
     Attributes

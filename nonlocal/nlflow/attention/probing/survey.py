@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nlflow._array import underflowing
+from nlflow._array import Brief, underflowing
 from nlflow.attention.injection.blocks import Adapter
 from nlflow.attention.probing.columns import COLUMNS
 from nlflow.attention.probing.metrics import mean_cosine
@@ -31,8 +31,8 @@ _OF_INPUTS = tuple(one for one in COLUMNS if one.of in ("state", "layer"))
 _OF_HEADS = tuple(one for one in COLUMNS if one.of == "heads")
 
 
-@dataclass(frozen=True, eq=False)
-class SurveyedState:
+@dataclass(frozen=True, eq=False, repr=False)
+class SurveyedState(Brief):
     """One hidden state over all inputs: that before a stack, or that after a layer, with the heads of the layer.
 
     Attributes
@@ -69,8 +69,8 @@ class SurveyedState:
 
 
 @underflowing
-@dataclass(frozen=True, eq=False)
-class Survey:
+@dataclass(frozen=True, eq=False, repr=False)
+class Survey(Brief):
     """What the layers of a model did to many inputs. Made by `nlflow.attention.survey`.
 
     Attributes

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from nlflow._array import Brief
 from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.blocks import Adapter, Block, blocks, network_of
 from nlflow.attention.injection.cures import CURES, held_bytes, in_range
@@ -27,8 +28,8 @@ Setting = tuple[str, float, str]  # cure, its number, layers
 LAYERS = ("all", "first half", "last half", "last")
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Brief):
     """What `sweep` found.
 
     Attributes

@@ -23,7 +23,7 @@ NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the m
 """Message of a minimization that has nothing to do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CertifiedMinimizer(Minimizer):
     """A minimizer with a bound on what is left to gain.
 
