@@ -33,18 +33,36 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 import nlflow
+from nlflow.attention.injection import weights
 from nlflow.backends.torch import attention, sums
 from tests import pretended
 
 TESTS, PACKAGE = str(Path(__file__).parent), str(Path(nlflow.__file__).parent)
 
 MAKERS = _device_constructors()
+UNSEEN = ("__deepcopy__", "__get__", "__set__", "lift_fresh.default", "tolist")  # of tensors of one device alone
 EMPTY = {func for func in MAKERS if func.__name__.startswith("empty")}
 
 # Where nlflow moves numbers between host and device, and why.
 HOSTED = "estimators give scikit-learn's arrays: labels and memberships lie on the host"
+PROBED = "what is measured of a model is told as NumPy arrays"
 COPIES: dict[str, str] = {
     "_array.py kept_like": "what a flow is made of and never changes, once",
+    "attention/injection/inputs.py _image": "a picture to try a model with, the same one everywhere: once for a model",
+    "attention/injection/keeping.py <dictcomp>": "what is written to a file",
+    "attention/injection/keeping.py learned_of": "what is written to a file",
+    "attention/injection/keeping.py __call__": "what is written to a file",
+    "attention/probing/probe.py _on_host": PROBED + ", in one copy",
+    "attention/injection/everyday.py _of_pictures": "pictures, once",
+    "attention/injection/summing.py find_layout": "numbers to tell columns by, the same ones everywhere: once a module",
+    "attention/probing/parts.py _array": PROBED,
+    "attention/probing/probe.py placed": "inputs that lie elsewhere than the model, once",
+    "attention/probing/survey.py _pooled": PROBED,
+    "attention/sweeping/tasks.py embed": "scores of tasks are those of NumPy: once for a batch",
+    "attention/probing/trace.py head": "a head is looked at in float64 on the host, when asked for",
+    "attention/probing/trace.py <genexpr>": "a head is looked at in float64 on the host, when asked for",
+    "attention/probing/trace.py rule_or_bias": "a head is looked at in float64 on the host, when asked for",
+    "attention/terms/neutreno.py kept": "layers move where their owner moves them",
     "affinities/base.py log_total": "weights of the nodes, once for each functional",
     "affinities/base.py _measured": "weights of the nodes, once for each affinity",
     "affinities/base.py as_signal": "a caller's NumPy values, as it asked",
@@ -153,6 +171,7 @@ def _within(item: Any, *, call: bool = False) -> Any:
             stack.enter_context(_repeatable())
         else:
             stack.enter_context(pretended.gpu(rounding=watch.kind == "rounded"))
+            stack.enter_context(patch.object(weights, "PLAIN", (*weights.PLAIN, pretended.Pretended)))
             counts = stack.enter_context(pretended.counting())
         if watch.kind == "pretended":
             stack.enter_context(choices_of_the_cpu())
@@ -207,7 +226,8 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__", "lift_fresh.default") or not by_test():
+        copying = sys._getframe(1).f_code.co_filename == torch.nn.parameter.__file__
+        if name in UNSEEN or copying or not by_test():
             return func(*args, **kwargs)
         for value in (*args, *kwargs.values()):
             self._take_down(name, value)
@@ -233,9 +253,8 @@ class Watch(TorchFunctionMode):
         for at, (ours, theirs) in enumerate(zip(self.seen, self.expected, strict=False)):
             if ours != theirs:
                 return f"tensor {at} of {len(self.expected)}, in {ours[0]} (on the CPU in {theirs[0]})"
-        return (
-            f"tensor {min(len(self.seen), len(self.expected))}: {len(self.seen)} seen, {len(self.expected)} on the CPU"
-        )
+        count, more = min(len(self.seen), len(self.expected)), max(self.seen, self.expected, key=len)
+        return f"tensor {count}, in {more[count][0]}: {len(self.seen)} seen, {len(self.expected)} on the CPU"
 
     def furthest(self) -> str:
         """Describe the tensor with the fewest digits in common with the CPU's, where they are less than half; or ""."""
@@ -274,7 +293,8 @@ def bits(tensor: torch.Tensor) -> str:
     """Return a short digest of a tensor's numbers, dtype and shape."""
     if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
         return f"{tensor.layout} {tensor.device.type}"
-    numbers = pretended.take(tensor).detach().contiguous().cpu().resolve_conj().reshape(-1).view(torch.uint8)
+    whole = pretended.take(tensor).detach().cpu().resolve_conj().clone(memory_format=torch.contiguous_format)
+    numbers = whole.reshape(-1).view(torch.uint8)
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha1(numbers.numpy().tobytes()).hexdigest()[:12]}"
 
 

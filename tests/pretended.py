@@ -199,9 +199,14 @@ class Pretended(torch.Tensor):
         if id(self) not in memo:
             if not self.is_leaf:
                 raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
-            memo[id(self)] = copied = Pretended(self.below.clone()).requires_grad_(self.requires_grad)
+            if getattr(self, "_is_param", False):
+                copied = torch.nn.Parameter(self.data.clone(), self.requires_grad)
+            else:
+                with torch._C.DisableTorchFunction():
+                    copied = self.detach().clone().requires_grad_(self.requires_grad)
+                    copied.grad = None if self.grad is None else self.grad.clone()
             vars(copied).update({name: value for name, value in vars(self).items() if name != "below"})
-            copied.grad = None if self.grad is None else self.grad.clone()
+            memo[id(self)] = copied
         return memo[id(self)]
 
     def data_ptr(self) -> int:
@@ -363,10 +368,11 @@ def _attention(
     q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False, **rest: Any
 ) -> Any:
     """`scaled_dot_product_attention`, by the kernel that serves the CPU: the dispatcher has none for this device."""
-    if torch.ops.aten._fused_sdp_choice(q, k, v, mask, dropout, causal, **rest) == 0:
-        return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, **rest)[0]
+    choice = torch.ops.aten._fused_sdp_choice(q, k, v, mask, dropout, causal, **rest)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
+    if choice == 0:
+        return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, **rest)[0]
     return _on_cpu(q, k, v, dropout, causal, attn_mask=mask, scale=rest.get("scale"))[0]
 
 
@@ -530,6 +536,7 @@ def _driver() -> dict[str, Any]:
         "get_device_name": lambda *_: "pretended",
         "get_device_properties": lambda *_: about,
         "graph": Graph.record,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_: True,
         "is_current_stream_capturing": lambda: bool(_capturing),
@@ -539,6 +546,7 @@ def _driver() -> dict[str, Any]:
         "memory_allocated": lambda *_: 0,
         "memory_reserved": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None,
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "Stream": Event,
         "stream": lambda _: nullcontext(),
         "synchronize": lambda *_: _note(SYNCHRONIZATION),

@@ -197,6 +197,7 @@ def test_covariances_in_half_precision_keep_their_digits(dtype: Any) -> None:
     torch.testing.assert_close(result.double(), right, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
+@pytest.mark.other_bits("it asks for the autocast of the CPU, which changes nothing elsewhere")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("options", [{"matrix_fidelity": True}, {"projection": "sharpening"}], ids=["matrix", "signed"])
 def test_half_precision_where_torch_has_no_solver_for_it(options: Any, dtype: Any) -> None:

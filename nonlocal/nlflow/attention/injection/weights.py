@@ -56,9 +56,11 @@ def weight_in_torch(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor | Non
     return (weight if fused is None else weight[2 * size :]).T, bias
 
 
+PLAIN: tuple[type, ...] = (nn.Parameter, Tensor)  # what holds quantised weights is a class of its own
+
+
 def _check_plain(name: str, weight: Any) -> None:
-    plain = isinstance(weight, Tensor) and type(weight) in (nn.Parameter, Tensor)
-    if not plain or not weight.is_floating_point() or weight.element_size() < 2:
+    if type(weight) not in PLAIN or not weight.is_floating_point() or weight.element_size() < 2:
         kind = getattr(weight, "dtype", type(weight).__name__)
         raise UnknownError(f"the weights of {name} are quantised or packed ({kind}); load the model in float32")
 

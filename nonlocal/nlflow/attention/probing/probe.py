@@ -122,7 +122,7 @@ def probe(
     with torch.set_grad_enabled(gradients), using(model, "looks into it"), evaluating(model):
         with watching(seen_blocks), taken:
             given()
-        return _trace(type(model).__name__, seen_blocks, inputs, keep_matrices)
+        return _trace(type(model).__name__, seen_blocks, placed(model, inputs), keep_matrices)
 
 
 # ---- running
@@ -130,16 +130,24 @@ def probe(
 
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return the call of the model."""
-    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     check_inputs(model, inputs)
-    if isinstance(inputs, Tensor):
-        return lambda: model(inputs.to(place))
-    moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    if takes_a_mapping(model, moved):
+    moved = placed(model, inputs)
+    if isinstance(moved, Tensor) or takes_a_mapping(model, moved):
         return lambda: model(moved)
     if takes(without_wrapper(model), "use_cache"):
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)
+
+
+def placed(model: nn.Module, inputs: Any) -> Any:
+    """Return a tensor, or a dict of inputs, where the model is."""
+    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if isinstance(inputs, Tensor):
+        return inputs.to(place)
+    moved = dict(inputs)
+    for name, value in moved.items():
+        moved[name] = value.to(place) if isinstance(value, Tensor) else value
+    return moved
 
 
 # ---- quantities
@@ -147,17 +155,18 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
 
 def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) -> LayerTrace:
     layers: list[Layer] = []
-    states: dict[str, dict[str, Floats]] = {}
+    entering: dict[str, dict[str, Tensor]] = {}
+    measured: list[dict[str, Tensor]] = []
     run = [one for last in watched for one in (*last.earlier, last) if one.attended or one.taken is not None]
     for one in seen_ones(model, run):
         layer = layer_of(one, inputs, several=len({other.block.stack for other in run}) > 1)
         check_finite(layer.name, (layer.before, layer.after), layer.tokens)
-        if layer.stack not in states:
-            states[layer.stack] = _numbers(_of_state(layer.before, layer.tokens))
+        if layer.stack not in entering:
+            entering[layer.stack] = _of_state(layer.before, layer.tokens)
         found = {
             **_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens), **_of_layer(layer, one.summed)
         }  # fmt: skip
-        layer.quantities.update(_numbers(found))
+        measured.append(found)
         if torch.is_grad_enabled():
             layer.differentiable.update(found)
         layers.append(layer)
@@ -169,7 +178,10 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
             NlflowWarning,
             stacklevel=6,
         )
-    return LayerTrace(layers, model, states)
+    numbers = _on_host([*measured, *entering.values()])
+    for layer, of_layer in zip(layers, numbers, strict=False):
+        layer.quantities.update(of_layer)
+    return LayerTrace(layers, model, dict(zip(entering, numbers[len(layers) :], strict=True)))
 
 
 def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
@@ -251,15 +263,24 @@ def check_finite(name: str, states: Iterable[Tensor | None], tokens: Tensor) -> 
             )
 
 
-def _numbers(found: Mapping[str, Tensor]) -> dict[str, Floats]:
-    return {name: np.asarray(value.detach().cpu().numpy(), dtype=np.float64) for name, value in found.items()}
+def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Floats]]:
+    """Return quantities as arrays in float64; they come in one copy from each device that holds some."""
+    arrays: list[dict[str, Floats]] = [{} for _ in found]
+    named = [(name, value, array) for one, array in zip(found, arrays, strict=True) for name, value in one.items()]
+    for device in {value.device for _, value, _ in named}:
+        here = [one for one in named if one[1].device == device]
+        joined = torch.cat([value.detach().double().reshape(-1) for _, value, _ in here]).cpu().numpy()
+        ends = np.cumsum([value.numel() for _, value, _ in here])
+        for (name, value, array), part in zip(here, np.split(joined, ends[:-1]), strict=True):
+            array[name] = part.reshape(value.shape)
+    return arrays
 
 
 def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
     shown = state is not None and tuple(state.shape[:2]) == tuple(tokens.shape)
     mask = None if bool(tokens.all()) else tokens
     return {
-        name: measure(state, mask=mask) if shown else torch.full((len(tokens),), torch.nan)
+        name: measure(state, mask=mask) if shown else tokens.new_full((len(tokens),), torch.nan, dtype=torch.float32)
         for name, measure in measures("state").items()
     }
 
@@ -268,7 +289,8 @@ def _of_layer(layer: Layer, summed: Tensor | None) -> dict[str, Tensor]:
     """Return what the states around a layer say; `summed` is the sum of which the state after it is the norm."""
     states = (layer.before, layer.between, layer.after if summed is None else summed)
     found = {name: measure(*states, layer.tokens) for name, measure in measures("layer").items()}
-    return {name: torch.full((layer.items,), torch.nan) if values is None else values for name, values in found.items()}
+    unknown = layer.tokens.new_full((layer.items,), torch.nan, dtype=torch.float32)
+    return {name: unknown if values is None else values for name, values in found.items()}
 
 
 def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:

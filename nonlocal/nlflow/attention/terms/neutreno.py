@@ -202,8 +202,8 @@ class LayerTerms(WideParameters):
         learned = bool(options.learned) and not first and not matrix and owner is None
         # In a tuple it is no submodule, and the parameter is stored once.
         self.owner = () if owner is None or first else (owner,)
-        self.raw_fidelity = nn.Parameter(torch.tensor(logarithm, **free)) if learned else None
-        self.log_variance = nn.Parameter(torch.tensor(-logarithm, **free)) if matrix else None
+        self.raw_fidelity = nn.Parameter(torch.full((), logarithm, **free)) if learned else None
+        self.log_variance = nn.Parameter(torch.full((), -logarithm, **free)) if matrix else None
         self.attn_weight = nn.Parameter(torch.zeros(heads, 1, 1, **free)) if options.attn_scale else None
         self.feat = FeatScale(width, **free) if options.feat_scale else None
 
