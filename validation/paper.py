@@ -1,11 +1,11 @@
 """What the paper reports, and what was repeated of it: one page, made from the records of trainings and claims.
 
-    python -m validation.paper --trainings DIR [DIR ...] --claims DIR    keep what lies there in docs/paper.json
-    python -m validation.paper                                           make docs/paper.md from docs/paper.json
+    python -m validation.paper --trainings DIR [DIR ...] --claims DIR --trained DIR    keep it in docs/paper.json
+    python -m validation.paper                                                         make docs/paper.md of that
 
 The folders of trainings are ``--out`` of `validation.train_cifar10` and its like, that of claims ``--out`` of
-`nonlocal validate`. Figures of the paper (arXiv 2312.00751) are written down here, beside what they would need; those
-of this project are in the record alone.
+`nonlocal validate`, that of models that others trained ``--out`` of `validation.trained_figures`. Figures of the paper
+(arXiv 2312.00751) are written down here, beside what they would need; those of this project are in the record alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from nlflow.errors import InputError
 from nlflow.store.atomic import write_atomic
 from nlflow.store.storage import load_record, save_record
 from validation.claims import all_claims
+from validation.trained_figures import KIND as TRAINED
+from validation.trained_figures import STOCK
 from validation.training.cifar10 import Cifar10
 from validation.training.record import RECORD, read_record
 from validation.training.report import summarize
@@ -48,6 +50,11 @@ class Part:
     trainings : tuple of (str, str)
         Trainings here, by name, and the variant that is compared; 'adapted' trainings began with trained weights.
     claims : tuple of str
+    curves : tuple of (str, str)
+        Quantities by depth of models that others trained, and by which word the arms begin that are beside the model
+        as it is.
+    spectra : tuple of str
+        Of those models, layer by layer.
     """
 
     name: str
@@ -56,8 +63,24 @@ class Part:
     needs: str = ""
     trainings: tuple[tuple[str, str], ...] = ()
     claims: tuple[str, ...] = ()
+    curves: tuple[tuple[str, str], ...] = ()
+    spectra: tuple[str, ...] = ()
 
 
+QUANTITIES = {
+    "cosine": "mean cosine of two tokens", "J": "J of the values, per token, mean of heads",
+    "gradient": "cosine with the gradient of J, mean of heads", "t_sim": "share of the mean token",
+    "rank": "participation rank", "redundancy": "cosine with the matrices of the next layer, mean of heads",
+}  # fmt: skip
+SPECTRA = {
+    "omega": "real part of the largest eigenvalue ω of W_V W_O",
+    "imaginary": "its imaginary part, without sign",
+    "negative": "share of eigenvalues with Re ω < 0",
+    "verdict": "what rules in many layers like this one",
+    "rate": "|μ₂| of P, mean of heads",
+    "rate_random": "the same of random stochastic matrices",
+    "leading": "cosine of equal tokens and the first singular vector of P",
+}
 _IMAGENET = "ImageNet-1k and several GPUs for days"
 PARTS = (
     Part(
@@ -89,6 +112,7 @@ PARTS = (
         "0.973 and 0.964 for DeiT, 0.982 and 0.976 for DeiT with a symmetric kernel",
         "the trained models of Table 1",
         claims=("gradient-cosine", "asymmetric-attention", "sharpening-eigenvalue"),
+        curves=(("gradient", "term"),),
     ),
     Part(
         "Table 8",
@@ -111,6 +135,7 @@ PARTS = (
         "about 0.9 in deep layers of DeiT, lower with the term",
         "the trained models of Tables 1 to 3",
         claims=("token-similarity", "neutreno-minilm", "convergence-to-constants"),
+        curves=(("cosine", "term"),),
     ),
     Part(
         "Figure 3",
@@ -118,6 +143,7 @@ PARTS = (
         "larger with the term in deep blocks",
         "the trained models of Table 1",
         claims=("energy-by-block", "energy-balance"),
+        curves=(("J", "term"),),
     ),
     Part(
         "Figure 5, G.2",
@@ -125,6 +151,7 @@ PARTS = (
         "lower with the term",
         "the trained models of Table 1",
         claims=("head-redundancy",),
+        curves=(("redundancy", "term"),),
     ),
     Part("G.4", "cost of the term", "hardly any time and memory", claims=("cost-of-the-term",)),
     Part(
@@ -132,6 +159,24 @@ PARTS = (
         "the theory",
         "attention is a step of a gradient flow, which runs to a constant, and does not with the term",
         claims=("proposition-1", "attention-step", "gradient-steps", "constant-limits"),
+    ),
+    Part(
+        "Dovonon, Bronstein, Kusner, TMLR 2025, arXiv 2401.04301",
+        "whether trained models smooth, and the eigenvalues of W_V W_O that decide it",
+        "similarity grows with depth in some trained models and not in others; the eigenvalues of W_V W_O, with the "
+        "signs of the norms, say which",
+        claims=("smoothing-verdicts",),
+        curves=(("cosine", ""), ("rank", "")),
+        spectra=("omega", "imaginary", "negative", "verdict"),
+    ),
+    Part(
+        "Yu and Zhang, arXiv 2312.06182",
+        "token similarity by depth, its linear rate, and its removal",
+        "similarity t_sim rises at a linear rate, by the leading eigenspace that attention matrices share and their "
+        "spectral gaps; x - τ mean(x) before a layer takes it away",
+        claims=("linear-rate",),
+        curves=(("t_sim", "similarity"),),
+        spectra=("rate", "rate_random", "leading"),
     ),
     Part(
         "After the paper",
@@ -171,6 +216,14 @@ def gathered(folders: Sequence[Path]) -> dict[str, Any]:
     return found
 
 
+def of_trained(folder: Path) -> dict[str, Any]:
+    """Return the figures of models that others trained in a folder, by the name of the file."""
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise InputError(f"--trained: got {folder} without records, expected what validation.trained_figures wrote")
+    return {path.stem: load_record(path, TRAINED) for path in paths}
+
+
 def of_claims(folder: Path) -> dict[str, Any]:
     """Return the findings of claims in a folder, by name, without their details."""
     path = folder / "results.json"
@@ -197,13 +250,17 @@ def page(record: dict[str, Any]) -> str:
         "What arXiv 2312.00751 reports, and what was repeated here, with its size and errors. All figures of this "
         "project come from records of trainings and claims. Trainings are small, on two cores of a CPU: they show a "
         "direction at most. ± is the standard error over seeds; brackets hold the mean of the differences in pairs of "
-        "seeds at 95 %. Tables 5 to 7 and 9 to 12 and Figures 2 and 4 are not repeated.",
+        "seeds at 95 %. Models that others trained were not trained with the term: it is attached as it is. Tables 5 "
+        "to 7 and 9 to 12 and Figures 2 and 4 are not repeated.",
     ]
     for part in PARTS:
         lines += ["", f"## {part.name}: {part.subject}", "", f"**The paper**: {part.reported}."]
         if part.needs:
             lines += ["", f"**Not repeated at that size**: it needs {part.needs}."]
         lines += _table("training here | figure | softmax or without | with | difference |", _compared(part, record))
+        for quantity, arm in part.curves:
+            lines += _courses(quantity, arm, record)
+        lines += _spectra(part, record)
         lines += _table("claim | figure nearest to its tolerance | result |", _found(part, record))
     return "\n".join(lines) + "\n"
 
@@ -211,6 +268,50 @@ def page(record: dict[str, Any]) -> str:
 def _table(head: str, rows: Iterable[str]) -> list[str]:
     rows = list(rows)
     return ["", f"| {head}", "|" + "---|" * head.count("|"), *rows] if rows else []
+
+
+def _stacks(record: dict[str, Any]) -> Iterable[tuple[dict[str, Any], str, str]]:
+    """Yield of each model that others trained its record, its stacks, and what they are called."""
+    for one in record.get("trained", {}).values():
+        stacks = list(next(iter(one["arms"].values())))
+        for stack in stacks:
+            yield one, stack, one["name"] + (f", {stack}" if stacks[1:] else "")
+
+
+def _courses(quantity: str, arm: str, record: dict[str, Any]) -> list[str]:
+    begin = 0 if quantity in ("cosine", "t_sim", "rank") else 1  # before the first layer there are no heads
+    rows = []
+    for one, stack, name in _stacks(record):
+        for label, found in one["arms"].items():
+            own = found[stack].get(quantity)
+            if own is None or not (label == STOCK or (arm and label.startswith(arm))):
+                continue
+            values = own["mean"][1:] if begin and quantity != "redundancy" else own["mean"]
+            off = max((value for value in own["error"] if value is not None), default=None)
+            rows.append((f"{name}, {label} (± {_short(off)})", values))
+    return _by_depth(f"{QUANTITIES[quantity]} (± standard error, at most)", rows, begin)
+
+
+def _spectra(part: Part, record: dict[str, Any]) -> list[str]:
+    rows = [
+        (f"{name}: {SPECTRA[key]}", [row.get(key) for row in one["spectra"] if row["stack"] == stack])
+        for one, stack, name in _stacks(record) for key in part.spectra
+    ]  # fmt: skip
+    return _by_depth("spectra on the first input", rows, 1)
+
+
+def _by_depth(title: str, rows: list[tuple[str, list[Any]]], begin: int) -> list[str]:
+    """Return a table with a column for each layer, from the number `begin` on; 0 is the input."""
+    depth = max((len(values) for _, values in rows), default=0)
+    head = " | ".join([title, *(str(begin + number) for number in range(depth))])
+    cells = ([name.replace("|", "\\|"), *map(_short, values), *[""] * (depth - len(values))] for name, values in rows)
+    return _table(f"{head} |", (f"| {' | '.join(row)} |" for row in cells))
+
+
+def _short(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "–"
+    return f"{value:.3g}"
 
 
 def _compared(part: Part, record: dict[str, Any]) -> Iterable[str]:
@@ -256,11 +357,14 @@ def _strain(check: dict[str, Any]) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m validation.paper", description=__doc__.partition("\n")[0])
     parser.add_argument("--trainings", type=Path, nargs="+", default=[], metavar="DIR", help="their --out folders")
+    parser.add_argument("--trained", type=Path, metavar="DIR", help="--out of validation.trained_figures")
     parser.add_argument("--claims", type=Path, metavar="DIR", help="--out of nonlocal validate")
     args = parser.parse_args(arguments)
     record = load_record(PLACE, KIND) if PLACE.exists() else {"trainings": {}, "claims": {}}
-    if args.trainings or args.claims is not None:
+    if args.trainings or args.claims is not None or args.trained is not None:
         record["trainings"].update(gathered(args.trainings))
+        if args.trained is not None:
+            record["trained"] = record.get("trained", {}) | of_trained(args.trained)
         known = {claim.name for claim in all_claims()}
         found = {} if args.claims is None else of_claims(args.claims)
         record["claims"] = {name: one for name, one in {**record["claims"], **found}.items() if name in known}

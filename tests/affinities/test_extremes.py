@@ -66,7 +66,7 @@ ATTENTION_WITHOUT_NUMBERS = {
     ),
     *("attach", "blocks", "detach", "discretize", "explain", "extrapolate", "register", "probe", "survey"),  # of models
     *("Perplexity", "Retrieval", "Sweep", "neighbouring_passages", "reciprocal_ranks", "sweep"),
-    *("CURES", "Classification", "Cure", "Report", "TokenAccuracy", "masked_tokens", "report"),
+    *("CURES", "Classification", "Cure", "Report", "TokenAccuracy", "WordErrors", "masked_tokens", "report"),
     *("fidelities", "image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
 

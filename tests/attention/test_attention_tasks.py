@@ -12,8 +12,9 @@ import pytest
 from nlflow.errors import InputError
 from tests.transformer_models import BODY, TEXT, build, inputs, output, torch, transformers
 
-from nlflow.attention import Classification, TokenAccuracy, masked_tokens, report  # isort: skip
+from nlflow.attention import Classification, TokenAccuracy, WordErrors, attach, detach, masked_tokens, report  # isort: skip
 from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
+from nlflow.attention.sweeping.tasks import word_errors  # isort: skip
 
 
 class Features(torch.nn.Module):
@@ -93,6 +94,67 @@ def test_masked_tokens_are_counted_as_they_are() -> None:
         task(model.bert)
     with pytest.raises(InputError, match="all of whose tokens are special"):
         masked_tokens(Nothing(), ["a b"])
+
+
+def test_word_errors_are_the_fewest_changes() -> None:
+    def by_recursion(a: list[str], b: list[str]) -> int:
+        if not a or not b:
+            return len(a) + len(b)
+        if a[0] == b[0]:
+            return by_recursion(a[1:], b[1:])
+        return 1 + min(by_recursion(a[1:], b), by_recursion(a, b[1:]), by_recursion(a[1:], b[1:]))
+
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        one, other = (list(rng.choice(["a", "b", "c"], size=rng.integers(0, 6))) for _ in range(2))
+        assert word_errors(one, other) == by_recursion(one, other)
+
+
+def test_what_is_heard_is_the_largest_logit_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    shape = {f"{part}_{name}": size for part in ("encoder", "decoder")
+             for name, size in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))}  # fmt: skip
+    tokens = {"vocab_size": 30, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(
+        d_model=16, num_mel_bins=8, max_source_positions=20, max_target_positions=24, init_std=0.5, **shape, **tokens,
+        suppress_tokens=[], begin_suppress_tokens=[],
+    )  # fmt: skip
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    sounds = [torch.randn(1, 8, 40) for _ in range(3)]
+
+    def write(ids: list[int]) -> str:
+        return " ".join(f"w{number}" for number in ids)
+
+    def by_hand(sound: Any) -> list[int]:
+        ids = [1, 3]
+        while len(ids) < 12:
+            with torch.no_grad():
+                ids.append(
+                    int(model(input_features=sound, decoder_input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+                )
+            if ids[-1] == 2:
+                return ids[2:-1]
+        return ids[2:]
+
+    stock = [write(by_hand(one)) for one in sounds]
+    task = WordErrors(sounds, [f"{one} and MORE" for one in stock], write, begin=[1, 3], end=2, most=10)
+    wanted = [-2 / (len(one.split()) + 2) for one in stock]
+    np.testing.assert_allclose(task(model), wanted, rtol=1e-12)
+    assert task.summary(task(model)) == pytest.approx(-np.mean(wanted))
+    attach(model, fidelity=0, cures={"centring": 0.8, "temperature": 2.0})
+    changed = [write(by_hand(one)) for one in sounds]
+    assert changed != stock
+    assert [task.heard(model, one) for one in sounds] == changed
+    assert [task.heard(detach(model), one) for one in sounds] == stock
+    with pytest.raises(InputError, match="writes nothing of what it hears"):
+        task(model.model)
+    for given, words in (
+        ({"said": ["a"]}, "said: got 1 for 3 sounds"),
+        ({"said": ["a", "?!", "b"]}, r"said\[1\]: got '\?!', expected some words"),
+        ({"begin": []}, "begin: got no token"),
+    ):
+        with pytest.raises(InputError, match=words):
+            WordErrors(sounds, **{"said": ["a", "b", "c"], "begin": [1], **given}, write=write, end=2)  # type: ignore[arg-type]
 
 
 def test_tasks_that_are_refused() -> None:

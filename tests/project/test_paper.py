@@ -11,9 +11,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5")
 
+from nlflow.attention import survey
 from nlflow.errors import InputError
 from nlflow.store.storage import load_record, save_record
-from validation import paper
+from tests.transformer_models import build, inputs
+from validation import paper, trained_figures
 from validation.claims import all_claims
 from validation.training.variants import VARIANTS
 
@@ -76,6 +78,27 @@ def test_figures_come_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert again == page.replace("0.5 <= 1", "0.7 <= 1")
 
 
+def test_models_that_others_trained_are_measured_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "PLACE", tmp_path / "paper.json")
+    model, given = build("bart"), [inputs("bart", seed) for seed in range(2)]
+    about = {"name": "Small", "inputs": "random tokens", "explicit": 0.5}
+    monkeypatch.setitem(trained_figures.MODELS, "minilm", lambda args: (model, given, about))
+    trained_figures.main(["minilm", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    paper.main(["--trained", str(tmp_path / "out")])
+    page = (tmp_path / "paper.md").read_text(encoding="utf-8")
+    rows = survey(model, given).rows()
+    encoder = " | ".join(f"{row['cosine']:.3g}" for row in rows[: len(rows) // 2])
+    assert f"| Small, encoder, as it is (± {max(row['cosine_se'] for row in rows[:4]):.3g}) | {encoder} |" in page
+    energies = " | ".join(f"{row['J']:.3g}" for row in rows[1:4])
+    assert f"| {energies} |" in page
+    for words in ("Small, decoder, term, explicit, λ̃ = 0.5 (±", "Small, encoder, similarity removed, τ = 1 (±",
+                  "| Small, decoder: |μ₂| of P, mean of heads".replace("|μ₂|", r"\|μ₂\|")):  # fmt: skip
+        assert words in page
+    record = load_record(tmp_path / "paper.json", paper.KIND)["trained"]["minilm"]
+    assert len(record["arms"]["as it is"]["decoder"]["redundancy"]["mean"]) == 2
+    assert [row["verdict"] in ("smoothing", "sharpening", "neither") for row in record["spectra"]] == [True] * 6
+
+
 def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--trainings: got .* expected folders with finished trainings"):
         paper.gathered([tmp_path])
@@ -86,3 +109,7 @@ def test_bad_folders(tmp_path: Path) -> None:
         paper.gathered([mixed])
     with pytest.raises(InputError, match=r"--claims: got .*results.json"):
         paper.of_claims(tmp_path)
+    with pytest.raises(InputError, match=r"--trained: got .* without records"):
+        paper.of_trained(tmp_path / "b")
+    with pytest.raises(InputError, match="--model: got none for dinov2"):
+        trained_figures.main(["dinov2"])

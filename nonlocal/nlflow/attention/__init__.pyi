@@ -49,6 +49,7 @@ from .sweeping.tasks import Classification as Classification
 from .sweeping.tasks import Perplexity as Perplexity
 from .sweeping.tasks import Retrieval as Retrieval
 from .sweeping.tasks import TokenAccuracy as TokenAccuracy
+from .sweeping.tasks import WordErrors as WordErrors
 from .sweeping.tasks import masked_tokens as masked_tokens
 from .sweeping.tasks import neighbouring_passages as neighbouring_passages
 from .sweeping.tasks import reciprocal_ranks as reciprocal_ranks

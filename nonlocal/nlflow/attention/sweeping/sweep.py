@@ -133,10 +133,10 @@ def sweep(
     model : torch.nn.Module or pipeline of transformers
         In evaluation mode, without terms. It is left as it was. Decoders need their head for `Perplexity`.
     task : callable
-        `Retrieval`, `Classification`, `Perplexity`, `TokenAccuracy`, or a function of the model that returns one score
-        for each item, (n,), larger is better, in the same order at each call. Its attributes ``name`` and ``summary``,
-        where it has them, give the metric: a function of the scores, their mean by default. It is called once for each
-        setting, and once for the model as it is.
+        `Retrieval`, `Classification`, `Perplexity`, `TokenAccuracy`, `WordErrors`, or a function of the model that
+        returns one score for each item, (n,), larger is better, in the same order at each call. Its attributes ``name``
+        and ``summary``, where it has them, give the metric: a function of the scores, their mean by default. It is
+        called once for each setting, and once for the model as it is.
     cures : sequence of str, or mapping of str to sequence of float
         Names in `nlflow.attention.CURES`, which are tried with their own ``values``, or with numbers of yours. By
         default all; those that this model cannot have are named in ``left_out``.

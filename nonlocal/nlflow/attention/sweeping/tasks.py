@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -340,6 +341,91 @@ class TokenAccuracy:
             right = (logits.argmax(dim=-1) == labels.to(logits.device)) & asked
             found.append((right.sum(dim=1) / asked.sum(dim=1)).double().cpu().numpy())
         return np.concatenate(found)
+
+
+class WordErrors:
+    """Task of a model of speech: write down what is said, the token of the largest logit one after the other.
+
+    Called with a model, it returns for each sound minus its word error rate: words that are wrong, missing or too many
+    by the shortest way from one text to the other (Levenshtein), over the words that are said. Words are letters,
+    digits and apostrophes, small or capital.
+
+    Parameters
+    ----------
+    sounds : sequence of tensor, (1, ...)
+        What the model hears, under the name ``input_features``.
+    said : sequence of str
+        What is said in each, some words.
+    write : callable
+        The text of a list of token numbers, such as the ``decode`` of a tokenizer.
+    begin : sequence of int
+        The tokens that the decoder begins with.
+    end : int
+        The token that ends a text.
+    most : int
+        Tokens after which a text ends too; models that repeat themselves do not end.
+    """
+
+    name = "word error rate"
+
+    def __init__(
+        self, sounds: Sequence[Tensor], said: Sequence[str], write: Any, *, begin: Sequence[int], end: int,
+        most: int = 96,
+    ) -> None:  # fmt: skip
+        self.sounds, self.said = list(sounds), [_words(one) for one in said]
+        self.write, self.begin, self.end = write, list(begin), check_integer("end", end, minimum=0)
+        self.most = check_integer("most", most, minimum=1)
+        if len(self.said) != len(self.sounds) or not self.sounds:
+            raise InputError(f"said: got {len(self.said)} for {len(self.sounds)} sounds, expected one for each")
+        for number, one in enumerate(self.said):
+            if not one:
+                raise InputError(f"said[{number}]: got {said[number]!r:.60}, expected some words")
+        if not self.begin:
+            raise InputError("begin: got no token, expected at least one, which the decoder begins with")
+
+    def __call__(self, model: Any) -> Floats:
+        """Return minus the word error rate of each sound, (n,)."""
+        network = network_of(model)
+        pairs = zip(self.sounds, self.said, strict=True)
+        return np.array([-word_errors(_words(self.heard(network, one)), said) / len(said) for one, said in pairs])
+
+    def heard(self, network: Any, sound: Tensor) -> str:
+        """Return what a model writes down of a sound; without a cache, which cures with means do not take."""
+        ids = list(self.begin)
+        given: dict[str, Any] = {"input_features": sound}
+        while len(ids) < len(self.begin) + self.most:
+            with torch.no_grad():
+                output = call_of(network, {**given, "decoder_input_ids": torch.tensor([ids])})()
+            logits, state = (getattr(output, name, None) for name in ("logits", "encoder_last_hidden_state"))
+            if logits is None or logits.shape[:2] != (1, len(ids)) or state is None:
+                raise InputError(
+                    f"model: got {type(network).__name__}, which writes nothing of what it hears; expected one with "
+                    "its head, as nlflow.attention.load_model(source, head='speech') gives it"
+                )
+            given = {"encoder_outputs": (state,)}
+            if (found := int(logits[0, -1].argmax())) == self.end:
+                break
+            ids.append(found)
+        return str(self.write(ids[len(self.begin) :]))
+
+    @staticmethod
+    def summary(scores: Floats) -> float:
+        """Return the mean word error rate; 0 is best."""
+        return float(-np.mean(scores))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w']+", text.lower())
+
+
+def word_errors(heard: Sequence[str], said: Sequence[str]) -> int:
+    """Return how many words have to be replaced, left out or put in to make one sequence of the other. O(n m)."""
+    row = list(range(len(said) + 1))
+    for number, word in enumerate(heard, 1):
+        before, row[0] = row[0], number
+        for place, other in enumerate(said, 1):
+            before, row[place] = row[place], min(before + (word != other), row[place] + 1, row[place - 1] + 1)
+    return row[-1]
 
 
 def masked_tokens(

@@ -70,11 +70,11 @@ FeatScale, AttnScale, temperature, LayerScale and another spectrum of W_V W_O, i
 against the model as it is; a line tells beforehand how much it will compute. With --texts, encoders find the passage
 that follows another among all followers (MRR, mean of the tokens as embedding), those of masked tokens tell these (each
 line is a sequence), and decoders tell the next token (perplexity). With --images, the class of each picture is found
-from those nearest to it, or by a linear map. With --sounds, a decoder of speech tells the tokens of what is said. The
-intervals of the gain allow for the number of settings: all of them contain their true gains together with probability
-0.95, so that luck does not choose the winner (bootstrap of the largest |t| over the items). It recommends the largest
-gain whose interval lies above 0 as a whole, or says that none helps. With --out tables (CSV) and result.json are
-written to the folder.
+from those nearest to it, or by a linear map. With --sounds, a decoder of speech tells the tokens of what is said, or
+with --metric words writes it down (word error rate; a gain is fewer errors). The intervals of the gain allow for the
+number of settings: all of them contain their true gains together with probability 0.95, so that luck does not choose
+the winner (bootstrap of the largest |t| over the items). It recommends the largest gain whose interval lies above 0 as
+a whole, or says that none helps. With --out tables (CSV) and result.json are written to the folder.
 
 --report PAGE does the same, looks into the layers on some of the inputs, and writes one HTML page: whether tokens grow
 alike, what in the blocks makes them so, what helps, figures and numbers, and sentences that one may write about the
@@ -181,7 +181,7 @@ def attention(
         str,
         typer.Option(
             metavar="NAME",
-            help="For a sweep: retrieval, perplexity, masked, neighbours, linear, transcripts; auto: by the model.",
+            help="For a sweep: retrieval, perplexity, masked, neighbours, linear, transcripts, words; auto: by model.",
         ),
     ] = "auto",
     cure: Annotated[

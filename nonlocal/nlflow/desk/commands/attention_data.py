@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-METRICS = ("auto", "retrieval", "perplexity", "masked", "neighbours", "linear", "transcripts")
+METRICS = ("auto", "retrieval", "perplexity", "masked", "neighbours", "linear", "transcripts", "words")
 _ENDINGS = (".txt", ".md")
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _MOST = 10**8  # bytes of text, and of a picture
-_HEADS = {"perplexity": "language", "masked": "masked", "transcripts": "speech"}
+_HEADS = {"perplexity": "language", "masked": "masked", "transcripts": "speech", "words": "speech"}
 _SURVEYED = 16  # inputs that a report looks into
 _RATE = 16_000  # samples a second that models of speech take
 _SECONDS = 30  # of a sound, ibid.
@@ -42,17 +42,19 @@ def measured(
     check_integer("--items", items, minimum=10, hint="intervals need some")
     check_integer("--words", words, minimum=1)
     wanted = _kind(model) if metric == "auto" else metric
-    given = {"neighbours": images, "linear": images, "transcripts": sounds}.get(wanted, texts)
-    option = {"neighbours": "--images", "linear": "--images", "transcripts": "--sounds"}.get(wanted, "--texts")
+    given = {"neighbours": images, "linear": images, "transcripts": sounds, "words": sounds}.get(wanted, texts)
+    option = {"neighbours": "--images", "linear": "--images", "transcripts": "--sounds", "words": "--sounds"}.get(
+        wanted, "--texts"
+    )
     if given is None:
         raise InputError(f"{option}: got none for the metric {wanted} of {model}, expected a path; add {option} PATH")
     # Files are read before weights, which take longer.
     if wanted in ("neighbours", "linear"):
         found = _pictures(given, items)
         return _of_pictures(load_model(model), model, found, wanted, size)
-    if wanted == "transcripts":
+    if wanted in ("transcripts", "words"):
         spoken = _spoken(given, items)
-        return _of_sounds(load_model(model, head=_HEADS[wanted]), model, spoken)
+        return _of_sounds(load_model(model, head=_HEADS[wanted]), model, spoken, wanted)
     return _of_texts(load_model, model, wanted, texts_of(given), items, words)
 
 
@@ -245,10 +247,10 @@ def _samples(media: Any) -> Any:
     return resample_poly(sound, _RATE // common, rate // common)[: _SECONDS * _RATE].astype(np.float32)
 
 
-def _of_sounds(network: Any, model: str, spoken: list[tuple[Any, str]]) -> Measured:
+def _of_sounds(network: Any, model: str, spoken: list[tuple[Any, str]], wanted: str) -> Measured:
     import torch
 
-    from nlflow.attention import TokenAccuracy
+    from nlflow.attention import TokenAccuracy, WordErrors
     from nlflow.attention.injection.blocks import transformers_library
 
     library = transformers_library()
@@ -261,7 +263,11 @@ def _of_sounds(network: Any, model: str, spoken: list[tuple[Any, str]]) -> Measu
         ids = tokenizer(f" {said}", add_special_tokens=False)["input_ids"]
         inputs.append({"input_features": features, "decoder_input_ids": torch.tensor([[*begin, *ids]])})
         labels.append(torch.tensor([[-100] * (len(begin) - 1) + [*ids, network.config.eos_token_id]]))
-    task = TokenAccuracy(inputs, labels, name="agreement of tokens with what is said")
+    task: Any = TokenAccuracy(inputs, labels, name="agreement of tokens with what is said")
+    if wanted == "words":
+        heard = [one["input_features"] for one in inputs]
+        said = [text for _, text in spoken]
+        task = WordErrors(heard, said, tokenizer.decode, begin=begin, end=network.config.eos_token_id)
     return Measured(network, task, inputs[:_SURVEYED], "sounds", len(inputs))
 
 
