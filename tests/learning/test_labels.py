@@ -11,7 +11,10 @@ from nlflow.learning import HarmonicClassifier, LabelSpreading, choose
 X = np.array([[0.0], [0.1], [0.2], [1.0], [1.1]])
 NAMES = np.array(["left", "left", "left", "right", "right"])
 KNOWN = np.array([True, False, False, True, False])
-HOW = r"-1 marks samples without a label, .* np\.where\(known, names\.astype\(object\), -1\)"
+HOW = (
+    r"-1 marks samples without a label, .* np\.where\(known, names\.astype\(object\), -1\); "
+    r"missing=None takes None, NaN and NA for it"
+)
 
 
 def test_strings_with_minus_one_are_as_numbers() -> None:
@@ -51,7 +54,7 @@ def test_what_pandas_has_for_no_label_is_refused() -> None:
         with pytest.raises(InputError, match=rf"^y: got .* for 3 samples \(the first is 1\), .*; {HOW}$"):
             HarmonicClassifier().fit(X, pandas.Series(strings, dtype=dtype))
         with pytest.raises(InputError, match=HOW):
-            choose(HarmonicClassifier(), X, pandas.Series(strings, dtype=dtype), "gamma", [1.0, 20.0], folds=2)
+            choose(HarmonicClassifier("rbf"), X, pandas.Series(strings, dtype=dtype), "gamma", [1.0, 20.0], folds=2)
     with pytest.raises(InputError, match=r"^y: got nan for 3 samples"):
         HarmonicClassifier().fit(X, pandas.Series([0, None, None, 1, None], dtype="Int64"))
     whole = pandas.Series(strings, dtype="category").astype(object).where(pandas.Series(KNOWN), -1)

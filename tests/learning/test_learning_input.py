@@ -41,7 +41,9 @@ SIDE = np.repeat([0, 1], 10)
 X = np.column_stack([3.0 * SIDE, np.zeros(20)]) + rng.normal(0, 0.3, (20, 2))
 Y = np.where(np.arange(20) % 5 == 0, SIDE, -1)
 VALUES = np.where(Y < 0, np.nan, 1.0 * SIDE)
-NAMES = [name for name in nlflow.learning.__all__ if name not in ("Curve", "Question")]  # which are what others return
+NAMES = [
+    name for name in nlflow.learning.__all__ if name not in ("Curve", "Question", "WidthCurve")
+]  # which are what others return
 GRAPH = affinity_from_graph(np.exp(-((X[:, None] - X) ** 2).sum(axis=-1)) - np.eye(20))
 
 
@@ -55,6 +57,8 @@ def call(name: str, points: Any, y: Any = None, **words: Any) -> Any:
     y = labels_for(name) if y is None else y
     if name == "spectral_clustering":
         return public(points, 2, **{"n_neighbors": 12, **words})
+    if name == "choose_width":
+        return public(points).widths
     if name == "choose":
         return public(
             HarmonicClassifier("knn", n_neighbors=12).set_params(**words), points, y, "fidelity", [1.0], folds=2
@@ -112,7 +116,11 @@ WRONG: dict[str, Any] = {
 PARAMETERS: dict[str, list[Any]] = {
     "affinity": ["tree", None, 3, {}, X, Laplace],
     "gamma": ["scale", {}, 0, -1.0, np.nan, np.inf, 1e300, 1e-300, X],
-    "n_neighbors": [0, -3, 2.5, "many", None, 20, 10**9, {}],
+    "n_neighbors": [0, -3, 2.5, "many", 20, 10**9, {}],
+    "metric": ["manhattan", None, 3, np.dot],
+    "search": ["ball", None, 3],
+    "keep": ["directed", None, 3],
+    "missing": [0, "none", {}, [-1]],
     "accuracy": ["high", -1.0, np.nan, {}],
     "tol": ["small", -1.0, np.nan, {}],
     "max_iter": [0, 1.5, "many", None],
@@ -165,7 +173,9 @@ def test_points_that_are_none_are_refused_by_name(name: str, affinity: str) -> N
         refused(lambda v=value: call(name, v, affinity=affinity), "X:", "y:", "n_clusters: got 2, expected at most 1")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("DiffusionMap", "spectral_clustering")])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("DiffusionMap", "spectral_clustering", "choose_width")]
+)
 def test_labels_that_are_none_are_refused_by_name(name: str) -> None:
     labels = labels_for(name)
     wrong = [labels[:-1], [], 3, {}, np.stack([labels] * 2)[None], np.full(20, np.inf), labels + 1j, [None] * 20,
@@ -216,7 +226,7 @@ def test_what_functions_are_given_besides() -> None:
         lambda: log_evidence(apart, [0, 5, 10], [1.0, 2.0, 3.0], fidelity=1.0), "affinity: got 2 connected components"
     )
     for values in (3, None):
-        refused(lambda v=values: choose(HarmonicClassifier(), X, Y, "gamma", v), "values:")
+        refused(lambda v=values: choose(HarmonicClassifier("rbf"), X, Y, "gamma", v), "values:")
     refused(lambda: log_evidence(GRAPH, [0, 5, 10], [1.0, np.nan, 2.0], fidelity=1.0), "values:")
 
 
@@ -372,7 +382,7 @@ def test_each_small_probability_keeps_its_digits() -> None:
     side = (points[:, 0] > 0) + 2 * (points[:, 1] > 0)
     y = np.where(np.arange(500) < 40, side, -1)
     for affinity, alpha in (("knn", 0.2), ("rbf", 0.5)):
-        model = LabelSpreading(affinity, gamma=5.0, alpha=alpha).fit(points, y)
+        model = LabelSpreading(affinity, gamma=5.0 if affinity == "rbf" else None, alpha=alpha).fit(points, y)
         W = rbf_kernel(points, gamma=5.0)
         if affinity == "knn":
             W = neighbour_graph(points, 10, Gaussian(width=0.5**0.5), local=True).toarray()

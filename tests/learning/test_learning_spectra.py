@@ -137,26 +137,29 @@ def test_a_curve_of_widths_and_fidelities():
     few = np.full(len(y), -1)
     for c in (0, 1):
         few[np.flatnonzero(y == c)[:6]] = c
-    widths = choose(HarmonicClassifier(), X, few, "gamma", [0.01, 30.0], folds=3)
+    widths = choose(HarmonicClassifier("rbf"), X, few, "gamma", [0.01, 30.0], folds=3)
     assert widths.scores.shape == (2, 3)
     assert widths.best == 30.0
-    strengths = choose(HarmonicClassifier(gamma=30.0), X, few, "fidelity", [1.0, 1.05, 1.1], folds=3)
-    cold = [choose(HarmonicClassifier(gamma=30.0), X, few, "fidelity", [s], folds=3).iterations[0] for s in (1.05, 1.1)]
+    strengths = choose(HarmonicClassifier("rbf", gamma=30.0), X, few, "fidelity", [1.0, 1.05, 1.1], folds=3)
+    cold = [
+        choose(HarmonicClassifier("rbf", gamma=30.0), X, few, "fidelity", [s], folds=3).iterations[0]
+        for s in (1.05, 1.1)
+    ]
     assert strengths.iterations[1] < cold[0]  # each begins with the one before
     assert strengths.iterations[2] < cold[1]
-    assert choose(LabelSpreading(), X, few, "alpha", [0.5], folds=2).scores.shape == (1, 2)
+    assert choose(LabelSpreading("rbf", gamma=20.0), X, few, "alpha", [0.5], folds=2).scores.shape == (1, 2)
     # Among names in a list, too, -1 stays a number where labels are hidden.
     names = ["abc"[label] if label >= 0 else -1 for label in few]
-    numbered, named = (choose(LabelSpreading(), X, y, "alpha", [0.5], folds=2) for y in (few, names))
+    numbered, named = (choose(LabelSpreading("rbf", gamma=20.0), X, y, "alpha", [0.5], folds=2) for y in (few, names))
     np.testing.assert_array_equal(named.scores, numbered.scores)
-    assert choose(PoissonClassifier(), X, few, "gamma", [20.0], folds=2).means[0] > 0.5
+    assert choose(PoissonClassifier("rbf"), X, few, "gamma", [20.0], folds=2).means[0] > 0.5
     values = np.where(few >= 0, X[:, 0], np.nan)
-    regressions = choose(HarmonicRegressor(), X, values, "gamma", [0.01, 10.0], folds=3)
+    regressions = choose(HarmonicRegressor("rbf"), X, values, "gamma", [0.01, 10.0], folds=3)
     assert regressions.best == 10.0
     with pytest.raises(InputError, match="parameter: got 'colour'"):
         choose(HarmonicClassifier(), X, few, "colour", [1])
     with pytest.raises(InputError, match="folds: got 13"):
-        choose(HarmonicClassifier(), X, few, "gamma", [1.0], folds=13)
+        choose(HarmonicClassifier("rbf"), X, few, "gamma", [1.0], folds=13)
 
 
 def test_evidence_is_that_of_the_dense_field():
@@ -202,12 +205,20 @@ def test_a_map_whose_first_argument_is_an_affinity(roll):
 @pytest.mark.parametrize(
     ("model", "parameter", "told"),
     [
-        (make_pipeline(StandardScaler(), HarmonicClassifier()), "gamma", r"^model: got Pipeline, .* its last step"),
+        (
+            make_pipeline(StandardScaler(), HarmonicClassifier("rbf")),
+            "gamma",
+            r"^model: got Pipeline, .* its last step",
+        ),
         (DiffusionMap(), "gamma", "^model: got DiffusionMap, expected an estimator of labels"),
         (HarmonicClassifier(), "alpha", "^parameter: got 'alpha', expected one of those of HarmonicClassifier: acc"),
         (HarmonicClassifier("knn"), "gamma", "^parameter: got 'gamma', which has no part in affinity='knn', expected"),
         (HarmonicClassifier(Gaussian(1.0)), "gamma", r"has no part in affinity=Gaussian\(.*affinity='rbf'"),
-        (HarmonicRegressor(), "n_neighbors", "has no part in affinity='rbf', expected a model with affinity='knn'"),
+        (
+            HarmonicRegressor("rbf"),
+            "n_neighbors",
+            "has no part in affinity='rbf', expected a model with affinity='knn'",
+        ),
         (HarmonicClassifier(), "balance", "^parameter: got 'balance', which has no part without a class_prior"),
     ],
 )

@@ -9,8 +9,10 @@ from .embedding import DiffusionMap as DiffusionMap
 from .embedding import spectral_clustering as spectral_clustering
 from .selection import Curve as Curve
 from .selection import choose as choose
+from .selection import choose_width as choose_width
 from .selection import log_evidence as log_evidence
 from .spreading import LabelSpreading as LabelSpreading
+from .widths import WidthCurve as WidthCurve
 
 __all__ = [
     "Curve",
@@ -22,8 +24,10 @@ __all__ = [
     "PLaplacianRegressor",
     "PoissonClassifier",
     "Question",
+    "WidthCurve",
     "ask_next",
     "choose",
+    "choose_width",
     "log_evidence",
     "spectral_clustering",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -18,13 +20,13 @@ from nlflow.learning.balance import counts_of, factors, quotas
 from nlflow.learning.graphs import PointGraph, Recipe
 from nlflow.learning.inputs import (
     AT_OTHERS,
-    UNLABELLED,
     check_parameters,
     check_signals,
     checked_points,
     classes_of,
     is_chunked,
-    is_precomputed,
+    is_none,
+    is_pairwise,
     loaded,
     values_of,
 )
@@ -36,6 +38,7 @@ except ImportError as error:
     raise ImportError(f"nlflow.learning needs scikit-learn: {install_command('learning')}") from error
 
 __all__ = [
+    "GivenPoints",
     "GraphClassifier",
     "GraphEstimator",
     "GraphRegressor",
@@ -47,6 +50,7 @@ __all__ = [
 ]
 
 _SHOWN = 5
+_OF_GRAPHS = ("affinity", "gamma", "n_neighbors", "metric", "search", "keep", "accuracy", "memory_limit")
 _OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
 
 
@@ -96,8 +100,19 @@ class PointEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.pairwise = is_precomputed(self.affinity)
+        tags.input_tags.pairwise = is_pairwise(self)
         return tags
+
+    def _recipe(self, **more: Any) -> Recipe:
+        """Return how the graph is made, by the parameters that this estimator has of it."""
+        there = self.get_params(deep=False)
+        return Recipe(**{name: there[name] for name in _OF_GRAPHS if name in there}, **more)
+
+    def _say(self, text: str, start: float) -> None:
+        """Print what was done since some time, where that is asked for."""
+        if getattr(self, "verbose", False):
+            spent = time.perf_counter() - start
+            print(f"{type(self).__name__}: {text} ({spent:.2g} s)", file=sys.stderr, flush=True)
 
     def _points(self, X: Any, *, reset: bool) -> Any:
         """Return checked points, NumPy, sparse or a tensor; a matrix of weights for 'precomputed'."""
@@ -120,12 +135,27 @@ class PointEstimator(BaseEstimator):
         return averages, seen
 
 
+class GivenPoints(PointEstimator):
+    """The parameters of a function of points, which are checked as those of an estimator."""
+
+    def __init__(
+        self, affinity: Any = "rbf", gamma: Any = None, n_neighbors: Any = None, metric: Any = "euclidean",
+        search: Any = "auto", keep: Any = "either", accuracy: Any = None, tol: Any = None, memory_limit: Any = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
+        self.accuracy = accuracy
+        self.tol = tol
+        self.memory_limit = memory_limit
+
+
 class GraphEstimator(PointEstimator):
     """A signal on the graph of the training points, and its averages at other points."""
 
-    gamma: float
-    n_neighbors: int
-    accuracy: float | None
     _values: Array
     _start: Array | None = None  # what iterations begin with
     _solved: bool
@@ -133,15 +163,17 @@ class GraphEstimator(PointEstimator):
     reached_: NDArray[np.bool_]
 
     def _build(self, X: Any) -> PointGraph:
-        recipe = Recipe(self.affinity, self.gamma, self.n_neighbors, self.accuracy, self.memory_limit)
-        self.graph_ = PointGraph(recipe, X)
+        start = time.perf_counter()
+        self.graph_ = PointGraph(self._recipe(), X)
         p = self.graph_.affinity
         self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
+        self._say(f"{self.graph_.size} samples, {p.method}: {p.reason}", start)
         return self.graph_
 
     def _solve(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
         """Return the signal of these labels. What they do not reach is told in one message, an error or a warning."""
         self.reached_, lost = self._reached(labelled)
+        start = time.perf_counter()
         try:
             found = self._learn(values, labelled)
         except (InputError, NumericalError) as error:
@@ -151,6 +183,7 @@ class GraphEstimator(PointEstimator):
                 "affinity: got weights between samples that are too small to carry labels in floats, expected larger "
                 f"ones; {self.graph_.remedy()}"
             ) from error
+        self._say(self.message_, start)
         from sklearn.exceptions import ConvergenceWarning
 
         kind = NlflowWarning if self._solved else ConvergenceWarning
@@ -182,16 +215,17 @@ class GraphEstimator(PointEstimator):
         shown = ", ".join(map(str, sizes[:_SHOWN].tolist())) + (", ..." if len(sizes) > _SHOWN else "")
         return reached, [
             f"y: {int((~reached).sum())} samples (the first is {int(np.argmin(reached))}) lie in {len(sizes)} "
-            f"components of the graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
-            f"{self.graph_.remedy()}"
+            f"components of the graph without a label (sizes {shown}); they get no class or value. Label one of each; "
+            f"or {self.graph_.remedy()}"
         ]
 
 
 class GraphClassifier(ClassifierMixin, GraphEstimator):
-    """A classifier by one signal for each class; -1 marks samples without a label."""
+    """A classifier by one signal for each class; `missing` marks samples without a label."""
 
     class_prior: Any
     balance: str
+    missing: Any
 
     def fit(self, X: Any, y: Any) -> Any:
         """Fit the classifier.
@@ -200,18 +234,20 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         ----------
         X : array or tensor of shape (N, d)
             Points; Dask arrays are loaded, and sparse ones made dense but for neighbours in many dimensions. With
-            ``affinity='precomputed'`` weights (N, N), symmetric up to rounding.
+            ``affinity='precomputed'`` weights (N, N), symmetric up to rounding; with ``metric='precomputed'``
+            distances (N, N), sparse where only those to near points are known.
         y : array of shape (N,)
             Labels; -1 where there is none (but -1 and 1 alone are two classes), which ``labelled_`` tells afterwards.
             Strings: of dtype object, where some are missing, as in ``np.where(known, names.astype(object), -1)``. NaN,
-            None, and the strings '', '-1', 'nan' and '<NA>' are refused.
+            None, and the strings '', '-1', 'nan' and '<NA>' are refused. With ``missing=None`` samples with None, NaN
+            or NA have no label, and -1 is a class.
 
         Returns
         -------
         self
         """
         X = self._points(X, reset=True)
-        self.classes_, labels, labelled = classes_of(y, X.shape[0])
+        self.classes_, labels, labelled = classes_of(y, X.shape[0], self.missing)
         prior = self._prior(np.bincount(labels))
         check_signals(X.shape[0], len(self.classes_), self.memory_limit)
         self.X_, graph = X, self._build(X)
@@ -245,9 +281,9 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         chosen = np.asarray(self.classes_[np.where(known[:, None], scores, 0).argmax(axis=1)])
         if known.all():
             return chosen
-        if chosen.dtype.kind not in "if":
+        if chosen.dtype.kind not in ("f" if is_none(self.missing) else "if"):
             chosen = chosen.astype(object)
-        chosen[~known] = UNLABELLED
+        chosen[~known] = np.nan if is_none(self.missing) and chosen.dtype.kind == "f" else self.missing
         return np.asarray(chosen)
 
     # ---- priors
@@ -301,7 +337,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
     @by_chunks
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the classes of points, by one average over the training points; -1 where none with a class is seen.
+        """Return the classes of points, by one average over the training points; `missing` where none is seen.
 
         Parameters
         ----------

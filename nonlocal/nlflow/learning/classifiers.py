@@ -8,6 +8,7 @@ PLaplacian       J_p(u) with u = y at labelled nodes
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,8 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
     ----------
     fidelity : float or None
         lambda~ at labelled nodes; None holds the labels exactly.
-    affinity, gamma, n_neighbors, class_prior, balance, accuracy, tol, max_iter, memory_limit
+    affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
+    memory_limit
         See `LabelSpreading`, as for the attributes.
 
     Notes
@@ -84,19 +86,26 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
     """
 
     def __init__(
-        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, fidelity: float | None = None,
+        self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
+        metric: str = "euclidean", search: str = "auto", keep: str = "either", fidelity: float | None = None,
         class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None,
-        max_iter: int = 10_000, memory_limit: float | None = None,
+        max_iter: int = 10_000, missing: Any = -1, verbose: bool = False,
+        memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
         self.gamma = gamma
         self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
         self.fidelity = fidelity
         self.class_prior = class_prior
         self.balance = balance
         self.accuracy = accuracy
         self.tol = tol
         self.max_iter = max_iter
+        self.missing = missing
+        self.verbose = verbose
         self.memory_limit = memory_limit
 
 
@@ -107,7 +116,7 @@ class HarmonicRegressor(_Held, GraphRegressor):
     ----------
     fidelity : float or None
         lambda~ where y is known; None holds the values exactly.
-    affinity, gamma, n_neighbors, accuracy, tol, max_iter, memory_limit
+    affinity, gamma, n_neighbors, metric, search, keep, accuracy, tol, max_iter, verbose, memory_limit
         See `LabelSpreading`.
 
     Examples
@@ -121,17 +130,23 @@ class HarmonicRegressor(_Held, GraphRegressor):
     """
 
     def __init__(
-        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, fidelity: float | None = None,
+        self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
+        metric: str = "euclidean", search: str = "auto", keep: str = "either", fidelity: float | None = None,
         accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
+        verbose: bool = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
         self.gamma = gamma
         self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
         self.fidelity = fidelity
         self.accuracy = accuracy
         self.tol = tol
         self.max_iter = max_iter
+        self.verbose = verbose
         self.memory_limit = memory_limit
 
 
@@ -143,7 +158,8 @@ class PoissonClassifier(GraphClassifier):
 
     Parameters
     ----------
-    affinity, gamma, n_neighbors, class_prior, balance, accuracy, tol, max_iter, memory_limit
+    affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
+    memory_limit
         See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``, which are added to scores;
         with the factors of the paper's section 2.2 two classes, u and -u, never change. ``balance`` is 'count'.
 
@@ -155,7 +171,9 @@ class PoissonClassifier(GraphClassifier):
     source_ : array of shape (N, C)
         y_j - mean y at labelled nodes.
     label_distributions_ : array of shape (N, C)
-        Scores, which are no probabilities: they sum to 0. So there is no `predict_proba`.
+        Scores, which are no probabilities: they sum to 0.
+    spread_ : float
+        Root mean square of the scores of samples, the unit of `predict_proba`.
 
     Examples
     --------
@@ -167,21 +185,33 @@ class PoissonClassifier(GraphClassifier):
     """
 
     def __init__(
-        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, class_prior: Any = None,
+        self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
+        metric: str = "euclidean", search: str = "auto", keep: str = "either", class_prior: Any = None,
         balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
+        missing: Any = -1, verbose: bool = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
         self.gamma = gamma
         self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
         self.class_prior = class_prior
         self.balance = balance
         self.accuracy = accuracy
         self.tol = tol
         self.max_iter = max_iter
+        self.missing = missing
+        self.verbose = verbose
         self.memory_limit = memory_limit
 
     def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
+        found = self._potential(one_hot, labelled)
+        self.spread_ = _size(np.asarray(to_numpy(found), np.float64)[self.reached_])
+        return found
+
+    def _potential(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
         graph, y = self.graph_, np.asarray(to_numpy(one_hot), np.float64)
         source, parts = np.zeros_like(y), graph.parts(weakest=self._weakest)
         for part in np.unique(parts[labelled]):
@@ -193,7 +223,9 @@ class PoissonClassifier(GraphClassifier):
         least = float(np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel()[labelled].min())
         unit = math.exp(-max(least, -600.0)) if least < _SMALL else 1.0
         self.functional_, self.source_ = J(graph.affinity.scaled(unit / 2)), graph.as_signal(source / weights)
-        alone = self._alone(y, labelled, parts)
+        alone = np.zeros_like(y)  # scores, which sum to 0, where labels of one class are no source
+        for inside, value in one_kind(y, labelled, parts):
+            alone[inside] = value - 1 / y.shape[1]
         if not source.any():
             return self._took(Minimizer(graph.as_signal(alone), 0.0, 0, True, "one class in each component"))
         u = self._took(
@@ -204,17 +236,8 @@ class PoissonClassifier(GraphClassifier):
         inside = (parts == np.arange(int(parts.max()) + 1)[:, None]) * mass
         total = inside.sum(axis=1, keepdims=True)
         means = inside @ np.asarray(to_numpy(u), np.float64) / np.where(total > 0, total, 1)
-        return u - constant_like(means[parts] - alone, u)
-
-    @staticmethod
-    def _alone(y: Floats, labelled: NDArray[np.bool_], parts: NDArray[np.int64]) -> Floats:
-        """Return scores, which sum to 0, of components with labels of one class: without a source u is 0 there."""
-        scores = np.zeros_like(y)
-        for part in np.unique(parts[labelled]):
-            classes = y[labelled & (parts == part)]
-            if (classes == classes[0]).all():
-                scores[parts == part] = classes[0] - 1 / y.shape[1]
-        return scores
+        centred = np.asarray(to_numpy(u), np.float64) - means[parts]
+        return u - constant_like(means[parts] - alone * _size(centred[self.reached_]), u)
 
     def _prior(self, counts: NDArray[np.intp]) -> Floats | None:
         if self.class_prior is not None and self.balance != "count":
@@ -230,10 +253,38 @@ class PoissonClassifier(GraphClassifier):
         return self._as_signal(np.where(known[:, None], scores, np.nan))
 
     @by_chunks
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return exp(score / spread_) of the classes at points over their sum, (M, C); NaN where no class is seen.
+
+        They have the order of the scores and do not depend on the unit of weights, but nothing was calibrated: take
+        `HarmonicClassifier` for probabilities of walks, or scikit-learn's ``CalibratedClassifierCV``.
+        """
+        scores = np.asarray(self._scores(X), np.float64) / self.spread_
+        raised = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return self._as_signal(raised / raised.sum(axis=1, keepdims=True))
+
+    @by_chunks
     def decision_function(self, X: Any) -> NDArray[Any]:
         """Return the scores of the classes at points, (M, C); of two classes the second less the first, (M,)."""
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+
+def _size(scores: Floats) -> float:
+    """Return the root mean square, or 1 for zeros; squares of large numbers would overflow."""
+    top = float(np.abs(scores).max()) or 1.0
+    return top * (float(np.sqrt(((scores / top) ** 2).mean())) or 1.0)
+
+
+def one_kind(
+    values: NDArray[Any], labelled: NDArray[np.bool_], parts: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.bool_], NDArray[Any]]]:
+    """Yield the components whose labels all have one value, and that value: nothing is left to minimize there."""
+    for part in np.unique(parts[labelled]):
+        inside = parts == part
+        there = values[labelled & inside]
+        if (there == there[0]).all():
+            yield inside, there[0]
 
 
 class _PHarmonic(GraphEstimator):
@@ -250,10 +301,12 @@ class _PHarmonic(GraphEstimator):
                 "listed; use affinity='knn'"
             )
         self.functional_ = Jp(self.graph_.affinity, self.p, memory_limit=self.memory_limit)
-        fixed = labelled | ~self.reached_
+        fixed, held = labelled | ~self.reached_, np.array(values)
+        for inside, value in one_kind(values, labelled, self.graph_.parts(weakest=self._weakest)):
+            held[inside], fixed = value, fixed | inside
         if fixed.all():
-            return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
-        constraint = Constraint(fixed, values[fixed])
+            return self._took(Minimizer(held, 0.0, 0, True, "all samples have a label, or see labels of one kind"))
+        constraint = Constraint(fixed, held[fixed])
         return self._took(harmonic_extension(self.functional_, constraint, rtol=self.tol, maxiter=self.max_iter))
 
 
@@ -274,7 +327,7 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
         Of the flows on edges; see `nlflow.functionals.variational.harmonic_extension`.
     max_iter : int
         Linear problems.
-    affinity, gamma, n_neighbors, class_prior, balance, accuracy, memory_limit
+    affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, missing, verbose, memory_limit
         See `LabelSpreading`, as for the attributes.
 
     Examples
@@ -287,19 +340,26 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
     """
 
     def __init__(
-        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, p: float = 4.0,
+        self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
+        metric: str = "euclidean", search: str = "auto", keep: str = "either", p: float = 4.0,
         class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float = 1e-3,
-        max_iter: int = 200, memory_limit: float | None = None,
+        max_iter: int = 200, missing: Any = -1, verbose: bool = False,
+        memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
         self.gamma = gamma
         self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
         self.p = p
         self.class_prior = class_prior
         self.balance = balance
         self.accuracy = accuracy
         self.tol = tol
         self.max_iter = max_iter
+        self.missing = missing
+        self.verbose = verbose
         self.memory_limit = memory_limit
 
 
@@ -310,19 +370,25 @@ class PLaplacianRegressor(_PHarmonic, GraphRegressor):
     ----------
     p, tol, max_iter
         See `PLaplacianClassifier`.
-    affinity, gamma, n_neighbors, accuracy, memory_limit
+    affinity, gamma, n_neighbors, metric, search, keep, accuracy, verbose, memory_limit
         See `LabelSpreading`.
     """
 
     def __init__(
-        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, p: float = 4.0,
-        accuracy: float | None = 1e-6, tol: float = 1e-3, max_iter: int = 200, memory_limit: float | None = None,
+        self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
+        metric: str = "euclidean", search: str = "auto", keep: str = "either", p: float = 4.0,
+        accuracy: float | None = 1e-6, tol: float = 1e-3, max_iter: int = 200, verbose: bool = False,
+        memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
         self.gamma = gamma
         self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
         self.p = p
         self.accuracy = accuracy
         self.tol = tol
         self.max_iter = max_iter
+        self.verbose = verbose
         self.memory_limit = memory_limit

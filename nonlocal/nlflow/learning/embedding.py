@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
-from nlflow.errors import InputError, check_integer, check_number, checked_call
+from nlflow.errors import InputError, NlflowWarning, check_integer, check_number, checked_call
 from nlflow.kernels import RadialKernel
-from nlflow.learning.base import PointEstimator, TransformerMixin, by_chunks, check_is_fitted
-from nlflow.learning.graphs import PointGraph, Recipe
+from nlflow.learning.base import GivenPoints, PointEstimator, TransformerMixin, by_chunks, check_is_fitted
+from nlflow.learning.graphs import PointGraph
 from nlflow.learning.inputs import check_signals
 from nlflow.markov import MarkovChain
 
+_NEIGHBOURS = 30  # where no number is given
 _LEAST = 1e-12  # of an eigenvalue, by which coordinates of other points are divided
 
 
@@ -30,12 +33,13 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     Parameters
     ----------
     n_components : int
-    affinity : {'rbf', 'knn', 'precomputed'} or RadialKernel
-        As for `LabelSpreading`, with k(x, x) = 1 among the weights ('precomputed' ones are taken as they are).
-    gamma : float, optional
-        Of 'rbf'; by default 1 over the median squared distance.
-    n_neighbors : int
-        Of 'knn'.
+    affinity : {'rbf', 'knn', 'precomputed'}, RadialKernel or callable
+        As for `LabelSpreading`, with k(x, x) = 1 among the weights ('precomputed' ones and those of a function are
+        taken as they are).
+    gamma, metric, search, keep
+        See `LabelSpreading`.
+    n_neighbors : int or None
+        Of 'knn'; None takes 30, or N - 1 where that is less.
     alpha : float
         In [0, 1].
     t : float
@@ -44,6 +48,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         See `LabelSpreading`.
     tol : float
         Largest residual of an eigenpair, P psi - mu psi in the norm of pi.
+    verbose : bool
+        Say on stderr how the graph was made.
     memory_limit : float, optional
         Bytes.
 
@@ -76,18 +82,23 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     """
 
     def __init__(
-        self, n_components: int = 2, affinity: Any = "rbf", *, gamma: float | None = None, n_neighbors: int = 30,
-        alpha: float = 1.0, t: float = 1.0, accuracy: float | None = 1e-8, tol: float = 1e-8,
+        self, n_components: int = 2, affinity: Any = "rbf", *, gamma: float | None = None,
+        n_neighbors: int | None = None, metric: str = "euclidean", search: str = "auto", keep: str = "either",
+        alpha: float = 1.0, t: float = 1.0, accuracy: float | None = 1e-8, tol: float = 1e-8, verbose: bool = False,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.n_components = n_components
         self.affinity = affinity
         self.gamma = gamma
         self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
         self.alpha = alpha
         self.t = t
         self.accuracy = accuracy
         self.tol = tol
+        self.verbose = verbose
         self.memory_limit = memory_limit
 
     def fit(self, X: Any, y: Any = None) -> DiffusionMap:
@@ -103,9 +114,9 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         if X.shape[0] <= count + 1:
             raise InputError(f"X: got n_samples = {X.shape[0]}, expected more than n_components + 1 = {count + 1}")
         check_signals(X.shape[0], count, self.memory_limit)
-        self.X_ = X
-        recipe = Recipe(self.affinity, self.gamma, self.n_neighbors, self.accuracy, self.memory_limit, loops=True)
-        plain = PointGraph(recipe, X)
+        self.X_, start = X, time.perf_counter()
+        plain = PointGraph(self._recipe(loops=True, usual=_NEIGHBOURS), X)
+        self._say(f"{X.shape[0]} samples, {plain.affinity.method}: {plain.affinity.reason}", start)
         logs = np.asarray(to_numpy(plain.affinity._log_degree_wide()), np.float64).ravel()
         self.density_ = np.exp(logs - logs.max())
         self.density_ /= self.density_.mean()
@@ -121,15 +132,11 @@ class DiffusionMap(TransformerMixin, PointEstimator):
                 f"X: got points in {len(sizes)} parts that do not see each other (sizes {shown}), expected one; use "
                 "more neighbours or a smaller gamma, or map each part"
             )
-        modes = chain.modes(count + 1, rtol=max(self.tol, 10 * self._rounding))
+        modes = chain.modes(count + 1, rtol=max(self.tol, 10 * rounding_of(self.graph_)))
         self.eigenvalues_, self._vectors = modes.values[1:], modes.vectors[:, 1:]
         self.residual_ = modes.residual
         self.embedding_ = self.graph_.as_signal(self._vectors * self.eigenvalues_**self._time)
         return self
-
-    @property
-    def _rounding(self) -> float:
-        return 1e-6 if str(self.graph_.affinity.dtype).endswith("float32") else 1e-14
 
     def fit_transform(self, X: Any, y: Any = None) -> NDArray[Any]:
         """Return the coordinates of points X after `fit`, (N, n_components)."""
@@ -150,18 +157,9 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         return int(self.n_components)
 
 
-class _Points(PointEstimator):
-    """The parameters of a function of points, which are checked as those of an estimator."""
-
-    def __init__(
-        self, affinity: Any, gamma: Any, n_neighbors: Any, accuracy: Any, tol: Any, memory_limit: Any
-    ) -> None:  # fmt: skip
-        self.affinity = affinity
-        self.gamma = gamma
-        self.n_neighbors = n_neighbors
-        self.accuracy = accuracy
-        self.tol = tol
-        self.memory_limit = memory_limit
+def rounding_of(graph: PointGraph) -> float:
+    """Return what sums of the graph have of relative errors, at most."""
+    return 1e-6 if str(graph.affinity.dtype).endswith("float32") else 1e-14
 
 
 @checked_call
@@ -171,7 +169,10 @@ def spectral_clustering(
     *,
     affinity: Any = "knn",
     gamma: float | None = None,
-    n_neighbors: int = 10,
+    n_neighbors: int | None = None,
+    metric: str = "euclidean",
+    search: str = "auto",
+    keep: str = "either",
     accuracy: float | None = 1e-8,
     tol: float = 1e-8,
     memory_limit: float | None = None,
@@ -186,8 +187,8 @@ def spectral_clustering(
     X : array, data frame, tensor or sparse array of shape (N, d)
         Points, or weights (N, N) with ``affinity='precomputed'``; as an estimator takes them.
     n_clusters : int
-    affinity, gamma, n_neighbors, accuracy, memory_limit
-        See `LabelSpreading`; gamma None takes 1 over the median squared distance for 'rbf'.
+    affinity, gamma, n_neighbors, metric, search, keep, accuracy, memory_limit
+        See `LabelSpreading`.
     tol : float
         Largest residual of the modes.
 
@@ -195,6 +196,11 @@ def spectral_clustering(
     -------
     array of int of shape (N,)
         Numbers of clusters, the largest first.
+
+    Warns
+    -----
+    NlflowWarning
+        Where the graph has several parts, and not as many as clusters: clusters are found among whole parts first.
 
     Notes
     -----
@@ -207,12 +213,23 @@ def spectral_clustering(
     [0, 0, 0, 1, 1]
     """
     count = check_integer("n_clusters", n_clusters, minimum=1)
-    points = _Points(affinity, gamma, n_neighbors, accuracy, tol, memory_limit)._points(X, reset=True)
+    given = GivenPoints(affinity, gamma, n_neighbors, metric, search, keep, accuracy, tol, memory_limit)
+    points = given._points(X, reset=True)
     if count > points.shape[0]:
         raise InputError(f"n_clusters: got {count}, expected at most {points.shape[0]}, the number of samples")
     check_signals(points.shape[0], count, memory_limit)
-    graph = PointGraph(Recipe(affinity, gamma, n_neighbors, accuracy, memory_limit), points)
-    vectors = MarkovChain(graph.affinity, memory_limit=memory_limit).modes(count, rtol=tol).vectors
+    graph = PointGraph(given._recipe(), points)
+    parts = np.sort(np.bincount(graph.parts()))[::-1].tolist()
+    if len(parts) not in (1, count):
+        shown = ", ".join(map(str, parts[:5])) + ", ..." * (len(parts) > 5)
+        warnings.warn(
+            f"X: got points in {len(parts)} parts that do not see each other (sizes {shown}) for {count} clusters, "
+            f"which are made of whole parts where these are more; {graph.remedy()}",
+            NlflowWarning,
+            stacklevel=3,
+        )
+    rtol = max(tol, 10 * rounding_of(graph))
+    vectors = MarkovChain(graph.affinity, memory_limit=memory_limit).modes(count, rtol=rtol).vectors
     labels = _assigned(vectors)
     order = np.argsort(-np.bincount(labels, minlength=count), kind="stable")
     return np.asarray(np.argsort(order)[labels], np.intp)

@@ -17,9 +17,10 @@ from nlflow.affinities.nearest import Neighbours, nearest_neighbours
 from nlflow.affinities.pair_sums import PairSums
 from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
-from nlflow.errors import InputError, check_detached
+from nlflow.errors import InputError, check_detached, shortened
 from nlflow.kernels import Gaussian, RadialKernel
-from nlflow.learning.inputs import is_precomputed, on_host, symmetrized
+from nlflow.learning.inputs import is_precomputed, on_host, points_as_x, symmetrized, weights_of
+from nlflow.learning.widths import median_rate, width_curve
 
 DENSE_NODES = 4096
 """Up to here all pairs are kept as a matrix without its diagonal."""
@@ -36,16 +37,41 @@ SELF_TUNING = Gaussian(width=math.sqrt(0.5))
 class Recipe:
     """How a graph is made of points: the parameters that estimators share; with `loops` nodes see themselves."""
 
-    affinity: Any = "rbf"
-    gamma: float | None = 20.0
-    n_neighbors: int = 10
+    affinity: Any = "knn"
+    gamma: float | None = None
+    n_neighbors: int | None = None
     accuracy: float | None = 1e-6
     memory_limit: float | None = None
+    metric: str = "euclidean"
+    search: str = "auto"
+    keep: str = "either"
     loops: bool = False
+    usual: int = 10  # neighbours where no number is given
 
     def __post_init__(self) -> None:
         for name in ("gamma", "n_neighbors", "accuracy", "memory_limit"):
             check_detached(name, getattr(self, name))  # also those that this graph has no use for
+        for name, value, kind, remedy in (
+            ("gamma", self.gamma, "rbf", "leave it out, or pass affinity='rbf'"),
+            ("metric", None if self.metric == "euclidean" else self.metric, "knn", "pass affinity='knn'"),
+        ):
+            if value is not None and not (isinstance(self.affinity, str) and self.affinity == kind):
+                raise InputError(
+                    f"{name}: got {value!r} with affinity={shortened(repr(self.affinity), 60)}, in which it has no "
+                    f"part; {remedy}"
+                )
+
+    def neighbours_of(self, size: int) -> int:
+        """Return how many neighbours each of so many points has; by default all others where these are few."""
+        others = size - 1
+        if self.n_neighbors is None:
+            return min(self.usual, others)
+        if self.n_neighbors > others:
+            raise InputError(
+                f"n_neighbors: got {self.n_neighbors} for {size} samples, expected at most {others}, the number of "
+                "others"
+            )
+        return self.n_neighbors
 
 
 @underflowing
@@ -77,14 +103,15 @@ class PointGraph:
             self.affinity = self._checked(given)
         elif isinstance(given, RadialKernel):
             self.affinity = self._all_pairs(given)
-        elif given == "rbf":
-            gamma = _median_rate(points) if recipe.gamma is None else recipe.gamma
+        elif isinstance(given, str) and given == "rbf":
+            self._check_several()
+            gamma = width_curve(points).gamma if recipe.gamma is None else recipe.gamma
             self.affinity = self._all_pairs(Gaussian(width=1 / math.sqrt(2 * gamma)))
-        elif given == "knn":
+        elif isinstance(given, str) and given == "knn":
             self._points = on_host(points)  # neighbours are found, and their few edges kept, on the CPU
             self.affinity = self._nearest()
         else:
-            self.affinity = self._given()
+            self.affinity = self._given() if is_precomputed(given) else self._called(given)
 
     def weighted(self, weights: Floats) -> PointGraph:
         """Return the graph of the same points with other quadrature weights; edges between neighbours are kept."""
@@ -128,17 +155,19 @@ class PointGraph:
         from scipy.sparse import eye_array
 
         self._check_several()
-        count, others = self._recipe.n_neighbors, self._points.shape[0] - 1
-        if count > others:
-            raise InputError(
-                f"n_neighbors: got {count} for {others + 1} samples, expected at most {others}, the number of others"
+        recipe, size = self._recipe, self._points.shape[0]
+        count = recipe.neighbours_of(size)
+        with points_as_x():
+            self._search = nearest_neighbours(
+                self._points, count, recipe.search, recipe.memory_limit, metric=recipe.metric
             )
-        self._search = nearest_neighbours(self._points, count, memory_limit=self._recipe.memory_limit)
-        graph = self._search.graph(SELF_TUNING, local=True)
-        if self._recipe.loops:
-            graph = graph + eye_array(others + 1, format="csr")
+            graph = self._search.graph(SELF_TUNING, recipe.keep, local=True)
+        if recipe.loops:
+            graph = graph + eye_array(size, format="csr")
         self._edges = graph
-        return affinity_from_graph(graph, self._domain)
+        result = affinity_from_graph(graph, self._domain)
+        result.reason = f"{result.reason}; {self._search.reason}"
+        return result
 
     def _given(self) -> Affinity:
         self._edges = symmetrized(on_host(self._points))
@@ -148,6 +177,18 @@ class PointGraph:
             raise InputError(
                 f"X: {str(error).removeprefix('graph: ')}; affinity='precomputed' takes weights"
             ) from error
+
+    def _called(self, kernel: Any) -> Affinity:
+        """Return the affinity of the weights that a function of two sets of points returns."""
+        count = self._points.shape[0]
+        weights = weights_of(kernel, self._points, self._points)
+        self._edges = weights / 2 + weights.T / 2
+        try:
+            result = affinity_from_graph(self._edges, self._domain, memory_limit=self._recipe.memory_limit)
+        except InputError as error:  # which calls them a graph
+            raise InputError(f"affinity: of {count} samples, {str(error).removeprefix('graph: ')}") from error
+        result.reason = f"{result.reason}; weights of {getattr(kernel, '__name__', type(kernel).__name__)}"
+        return result
 
     # ---- what nodes see
 
@@ -189,11 +230,13 @@ class PointGraph:
         given, recipe = self._recipe.affinity, self._recipe
         if isinstance(given, RadialKernel):
             return "pass a kernel with a larger width, or affinity='knn', whose widths are local"
-        if given == "knn":
-            return f"pass more neighbours: n_neighbors={2 * recipe.n_neighbors} in place of {recipe.n_neighbors}"
-        if given == "rbf":
-            rate = _median_rate(self._points)
-            used = rate if recipe.gamma is None else recipe.gamma
+        if isinstance(given, str) and given == "knn":
+            count = recipe.neighbours_of(self.size)
+            more = f"pass more neighbours: n_neighbors={2 * count} in place of {count}"
+            return f"{more}, or keep='either'" if recipe.keep == "both" else more
+        if isinstance(given, str) and given == "rbf":
+            rate = median_rate(self._points)
+            used = width_curve(self._points).gamma if recipe.gamma is None else recipe.gamma
             return (
                 f"the Gaussian of gamma={used:g} has the width {1 / math.sqrt(2 * used):.2g}, and the median distance "
                 f"of two points is {1 / math.sqrt(rate):.2g}: pass affinity='knn', whose widths are local, or gamma="
@@ -224,7 +267,8 @@ class PointGraph:
         """As `average_at`, without a look at points that are nobody's neighbours."""
         from scipy.sparse import csr_array
 
-        rows, highest = search.rows(on_host(points), SELF_TUNING)
+        with points_as_x():
+            rows, highest = search.rows(on_host(points), SELF_TUNING)
         seen, places = np.unique(rows.indices, return_inverse=True)
         there = (known[seen] * self.weights[seen]).astype(values.dtype)[:, None]
         signal = np.concatenate([values[seen] * there, there], axis=1)
@@ -236,6 +280,9 @@ class PointGraph:
         """Return weighted sums of a signal at other points, each row in its own unit, and which points are far."""
         if is_precomputed(self._recipe.affinity):
             return np.asarray(points @ signal), np.zeros(points.shape[0], np.bool_)
+        if self._kernel is None and callable(self._recipe.affinity):
+            rows = weights_of(self._recipe.affinity, self._points, points).T  # as scikit-learn calls it
+            return np.asarray(rows @ signal), np.zeros(points.shape[0], np.bool_)
         if self._kernel is None:
             raise InputError(
                 "X: got points to predict at with an Affinity that was given, which says nothing about other points; "
@@ -314,12 +361,3 @@ def _all_from_first(there: NDArray[np.bool_]) -> bool:
         seen |= found
         new = np.flatnonzero(found)
     return bool(seen.all())
-
-
-def _median_rate(points: Any, samples: int = 200) -> float:
-    from scipy.spatial.distance import pdist
-
-    few = np.linspace(0, len(points) - 1, min(samples, len(points))).astype(np.intp)
-    squared = pdist(np.asarray(to_numpy(points[few]), np.float64), "sqeuclidean")
-    middle = float(np.median(squared)) if len(squared) else 0.0
-    return 1 / middle if middle > 0 else 1.0

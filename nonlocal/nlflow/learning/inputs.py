@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, is_tensor, namespace, to_numpy
 from nlflow.affinities import Affinity
+from nlflow.affinities.distances import METRICS, SEARCHES
 from nlflow.errors import (
     InputError,
     NlflowError,
@@ -28,7 +29,8 @@ from nlflow.errors import (
 )
 from nlflow.kernels import RadialKernel
 
-KINDS = ("rbf", "knn", "precomputed")
+KINDS = ("knn", "rbf", "precomputed")
+KEEPS = ("either", "both")
 _SPARSE = ["csr", "csc", "coo"]
 _ADVICE = re.compile(r"\n\w+ does not accept missing values")  # from here on about other estimators
 _ROUNDINGS = 32  # of an entry that is a difference of larger numbers
@@ -38,7 +40,7 @@ _NO_NAMES = ("", "-1", "nan", "<NA>")
 """What NumPy, pandas and tables make of a sample without a label where all labels are strings."""
 _HOW = (
     "-1 marks samples without a label, among strings in an array of dtype object: np.where(known, "
-    "names.astype(object), -1)"
+    "names.astype(object), -1); missing=None takes None, NaN and NA for it"
 )
 _COPIES = 16
 """Arrays (N, C) that are there while signals are found, measured: 12 to 16 with those of the iterations."""
@@ -62,19 +64,37 @@ def named(name: str) -> Iterator[None]:
         raise kind(f"{name}: {_ADVICE.split(str(error))[0]}") from error
 
 
+@contextmanager
+def points_as_x() -> Iterator[None]:
+    """Let errors about points name them X, as estimators do."""
+    try:
+        yield
+    except InputError as error:
+        if not str(error).startswith("points: "):
+            raise
+        raise InputError(f"X: {str(error).removeprefix('points: ')}") from error
+
+
 def is_precomputed(affinity: Any) -> bool:
     """Tell whether weights are given in place of points."""
     return isinstance(affinity, str) and affinity == "precomputed"
+
+
+def is_pairwise(estimator: Any) -> bool:
+    """Tell whether an estimator is given weights, or distances, in place of points."""
+    return is_precomputed(estimator.affinity) or getattr(estimator, "metric", "") == "precomputed"
 
 
 # ---- parameters
 
 
 def _check_affinity(name: str, value: Any) -> None:
-    if not isinstance(value, Affinity | RadialKernel) and not (isinstance(value, str) and value in KINDS):
+    called = callable(value) and not isinstance(value, type)
+    known = isinstance(value, str) and value in KINDS
+    if not (called or known or isinstance(value, Affinity | RadialKernel)):
         raise InputError(
             f"{name}: got {shortened(repr(value), 60)}, expected one of {', '.join(map(repr, KINDS))}, a radial kernel "
-            "such as Laplace(width=1.0), or an Affinity"
+            "such as Laplace(width=1.0), a function of two sets of points, or an Affinity"
         )
 
 
@@ -101,6 +121,15 @@ def _check_prior(name: str, value: Any) -> None:
         raise InputError(f"{name}: got {shown}, expected None, 'labels' or numbers > 0, one for each class")
 
 
+def _check_missing(name: str, value: Any) -> None:
+    if not is_none(value) and not (isinstance(value, numbers.Real) and float(value) == UNLABELLED):
+        raise InputError(f"{name}: got {shortened(repr(value), 60)}, expected -1, or None, NaN or NA for any of these")
+
+
+def _choice(*choices: str) -> Callable[[str, Any], Any]:
+    return lambda name, value: check_choice(name, value, choices)
+
+
 def _number(**words: Any) -> Callable[[str, Any], Any]:
     return lambda name, value: check_number(name, value, **words)
 
@@ -116,13 +145,17 @@ def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "affinity": _check_affinity,
     "gamma": _check_rate,
-    "n_neighbors": _whole,
+    "n_neighbors": _optional(_whole),
+    "metric": _choice(*METRICS),
+    "search": _choice(*SEARCHES),
+    "keep": _choice(*KEEPS),
+    "missing": _check_missing,
     "accuracy": _optional(_number(minimum=0)),
     "memory_limit": _optional(_number(minimum=1, finite=False)),
     "tol": _optional(_number(minimum=0)),
     "max_iter": _whole,
     "class_prior": _check_prior,
-    "balance": lambda name, value: check_choice(name, value, ("count", "mass")),
+    "balance": _choice("count", "mass"),
     "fidelity": _optional(_number(minimum=0, strict=True, hint="or None for exact values")),
     "p": _number(minimum=1, strict=True),
     "t": _number(minimum=0),
@@ -170,15 +203,17 @@ def checked_points(estimator: Any, X: Any, *, reset: bool) -> Any:
         X = _checked_tensor(estimator, X, reset)
         _check_square(estimator, X, reset)
         return X
-    pairwise = is_precomputed(estimator.affinity)
+    pairwise = is_pairwise(estimator)
     with named("X"):
         if pairwise and not reset and np.shape(X)[1:] != (estimator.n_features_in_,):
+            how, what = _given_as(estimator)
             raise InputError(
-                f"X: got shape {np.shape(X)} with affinity='precomputed', expected rows of weights to the training "
-                f"samples, (M, {estimator.n_features_in_})"
+                f"X: got shape {np.shape(X)} with {how}, expected rows of {what} to the training samples, (M, "
+                f"{estimator.n_features_in_})"
             )
         X = validate_data(estimator, X, accept_sparse=_SPARSE, dtype=[np.float64, np.float32], reset=reset)
-    takes_rows = isinstance(estimator.affinity, str) and estimator.affinity in ("knn", "precomputed")
+    takes_rows = callable(estimator.affinity) and not isinstance(estimator.affinity, RadialKernel)
+    takes_rows = takes_rows or (isinstance(estimator.affinity, str) and estimator.affinity in ("knn", "precomputed"))
     if hasattr(X, "toarray") and not takes_rows:
         check_memory(
             f"{X.shape} features out of a sparse matrix", 8 * X.shape[0] * X.shape[1],
@@ -190,10 +225,15 @@ def checked_points(estimator: Any, X: Any, *, reset: bool) -> Any:
 
 
 def _check_square(estimator: Any, X: Any, reset: bool) -> None:
-    if reset and is_precomputed(estimator.affinity) and X.shape[0] != X.shape[1]:
-        raise InputError(
-            f"X: got shape {tuple(X.shape)} with affinity='precomputed', expected a square matrix of weights"
-        )
+    if reset and is_pairwise(estimator) and X.shape[0] != X.shape[1]:
+        how, what = _given_as(estimator)
+        raise InputError(f"X: got shape {tuple(X.shape)} with {how}, expected a square matrix of {what}")
+
+
+def _given_as(estimator: Any) -> tuple[str, str]:
+    if is_precomputed(estimator.affinity):
+        return "affinity='precomputed'", "weights"
+    return "metric='precomputed'", "distances"
 
 
 def _checked_tensor(estimator: Any, X: Any, reset: bool) -> Any:
@@ -222,6 +262,26 @@ def check_plain(name: str, value: Any) -> None:
         check_tensor(name, value)
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or leave rows out")
+
+
+def weights_of(kernel: Any, x: Any, y: Any) -> Any:
+    """Return the weights (N, M) between two sets of points, dense or sparse, that a function has for them."""
+    from scipy.sparse import csr_array, issparse
+
+    weights = kernel(x, y)
+    weights = csr_array(weights) if issparse(weights) else on_host(weights)
+    if not hasattr(weights, "toarray"):
+        with named("affinity"):
+            weights = np.asarray(weights, np.float64)
+    if weights.shape != (x.shape[0], y.shape[0]):
+        raise InputError(
+            f"affinity: the function returned shape {weights.shape} for {x.shape[0]} and {y.shape[0]} points, expected "
+            f"weights of shape {(x.shape[0], y.shape[0])}"
+        )
+    data = weights.data if hasattr(weights, "toarray") else weights
+    if not np.isfinite(data).all() or data.min(initial=0.0) < 0:
+        raise InputError("affinity: the function returned negative, NaN or infinite weights, expected finite ones >= 0")
+    return weights
 
 
 def symmetrized(weights: Any) -> Any:
@@ -271,11 +331,11 @@ class Values(NamedTuple):
     flat: bool
 
 
-def classes_of(y: Any, count: int) -> Classes:
+def classes_of(y: Any, count: int, missing: Any = UNLABELLED) -> Classes:
     """Return the classes of labels of so many samples.
 
-    Refused are None and NaN, strings that stand for them (of NumPy, where -1 or NaN were among strings), strings among
-    numbers, and labels that are all missing.
+    No label is -1, or where `missing` is None, NaN or NA any of these. Refused are the others, strings that stand for
+    them (of NumPy, where -1 or NaN were among strings), strings among numbers, and labels that are all missing.
     """
     from sklearn.utils import column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
@@ -288,13 +348,16 @@ def classes_of(y: Any, count: int) -> Classes:
         y = column_or_1d(y, warn=True)
         if y.shape[0] != count:
             check_consistent_length(np.empty(count), y)
-    if y.dtype.kind == "O":
+    none = is_none(missing)
+    if none:
+        labelled = ~np.isnan(y) if y.dtype.kind in "fmM" else np.array([not is_none(v) for v in y], np.bool_)
+    elif y.dtype.kind == "O":
         labelled = np.array([not isinstance(v, numbers.Real) or float(v) != UNLABELLED for v in y], np.bool_)
     else:
         labelled = y != UNLABELLED if y.dtype.kind in "iuf" else np.ones(count, np.bool_)
     _check_named(y, labelled)
     given = np.array(y[labelled].tolist()) if y.dtype.kind == "O" else y[labelled]
-    if y.dtype.kind in "if" and set(np.unique(given)) == {1} and not labelled.all():
+    if not none and y.dtype.kind in "if" and set(np.unique(given)) == {1} and not labelled.all():
         warnings.warn(
             "y: got -1 and 1 alone, which are taken for two classes; where there is one class and samples "
             "without a label, name it otherwise",
@@ -303,7 +366,8 @@ def classes_of(y: Any, count: int) -> Classes:
         )
         labelled, given = np.ones(count, np.bool_), y
     if not labelled.any():
-        raise InputError("y: got no labelled sample (all are -1), expected at least one of each class")
+        mark = "None, NaN or NA" if none else UNLABELLED
+        raise InputError(f"y: got no labelled sample (all are {mark}), expected at least one of each class")
     with named("y"):
         if given.dtype.kind == "f":
             assert_all_finite(given, input_name="y")
@@ -359,13 +423,15 @@ def nodes_of(labelled: Any, size: int) -> NDArray[np.intp]:
     return given.astype(np.intp)
 
 
-def targets_of(y: Any, classifies: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def targets_of(y: Any, classifies: bool, missing: Any = UNLABELLED) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return labels or values as an array, in which -1 among strings stays a number, and which samples have them."""
     y = _given(y)
     with named("y"):
         targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
     count = len(targets) if targets.ndim else 1
-    return targets, classes_of(y, count).labelled if classifies else values_of(y, count).labelled
+    if classifies and is_none(missing) and targets.dtype.kind in "iub":
+        targets = targets.astype(object)  # which can be hidden
+    return targets, classes_of(y, count, missing).labelled if classifies else values_of(y, count).labelled
 
 
 def _given(y: Any) -> Any:
@@ -380,7 +446,7 @@ def _check_named(y: NDArray[Any], labelled: NDArray[np.bool_]) -> None:
     if y.dtype.kind in "fmM":
         wrong = np.isnan(y[places])
     elif y.dtype.kind in "OUT":
-        wrong = np.array([_is_none(v) or (isinstance(v, str) and v in _NO_NAMES) for v in y[places]], np.bool_)
+        wrong = np.array([is_none(v) or (isinstance(v, str) and v in _NO_NAMES) for v in y[places]], np.bool_)
     else:
         return
     if wrong.any():
@@ -394,7 +460,8 @@ def _check_named(y: NDArray[Any], labelled: NDArray[np.bool_]) -> None:
         raise InputError(f"y: got strings and numbers as names of classes, expected one kind; {_HOW}")
 
 
-def _is_none(value: Any) -> bool:
+def is_none(value: Any) -> bool:
+    """Tell whether a value stands for nothing: None, NaN, NaT or NA."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, numbers.Real) and value != value

@@ -15,12 +15,16 @@ from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_number, checked_call, shortened
 from nlflow.functionals.energies import J
-from nlflow.learning.base import GraphClassifier, GraphEstimator
-from nlflow.learning.inputs import check_signals, named, nodes_of, targets_of
+from nlflow.learning.base import GivenPoints, GraphClassifier, GraphEstimator, ProbabilisticClassifier
+from nlflow.learning.inputs import check_parameters, check_signals, is_none, named, nodes_of, targets_of
+from nlflow.learning.widths import SAMPLES, WidthCurve, width_curve
 from nlflow.markov.walks import generator_of
 
 _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
-_ONLY_WITH = {"gamma": "rbf", "n_neighbors": "knn"}  # parameters of one affinity alone
+_ONLY_WITH = {
+    "gamma": "rbf",
+    **dict.fromkeys(("n_neighbors", "metric", "search", "keep"), "knn"),
+}  # parameters of one affinity alone
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,13 +96,15 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     from sklearn.base import clone
 
     _check_has_part(model, parameter)
+    check_parameters(model.get_params(deep=False))
     with named("values"):
         given = list(values)
     if not given:
         raise InputError("values: got none, expected at least one")
     classifies = isinstance(model, GraphClassifier)
-    missing: Any = -1 if classifies else math.nan
-    targets, labels = targets_of(y, classifies)
+    mark = getattr(model, "missing", math.nan)
+    targets, labels = targets_of(y, classifies, mark)
+    missing: Any = math.nan if is_none(mark) and targets.dtype.kind == "f" else mark
     parts = _folds(targets, np.flatnonzero(labels), check_integer("folds", folds, minimum=2), rng, classifies)
     scores, done = np.empty((len(given), len(parts))), np.zeros(len(given), np.intp)
     starts: list[Any] = [None] * len(parts)
@@ -111,7 +117,7 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
             if parameter in _STRENGTHS:
                 trial._start = starts[column]
             if base is not None and (parameter in _STRENGTHS or column):
-                trial.set_params(affinity=base)
+                trial.set_params(affinity=base, gamma=None, metric="euclidean")  # which made it
             with warnings.catch_warnings():  # where labels reach less is seen in the score
                 warnings.simplefilter("ignore", NlflowWarning)
                 trial.fit(X, shown)
@@ -158,12 +164,52 @@ def _score(trial: Any, targets: Any, hidden: NDArray[np.intp]) -> float:
     if not isinstance(trial, GraphClassifier):
         errors = np.ravel((trial.transduction_[hidden] - targets[hidden].astype(float)) ** 2)
         return -float(np.where(np.isnan(errors), np.nanvar(targets.astype(float)), errors).mean())
-    if not hasattr(trial, "predict_proba"):
+    if not isinstance(trial, ProbabilisticClassifier):
         return float(np.mean([bool(a == b) for a, b in zip(trial.transduction_[hidden], targets[hidden], strict=True)]))
     places = {name: number for number, name in enumerate(trial.classes_.tolist())}
     columns = [places.get(name, -1) for name in targets[hidden].tolist()]
     found = [trial.label_distributions_[i, c] if c >= 0 else 0.0 for i, c in zip(hidden, columns, strict=True)]
     return float(np.log(np.clip(np.nan_to_num(found), 1e-3, 1)).mean())
+
+
+@checked_call
+def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
+    """Return how sums of Gaussians between points grow with their width, and the width where they grow most.
+
+    Too narrow a Gaussian sees no other point, too wide a one sees all of them; between, its sum grows as sigma^d on
+    data of dimension d. The width of the steepest slope (Coifman, Shkolnisky, Sigworth and Singer 2008, doi
+    10.1109/TIP.2008.2002305; Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001) is what estimators take for
+    ``affinity='rbf'`` with gamma None.
+
+    Parameters
+    ----------
+    X : array, data frame, tensor or sparse array of shape (N, d)
+        Points, as an estimator takes them.
+    samples : int
+        Points, evenly spread over their numbers, whose pairs are looked at; O(samples^2 d) time.
+
+    Returns
+    -------
+    WidthCurve
+
+    Raises
+    ------
+    InputError
+        For points that are none, or no number of samples.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import choose_width
+    >>> curve = choose_width(np.random.default_rng(0).random((500, 2)))
+    >>> round(curve.dimension, 1)
+    1.7
+    """
+    count = check_integer("samples", samples, minimum=2)
+    points = GivenPoints()._points(X, reset=True)
+    if points.shape[0] < 2:
+        raise InputError("X: got 1 sample, expected at least 2")
+    return width_curve(points, count)
 
 
 @checked_call

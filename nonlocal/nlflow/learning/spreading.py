@@ -36,14 +36,22 @@ class LabelSpreading(ProbabilisticClassifier):
 
     Parameters
     ----------
-    affinity : {'rbf', 'knn', 'precomputed'}, RadialKernel or Affinity
-        W: exp(-gamma |x - y|^2) or another kernel between all pairs; the nearest neighbours with local widths,
-        exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
-        affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
+    affinity : {'knn', 'rbf', 'precomputed'}, RadialKernel, callable or Affinity
+        W: the nearest neighbours with local widths, exp(-|x - y|^2 / (s_x s_y)), s being the distance to the farthest
+        of them (Zelnik-Manor and Perona 2004); exp(-gamma |x - y|^2) or another kernel between all pairs; weights (N,
+        N) given as X, dense or sparse; a function of two sets of points (N, d) and (M, d) that returns weights (N, M),
+        dense or sparse, of which the mean of both directions is taken; or an affinity of the samples, for which X says
+        only how many there are. The diagonal of W has no part in it.
     gamma : float or None
-        Of 'rbf'; None takes 1 over the median squared distance.
-    n_neighbors : int
-        Of 'knn'; at most N - 1.
+        Of 'rbf'; None takes the width of the steepest slope of `choose_width`.
+    n_neighbors : int or None
+        Of 'knn', at most N - 1; None takes 10, or N - 1 where that is less.
+    metric : {'euclidean', 'cosine', 'correlation', 'jaccard', 'precomputed'}
+        Of 'knn'; see `neighbour_graph`. 'precomputed' takes distances (N, N) as X, and rows of them to predict at.
+    search : {'auto', 'tree', 'brute', 'descent'}
+        Of 'knn': how neighbours are found; see `neighbour_graph`. ``reason_`` says which was taken.
+    keep : {'either', 'both'}
+        Of 'knn': edges between points of which one, or both, are among the other's nearest.
     alpha : float
         In (0, 1): how much a node takes from its neighbours, and not from its own label.
     class_prior : None, 'labels' or array of shape (C,)
@@ -59,6 +67,10 @@ class LabelSpreading(ProbabilisticClassifier):
         Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     max_iter : int
         Of iterations. Up to 4096 points and for alpha > 0.8 a direct method takes none; its residual is rounding.
+    missing : -1, None, NaN or NA
+        What marks samples without a label, and those that get none; any of the last three stands for all of them.
+    verbose : bool
+        Say on stderr how the graph was made and how it was solved.
     memory_limit : float, optional
         Bytes.
 
@@ -68,7 +80,7 @@ class LabelSpreading(ProbabilisticClassifier):
     label_distributions_ : array of shape (N, C)
         Probabilities; NaN in components without a label.
     transduction_ : array of shape (N,)
-        Class of each sample; -1 in components without a label.
+        Class of each sample; `missing` in components without a label.
     class_factors_, class_shifts_ : array of shape (C,)
         What scores are multiplied by, and what is added to them, for the sake of ``class_prior``.
     class_shares_ : array of shape (C,)
@@ -100,19 +112,26 @@ class LabelSpreading(ProbabilisticClassifier):
     """
 
     def __init__(
-        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, alpha: float = 0.2,
+        self, affinity: Any = "knn", *, gamma: float | None = None, n_neighbors: int | None = None,
+        metric: str = "euclidean", search: str = "auto", keep: str = "either", alpha: float = 0.2,
         class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None,
-        max_iter: int = 10_000, memory_limit: float | None = None,
+        max_iter: int = 10_000, missing: Any = -1, verbose: bool = False,
+        memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
         self.gamma = gamma
         self.n_neighbors = n_neighbors
+        self.metric = metric
+        self.search = search
+        self.keep = keep
         self.alpha = alpha
         self.class_prior = class_prior
         self.balance = balance
         self.accuracy = accuracy
         self.tol = tol
         self.max_iter = max_iter
+        self.missing = missing
+        self.verbose = verbose
         self.memory_limit = memory_limit
 
     @property
