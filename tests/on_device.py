@@ -14,6 +14,7 @@ GPU with results that differ in the last place: a test that fails there asks for
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import os
@@ -66,11 +67,20 @@ COPIES: dict[str, str] = {
     "affinities/base.py log_total": "weights of the nodes, once for each functional",
     "affinities/base.py _measured": "weights of the nodes, once for each affinity",
     "affinities/base.py as_signal": "a caller's NumPy values, as it asked",
+    "backends/devices.py place": "what the host has prepared, for a flow on the device; once",
     "backends/torch/search.py of": "where patches and their neighbours lie, once for each image",
+    "denoising/groupwise.py _path": "the result of a flow, for what is left to do on the host",
+    "denoising/looked.py _says_nothing": "an image in which samples may say that there are no data",
     "denoising/looked.py at": "what the host decides on, once for each image",
+    "denoising/looked.py moments": "sums of products of channels, once for each image",
+    "denoising/patches/filters.py groups_of": "groups that are given to the host's filter",
+    "denoising/patches/filters.py on_host": "groups that are given to the host's filter",
     "denoising/patches/tensors.py <lambda>": "windows and transforms of patches, once for each image",
+    "denoising/tensors.py _on_host": "an image with holes, or of other noise, which the host prepares",
+    "denoising/tensors.py array": "an image with holes, or of other noise, which the host prepares",
     "denoising/tensors.py of": "noise of each item, once for each image",
     "affinities/base.py whole": "what is written to a checkpoint",
+    "errors.py check_floats": "what is numbers of the host, whatever it was given as",
     "flows/functions.py _by_iteration": "the solution in a Krylov space, once",
     "flows/functions.py _root_measure": "the measure of few nodes, for LAPACK",
     "flows/result.py save": "what is written to a file",
@@ -124,6 +134,7 @@ class Twice:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         """Run a test twice, and report the second run, or the first where it failed or met no tensor."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        item.stash[_DRAWING] = _generators(item)
         first = Watch(exact=self.kind == "pretended")
         reports = self._run(item, None, first)
         if all(report.passed for report in reports) and first.seen:
@@ -176,6 +187,7 @@ def _within(item: Any, *, call: bool = False) -> Any:
         if watch.kind == "pretended":
             stack.enter_context(choices_of_the_cpu())
         if watch.kind != "cpu":
+            stack.enter_context(patch.dict(vars(item.module), item.stash[_DRAWING]))
             stack.enter_context(_constants_moved(item))
             stack.enter_context(_arrays_moved())
             stack.enter_context(_layers_moved())
@@ -209,6 +221,12 @@ def name_of(place: str) -> str:
 
 
 _WATCH: pytest.StashKey[Any] = pytest.StashKey()
+_DRAWING: pytest.StashKey[Any] = pytest.StashKey()  # generators of the test's file, as they were before the first run
+
+
+def _generators(item: Any) -> dict[str, Any]:
+    constants = vars(item.module).items()
+    return {name: copy.deepcopy(one) for name, one in constants if isinstance(one, np.random.Generator)}
 
 
 class Watch(TorchFunctionMode):

@@ -114,7 +114,8 @@ def test_groups_that_are_filtered_in_float64_have_derivatives_too() -> None:
         estimate = TensorFilter().step(groups, Images(*inputs, variance), STAGES["later"])[0]
         gradients.append(torch.autograd.grad((estimate * weight.to(dtype)).sum(), inputs))
     for single, double in zip(*gradients, strict=True):
-        torch.testing.assert_close(single.double(), double, rtol=2e-3, atol=2e-3)
+        # Values and estimates of 2e4, of which derivatives of weights have the difference, are rounded to float32.
+        torch.testing.assert_close(single.double(), double, rtol=2e-3, atol=2 * 2e4 * torch.finfo(torch.float32).eps)
 
 
 def test_a_filter_whose_covariances_are_held_still_is_symmetric_in_the_measure_of_its_weights() -> None:

@@ -500,7 +500,7 @@ def test_flows_and_filters_of_other_kinds_are_refused() -> None:
         GroupFlow(IMAGE, SMALL_IMAGE, filter=TensorFilter())
     with pytest.raises(nl.InputError, match="moving: got True for a tensor"):
         GroupFlow(torch.zeros(4, 9, 9), SMALL_IMAGE, moving=True)
-    with pytest.raises(nl.InputError, match="missing: it is on the host, expected cpu"):
+    with pytest.raises(nl.InputError, match="missing: it is on the host, expected c"):
         GroupFlow(g, SMALL_IMAGE, missing=np.zeros(IMAGE.shape, bool))
     with pytest.raises(nl.InputError, match="variance: got ndarray of float64, expected Tensor"):
         GroupFlow(g, SMALL_IMAGE, variance=np.ones(IMAGE.shape))

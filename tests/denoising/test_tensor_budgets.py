@@ -15,7 +15,7 @@ from tests.pictures import noisy, waves
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
-pytestmark = pytest.mark.numerical
+pytestmark = [pytest.mark.numerical, pytest.mark.on_cpu("puts tensors on the pretended GPU itself")]
 
 SIGMA = 20.0
 IMAGE = torch.from_numpy(noisy(120 + 30 * waves(40, 44), SIGMA).astype(np.float32))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels
+from nlflow._array import Array, Floats, is_numpy, kept_like, namespace, over_channels
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
@@ -84,11 +84,12 @@ class BlockAffinity(Affinity):
         )
         self.reason = "the groups were given"
         self._uniform = weights is None
-        self._zeros = constant_like(np.zeros(domain.shape), weights) if foreign else None
+        xp = namespace(weights) if foreign else None
+        self._zeros = xp.zeros(domain.shape, dtype=weights.dtype, device=weights.device) if foreign else None
+        self._shares = domain.weights / domain.weights.max()  # whatever their unit
 
     def _weights(self, u: Array) -> Array:
-        weights = self.domain.weights
-        return over_channels(constant_like(weights / weights.max(), u), u)  # whatever their unit
+        return over_channels(kept_like(self._shares, u), u)
 
     def _mean(self, weighted: Array, weights: Array | None) -> Array:
         """Return sums over groups divided by those of weights, in float64."""
