@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nlflow._array import Array, underflowing
+from nlflow._array import Array, is_numpy, kept_like, underflowing
 from nlflow.errors import InputError, check_array, check_number
 from nlflow.kernels.base import Kernel
 
@@ -71,7 +71,7 @@ class ExpDotProduct(Kernel):
                 f"{name}: got shape {tuple(matrix.shape)}, expected {features.shape[-1]} rows, "
                 "as many as the features have columns"
             )
-        return features @ matrix
+        return features @ (kept_like(matrix, features) if is_numpy(matrix) and not is_numpy(features) else matrix)
 
     def log_matrix(self, x: Array, y: Array) -> Array:
         """Return the logits scale q_i . k_j; see `Kernel.log_matrix`."""
