@@ -177,7 +177,6 @@ def _within(item: Any, *, call: bool = False) -> Any:
     with ExitStack() as stack:
         if watch.kind == "cpu":
             stack.enter_context(like_a_gpu())
-            stack.enter_context(_without_a_gpu())
         elif watch.kind == "cuda":
             stack.enter_context(_repeatable())
         else:
@@ -247,8 +246,9 @@ class Watch(TorchFunctionMode):
         copying = sys._getframe(1).f_code.co_filename == torch.nn.parameter.__file__
         if name in UNSEEN or copying or not by_test():
             return func(*args, **kwargs)
-        for value in (*args, *kwargs.values()):
-            self._take_down(name, value)
+        if not (self.kind == "cuda" and torch.cuda.is_current_stream_capturing()):  # which forbids to look
+            for value in (*args, *kwargs.values()):
+                self._take_down(name, value)
         if self.kind != "cpu" and name == "to" and "cpu" in (*args[1:], kwargs.get("device")):
             return moved(args[0])  # where a test puts what it gives; what it reads, it asks for by `cpu()`
         result = func(*args, **kwargs)
@@ -370,16 +370,6 @@ def like_a_gpu() -> Iterator[None]:
         return -(-width // attention._ALIGNED) * attention._ALIGNED
 
     with patch.object(attention, "width_for", width_for), patch.object(sums, "width_for", width_for):
-        yield
-
-
-@contextmanager
-def _without_a_gpu() -> Iterator[None]:
-    """Be a machine without a GPU, as tests for the CPU expect."""
-    with (
-        patch.multiple(torch.cuda, is_available=lambda: False, device_count=lambda: 0),
-        patch.object(torch.version, "cuda", None),
-    ):
         yield
 
 

@@ -88,7 +88,9 @@ def images(*shape: int, **options: Any) -> Callable[[], tuple[Any, Any]]:
 def learnt() -> tuple[Any, Any]:
     def probabilities(x: Any) -> Any:
         labels = np.where(np.arange(N) % 4 == 0, np.arange(N) // 4 % 2, -1)
-        return torch.from_numpy(np.asarray(LabelSpreading("rbf", gamma=20.0).fit(x.detach(), labels).predict_proba(x.detach())))
+        return torch.from_numpy(
+            np.asarray(LabelSpreading("rbf", gamma=20.0).fit(x.detach(), labels).predict_proba(x.detach()))
+        )
 
     return probabilities, (drawn(N, 3),)
 
