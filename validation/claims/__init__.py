@@ -7,6 +7,7 @@ from importlib import import_module
 from validation.harness import Claim
 
 MODULES = (
+    "kernels_by_formula",
     "frechet_derivative",
     "p_functionals",
     "fourier_flows",

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import multivariate_normal
 
 from nlflow import E, Gaussian, Grid, J, Points, affinity, from_matrix
 from nlflow.equilibria import choose_fidelity
@@ -40,6 +41,33 @@ def off_hat_matrices(n: int, measure: str) -> float:
             abs(found["gcv"].residual[i] ** 2 / residual - 1),
             abs(found["gcv"].trace[i] / (n * share) - 1),
         )
+    return worst
+
+
+def off_evidence(measure: str) -> float:
+    """Return the largest difference of the evidence and SciPy's density of what contrasts of f are, in log.
+
+    exp(−βJ) says nothing of the mean, so contrasts C^T f have a law: the covariance is C^T (L⁺ + 1/(λm)) C / β.
+    """
+    rng = np.random.default_rng(4)
+    n, sigma = 20, 0.5
+    x, w = np.sort(rng.random((n, 1)), axis=0), rng.uniform(0.5, 2, n) / n
+    k, f = 20 * np.exp(-((x - x.T) ** 2) / (2 * 0.1**2)), np.sin(3 * x[:, 0]) + rng.normal(0, sigma, n)
+    both = 2 * w[:, None] * k * w
+    laplacian = np.diag(both.sum(axis=1)) - both
+    m = w if measure == "l2" else w * (2 * k @ w)
+    contrasts = np.linalg.svd(np.ones((1, n)))[2][1:].T
+    z = contrasts.T @ f
+    worst = 0.0
+    for known in (sigma, None):
+        found = choose_fidelity(E(from_matrix(k, Points(x, weights=w)), f, 1.0, measure=measure), GRID,
+                                method="evidence", sigma=known)  # fmt: skip
+        for i, fidelity in enumerate(GRID):
+            spread = contrasts.T @ (np.linalg.pinv(laplacian) + np.diag(1 / (fidelity * m))) @ contrasts
+            least = float(z @ np.linalg.solve(spread, z)) / 2
+            beta = (n - 1) / (2 * least) if known is None else n / (sigma**2 * m.sum() * fidelity)
+            exact = multivariate_normal.logpdf(z, cov=spread / beta)
+            worst = largest(worst, abs(-found.curve[i] - exact))
     return worst
 
 
@@ -96,6 +124,11 @@ def run(context: Context) -> Outcome:
     found = ratios(context.pick(200, 30))
     medians = {name: float(np.median(of_method)) for name, of_method in found.items()}
     checks = [
+        Check(
+            "evidence against SciPy's normal density of contrasts, in log",
+            largest(off_evidence("l2"), off_evidence("degree")),
+            1e-8,
+        ),
         Check("GCV, Stein's estimate, residual, trace against hat matrices, relative", worst, 1e-8),
         Check(f"tr S of {side**2} nodes against the transform, relative", off, context.pick(0.01, 0.04)),
         Check("the same over half the width of its 95 % interval", over, 2.0),

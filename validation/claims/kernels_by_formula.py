@@ -92,7 +92,7 @@ def run(context: Context) -> Outcome:
     image = rng.standard_normal(n)
     padded = np.pad(image, 1, mode="symmetric")
     patches = np.lib.stride_tricks.sliding_window_view(padded, 3)
-    k = np.exp(-((patches[:, None] - patches[None]) ** 2).sum(axis=2) / (2 * 0.9**2))
+    k = np.exp(-((patches[:, None] - patches[None]) ** 2).mean(axis=2) / 0.9**2)
     k *= np.abs(np.subtract.outer(np.arange(n), np.arange(n))) <= 2
     told = affinity(Patch(0.9, patch_size=3, search_radius=2), Grid(n, boundary="reflect"), image)
     inner = slice(3, n - 3)

@@ -45,6 +45,10 @@ def run(context: Context) -> Outcome:
     slope = spread.functional_.gradient(spread.minimizer_, "degree")
     steep = float(np.abs(slope).max() / np.abs(spread.functional_.observed).max())
 
+    looped = w + np.diag(rng.random(n) * d)  # a sample is no neighbour of itself
+    alone = LabelSpreading("precomputed", alpha=0.9).fit(looped, few).label_distributions_
+    loops = float(np.abs(alone - f / f.sum(axis=1, keepdims=True)).max())
+
     context.step("harmonic functions")
     harmonic = HarmonicClassifier(graph, tol=1e-12).fit(x, few).label_distributions_
     laplacian, free = np.diag(d) - w, few < 0
@@ -91,6 +95,7 @@ def run(context: Context) -> Outcome:
 
     checks = [
         Check("label spreading against (I − αS)⁻¹ Y, probabilities", shares, 1e-8),
+        Check("the same with loops, which do not count", loops, 1e-8),
         Check("label spreading: slope of E at its minimizer, relative", steep, 1e-8),
         Check("harmonic functions against the dense system", extension, 1e-8),
         Check("harmonic functions against committors", first, 1e-8),

@@ -6,8 +6,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import expm
 
-from nlflow import Gaussian, GradientFlow, Grid, J, StoermerVerlet, WaveExponential, WaveFlow, affinity, solve
+from nlflow import (
+    E,
+    Gaussian,
+    GradientFlow,
+    Grid,
+    J,
+    Points,
+    StoermerVerlet,
+    WaveExponential,
+    WaveFlow,
+    affinity,
+    from_matrix,
+    solve,
+)
 from nlflow.kernels import Laplace
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -109,7 +123,36 @@ def phase_order(bar: Bar) -> tuple[float, float]:
     return float(np.log2(errors[0] / errors[1])), off
 
 
+def damped(seed: int) -> tuple[float, float]:
+    """Return the error of damped and driven waves, and of their energy, against SciPy's matrix exponential.
+
+    ρ u'' = −(L + λ) u + λ f + g − ρ γ u', from slow to overdamped.
+    """
+    rng = np.random.default_rng([110, seed])
+    n, fidelity, t = 24, 0.3, 3.0
+    k, w = rng.random((n, n)), rng.uniform(0.5, 2.0, n) / n
+    f, source, u, v = rng.standard_normal((4, n))
+    both = (k + k.T) * w
+    matrix = np.diag(both.sum(axis=1) + fidelity) - both
+    off, energies = 0.0, 0.0
+    weights = from_matrix(k, Points(np.zeros(n), weights=w))
+    for damping in (0.0, 0.4, 2.0 * float(np.sqrt(fidelity)), 6.0):
+        flow = WaveFlow(GradientFlow(E(weights, f, fidelity), source=source), damping=damping)
+        found = solve(flow, flow.state(u, v), t=t, integrator=WaveExponential())
+        rest = np.linalg.solve(matrix, fidelity * f + source)
+        block = np.block([[np.zeros((n, n)), np.eye(n)], [-matrix, -damping * np.eye(n)]])
+        exact = expm(t * block) @ np.concatenate([u - rest, v])
+        here, speed = exact[:n] + rest, exact[n:]
+        off = largest(off, float(np.abs(flow.displacement(found.final) - here).max()),
+                      float(np.abs(flow.speed_of(found.final) - speed).max()))  # fmt: skip
+        pairs = float(w @ (k * (here[:, None] - here) ** 2) @ w) / 2
+        energy = pairs + float(w @ (speed**2 / 2 + fidelity * (here - f) ** 2 / 2 - source * here))
+        energies = largest(energies, abs(found.energy[-1] / energy - 1))
+    return off, energies
+
+
 def run(context: Context) -> Outcome:
+    off_damped, energies = damped(0)
     context.step("dispersion")
     exact = dispersion("Gaussian", 256)
     kinks = [dispersion("Laplace", n) for n in (512, 1024)]
@@ -129,6 +172,8 @@ def run(context: Context) -> Outcome:
         Check(f"{steps} steps of hω₁ = 5e-5: largest change of the energy, relative", slow.largest, 1e-8),
         Check("from the first half to the second", slow.growth, 1e-9),
         Check(f"{steps} steps of hω = 0.5: change of what the method conserves", fast.modified, 1e-11),
+        Check("damped and driven waves against SciPy's matrix exponential", off_damped, 1e-9),
+        Check("their energies against double sums, relative", energies, 1e-9),
         Check("order of the phase error", order, 0.1, expected=2),
         Check("phases against 2 arcsin(hω/2) a step", off, 1e-9),
     ]
