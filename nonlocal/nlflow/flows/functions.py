@@ -489,7 +489,7 @@ def function_of(
     Notes
     -----
     The bounds hold in the norm of the flow's measure, channels added up. Of an expansion it is the sum of the
-    coefficients left out (see `Exponential`); of Lanczos iteration the largest of a divided difference on 350 points of
+    coefficients left out (see `Exponential`); of Lanczos iteration the largest of a divided difference on 351 points of
     the interval (in the spirit of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3, for any g; the
     largest value between the points is not looked for). Rounding is bounded by the worst case of each sum. Where an
     affinity approximates (`Affinity.error_estimate`), its estimate is part of the bound.

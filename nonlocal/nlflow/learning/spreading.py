@@ -66,7 +66,8 @@ class LabelSpreading(ProbabilisticClassifier):
     tol : float or None
         Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     max_iter : int
-        Of iterations. Up to 4096 points and for alpha > 0.8 a direct method takes none; its residual is rounding.
+        Of iterations. Up to 4096 points and for alpha > 0.8 a direct method takes none (``n_iter_`` is 1);
+        its residual is rounding.
     missing : -1, None, NaN or NA
         What marks samples without a label, and those that get none; any of the last three stands for all of them.
     verbose : bool
