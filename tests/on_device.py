@@ -63,6 +63,7 @@ COPIES: dict[str, str] = {
     "attention/probing/trace.py head": "a head is looked at in float64 on the host, when asked for",
     "attention/probing/trace.py <genexpr>": "a head is looked at in float64 on the host, when asked for",
     "attention/probing/trace.py rule_or_bias": "a head is looked at in float64 on the host, when asked for",
+    "attention/terms/neutreno.py _apply": "layers move where their owner moves them",
     "attention/terms/neutreno.py kept": "layers move where their owner moves them",
     "affinities/base.py log_total": "weights of the nodes, once for each functional",
     "affinities/base.py _measured": "weights of the nodes, once for each affinity",
