@@ -36,6 +36,7 @@ extensions = [
     "equations",
     "measured",
     "names",
+    "programs",
 ]
 exclude_patterns = ["_build", "examples"]
 

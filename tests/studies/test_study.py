@@ -109,7 +109,7 @@ def test_the_order_of_a_users_integrator_is_measured() -> None:
 
     result = run_study("time-order", nodes=16, metric="degree", fidelity=0.5, integrator=[Heun, Boast, fixed])
     assert [fit.passed for fit in result.fits] == [True, False, True]
-    assert "DIFFERS" in str(result.fits[1])
+    assert str(result.fits[1]).endswith("expected 2, to within 0.1: disagrees")
     assert result.rows[0]["integrator"] == "Heun"
     with pytest.raises(InputError, match="integrator: got a function that returns int"):
         run_study("time-order", nodes=16, integrator=lambda dt: 1)
@@ -158,8 +158,7 @@ def test_order_in_volumes() -> None:
 @pytest.mark.slow
 def test_grids_converge_spectrally_inside_and_with_order_two_at_edges() -> None:
     result = run_study("space-order", kernel=Gaussian(0.08), dimension=[1, 2])
-    assert [fit for fit in result.fits if fit.passed is False] == []
-    assert all(fit.passed or fit.low < 6 for fit in result.fits if not fit.what.startswith("exponential"))
+    assert all(fit.passed for fit in result.fits if not fit.what.startswith("exponential"))
     for fit in result.fits:
         if "isolated" in fit.name:
             assert abs(fit.slope - 2) < 0.1
@@ -193,7 +192,8 @@ def test_rounding_level_counts_as_spectral() -> None:
     assert {row["note"] for row in result.rows} == {"rounding level"}
     rate, order = result.fits
     assert (rate.passed, math.isnan(rate.slope)) == (None, True)
-    assert (order.passed, order.reason) == (True, "rounding level is reached at N=64")
+    assert (order.passed, order.reason) == (True, "the least that reaches rounding level at N=64")
+    assert order.low == pytest.approx(-math.log(50 * 2.0**-52) / math.log(64))
     result.figure()
 
 
@@ -244,7 +244,8 @@ def test_attention_to_random_tokens_converges_to_its_limit() -> None:
     """The constant is e^(s^2 d / 2) (d + s^2 d)^(1/2): with s^2 d = 1 and 1/4, from the moments of a normal law."""
     kernels = [ExpDotProduct(), ExpDotProduct(scale=0.25)]
     result = run_study("samples", kernel=kernels, nodes=[256, 1024, 4096], dimension=4, seeds=150)
-    assert failures(result) == []
+    assert not any(fit.verdict == "disagrees" for fit in result.fits)
+    assert all(abs(fit.slope - 1) < 0.1 for fit in result.fits[1::2])
     assert [fit.what for fit in result.fits[:2]] == ["order in n", "root mean square error over C n^(-1/2)"]
     for setting, strength in (("dot", 1.0), ("dot:scale=0.25", 0.5)):
         rows = [row for row in result.rows if row["kernel"] == setting and row["nodes"] == 1024]
@@ -460,7 +461,9 @@ def test_result_files(tmp_path: Path) -> None:
     result = run_study("time-order", nodes=12, integrator="euler", metric="degree", fidelity=[0, 0.25])
     result.save(tmp_path / "deep" / "folder")
     folder = tmp_path / "deep" / "folder"
-    assert sorted(path.name for path in folder.iterdir()) == ["figure.png", "result.json", "table.csv"]
+    tables = {f"{name}.{ending}" for name in ("table", "fits") for ending in ("csv", "md", "tex")}
+    there = {path.name for path in folder.iterdir()}
+    assert there == {"figure.pdf", "figure.png", "result.json", "study.toml", *tables}
     with (folder / "table.csv").open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert [float(row["error"]) for row in rows] == [row["error"] for row in result.rows]
@@ -480,8 +483,9 @@ def test_report_says_what_is_shared_once() -> None:
     lines = result.report().splitlines()
     assert lines[0].startswith("kernel gaussian:width=0.1, nodes 12")
     assert lines[1].split() == ["fidelity", "t", "dt", "error"]
-    assert lines[-1].startswith("fidelity=0.25")
-    assert lines[-1].endswith("as expected")
+    assert lines[-5].startswith("fidelity=0.25")
+    assert lines[-5].endswith("1, to within 0.05  agrees")
+    assert lines[-3].startswith("agrees: the interval holds")
 
 
 @pytest.mark.slow

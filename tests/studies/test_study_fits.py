@@ -21,7 +21,7 @@ from nlflow.store.encoding import decode, encode
 from nlflow.store.identity import describe
 from nlflow.studies import mixing
 from nlflow.studies.contract import judged
-from nlflow.studies.fits import no_fit, power_fit, regress
+from nlflow.studies.fits import Fit, largest, no_fit, power_fit, regress
 from nlflow.studies.options import kernel_label, parse_kernel
 
 
@@ -56,7 +56,8 @@ def test_interval_covers_the_slope_as_often_as_it_says() -> None:
 def test_power_and_exponential() -> None:
     x = [1.0, 2.0, 4.0, 8.0]
     fit = power_fit("a", "order", x, [3 * v**-2 for v in x], [True] * 4, expected=-2, tolerance=1e-9)
-    np.testing.assert_allclose([fit.slope, fit.low, fit.high, math.exp(fit.intercept)], [-2, -2, -2, 3], rtol=1e-12)
+    np.testing.assert_allclose([fit.slope, math.exp(fit.intercept)], [-2, 3], rtol=1e-12)
+    np.testing.assert_allclose([fit.low, fit.high], -2, rtol=1e-8)
     assert fit.passed is True
     assert fit.points == 4
     decay = power_fit("a", "rate", x, [3 * math.exp(-0.5 * v) for v in x], [True] * 4, exponential=True)
@@ -74,18 +75,107 @@ def test_points_at_rounding_are_left_out_and_too_few_give_no_slope() -> None:
     assert math.isnan(none.slope)
     assert none.passed is None
     assert "only 2 size(s) above rounding level" in none.reason
-    assert "not fitted, expected 2 (only 2 size(s)" in str(none)
+    assert "not fitted, expected 2: cannot tell (only 2 size(s)" in str(none)
 
 
-def test_a_wide_interval_excuses_only_samples() -> None:
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.97, 1.02, "agrees"),
+        (0.81, 1.19, "agrees"),
+        (0.79, 1.02, "cannot tell"),  # reaches further than four tolerances
+        (-5.8, 78.0, "cannot tell"),
+        (0.96, 0.99, "cannot tell"),  # excludes 1, by less than the tolerance
+        (0.80, 0.96, "cannot tell"),
+        (0.80, 0.94, "disagrees"),
+        (1.051, 1.2, "disagrees"),
+    ],
+)
+def test_verdict_on_a_number(low: float, high: float, verdict: str) -> None:
+    fit = Fit("a", "b", (low + high) / 2, low, high, 1.0, tolerance=0.05)
+    assert fit.verdict == verdict
+    assert fit.passed is {"agrees": True, "disagrees": False}.get(verdict)
+    assert bool(fit.note) == (verdict == "cannot tell")
+    assert fit.expectation == "1, to within 0.05"
+
+
+@pytest.mark.parametrize(
+    ("relation", "low", "high", "verdict"),
+    [
+        (">=", 6.0, 70.0, "agrees"),
+        (">=", -5.8, 78.0, "cannot tell"),
+        (">=", 5.9, 5.99, "cannot tell"),
+        (">=", 1.0, 5.0, "disagrees"),
+        ("<=", 1.0, 6.0, "agrees"),
+        ("<=", 1.0, 7.0, "cannot tell"),
+        ("<=", 7.0, 8.0, "disagrees"),
+        ("in", 1.0, 8.0, "agrees"),
+        ("in", 5.0, 8.0, "disagrees"),
+    ],
+)
+def test_verdict_on_bounds(relation: str, low: float, high: float, verdict: str) -> None:
+    value = 4.0 if relation == "in" else (low + high) / 2
+    fit = Fit("a", "b", value, low, high, None if relation == "in" else 6.0, relation=relation, tolerance=0.2)
+    assert fit.verdict == verdict
+
+
+def test_what_has_no_scatter_is_held_against_its_bound() -> None:
+    assert [largest("a", "b", [0.1, value], 0.2).verdict for value in (0.2, 0.21)] == ["agrees", "disagrees"]
+
+
+def consistent(fit: Fit) -> bool:
+    """Whether a verdict agrees with the interval that is shown, by a rule of its own."""
+    if fit.verdict != "agrees" or fit.expected is None:
+        return True
+    holds = fit.low <= fit.expected <= fit.high
+    return holds and fit.high - fit.low <= 8 * fit.tolerance
+
+
+def test_verdicts_over_simulated_studies_of_draws() -> None:
+    """Where the truth is as expected, at most one in twenty disagrees; where it is not, no one agrees."""
+    rng = np.random.default_rng(0)
+    n = np.repeat([64.0, 128, 256, 512, 1024, 2048], 40)
+    counts: dict[float, list[str]] = {-0.5: [], -1.0: []}
+    for truth, verdicts in counts.items():
+        for _ in range(500):
+            error = n**truth * np.exp(rng.normal(0, 0.6, n.size)) * (1 + rng.normal(0, 1) / n)
+            fit = power_fit("a", "b", n, np.abs(error), [True] * n.size, expected=-0.5, tolerance=0.05, sampled=True)
+            assert consistent(fit)
+            verdicts.append(fit.verdict)
+    assert counts[-0.5].count("disagrees") <= 25
+    assert counts[-0.5].count("agrees") > 400
+    assert counts[-1.0].count("disagrees") > 490
+    assert "agrees" not in counts[-1.0]
+
+
+def test_verdicts_over_simulated_sequences_of_steps() -> None:
+    """Errors C h^p (1 + a h + b h^2) of an integrator, of its order and of another."""
+    rng = np.random.default_rng(1)
+    counts: dict[int, list[str]] = {0: [], 1: []}
+    for off, verdicts in counts.items():
+        for _ in range(500):
+            order = int(rng.integers(1, 6))
+            h = np.geomspace(0.25, 0.03, 6)
+            error = h ** (order + off) * (1 + rng.uniform(-1, 1) * h + rng.uniform(-1, 1) * h**2)
+            fit = power_fit("a", "b", h, error, [True] * 6, expected=order, tolerance=0.05 * order)
+            assert consistent(fit)
+            verdicts.append(fit.verdict)
+    assert counts[0].count("disagrees") <= 25
+    assert counts[0].count("agrees") > 450
+    assert counts[1].count("disagrees") == 500
+
+
+def test_three_points_that_scatter_tell_nothing() -> None:
     x, y = [1.0, 2.0, 4.0], [1.0, 8.0, 1.5]
-    assert power_fit("a", "b", x, y, [True] * 3, expected=0, tolerance=0.1).passed is False
-    assert power_fit("a", "b", x, y, [True] * 3, expected=0, tolerance=0.1, sampled=True).passed is True
+    for sampled in (False, True):
+        fit = power_fit("a", "b", x, y, [True] * 3, expected=0, tolerance=0.1, sampled=sampled)
+        assert fit.verdict == "cannot tell"
+        assert fit.note == "the interval ends more than 4 tolerances from 0"
 
 
 def test_fits_in_words() -> None:
     fit = power_fit("N=4", "order in dt", [1, 2, 4], [1, 2, 4], [True] * 3, expected=2, tolerance=0.1)
-    assert str(fit).startswith("N=4: order in dt 1 [1, 1], expected 2: DIFFERS")
+    assert str(fit).startswith("N=4: order in dt 1 [1, 1], expected 2, to within 0.1: disagrees")
     assert "at least 6" in str(no_fit("a", "b", "why", 6.0, ">="))
 
 

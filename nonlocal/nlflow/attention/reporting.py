@@ -25,7 +25,7 @@ from nlflow.backends.machine import provenance
 from nlflow.errors import InputError, NlflowError, checked_call
 from nlflow.store.atomic import write_content
 from nlflow.store.encoding import plain
-from nlflow.studies.result import render_csv
+from nlflow.studies.tables import render_csv
 
 _LEVEL = 0.95
 _EXPLAINED = 8  # batches by which parts are told, each of which takes several runs

@@ -395,7 +395,14 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "explore": (
         Rule("clean axes array", lambda words: words["file"] is not None, "belongs to a FILE; give one"),
     ),
-    "study": (_OF_MACHINE,),
+    "study": (
+        _OF_MACHINE,
+        Rule("form width style", lambda words: words["out"] is not None,
+             "is about the figure that --out DIR writes; give a folder, or leave it out"),
+        Rule("kernel nodes dimension boundary channels fidelity metric integrator dt laziness seeds seed queries keys "
+             "values device dtype", lambda words: not words["kind"].endswith(".toml"),
+             "belongs to a KIND: the file says what its study is; leave it out, or change the file"),
+    ),
     "validate": (
         _OF_MACHINE,
         Rule("names quick out resume jobs scheduler data quiet", lambda words: not words["only_list"],

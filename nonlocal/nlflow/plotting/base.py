@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, not_installed, visible
+from nlflow.errors import InputError, check_choice, not_installed, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +26,34 @@ Array: TypeAlias = NDArray[Any]
 PALETTE = ("#0b5394", "#d1711c", "#009e73", "#cc79a7", "#56b4e9", "#4d4d4d")
 MARKERS = "osD^vP"
 COLUMNS = 3  # panels in a row
+FORMATS = ("pdf", "svg", "png")
+BELOW = "below"  # of legends below a panel
+_SPARE = 1.5  # inches
+_NARROWEST = 2.9  # inches of a panel on paper: its legend has a line that names and tells a slope
 ROUNDING = 1e-15  # relative to the largest value: smaller ones are rounding
 BINS = 2000  # columns of a line: more than this and only the envelope can be seen
 REACH = 100.0  # exponent at which a predicted exponential ends: beyond any measured decay, and without overflow
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a figure for a paper has: its width in inches, and the colours of a style sheet if there are any."""
+
+    width: float
+    colours: tuple[str, ...] | None = None
+
+
+_PAPER: ContextVar[Paper | None] = ContextVar("paper", default=None)
+
+
+@contextmanager
+def on_paper(paper: Paper) -> Iterator[None]:
+    """Draw figures of this width and in these colours."""
+    before = _PAPER.set(paper)
+    try:
+        yield
+    finally:
+        _PAPER.reset(before)
 
 
 def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, title: str | None = None) -> Figure:
@@ -36,23 +64,34 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
     except ImportError as error:
         raise not_installed("a figure", "Matplotlib", "plots") from error
 
+    paper = _PAPER.get()
+    if paper is not None:
+        width, height = paper.width, height * min(1.0, paper.width / width)
     figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(visible(title, keep="\n"), fontsize=13, parse_math=False)  # a file name may hold dollar signs
+        figure.suptitle(
+            visible(title, keep="\n"), fontsize=points(13), parse_math=False
+        )  # a file name may hold dollar signs
     return figure
 
 
 def panel_grid(
     count: int, width: float, height: float, title: str | None = None, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels of this size in inches, at most three in a row.
+    """Return a figure with `count` panels of this size in inches, at most three in a row; on paper as many as it holds.
 
     Further arguments go to ``Figure.subplots``.
     """
-    columns = min(count, COLUMNS)
+    columns, paper = min(count, COLUMNS), _PAPER.get()
+    if paper is not None:
+        columns = min(columns, max(1, int(paper.width / _NARROWEST)))
+        wide = paper.width / columns
+        width, height = wide, height * wide / width + _SPARE  # what is too much goes when labels have their lines
     rows = -(-count // columns)
-    figure = new_figure(max(width * columns, 6.4) + 0.4, height * rows + 0.2, 130, title)
+    figure = new_figure(
+        paper.width if paper is not None else max(width * columns, 6.4) + 0.4, height * rows + 0.2, 130, title
+    )
     axes = list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
     for axis in axes[count:]:
         axis.set_axis_off()
@@ -61,7 +100,7 @@ def panel_grid(
 
 def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
     """Give a panel its title and labels, a faint grid and no box."""
-    axis.set_title(title, fontsize=11)
+    axis.set_title(title, fontsize=points(11))
     axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)
     axis.grid(alpha=0.25)
@@ -70,14 +109,25 @@ def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
 
 def legend_below(axis: Axes, *entries: Any, down: float = 0.14, **options: Any) -> None:
     """Put a legend below a panel, where it covers no curve. Arguments are those of ``Axes.legend``."""
-    axis.legend(
-        *entries, fontsize=9, title_fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -down),
-        alignment="left", **options,
+    legend = axis.legend(
+        *entries, fontsize=points(9), title_fontsize=points(9), frameon=False, loc="upper left",
+        bbox_to_anchor=(-0.02, -down), alignment="left", **options,
     )  # fmt: skip
+    legend.set_gid(BELOW)
+
+
+def points(size: float) -> float:
+    """Return a size of letters, given for those of 10 points, in the size that figures have now."""
+    import matplotlib as mpl
+
+    return size * float(mpl.rcParams["font.size"]) / 10
 
 
 def look(number: int) -> tuple[str, str]:
     """Return colour and marker of the series of this number."""
+    paper = _PAPER.get()
+    if paper is not None and paper.colours:
+        return paper.colours[number % len(paper.colours)], MARKERS[number % len(MARKERS)]
     return PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
 
 
@@ -118,25 +168,32 @@ def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
     axis.plot(x, y, **style)
 
 
-def render(figure: Figure, form: str) -> bytes:
-    """Return a figure as the content of a file.
+def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:
+    """Return a figure as the content of a file, which has the same bytes whenever it is made.
 
     Parameters
     ----------
     figure : matplotlib.figure.Figure
         What to draw.
-    form : {"png", "pdf", "svg"}
-        The file format.
+    form : {"pdf", "svg", "png"}
+        The file format. In PDF fonts are embedded as such (TrueType), in SVG text is text.
+    outlines : bool
+        Draw the letters of an SVG: for a page, which must look alike where the fonts are missing.
 
     Returns
     -------
     bytes
         Nothing is on the disk yet. So a failure leaves no file behind.
     """
+    import matplotlib as mpl
+
+    check_choice("form", form, FORMATS)
+    dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+    fonts = {"pdf.fonttype": 42, "svg.fonttype": "path" if outlines else "none", "svg.hashsalt": "nlflow"}
     stream = io.BytesIO()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), mpl.rc_context(fonts):
         warnings.filterwarnings("ignore", message="Glyph")  # a title in a script that the font lacks
-        figure.savefig(stream, format=form)
+        figure.savefig(stream, format=form, metadata=dates[form])
     return stream.getvalue()
 
 

@@ -132,12 +132,15 @@ def phase_figure(
             marker=marker, edgecolors=edge, linewidths=0.5, label=f"{name} ({np.count_nonzero(chosen)})", zorder=3,
         )  # fmt: skip
     ends = np.array([lowest.min(), lowest.max()]) + np.array([-0.03, 0.03]) * (np.ptp(lowest) or 1)
-    order, label = np.argsort(lowest), f"limit λ̃ = 1 + {_LOWEST}" if bound is None else "given limit of λ̃"
+    order, label = (
+        np.argsort(lowest),
+        r"limit $\tilde\lambda = 1 + \mu_\mathrm{min}$" if bound is None else r"given limit of $\tilde\lambda$",
+    )
     line, height = (ends, 1 + ends) if bound is None else (lowest[order], bound[order])
     axis.plot(line, height, color="black", linewidth=2.2, zorder=4, label=label)
     axis.set_xlim(*ends)
-    base.finish(axis, "", f"smallest eigenvalue {_LOWEST} of P", "fidelity λ̃")
-    axis.legend(fontsize=9, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.2)
+    base.finish(axis, "", f"smallest eigenvalue {_LOWEST} of $P$", r"fidelity $\tilde\lambda$")
+    base.legend_below(axis)
     beyond = (bool(factor.min() < 1 / _STRONGEST), bool(factor.max() > _STRONGEST))
     extend = {(True, False): "min", (False, True): "max", (True, True): "both"}.get(beyond, "neither")
     bar = figure.colorbar(drawn, ax=axis, extend=extend)

@@ -67,7 +67,7 @@ def image(data: bytes, caption: str, form: str = "png") -> str:
 
 def picture(figure: Figure, caption: str, form: str = "svg") -> str:
     """Return a figure of matplotlib inside of a page, with its caption."""
-    return image(render(figure, form), caption, form)
+    return image(render(figure, form, outlines=True), caption, form)
 
 
 def download(name: str, content: str, words: str) -> str:

@@ -155,7 +155,7 @@ def bounds_figure(
         axis.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0, label="between the bounds")
         for bound in (low, high):
             axis.plot(x, bound, color=shade, linewidth=1.2, linestyle="--")
-        axis.plot(x, y, color=shade, linewidth=1.2, marker="o", markersize=5, label="measured")
+        axis.plot(x, y, color=shade, linewidth=1.2, marker="o", markersize=base.points(5), label="measured")
         slack = _ROUNDING * np.maximum(np.abs(low), np.abs(high))
         outside = (y < low - slack) | (y > high + slack)
         if outside.any():
@@ -170,12 +170,20 @@ def bounds_figure(
 
 
 def _mark_abscissas(axis: Axes, x: Array) -> None:
-    """Put the ticks at the abscissas if they span little more than a decade: its own ticks would touch each other."""
+    """Put the ticks at the abscissas if they span little more than a decade: its own ticks would touch each other.
+
+    Abscissas that are no whole numbers say little; 1, 2 and 5 times a power of ten take their place.
+    """
     from matplotlib.ticker import NullLocator
 
     marks = np.unique(x)
     if marks[-1] < _NARROW * marks[0]:
-        marks = marks[:: -(-marks.size // _TICKS)]
+        if np.all(marks == np.round(marks)):
+            marks = marks[:: -(-marks.size // _TICKS)]
+        else:
+            decades = 10.0 ** np.arange(np.floor(np.log10(marks[0])), np.ceil(np.log10(marks[-1])) + 1)
+            rounded = np.outer(decades, [1.0, 2.0, 5.0]).ravel()
+            marks = rounded[(rounded >= 0.9 * marks[0]) & (rounded <= 1.1 * marks[-1])]
         axis.set_xticks(marks, [f"{mark:.3g}" for mark in marks])
         axis.xaxis.set_minor_locator(NullLocator())
 
@@ -196,7 +204,14 @@ def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str
         )
     used = used & (y > 0)
     joined = "-" if series.slope is None and series.expected is None else "none"
-    style: Any = {"linestyle": joined, "linewidth": 1, "color": shade, "marker": marker, "markersize": 5.5, "zorder": 3}
+    style: Any = {
+        "linestyle": joined,
+        "linewidth": 1,
+        "color": shade,
+        "marker": marker,
+        "markersize": base.points(5.5),
+        "zorder": 3,
+    }
     handles = axis.plot(x[used], y[used], markerfacecolor=shade, **style)
     others = ~used & (y > 0)
     axis.plot(x[others], y[others], markerfacecolor="none", **style)
@@ -209,7 +224,7 @@ def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str
     if series.slope is not None:
         slope = check_number(f"slope of {series.name!r}", series.slope)
         height = level - slope * centre if series.intercept is None else series.intercept
-        handles += axis.plot(across, np.exp(height + slope * ends), color=shade, alpha=0.4, linewidth=4)
+        handles += axis.plot(across, np.exp(height + slope * ends), color=shade, alpha=0.4, linewidth=base.points(4))
         label += f": slope {_told(slope, series.half_width)}"
     if series.expected is not None:
         expected = check_number(f"expected of {series.name!r}", series.expected)

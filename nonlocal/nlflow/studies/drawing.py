@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nlflow.plotting import Series, new_figure, rate_figure
 from nlflow.studies.contract import Row, grouped, in_words
 from nlflow.studies.fits import Fit
+from nlflow.studies.quantities import setting_in_math
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +24,9 @@ MOST_PANELS = 12
 
 
 def told(setting: Row, rows: Sequence[Row]) -> str:
-    """Return in words what a setting has that not all rows share; all of it where they share everything."""
+    """Return what a setting has that not all rows share, as a title; all of it where they share everything."""
     own = {name: value for name, value in setting.items() if len({row.get(name) for row in rows}) > 1}
-    return in_words(own or setting)
+    return setting_in_math(own or setting)
 
 
 def rate_panel(
@@ -55,7 +56,9 @@ def rate_panel(
                 )
                 fit = by_name.get(in_words(own))
                 used = np.array([row.get("used", True) for row in drawn])
-                entries.append(_series(in_words({split: own[split]}) if split in own else "", across, up, used, fit))
+                entries.append(
+                    _series(setting_in_math({split: own[split]}) if split in own else "", across, up, used, fit)
+                )
         if entries:
             panels[told(setting, rows)] = entries
     if not panels:
@@ -72,7 +75,8 @@ def _series(name: str, x: Floats, up: list[Floats], used: NDArray[np.bool_], fit
     y, low, high = up if len(up) == 3 else (up[0], None, None)
     if fit is None or not used.any():
         return Series(name, x, y, low, high, used=used if used.any() else None)
-    half = fit.high - fit.slope  # an interval of no width would only lengthen the legend
+    # The farther end of the interval, which need not be even; one of no width would only lengthen the legend.
+    half = max(fit.high - fit.slope, fit.slope - fit.low)
     return Series(
         name, x, y, low, high, slope=fit.slope, intercept=fit.intercept,
         half_width=half if half > 1e-3 * abs(fit.slope) else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from nlflow.flows.ensemble import students_t
 
 FEWEST = 3
 """Points that a line with a confidence interval needs."""
+
+_EXACT = 1e-9  # relative: what rounding leaves of a slope
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,19 @@ class Line:
     points: int
 
 
+FAR = 4.0
+"""Tolerances about what is expected within which an interval has to end: a wider one says too little to agree."""
+
+VERDICTS = """\
+agrees: the interval holds what is expected and ends within four tolerances of it; disagrees: it lies beyond the
+tolerance; cannot tell: all else. The tolerance, told after "to within", is what finite sizes, steps and draws may be
+off. An interval holds 95 % of the scatter, and where the finer half of the sizes points."""
+"""What the verdicts mean, for whoever reads them."""
+
+
 @dataclass(frozen=True)
 class Fit:
-    """One number that a study is about, and what it should be.
+    """One number that a study is about, what it should be, and whether it is.
 
     Attributes
     ----------
@@ -38,21 +50,21 @@ class Fit:
     slope : float
         The number: for most kinds the slope of a regression. NaN when there was too little to fit; `reason` says why.
     low, high : float
-        95 % confidence interval, from Student's t of the regression, unless `what` says otherwise.
+        What the measurements leave open: the 95 % interval of the regression (Student's t) and, since sizes are finite,
+        where their finer half points; for other numbers what `what` says. NaN where the number is one without scatter.
     expected : float or None
         What the theory says; None where it says nothing.
-    relation : {'=', '>='}
-        Whether the number should equal `expected` or be at least that.
+    relation : {'=', '>=', '<=', 'in'}
+        Whether the number should equal `expected`, be at least or at most that, or lie between `low` and `high`, which
+        are bounds then.
     tolerance : float
-        How far from `expected` still counts as equal, since sizes are finite; for sampled measurements (`sampled`) the
-        interval counts in addition.
-    passed : bool or None
-        Whether the number is as expected; None when nothing is expected, or nothing could be fitted.
+        How far from `expected` still counts as that, since sizes are finite.
     points : int
         Measurements that went into it.
     intercept : float
         Of the regression, in the logarithms that were fitted.
     reason : str
+        Why there is no number, or what was left out.
     """
 
     name: str
@@ -63,19 +75,83 @@ class Fit:
     expected: float | None = None
     relation: str = "="
     tolerance: float = 0.0
-    passed: bool | None = None
     points: int = 0
     intercept: float = math.nan
     reason: str = ""
 
+    @property
+    def verdict(self) -> str:
+        """``'agrees'``, ``'disagrees'`` or ``'cannot tell'``; empty where nothing is expected.
+
+        *agrees* where the interval holds what is expected and ends within four tolerances of it, *disagrees* where it
+        lies beyond the tolerance. What excludes the expected number by less than the tolerance, and what is too wide,
+        cannot tell.
+        """
+        return self._judgement[0]
+
+    @property
+    def passed(self) -> bool | None:
+        """True where it agrees, False where it disagrees; None where nothing is expected or nobody can tell."""
+        return {"agrees": True, "disagrees": False}.get(self.verdict)
+
+    @property
+    def note(self) -> str:
+        """What was left out, and why nobody can tell."""
+        return "; ".join(filter(None, (self.reason, self._judgement[1])))
+
+    @property
+    def expectation(self) -> str:
+        """What is expected, with its tolerance, in words; empty where nothing is."""
+        if self.relation == "in" and not math.isnan(self.high):
+            return "within its bounds"
+        if self.expected is None:
+            return ""
+        words = {"=": "", ">=": "at least ", "<=": "at most "}[self.relation] + f"{self.expected:.4g}"
+        return f"{words}, to within {self.tolerance:.2g}" if self.tolerance else words
+
+    @property
+    def _judgement(self) -> tuple[str, str]:
+        """The verdict, and why nobody can tell."""
+        if self.relation == "in":
+            if math.isnan(self.slope) or math.isnan(self.high):
+                return "", ""
+            return "agrees" if not self.slope > self.high and not self.slope < self.low else "disagrees", ""
+        if self.expected is None:
+            return "", ""
+        if math.isnan(self.slope):
+            return "cannot tell", ""
+        ends = (self.slope if math.isnan(self.low) else self.low, self.slope if math.isnan(self.high) else self.high)
+        if self.relation == "=":
+            return _equal(*ends, self.expected, self.tolerance)
+        if self.relation == "<=":
+            return _above(-ends[1], -ends[0], -self.expected, self.tolerance, f"above {self.expected:.4g}")
+        return _above(*ends, self.expected, self.tolerance, f"below {self.expected:.4g}")
+
     def __str__(self) -> str:
         text = f"{self.name}: {self.what} "
-        text += f"{self.slope:.4g} [{self.low:.4g}, {self.high:.4g}]" if math.isfinite(self.slope) else "not fitted"
-        if self.expected is not None:
-            text += f", expected {'at least ' if self.relation == '>=' else ''}{self.expected:.4g}"
-        if self.passed is not None:
-            text += ": as expected" if self.passed else ": DIFFERS from what is expected"
-        return f"{text} ({self.reason})" if self.reason else text
+        text += f"{self.slope:.4g}" if math.isfinite(self.slope) else "not fitted"
+        text += f" [{self.low:.4g}, {self.high:.4g}]" if math.isfinite(self.low) else ""
+        text += f", expected {self.expectation}" if self.expectation else ""
+        text += f": {self.verdict}" if self.verdict else ""
+        return f"{text} ({self.note})" if self.note else text
+
+
+def _equal(low: float, high: float, expected: float, tolerance: float) -> tuple[str, str]:
+    if high < expected - tolerance or low > expected + tolerance:
+        return "disagrees", ""
+    if not low <= expected <= high:
+        return "cannot tell", f"the interval excludes {expected:.4g}, by less than the tolerance"
+    if max(high - expected, expected - low) > FAR * tolerance:
+        return "cannot tell", f"the interval ends more than {FAR:g} tolerances from {expected:.4g}"
+    return "agrees", ""
+
+
+def _above(low: float, high: float, bound: float, tolerance: float, beyond: str) -> tuple[str, str]:
+    if high < bound - tolerance:
+        return "disagrees", ""
+    if high < bound:
+        return "cannot tell", f"the interval lies {beyond}, by less than the tolerance"
+    return ("agrees", "") if low >= bound - tolerance else ("cannot tell", f"the interval reaches {beyond}")
 
 
 def regress(x: Sequence[float], y: Sequence[float]) -> Line:
@@ -102,23 +178,9 @@ def no_fit(name: str, what: str, reason: str, expected: float | None = None, rel
     return Fit(name, what, math.nan, math.nan, math.nan, expected, relation=relation, reason=reason)
 
 
-def at_least(fit: Fit, bound: float) -> Fit:
-    """Return a fit that should not be below a bound, with the verdict; none where its interval holds the bound.
-
-    A number of three points that is far above the bound by chance proves nothing.
-    """
-    if fit.slope >= bound > fit.low:
-        why = f"the interval reaches below {bound:.4g}"
-        return replace(fit, passed=None, reason=f"{fit.reason}; {why}" if fit.reason else why)
-    return replace(fit, passed=fit.slope >= bound)
-
-
-def range_fit(name: str, what: str, values: Sequence[float], worst: float, *, expected: float, tolerance: float) -> Fit:
-    """Return the worst of several measurements that should all be `expected`, with their range as the interval."""
-    return Fit(
-        name, what, worst, min(values), max(values), expected, tolerance=tolerance,
-        passed=abs(worst - expected) <= tolerance, points=len(values),
-    )  # fmt: skip
+def largest(name: str, what: str, values: Sequence[float], bound: float) -> Fit:
+    """Return the largest of several deviations, none of which should be above a bound."""
+    return Fit(name, what, max(values), math.nan, math.nan, bound, relation="<=", points=len(values))
 
 
 def power_fit(
@@ -132,26 +194,39 @@ def power_fit(
     tolerance: float = 0.0,
     sampled: bool = False,
     exponential: bool = False,
+    rounding: float = 0.0,
 ) -> Fit:
     """Fit log y on log x (on x itself with `exponential`) through the points that are `used`, both > 0.
 
-    NaN with a reason where fewer than three sizes are left. With `sampled` the points scatter at random: then the
-    confidence interval is added to the tolerance. Points of a deterministic sequence scatter since the sequence is not
-    straight, and a wide interval excuses nothing.
+    NaN with a reason where fewer than three sizes are left. The interval is that of the regression, and reaches to
+    where the finer half of the sizes points. Without `sampled` points scatter since their sequence is not straight: its
+    slope may go on as it changed from all to the finer half, at most twice as far. `rounding` is the relative error of
+    the smallest y, whose absolute one all have.
     """
     chosen = [(float(a), float(b)) for a, b, use in zip(x, y, used, strict=True) if use]
-    sizes = len({a for a, _ in chosen})
-    if sizes < FEWEST:
-        return no_fit(name, what, f"only {sizes} size(s) above rounding level, {FEWEST} are needed", expected)
-    across = [a if exponential else math.log(a) for a, _ in chosen]
-    line = regress(across, [math.log(b) for _, b in chosen])
-    passed = None
-    if expected is not None:
-        allowed = tolerance + (line.slope_half if sampled else 0.0)
-        passed = abs(line.slope - expected) <= allowed
+    sizes = {a for a, _ in chosen}
+    if len(sizes) < FEWEST:
+        return no_fit(name, what, f"only {len(sizes)} size(s) above rounding level, {FEWEST} are needed", expected)
+    points = [(a if exponential else math.log(a), math.log(b)) for a, b in chosen]
+    line = regress(*zip(*points, strict=True))
+    low, high = _reach(points, line, sampled=sampled, rounding=rounding)
     left_out = len(used) - len(chosen)
     return Fit(
-        name, what, line.slope, line.slope - line.slope_half, line.slope + line.slope_half, expected,
-        tolerance=tolerance, passed=passed, points=line.points, intercept=line.intercept,
+        name, what, line.slope, low, high, expected, tolerance=tolerance, points=line.points, intercept=line.intercept,
         reason=f"{left_out} point(s) left out" if left_out else "",
     )  # fmt: skip
+
+
+def _reach(points: list[tuple[float, float]], line: Line, *, sampled: bool, rounding: float) -> tuple[float, float]:
+    """Return the interval of a slope in the limit of fine sizes, those with the smallest y."""
+    sizes = sorted({a for a, _ in points})
+    count = max(FEWEST, len(sizes) // 2)
+    rising = points[int(np.argmin([b for _, b in points]))][0] == sizes[0]
+    fine = set(sizes[:count] if rising else sizes[-count:])
+    finer = regress(*zip(*((a, b) for a, b in points if a in fine), strict=True))
+    ends = [line.slope - line.slope_half, line.slope + line.slope_half, finer.slope]
+    ends += [] if sampled else [finer.slope + 2 * (finer.slope - line.slope)]
+    x, y = np.array(points).T
+    moved = np.abs(x - x.mean()) * np.exp(y.min() - y)  # of the slope, as each point moves
+    unsure = _EXACT * abs(line.slope) + rounding * float(moved.sum() / ((x - x.mean()) ** 2).sum())
+    return min(ends) - unsure, max(ends) + unsure

@@ -101,6 +101,7 @@ class Mixing(Kind):
         fit = power_fit(
             name, _RATE, *columns(rows, "k", "distance", "used"),
             expected=expected, tolerance=0.02 * abs(expected or 0.0), exponential=True,
+            rounding=_USUAL / _CLEAR,
             sampled=bool(first["complex"]),  # a complex mu_2 makes the distance swing about its exponential
         )  # fmt: skip
         reason = _TOO_SLOW if first["note"] == _TOO_SLOW else fit.reason
@@ -128,7 +129,7 @@ class Mixing(Kind):
                     lines.append({**own, "k": row["k"], "what": "total variation", "y": row["total_variation"]})
         rates = [replace(fit, name=f"{fit.name} {_NORM}") for fit in fits if fit.what == _RATE]
         return rate_panel(
-            lines, rates, (*_SETTING, "what"), x="k", y="y", split="what", xlabel="steps k",
+            lines, rates, (*_SETTING, "what"), x="k", y="y", split="what", xlabel="steps $k$",
             ylabel="distance to the limit", scale="semilogy",
         )  # fmt: skip
 
@@ -156,12 +157,9 @@ def _late(distance: Floats, unit: float) -> list[Row]:
 
 
 def _time(name: str, row: Row, eps: float) -> Fit:
-    """Return the mixing time between its spectral bounds, which take the place of a confidence interval."""
-    time, low, high = float(row["mixing_time"]), row["lower"], row["upper"]
-    # The bounds hold for real times; the mixing time is the next whole one.
-    passed = None if high is None else bool((low or 0.0) <= time < high + 1)
+    """Return the mixing time between its spectral bounds, in whole steps: they hold for real times."""
+    low, high = (math.nan if row[side] is None else float(math.ceil(row[side])) for side in ("lower", "upper"))
     return Fit(
-        name, f"mixing time in steps (eps={eps:g}), between its spectral bounds", time,
-        math.nan if low is None else low, math.nan if high is None else high, passed=passed, points=1,
-        reason="" if high is not None else "a chain that is not reversible has none",
+        name, f"mixing time in steps (eps={eps:g}) [its spectral bounds]", float(row["mixing_time"]), low, high,
+        relation="in", points=1, reason="" if math.isfinite(high) else "a chain that is not reversible has no bounds",
     )  # fmt: skip

@@ -16,6 +16,7 @@ from nlflow.studies.continuum import continuum_average
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, grouped, judged
 from nlflow.studies.fits import Fit, power_fit
 from nlflow.studies.options import check_continuum, check_sizes
+from nlflow.studies.quantities import ERRORS
 from nlflow.studies.settings import Floats, smooth, values_at
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ class MonteCarlo(Kind):
 
         lines = [{**line, "used": bool(line["used"])} for line in self.condensed(rows)]
         return rate_panel(
-            lines, fits, _SETTING, x="nodes", y="error_median", split="dimension", xlabel="nodes N",
-            ylabel="error (median, 95 % of draws)", band=("low_95", "high_95"),
+            lines, fits, _SETTING, x="nodes", y="error_median", split="dimension", xlabel="nodes $N$",
+            ylabel=ERRORS[self.name], band=("low_95", "high_95"),
         )  # fmt: skip
 
 

@@ -1,23 +1,30 @@
-"""What a study returns: measurements, fits, a table, a figure and files of them."""
+"""What a study returns: measurements, fits, tables, a figure and files of them."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nlflow.errors import FileFormatError
+from nlflow.errors import FileFormatError, check_choice
 from nlflow.store.atomic import make_folder, write_content
 from nlflow.store.encoding import plain
 from nlflow.studies.contract import Kind, Row
-from nlflow.studies.fits import Fit
+from nlflow.studies.fits import VERDICTS, Fit
+from nlflow.studies.tables import Formula, number_in_math, render_csv, render_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+WIDTH = 7.0
+"""Inches: both columns of a journal. One column has 3.3."""
+TABLES = {"csv": "csv", "markdown": "md", "latex": "tex"}
+"""The forms of a table that are files, and the endings of their names."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +50,63 @@ class StudyResult:
     options: dict[str, Any]
     provenance: dict[str, Any] = field(default_factory=dict)
     _kind: Kind | None = field(default=None, repr=False, compare=False)
+    _given: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def table(self) -> str:
-        """Return the measurements as text; a kind with thousands of them shows their summary."""
-        return render_rows(self.rows if self._kind is None else self._kind.condensed(self.rows))
+    def table(self, form: str = "text", *, what: str = "rows") -> str:
+        """Return the measurements, or the fits, as a table.
+
+        Parameters
+        ----------
+        form : {'text', 'csv', 'markdown', 'latex'}
+            CSV has every measurement with all digits. The others are for people: a kind with thousands of measurements
+            shows their summary. In Markdown and LaTeX (a tabular with the rules of booktabs) quantities have their
+            symbols and units.
+        what : {'rows', 'fits'}
+            Measurements, or what they say beside what is expected.
+
+        Raises
+        ------
+        InputError
+            For an unknown `form` or `what`.
+        """
+        check_choice("what", what, ("rows", "fits"))
+        if what == "fits":
+            return render_table(fit_rows(self.fits, form), form, factored=False)
+        return render_table(self.rows if form == "csv" or self._kind is None else self._kind.condensed(self.rows), form)
 
     def report(self) -> str:
-        """Return the table and, below it, the fits beside what is expected, as text."""
-        return f"{self.table()}\n\n{render_fits(self.fits)}".rstrip()
+        """Return the measurements, the fits beside what is expected, and what the verdicts mean, as text."""
+        meaning = textwrap.fill(" ".join(VERDICTS.split()), 118) if any(fit.verdict for fit in self.fits) else ""
+        return "\n\n".join(filter(None, (self.table(), self.table(what="fits"), meaning)))
 
-    def figure(self) -> Figure:
-        """Draw the measurements and return the matplotlib figure."""
+    def figure(self, *, width: float = WIDTH, style: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the measurements and return the matplotlib figure.
+
+        Parameters
+        ----------
+        width : float
+            Inches, 2.5 or more: 3.3 is the column of a journal, 7 its page. The height follows. Labels are broken and
+            ticks left out until none meets another.
+        style : str or path, optional
+            A style sheet of matplotlib: one of ``matplotlib.style.available``, or a file ``NAME.mplstyle``.
+
+        Raises
+        ------
+        InputError
+            For a width or a style that is none.
+        """
+        from nlflow.plotting.paper import drawn
+
         if self._kind is None:
             raise FileFormatError("figure: got a result that no study made, expected one from run_study()")
-        return self._kind.figure(self.rows, self.fits)
+        kind = self._kind
+        return drawn(lambda: kind.figure(self.rows, self.fits), width=width, style=style)
+
+    def cite(self) -> str:
+        """Return BibTeX of the package and of the theory behind this kind of study."""
+        from nlflow.studies.citing import bibtex
+
+        return bibtex(self.kind)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything in JSON's types; NaN and infinities, which JSON lacks, become None."""
@@ -64,110 +114,116 @@ class StudyResult:
             "kind": self.kind,
             "options": self.options,
             "rows": self.rows,
-            "fits": [asdict(fit) for fit in self.fits],
+            "fits": [
+                {**asdict(fit), "verdict": fit.verdict, "expectation": fit.expectation, "note": fit.note}
+                for fit in self.fits
+            ],
             "provenance": self.provenance,
         }
         return dict(plain(content))
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``table.csv``, ``result.json`` and ``figure.png`` to a folder, each complete or not at all.
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        formats: str | Sequence[str] = ("pdf", "png"),
+        width: float = WIDTH,
+        style: str | os.PathLike[str] | None = None,
+    ) -> list[str]:
+        """Write tables, everything, the figure and the study itself to a folder, each complete or not at all.
+
+        ``table`` and ``fits`` as ``.csv`` (all digits), ``.md`` and ``.tex``, ``result.json``, ``figure`` in each
+        format, and ``study.toml``, which `run_study` takes to repeat the study to the bit; arrays that were given lie
+        beside it.
 
         Parameters
         ----------
         folder : path
-            Made if it is missing. The table has one line for each measurement, floats with all digits.
+            Made if it is missing.
+        formats : sequence of {'pdf', 'svg', 'png'}
+            Of the figure. In PDF fonts are embedded, in SVG text is text.
+        width, style
+            As for `figure`.
+
+        Returns
+        -------
+        list of str
+            The names of the files.
 
         Raises
         ------
+        InputError
+            For a format, a width or a style that is none; nothing is written then.
         FileFormatError
             When the folder cannot be made or written to.
         """
-        save_results(folder, self.rows, self.as_dict(), self.figure())
+        from nlflow.plotting.paper import rendered
+        from nlflow.studies.replay import study_files
+
+        figures = rendered(lambda: self.figure(width=width, style=style), formats, style=style)
+        tables = {
+            f"{name}.{ending}": self.table(form, what=what).encode()
+            for name, what in (("table", "rows"), ("fits", "fits"))
+            for form, ending in TABLES.items()
+        }
+        kept = study_files(self.kind, self._given, int(self.options["rng"]), self.rows)
+        files = {**tables, "result.json": _json(self.as_dict()), **figures, **kept}
+        write_files(folder, files)
+        return list(files)
+
+
+def _json(report: Any) -> bytes:
+    return (json.dumps(plain(report), indent=1, allow_nan=False) + "\n").encode()
+
+
+def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+    """Write files to a folder, which is made if it is missing."""
+    place = make_folder(folder)
+    for name, content in files.items():
+        write_content(place / name, content)
 
 
 def save_results(folder: str | os.PathLike[str], rows: list[Row], report: dict[str, Any], figure: Any) -> None:
     """Write ``table.csv``, ``result.json`` and ``figure.png`` to a folder, which is made if it is missing."""
     from nlflow.plotting import render
 
-    files = {
-        "table.csv": render_csv(rows).encode(),
-        "result.json": (json.dumps(plain(report), indent=1, allow_nan=False) + "\n").encode(),
-        "figure.png": render(figure, "png"),
-    }
-    place = make_folder(folder)
-    for name, content in files.items():
-        write_content(place / name, content)
+    files = {"table.csv": render_csv(rows).encode(), "result.json": _json(report), "figure.png": render(figure, "png")}
+    write_files(folder, files)
 
 
-def _columns(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def render_csv(rows: list[Row]) -> str:
-    """Return the rows as CSV text; what a row lacks is left empty."""
-    stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, _columns(rows), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
-
-
-def render_rows(rows: list[Row], *, factored: bool = True) -> str:
-    """Return the rows as aligned text; with `factored` what all rows share stands above them."""
-    names = [name for name in _columns(rows) if any(row.get(name) not in (None, "") for row in rows)]
-    shared = {
-        n: rows[0].get(n)
-        for n in names
-        if factored and len(rows) > 1 and len({_shown(row.get(n)) for row in rows}) == 1
-    }
-    names = [name for name in names if name not in shared] or names
-    lines = [names, *([_shown(row.get(name)) for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    numeric = [all(not isinstance(row.get(name), str) for row in rows) for name in names]
-    text = [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
-    head = ", ".join(f"{name} {_shown(value)}" for name, value in shared.items())
-    return "\n".join([head, *text] if head else text)
-
-
-def render_fits(fits: list[Fit]) -> str:
-    """Return the fits as aligned text; words that all names share are left out."""
+def fit_rows(fits: Sequence[Fit], form: str = "text") -> list[Row]:
+    """Return the fits as the rows of a table; words that all names share are left out, but for CSV."""
     words = [fit.name.split() for fit in fits]
-    shared = set.intersection(*map(set, words)) if len(words) > 1 else set()
+    shared = set.intersection(*map(set, words)) if len(words) > 1 and form != "csv" else set()
     lines: list[Row] = []
     for fit, name in zip(fits, words, strict=True):
-        expected = "" if fit.expected is None else f"{'>= ' if fit.relation == '>=' else ''}{fit.expected:.4g}"
-        if fit.expected is not None and fit.relation == "=" and fit.tolerance:
-            expected += f" ± {fit.tolerance:.2g}"
-        verdict = "" if fit.passed is None else "as expected" if fit.passed else "DIFFERS"
-        lines.append(
-            {
-                "setting": " ".join(word for word in name if word not in shared),
-                "measured": fit.what,
-                "value": f"{fit.slope:.4g}" if math.isfinite(fit.slope) else "not fitted",
-                "interval": _interval(fit),
-                "expected": expected,
-                "result": verdict,
-                "note": fit.reason,
-            }
-        )
-    return render_rows(lines, factored=False)
+        line: Row = {"setting": " ".join(word for word in name if word not in shared), "measured": fit.what}
+        if form == "csv":
+            line |= {"value": fit.slope, "low": fit.low, "high": fit.high, "expected": fit.expected}
+            line |= {"relation": fit.relation, "tolerance": fit.tolerance, "points": fit.points}
+        else:
+            number = _plain_number if form == "text" else number_in_math
+            line["value"] = number(fit.slope, 4) if math.isfinite(fit.slope) else "not fitted"
+            line["interval"] = _interval(fit, number)
+            if form != "text":
+                line |= {name: Formula(line[name]) for name in ("value", "interval") if _is_formula(line[name])}
+            line["expected"] = fit.expectation if form == "text" else re.sub(r"-(?=\d)", "−", fit.expectation)
+        lines.append({**line, "result": fit.verdict, "note": fit.note})
+    return lines
 
 
-def _interval(fit: Fit) -> str:
+def _is_formula(cell: str) -> bool:
+    return bool(cell) and cell != "not fitted"
+
+
+def _plain_number(value: float, digits: int) -> str:
+    return f"{value:.{digits}g}"
+
+
+def _interval(fit: Fit, number: Any) -> str:
     if math.isnan(fit.high):
         return ""
-    return f"up to {fit.high:.4g}" if math.isnan(fit.low) else f"[{fit.low:.4g}, {fit.high:.4g}]"
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    low = "" if math.isnan(fit.low) else number(fit.low, 4)
+    if not low:
+        return f"up to {number(fit.high, 4)}" if number is _plain_number else rf"\leq {number(fit.high, 4)}"
+    return f"[{low}, {number(fit.high, 4)}]"

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from nlflow.studies.equilibrium import EquilibriumStudy
 from nlflow.studies.mixing import Mixing
 from nlflow.studies.monte_carlo import MonteCarlo
 from nlflow.studies.options import read_options
+from nlflow.studies.replay import is_study_file, read_study
 from nlflow.studies.result import StudyResult
 from nlflow.studies.samples import Samples
 from nlflow.studies.settings import extent, make_settings
@@ -57,7 +59,7 @@ _ADVICE = "ask for the same study, or choose another folder"
 
 @underflowing
 def run_study(
-    kind: str,
+    kind: str | os.PathLike[str],
     *,
     out: str | os.PathLike[str] | None = None,
     jobs: int | None = 1,
@@ -70,13 +72,15 @@ def run_study(
 
     Parameters
     ----------
-    kind : str
+    kind : str or path
         ``time-order``: the order of integrators in the step. ``space-order``: the order in N of the averages of a grid
         against the continuum. ``monte-carlo``: the same for random nodes, or for tokens drawn from given ones.
         ``samples``: the error of attention to n normal tokens against its limit, and its constant.
         ``mixing``: how fast the chain of an affinity forgets where it began. ``equilibrium``: diversity of the
         equilibrium and rate towards it, against their bounds, over fidelities. ``stability``: growth of perturbations
-        under NeuTRENO steps, and the largest stable fidelity.
+        under NeuTRENO steps, and the largest stable fidelity. Or the ``study.toml`` of an earlier study, which is
+        repeated: ``provenance['repeated']`` says whether the bits are the same, and which versions differ. Of the
+        options only functions and objects of one's own are given again.
     out : path, optional
         A folder in which every case is kept as soon as it is done. A later call with the same options reads what is
         there and does the rest; the result has the same bits.
@@ -115,7 +119,8 @@ def run_study(
     MemoryLimitError
         For tensors that do not fit into their device, with the largest number of nodes that does.
     FileFormatError
-        When `out` holds another study, or cases with numbers that no study measures.
+        For a ``study.toml`` that is none or of another format, and when `out` holds another study, or cases with
+        numbers that no study measures.
     WorkerError
         When worker processes keep dying; what is done is kept in `out`.
 
@@ -131,6 +136,8 @@ def run_study(
     >>> [round(fit.slope, 1) for fit in result.fits], result.fits[0].passed
     ([1.0], True)
     """
+    if is_study_file(kind):
+        return _repeat(kind, options, out=out, jobs=jobs, scheduler=scheduler, progress=progress, rng=rng)
     study = KINDS[check_choice("kind", kind, tuple(KINDS))]
     seed = check_integer("rng", rng, minimum=0) if isinstance(rng, int | np.integer) else _drawn(rng)
     workers = None if jobs is None else check_integer("jobs", jobs, minimum=-1, hint="-1 takes all cores")
@@ -156,7 +163,19 @@ def run_study(
             f"{keeper.folder}: got cases with numbers that no study measures ({error}), expected files as a study "
             "wrote them; remove them"
         ) from error
-    return StudyResult(study.name, table, fits, described, known, study)
+    # As given, in the form that was checked; a device is a name before it is chosen.
+    given = {name: value if name == "device" else chosen[name] for name, value in options.items() if value is not None}
+    return StudyResult(study.name, table, fits, described, known, study, given)
+
+
+def _repeat(kind: Any, given: Options, *, rng: Any, **how: Any) -> StudyResult:
+    """Run the study of a file again, and say in the provenance whether it gave the same bits."""
+    recipe = read_study(kind)
+    check_choice(f"{recipe.path}: study", recipe.kind, tuple(KINDS))
+    if rng != 0:
+        raise InputError(f"rng: got it beside {recipe.path}, which says the seed; leave it out, or change the file")
+    result = run_study(recipe.kind, rng=recipe.seed, **how, **recipe.with_own(given))
+    return replace(result, provenance={**result.provenance, "repeated": recipe.compare(result.rows, given)})
 
 
 def _cases(study: Kind, chosen: Options, described: dict[str, Any], seed: int) -> tuple[list[Case], dict[str, Row]]:

@@ -13,6 +13,7 @@ from nlflow.kernels import ExpDotProduct
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, grouped, judged
 from nlflow.studies.fits import Fit, no_fit, power_fit
 from nlflow.studies.options import check_sizes
+from nlflow.studies.quantities import ERRORS
 from nlflow.studies.settings import Floats
 
 if TYPE_CHECKING:
@@ -100,10 +101,7 @@ class Samples(Kind):
         mean = float(squares.mean())
         half = _NORMAL * float(squares.std(ddof=1)) / math.sqrt(squares.size)
         low, high = math.sqrt(max(mean - half, 0.0)), math.sqrt(mean + half)
-        passed = low - _CONSTANT <= 1 <= high + _CONSTANT
-        yield Fit(
-            name, what, math.sqrt(mean), low, high, 1.0, tolerance=_CONSTANT, passed=passed, points=int(squares.size)
-        )
+        yield Fit(name, what, math.sqrt(mean), low, high, 1.0, tolerance=_CONSTANT, points=int(squares.size))
 
     def condensed(self, rows: list[Row]) -> list[Row]:
         """Return one line for each number of tokens: error over the draws, and the predicted one."""
@@ -124,7 +122,7 @@ class Samples(Kind):
         lines = [{**line, "used": bool(line["used"])} for line in self.condensed(rows)]
         return rate_panel(
             lines, [fit for fit in fits if fit.what == "order in n"], _SETTING, x="nodes", y="error_median",
-            split="dimension", xlabel="tokens n", ylabel="error (median, 95 % of draws)",
+            split="dimension", xlabel="tokens $n$", ylabel=ERRORS[self.name],
             band=("low_95", "high_95"),
         )  # fmt: skip
 

@@ -13,9 +13,10 @@ import numpy as np
 from nlflow.affinities import affinity
 from nlflow.kernels import Gaussian, Kernel, RadialKernel
 from nlflow.studies.continuum import continuum_average
-from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, judged
-from nlflow.studies.fits import FEWEST, Fit, at_least, no_fit, power_fit
+from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, judged
+from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit
 from nlflow.studies.options import check_continuum, check_sizes
+from nlflow.studies.quantities import ERRORS, QUANTITIES
 from nlflow.studies.settings import Floats, grid, sampled, smooth, values_at
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ class SpaceOrder(Kind):
         spectral = all(row["law"] == "spectral" for row in rows)
         what = _SPECTRAL if spectral else "order in 1/N"
         shown = [fit for fit in fits if fit.what == what]
-        across, label = ("nodes", "nodes N along an axis") if spectral else ("spacing", "spacing 1/N")
+        across = "nodes" if spectral else "spacing"
         return rate_panel(
-            rows, shown, _SETTING, x=across, y="error", split="boundary", xlabel=label,
+            rows, shown, _SETTING, x=across, y="error", split="boundary", xlabel=QUANTITIES[across].label,
+            ylabel=ERRORS[self.name],
             scale="semilogy" if spectral else "loglog",
         )  # fmt: skip
 
@@ -129,19 +131,25 @@ def _algebraic(name: str, law: str, rows: list[Row]) -> Fit:
     relation = ">=" if law.startswith(">=") else "="
     expected = None if law == "unknown" else float(law.removeprefix(">="))
     fit = power_fit(name, "order in 1/N", *columns(rows, "spacing", "error", "used"), expected=expected, tolerance=0.15)
-    if relation == "=" or math.isnan(fit.slope):
-        return replace(fit, relation=relation)
-    return replace(fit, relation=relation, passed=fit.slope >= (expected or 0.0) - 0.15)
+    return replace(fit, relation=relation)
 
 
 def _steepness(name: str, rows: list[Row]) -> Fit:
-    """Return the order at the three finest sizes above rounding, which must be beyond that of any usual rule."""
-    what = "order in 1/N at the finest sizes above rounding"
+    """Return the order at the finest sizes above rounding, which must be beyond that of any usual rule."""
+    what = "order in 1/N at the finest sizes above rounding [range between neighbours]"
     fine = [row for row in rows if row["used"]][-FEWEST:]
     if len(fine) == FEWEST:
-        fit = power_fit(name, what, *columns(fine, "spacing", "error", "used"))
-        return at_least(replace(fit, expected=_STEEP, relation=">="), _STEEP)
+        spacing, error = (np.log(column) for column in columns(fine, "spacing", "error"))
+        between = np.diff(error) / np.diff(spacing)
+        order = float((error[-1] - error[0]) / (spacing[-1] - spacing[0]))
+        low, high = float(between.min()), float(between.max())
+        return Fit(name, what, order, low, high, _STEEP, relation=">=", points=FEWEST)
     flat = [row["nodes"] for row in rows if row["note"] == "rounding level"]
     if not flat:
         return no_fit(name, what, f"only {len(fine)} size(s) can be used", _STEEP, ">=")
-    return replace(no_fit(name, what, f"rounding level is reached at N={flat[0]}", _STEEP, ">="), passed=True)
+    # An error of the size of the signal at one node has fallen to rounding: no less than this order does that.
+    least = -math.log(ROUNDING) / math.log(flat[0])
+    return Fit(
+        name, what, least, least, math.inf, _STEEP, relation=">=", points=1,
+        reason=f"the least that reaches rounding level at N={flat[0]}",
+    )  # fmt: skip

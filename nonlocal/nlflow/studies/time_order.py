@@ -15,6 +15,7 @@ from nlflow.flows.linear import LinearFlow
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, judged
 from nlflow.studies.fits import Fit, power_fit
 from nlflow.studies.options import DEVICE, GRID, INTEGRATORS, OWN, check_sizes
+from nlflow.studies.quantities import ERRORS, QUANTITIES
 from nlflow.studies.settings import build, build_flow, exact_solution, integrate
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ class TimeOrder(Kind):
         """Draw the errors over the step, in double logarithm."""
         from nlflow.studies.drawing import rate_panel
 
-        return rate_panel(rows, fits, _SETTING, x="dt", y="error", split="integrator", xlabel="step dt")
+        return rate_panel(
+            rows, fits, _SETTING, x="dt", y="error", split="integrator", xlabel=QUANTITIES["dt"].label,
+            ylabel=ERRORS[self.name],
+        )  # fmt: skip
 
 
 def _make(name: Any, dt: float) -> Integrator:

@@ -20,7 +20,7 @@ from nlflow.attention.injection.keeping import RECORD
 from nlflow.attention.sweeping.intervals import paired_differences
 from nlflow.backends.progress import bar
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number, checked_call
-from nlflow.studies.result import render_rows
+from nlflow.studies.tables import render_rows
 
 Floats = NDArray[np.float64]
 

@@ -244,7 +244,7 @@ def attention(
     check_installed("attention", "torch", "torch")
     from nlflow.attention import Adapter, attach, load_model, probe
     from nlflow.backends.machine import provenance
-    from nlflow.studies.result import render_rows
+    from nlflow.studies.tables import render_rows
 
     progress = shows_progress(quiet)
     with warnings_kept() as warned, quiet_library():
@@ -432,7 +432,7 @@ def _cures(words: list[str] | None) -> Any:
 def _save_sweep(out: Path, tables: dict[str, list[dict[str, Any]]], told: dict[str, Any]) -> None:
     from nlflow.store.atomic import make_folder, write_content
     from nlflow.store.encoding import plain
-    from nlflow.studies.result import render_csv
+    from nlflow.studies.tables import render_csv
 
     place = make_folder(out)
     for name, rows in tables.items():

@@ -38,6 +38,8 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
   nonlocal explore noisy.png                      sliders, on a page in the browser
   nonlocal demo                                   noise added and removed again
   nonlocal study time-order                       measured rates beside the theory
+  nonlocal study results/study.toml               repeat one to the bit
+  nonlocal cite                                   BibTeX of it and of its theory
   nonlocal attention FOLDER --text "..."          layers of a trained transformer
   nonlocal validate --quick                       the theory, claim by claim
   nonlocal info                                   versions, threads, devices
@@ -174,6 +176,7 @@ _COMMANDS = {
     "study": ("study", "Measure rates of convergence beside the theory."),
     "attention": ("attention", "See what the layers of a transformer do."),
     "explore": ("others", "Try denoising, flows and layers on a page."),
+    "cite": ("cite", "Print BibTeX of what was run."),
     "validate": ("others", "Run the statements of the theory."),
     "info": ("others", None),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _WHAT = """Measure a rate of convergence, or a limit, and compare it with what the theory says.
 
 \b
-KIND is one of
+KIND is one of the following, or the study.toml of an earlier study, which is repeated
   time-order   error of integrators over the step; expected: their order
   space-order  error of grid averages over the number of nodes, against the continuum
   monte-carlo  error of averages over N random nodes (or tokens); expected: N^(-1/2)
@@ -32,13 +32,15 @@ Examples:
   nonlocal study time-order
   nonlocal study space-order --kernel gaussian:width=0.05 --kernel laplace:width=0.1 --dimension 1
   nonlocal study monte-carlo --nodes 64,256,1024,4096 --seeds 500 --jobs 2 --out mc
+  nonlocal study mc/study.toml
+  nonlocal study equilibrium --out eq --format pdf,svg --width 3.3 --style grayscale
 
 `nonlocal study --help-all` has all options, and which kind takes which.
 """
 
 USUAL = (
-    "kernel", "nodes", "dimension", "boundary", "fidelity", "integrator", "dt", "seeds", "out", "jobs", "as_json",
-    "quiet",
+    "kernel", "nodes", "dimension", "boundary", "fidelity", "integrator", "dt", "seeds", "out", "form", "width",
+    "style", "jobs", "as_json", "quiet",
 )  # fmt: skip
 
 HELP = f"""{_WHAT}
@@ -60,9 +62,14 @@ gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the so
 CPU). cuda: on a GPU; auto: there if there is one, otherwise on the CPU; cpu-tensors: on the CPU by the code of the GPU,
 to compare. --dtype float32 measures what single precision reaches, against references in double precision.
 
-With --out the table (table.csv), everything (result.json) and the figure (figure.png) are written to a folder, and
-every case as soon as it is done: the same command goes on where an interrupted one ended. A measured value that is not
-as expected is marked by DIFFERS, and is no error.
+With --out a folder gets tables of measurements and fits (table and fits: .csv has all digits, .md and .tex have symbols
+and units), everything (result.json), the figure in each --format (fonts are embedded, text in SVG is text), and the
+study itself (study.toml); and every case as soon as it is done: the same command goes on where an interrupted one
+ended. `nonlocal study study.toml` measures all of it again, and says whether the bits are the same or which version
+differs; then the exit code is 1.
+
+A verdict is no error. agrees: the interval holds what is expected, and ends within four tolerances of it. disagrees: it
+lies beyond the tolerance. cannot tell: all else.
 
 \b
 Examples:
@@ -72,6 +79,8 @@ Examples:
   nonlocal study mixing --kernel tophat:radius=0.2 --nodes 16,32,64 --boundary reflect
   nonlocal study stability --queries q.npy --keys k.npy --json
   nonlocal study time-order --keys k.npy --values v.npy --device cuda --dtype float32
+  nonlocal study equilibrium --out eq --format pdf,svg --width 3.3 --style grayscale
+  nonlocal study eq/study.toml
 """
 
 
@@ -93,7 +102,7 @@ def _listed(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] 
 
 
 def study(
-    kind: Annotated[StudyKind, typer.Argument(metavar="KIND", help="What is studied.", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What is studied; or a study.toml.", show_default=False)],
     kernel: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Kernel; may be repeated.", show_default=False)
     ] = None,
@@ -120,6 +129,13 @@ def study(
     device: Annotated[DeviceName | None, typer.Option(help="Where to compute [default: cpu].")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Precision [default: float64].")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; goes on from one.")] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="LIST", help="Formats of the figure: pdf, svg, png.")
+    ] = "pdf,png",
+    width: Annotated[float, typer.Option(metavar="INCHES", help="Width of the figure; a column has 3.3.")] = 7.0,
+    style: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Style sheet of matplotlib, or a file NAME.mplstyle.")
+    ] = None,
     jobs: Annotated[int, typer.Option(metavar="COUNT", help="Processes; -1 for all cores.")] = 1,
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers measure the cases; or 'local'.")
@@ -128,6 +144,9 @@ def study(
     quiet: Quiet = False,
 ) -> None:
     """Measure a rate of convergence, or a limit, and compare it with what the theory says."""
+    if kind not in get_args(StudyKind) and not kind.endswith(".toml"):
+        kinds = ", ".join(map(repr, get_args(StudyKind)))
+        raise typer.BadParameter(f"{kind!r} is not one of {kinds}, nor a file NAME.toml", param_hint="KIND")
     options: dict[str, Any] = {
         "kernel": kernel or None,
         "nodes": _listed("--nodes", nodes, int),
@@ -149,6 +168,11 @@ def study(
     given = {name: value for name, value in options.items() if value is not None}
     if device is not None:
         check_device(device)
+    formats = [part.strip() for part in form.split(",")]
+    if out is not None:  # before hours of measuring
+        from nlflow.plotting.paper import check_paper
+
+        check_paper(formats, width, style)
     from nlflow.studies import run_study
 
     with warnings_kept() as warned:
@@ -156,14 +180,35 @@ def study(
         result = run_study(kind, out=out, jobs=jobs, scheduler=scheduler, progress=progress, rng=seed, **given)
     for text in () if quiet else warned:
         say("warning", text)
-    if out is not None:
-        result.save(out)
+    written = [] if out is None else result.save(out, formats=formats, width=width, style=style)
+    repeated = result.provenance.get("repeated")
     if as_json:
         print_json(result.as_dict())
     elif not quiet:
-        echo(result.report())
-        judged = [fit.passed for fit in result.fits if fit.passed is not None]
-        verdict = f"{sum(judged)} of {len(judged)} as expected" + ("" if all(judged) else "; see DIFFERS above")
-        echo(f"\n{verdict if judged else 'nothing that could be held against the theory; see the notes above'}")
+        echo(f"{result.report()}\n\n{_summary([fit.verdict for fit in result.fits])}")
         if out is not None:
-            echo(f"written: table.csv, result.json and figure.png in {out}")
+            echo(f"written: {', '.join(written)} in {out}")
+        if repeated is not None:
+            echo(_told(repeated))
+    if repeated is not None and not repeated["same"]:
+        if quiet or as_json:
+            say("note", _told(repeated))
+        raise typer.Exit(1)
+
+
+def _summary(verdicts: list[str]) -> str:
+    """Return how many fits agree, disagree, or cannot tell."""
+    counts = {verdict: verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell")}
+    if not any(counts.values()):
+        return "nothing that could be held against the theory"
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    return f"{told}; see the notes above" if counts["cannot tell"] else told
+
+
+def _told(repeated: dict[str, Any]) -> str:
+    """Return whether a study that was repeated gave the same bits, and what differs."""
+    differs = "; ".join(repeated["differs"])
+    if repeated["same"]:
+        return f"the same bits as {repeated['file']}" + (f", although {differs}" if differs else "")
+    why = differs or "with the same versions on the same machine: the study depends on something that its file lacks"
+    return f"other bits than {repeated['file']}: {why}"

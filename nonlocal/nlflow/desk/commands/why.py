@@ -32,7 +32,7 @@ def run_why(
     from nlflow.attention import Adapter, explain, load_model
     from nlflow.backends.machine import provenance
     from nlflow.desk.commands.attention import quiet_library
-    from nlflow.studies.result import render_rows
+    from nlflow.studies.tables import render_rows
 
     progress = shows_progress(quiet)
     with warnings_kept() as warned, quiet_library():
@@ -116,7 +116,7 @@ def _printed(found: Any) -> list[dict[str, Any]]:
 def _save(out: Path, report: dict[str, Any]) -> None:
     from nlflow.store.atomic import make_folder, write_content
     from nlflow.store.encoding import plain
-    from nlflow.studies.result import render_csv
+    from nlflow.studies.tables import render_csv
 
     place = make_folder(out)
     tables = {"table": "parts", "spectra": "spectra", "heads": "heads", "groups": "groups", "outliers": "outliers"}
