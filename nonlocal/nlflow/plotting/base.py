@@ -189,7 +189,11 @@ def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:
 
     check_choice("form", form, FORMATS)
     dates: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
-    fonts = {"pdf.fonttype": 42, "svg.fonttype": "path" if outlines else "none", "svg.hashsalt": "nlflow"}
+    fonts: dict[Any, Any] = {
+        "pdf.fonttype": 42,
+        "svg.fonttype": "path" if outlines else "none",
+        "svg.hashsalt": "nlflow",
+    }
     stream = io.BytesIO()
     with warnings.catch_warnings(), mpl.rc_context(fonts):
         warnings.filterwarnings("ignore", message="Glyph")  # a title in a script that the font lacks

@@ -98,19 +98,21 @@ def styled(style: str | os.PathLike[str] | None) -> Iterator[tuple[str, ...] | N
 
     sheet = {} if style is None else _sheet(style)
     with mpl.rc_context():
-        mpl.rcParams.update({**_SETTINGS, **sheet})
+        settings: Any = mpl.rcParams  # a mapping whose keys are typed one by one
+        settings.update({**_SETTINGS, **sheet})
         cycle = sheet.get("axes.prop_cycle")
         yield tuple(cycle.by_key()["color"]) if cycle is not None and "color" in cycle.keys else None
 
 
-def _sheet(style: str | os.PathLike[str]) -> dict[str, Any]:
+def _sheet(style: Any) -> dict[str, Any]:
     """Return the settings of a style sheet, by its name or in a file; nothing is fetched from a network."""
     import matplotlib as mpl
     import matplotlib.style
 
     name = os.fspath(style) if isinstance(style, str | os.PathLike) else None
-    if name in mpl.style.library:
-        return dict(mpl.style.library[name])
+    library: Any = mpl.style.library
+    if name in library:
+        return dict(library[name])
     if name is None or not name.endswith(_SHEET) or not Path(name).is_file():
         got = shortened(repr(style), 80)
         raise InputError(
@@ -124,6 +126,7 @@ def _read_sheet(name: str) -> dict[str, Any]:
     import matplotlib as mpl
 
     found: dict[str, Any] = {}
+    settings: Any = mpl.rcParams
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -134,17 +137,17 @@ def _read_sheet(name: str) -> dict[str, Any]:
         key, mark, value = (part.strip() for part in re.sub(r"(^|\s)#.*", "", line).partition(":"))
         if not key and not mark:
             continue
-        if key not in mpl.rcParams or not mark or key == "text.usetex":
+        if key not in settings or not mark or key == "text.usetex":
             raise InputError(
                 f"style: got {shortened(line.strip(), 80)!r} in line {number} of {name}, expected a setting of "
                 "matplotlib, KEY: VALUE; labels are set by matplotlib, without LaTeX"
             )
         with mpl.rc_context():
             try:
-                mpl.rcParams[key] = value.strip("\"'")
+                settings[key] = value.strip("\"'")
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"style: got {key} in line {number} of {name}: {shortened(error, 160)}") from error
-            found[key] = mpl.rcParams[key]
+            found[key] = settings[key]
     return found
 
 
@@ -182,6 +185,11 @@ def _panels(figure: Figure) -> list[Axes]:
     return [axes for axes in figure.axes if axes.axison]
 
 
+def _figure(axes: Axes) -> Figure:
+    figure: Any = axes.get_figure(root=True)  # panels are in one
+    return figure  # type: ignore[no-any-return]
+
+
 def _extent(text: Text) -> Bbox:
     return text.get_window_extent()
 
@@ -209,7 +217,7 @@ def _share(figure: Figure) -> None:
 
 def _right(axes: Axes) -> float:
     """Return where the room of a panel ends, in pixels; a legend that is wider would make the panel narrow."""
-    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
+    figure, spec = _figure(axes), axes.get_subplotspec()
     if spec is None:
         return float(figure.bbox.width)
     return float(figure.bbox.width * spec.colspan.stop / spec.get_gridspec().ncols - _MARGIN * figure.dpi)
@@ -235,7 +243,7 @@ def _break_legend(axes: Axes, width: float) -> None:
         return
     if legend.get_window_extent().width > width:
         legend.set_ncols(1)
-    letter = legend.prop.get_size_in_points() * axes.get_figure(root=True).dpi / 72
+    letter = legend.prop.get_size_in_points() * _figure(axes).dpi / 72
     frame = 2 * legend.borderpad + legend.borderaxespad
     for text in legend.get_texts():
         _broken(text, width - (legend.handlelength + legend.handletextpad + frame) * letter)
@@ -246,7 +254,7 @@ def _put_below(axes: Axes) -> None:
     """Put a legend right below what stands below its panel."""
     from matplotlib.transforms import ScaledTranslation
 
-    legend, figure = axes.get_legend(), axes.get_figure(root=True)
+    legend, figure = axes.get_legend(), _figure(axes)
     if legend is None or legend.get_gid() != base.BELOW:
         return
     box = axes.xaxis.get_tightbbox()
