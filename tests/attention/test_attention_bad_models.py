@@ -187,6 +187,7 @@ def test_a_first_run_beside_a_look_is_not_seen() -> None:
 def test_layouts_are_known_after_a_call_alone() -> None:
     model = own("plain")
     block = blocks(model)[0]
+    module: Any = block.module
     assert product_of(block) is None
     layout = Layout()
     handles = layout.hooks(block)
@@ -199,9 +200,9 @@ def test_layouts_are_known_after_a_call_alone() -> None:
         handle.remove()
     product = product_of(block, layout.name)
     assert product is not None
-    weight = block.module.qkv.weight[2 * SIZE :].T @ block.module.proj.weight.T  # type: ignore[union-attr,operator]
+    weight = module.qkv.weight[2 * SIZE :].T @ module.proj.weight.T
     torch.testing.assert_close(product.matrix, weight)
-    block.module.qkv = torch.nn.Linear(SIZE, 26)
+    module.qkv = torch.nn.Linear(SIZE, 26)
     with pytest.raises(InputError, match=r"26 columns beside a W_O of 8 rows in 0\.attn"):
         product_of(blocks(model)[0])
     training = attach(own("plain"), fidelity=0, cures={"centring": 0.5}).train()

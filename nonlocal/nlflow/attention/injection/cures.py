@@ -169,7 +169,7 @@ def give_cures(
 def _layouts(found: list[Block], handles: list[Any]) -> dict[str, Layout]:
     """Return what finds the layout of values of each block, one for each kind of module; `handles` gets its hooks."""
     kinds: dict[Any, Layout] = {}
-    result = {}
+    result: dict[str, Layout] = {}
     for block in found:
         if block.values is None or block.projection is None:
             continue
@@ -259,7 +259,7 @@ class Present:
         mask = self._own[False].get() if several is None else several
         if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]) or bool(mask.all()):
             return None
-        square = mask[:, None, :]
+        square: Tensor = mask[:, None, :]
         if block.causal:
             square = square & causal_mask(mask.shape[1], mask.shape[1], mask.device)
         return square

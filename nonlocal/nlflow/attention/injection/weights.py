@@ -49,11 +49,12 @@ def weight_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def weight_in_torch(module: nn.MultiheadAttention) -> tuple[Tensor, Tensor | None]:
     """Return W_V (in, out) and b_V of torch's own attention, which has them behind those of queries and keys."""
-    size, fused = module.embed_dim, module.in_proj_weight
+    size = module.embed_dim
+    fused: Any = module.in_proj_weight
+    biases: Any = module.in_proj_bias
     weight: Any = module.v_proj_weight if fused is None else fused
     _check_plain(type(module).__name__, weight)
-    bias = None if module.in_proj_bias is None else module.in_proj_bias[2 * size :]
-    return (weight if fused is None else weight[2 * size :]).T, bias
+    return (weight if fused is None else weight[2 * size :]).T, None if biases is None else biases[2 * size :]
 
 
 PLAIN: tuple[type, ...] = (nn.Parameter, Tensor)  # what holds quantised weights is a class of its own

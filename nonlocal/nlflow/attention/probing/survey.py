@@ -172,7 +172,8 @@ def survey(
             "one batch"
         )
     parts: list[list[SurveyedState]] = []
-    name, alone_tokens = "", []
+    lonely: list[NDArray[np.bool_]] = []
+    name = ""
     for batch in bar(inputs, desc="inputs", disable=not progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         trace = probe(model, batch[0] if alone else batch, adapter=adapter, take=take)
@@ -180,7 +181,7 @@ def survey(
         parts.append(_states(trace))
         # Of each input whether it has one token in all stacks, and in some.
         each = np.stack([layer.tokens.sum(-1).cpu().numpy() < 2 for layer in trace])
-        alone_tokens.append(np.stack([each.all(axis=0), each.any(axis=0)]))
+        lonely.append(np.stack([each.all(axis=0), each.any(axis=0)]))
         layers = [[state.layer for state in part] for part in (parts[0], parts[-1])]
         if layers[0] != layers[1]:
             raise InputError(
@@ -190,7 +191,7 @@ def survey(
     if not parts:
         raise InputError("inputs: got no batch, expected at least one; a generator can be gone through once")
     states = tuple(_joined(several) for several in zip(*parts, strict=True))
-    _tell(np.concatenate(alone_tokens, axis=1))
+    _tell(np.concatenate(lonely, axis=1))
     return Survey(name, len(states[0].values["cosine"]), states)
 
 

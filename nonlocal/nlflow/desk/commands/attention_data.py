@@ -266,8 +266,8 @@ def _of_sounds(network: Any, model: str, spoken: list[tuple[Any, str]], wanted: 
     task: Any = TokenAccuracy(inputs, labels, name="agreement of tokens with what is said")
     if wanted == "words":
         heard = [one["input_features"] for one in inputs]
-        said = [text for _, text in spoken]
-        task = WordErrors(heard, said, tokenizer.decode, begin=begin, end=network.config.eos_token_id)
+        texts = [text for _, text in spoken]
+        task = WordErrors(heard, texts, tokenizer.decode, begin=begin, end=network.config.eos_token_id)
     return Measured(network, task, inputs[:_SURVEYED], "sounds", len(inputs))
 
 
