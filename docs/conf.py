@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -82,6 +83,8 @@ sphinx_gallery_conf = {
     "examples_dirs": ["examples"],
     "gallery_dirs": ["gallery"],
     "filename_pattern": r"/plot_",
+    # Cells that scanpy ships, which brings thirty packages: that page is left out where it is not installed.
+    "ignore_pattern": r"__init__\.py" if importlib.util.find_spec("scanpy") else r"__init__\.py|plot_single_cells\.py",
     "within_subsection_order": "FileNameSortKey",
     "matplotlib_animations": (True, "jshtml"),
     "image_srcset": ["2x"],
