@@ -101,6 +101,9 @@ def run(context: Context) -> Outcome:
     morse = Morse(repulsion=1.3, repulsion_length=0.5, attraction=0.4, attraction_length=2.0)
     worst["Morse"] = _potential(morse, lambda r: 1.3 * np.exp(-r / 0.5) - 0.4 * np.exp(-r / 2.0), at)
     worst["PowerLaws"] = _potential(PowerLaws(attraction=3.0, repulsion=1.5), lambda r: r**3 / 3 - r**1.5 / 1.5, at)
+    soft = PowerLaws(attraction=3.0, repulsion=1.5, softening=0.6)
+    distance = np.sqrt(at**2 + 0.6**2)
+    worst["PowerLaws"] = largest(worst["PowerLaws"], float(np.ptp(soft(at) - distance**3 / 3 + distance**1.5 / 1.5)))
     return Outcome([Check(f"{name}: averages, degrees and logarithms", error, 1e-9) for name, error in worst.items()])
 
 

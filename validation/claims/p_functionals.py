@@ -82,7 +82,7 @@ def slope(function: Callable[[Floats], float], u: Floats, direction: Floats) -> 
 
 
 def run(context: Context) -> Outcome:
-    values, gradients, gain, distance = 0.0, 0.0, np.inf, 0.0
+    values, gradients, gain, distance, beyond = 0.0, 0.0, np.inf, 0.0, -np.inf
     courses = {"RungeKutta": 0.0, "LaggedDiffusivity": 0.0, "ForwardBackward": 0.0}
     for seed in range(context.pick(5, 1)):
         p_ = Problem.drawn(seed)
@@ -114,6 +114,9 @@ def run(context: Context) -> Outcome:
                 jac=lambda u: -(p_.w[:, None] * p_.velocity(u.reshape(N, CHANNELS), p)).ravel(),  # noqa: B023
                 method="BFGS", options={"gtol": 1e-9},
             )  # fmt: skip
+            for tolerance in (0.3, 0.03, 1e-3):
+                rough = energy.minimizer(rtol=tolerance)
+                beyond = largest(beyond, ((1 - rough.residual) * rough.value - exact.fun) / exact.fun)
             gain = smallest(gain, (exact.fun - p_.total(found.u, p, squares)) / exact.fun)
             distance = largest(distance, float(np.abs(found.u - exact.x.reshape(N, CHANNELS)).max()))
             for name, error in _courses(p_, energy, p).items():
@@ -123,6 +126,7 @@ def run(context: Context) -> Outcome:
         Check("gradients against difference quotients of the double sums, relative", gradients, 1e-9),
         Check("least of E_p by SciPy's BFGS less that of the minimizer, relative", gain, -1e-9, at_least=True),
         Check("minimizers apart", distance, 2e-5),
+        Check("lower bounds that rough minimizers tell, above the minimum, relative", beyond, 1e-9),
         *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)
           for name, error in courses.items()),
     ]  # fmt: skip
