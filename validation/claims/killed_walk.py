@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from nlflow import AttentionFlow, ExpDotProduct, Gaussian, Grid, MarkovChain, Points, affinity, equilibrium
+from nlflow import AttentionFlow, ExpDotProduct, Gaussian, Grid, MarkovChain, Points, affinity, equilibrium, from_matrix
 from nlflow.plotting import new_figure
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest, smallest
 
@@ -44,6 +44,7 @@ def run(context: Context) -> Outcome:
     two_sided = 2 * smallest(stats.chi2.sf(total, len(scores)), stats.chi2.cdf(total, len(scores)))
     checks = [
         Check("equilibrium against the resolvent by NumPy", resolvent, 1e-11),
+        Check("gaps of walks that are hardly killed against (1 − a) e, relative", _gaps(), 1e-10),
         Check(f"{len(scores)} means over stopped walkers: smallest p × their number", normal, FALSE_ALARM, True),
         Check("sum of the squared scores: two-sided p of χ²", float(two_sided), FALSE_ALARM, True),
     ]
@@ -52,6 +53,23 @@ def run(context: Context) -> Outcome:
         "standard errors); grey: f."
     )
     return Outcome(checks, {caption: _figure(f, curves)}, {"walkers": walkers, "scores": len(scores)})
+
+
+def _gaps() -> float:
+    """Return by how much gaps of classes that are left once in a very long time differ from (1 − a) e, relative.
+
+    Two states that exchange and leave with probability e, in a chain that stays with probability a on top.
+    """
+    worst = 0.0
+    for leaves in (1e-3, 1e-8, 1e-13):
+        stays = (1 - leaves) / 2
+        weights = from_matrix(
+            np.array([[stays, stays, leaves], [stays, stays, leaves], [0, 0, 1.0]]), Points(np.zeros(3))
+        )
+        for laziness in (0.0, 0.3):
+            gap = MarkovChain(weights, laziness=laziness).spectral_gap
+            worst = largest(worst, abs(gap / ((1 - laziness) * leaves) - 1))
+    return worst
 
 
 def _varying_fidelity(weights: object, f: np.ndarray, walkers: int) -> list[float]:

@@ -45,6 +45,12 @@ def run(context: Context) -> Outcome:
     slope = spread.functional_.gradient(spread.minimizer_, "degree")
     steep = float(np.abs(slope).max() / np.abs(spread.functional_.observed).max())
 
+    other = LabelSpreading(graph, alpha=0.5).fit(x, few)  # by iteration, each probability to its own digits
+    half = np.linalg.solve(np.eye(n) - 0.5 * w / np.sqrt(np.outer(d, d)), one_hot)
+    half /= half.sum(axis=1, keepdims=True)
+    relative = float(np.abs(other.label_distributions_ / half - 1)[half > 1e-12].max())
+    most = float(other.n_iter_)
+
     looped = w + np.diag(rng.random(n) * d)  # a sample is no neighbour of itself
     alone = LabelSpreading("precomputed", alpha=0.9).fit(looped, few).label_distributions_
     loops = float(np.abs(alone - f / f.sum(axis=1, keepdims=True)).max())
@@ -95,6 +101,8 @@ def run(context: Context) -> Outcome:
 
     checks = [
         Check("label spreading against (I − αS)⁻¹ Y, probabilities", shares, 1e-8),
+        Check("for α = ½ each probability above 1e−12, relative", relative, 1e-7),
+        Check("iterations of that", most, 100),
         Check("the same with loops, which do not count", loops, 1e-8),
         Check("label spreading: slope of E at its minimizer, relative", steep, 1e-8),
         Check("harmonic functions against the dense system", extension, 1e-8),
