@@ -250,6 +250,77 @@ def test_pcca_of_other_packages(m, monkeypatch):
     assert np.abs(found.memberships - matched(found.memberships, theirs)).max() < 1e-8
 
 
+def turning(n=30, m=3, seed=0):
+    """Weights that are not symmetric between n states in m groups that hardly see each other."""
+    rng = np.random.default_rng(seed)
+    return 1e-2 * rng.random((n, n)) + np.kron(np.eye(m), np.ones((n // m, n // m))) * rng.random((n, n)) ** 3
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_sets_of_a_chain_that_is_not_reversible(dense, monkeypatch):
+    if not dense:
+        monkeypatch.setattr("nlflow.markov.spectrum.DENSE_STATES", 10)
+    chain = chain_of(turning())
+    assert not chain.reversible
+    found = chain.metastable_sets(3)
+    law, p, chi = chain.stationary, chain.matrix(), found.memberships
+    assert chi.min() >= 0
+    assert np.abs(chi.sum(axis=1) - 1).max() < 1e-12
+    assert all(len(set(found.sets[10 * b : 10 * b + 10])) == 1 for b in range(3))
+    assert np.abs(p @ chi - chi @ found.coarse).max() < 1e-9  # P maps their span to itself
+    values = np.linalg.eigvals(p)
+    leading = values[np.argsort(-values.real)][:3]
+    assert np.abs(np.sort_complex(np.linalg.eigvals(found.coarse)) - np.sort_complex(leading)).max() < 1e-9
+    assert found.crispness == pytest.approx(np.mean((law @ chi**2) / (law @ chi)), abs=1e-13)
+    x = found.modes.vectors @ np.linalg.qr(np.column_stack([found.modes.vectors.T @ law, np.eye(3)[:, 1:]]))[0]
+    x[:, 0] = 1
+    assert found.crispness == pytest.approx(crispest_of_all(x)[0], abs=1e-12)
+
+
+def test_a_reversible_chain_has_the_same_sets_by_schur_vectors():
+    chain = chain_of(blocks(24, 3))
+    found, other = chain.metastable_sets(3), chain.metastable_sets(3, weights=chain.stationary)
+    assert np.abs(found.memberships - other.memberships).max() < 1e-10
+
+
+def test_counts_that_part_a_pair_and_weights_that_are_none_are_refused():
+    ring = np.roll(np.eye(9), 1, axis=1) + 0.2 * np.eye(9)  # eigenvalues on a circle: 1, then pairs
+    with pytest.raises(InputError, match=r"count: got 2, which parts the complex eigenvalues .*expected 1 or 3"):
+        chain_of(ring).metastable_sets(2)
+    with pytest.raises(InputError, match=r"weights: got shape .* expected numbers > 0"):
+        chain_of(ring).metastable_sets(3, weights=np.zeros(9))
+    with pytest.raises(InputError, match="count: got 8, expected at most 7"):
+        chain_of(ring).metastable_sets(8)
+
+
+@pytest.mark.parametrize("mu", [0.0, 10.0, 1000.0, None])
+def test_gpcca_of_other_packages(mu, monkeypatch):
+    """Nine states in three groups, of which mu more moves lead from one to the next; and a chain that turns."""
+    theirs = pytest.importorskip("pygpcca._gpcca", reason="pyGPCCA is compared with where it is installed")
+    search = theirs.fmin
+
+    def settled(function, start, args=(), **options):
+        """Their simplex search, which ends at 1e-4, continued."""
+        for _ in range(12):
+            start = search(function, start, args=args, xtol=1e-13 * np.abs(start).max(), ftol=1e-16, disp=False)
+        return (start, function(start, *args), 0, 0, 0) if options.get("full_output") else start
+
+    k = turning() if mu is None else 1000 * np.eye(9) + 100 * (np.kron(np.eye(3), np.ones((3, 3))) - np.eye(9))
+    if mu is not None:
+        for i, j, rate in ((0, 3, 10), (3, 6, 10), (2, 4, mu), (5, 7, mu)):
+            k[i, j] = k[j, i] = rate
+    chain, eta = chain_of(k), np.full(len(k), 1 / len(k))
+    found = chain.metastable_sets(3, weights=eta)
+    crispness = []
+    for search_of in (search, settled):
+        monkeypatch.setattr(theirs, "fmin", search_of)
+        model = theirs.GPCCA(chain.matrix(), eta=eta, z="LR", method="brandts").optimize(3)
+        crispness.append(float(np.mean((eta @ model.memberships**2) / (eta @ model.memberships))))
+    assert found.crispness >= max(crispness) - 1e-12
+    assert found.crispness == pytest.approx(crispness[1], abs=1e-8)
+    assert np.abs(found.memberships - matched(found.memberships, model.memberships)).max() < 1e-8
+
+
 @pytest.mark.parametrize(("count", "message"), [(1, ">= 2"), (99, "at most")])
 def test_bad_counts(count, message):
     with pytest.raises(InputError, match=message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import NumericalError
-from nlflow.functionals.krylov import gmres
+from nlflow.markov.aggregation import Aggregation
 from nlflow.markov.moves import to_dense
 from nlflow.markov.reduction import eliminated
 
@@ -29,79 +30,134 @@ _SMALL = 1e-3  # below, errors are relative to this: iteration leaves small prob
 _LEAST = 1e-30  # of a law that is a first guess, which has some noise
 _EPS, _EPS_SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
 _ROUNDS, _GAIN = 12, 0.5  # of refinement, and by how much each has to lessen the residual
-_SUFFICES = 1e-9  # of a residual, for one round
-_ITERATIONS = 200
+_SUFFICES = {"float32": 1e-4, "float64": 1e-9}  # of a residual, for one round
+# Of the bound of an error: to what part of the largest residuals are raised, and the residual of what bounds them.
+_PROOFS = ((1e-3, 1e-4), (1e-5, 1e-6), (0.0, 1e-9))
+_FAR = 100.0  # a bound so many times too large is that of a residual which is too large
 
-Solver = Callable[[Floats], Floats]
+
+@dataclass(frozen=True)
+class Way:
+    """A way to solve A x = r about, for r of shape (N, k): its name, and the function of r and a relative residual."""
+
+    name: str
+    solve: Callable[[Floats, float], Floats]
+    suffices: float = _SUFFICES["float64"]
+
+    def permuted(self, order: NDArray[np.int32]) -> Way:
+        """Return the way for states in another order."""
+
+        def solve(r: Floats, rtol: float) -> Floats:
+            right = np.empty_like(r)
+            right[order] = r
+            return self.solve(right, rtol)[order]
+
+        return Way(self.name, solve, self.suffices)
+
+
+@dataclass(frozen=True)
+class Found:
+    """x, how it was found, what x may be off by, and what is left of the residual.
+
+    Attributes
+    ----------
+    x : array of shape (N, k)
+    method : str
+    error : float
+        Of one column relative to each entry, or to 1e-3 of the largest; of several relative to the largest of each. 0
+        where every digit is kept.
+    residual : float
+        max |b - A x| over max x, the largest over the columns.
+    """
+
+    x: Floats
+    method: str
+    error: float = 0.0
+    residual: float = 0.0
 
 
 class Killed:
     """A = diag(left) - rates of walks that end, applied as sum_j rates_ij (x_i - x_j) + killed_i x_i.
 
     The diagonal of the rates does not count. `rounded` is the size of what `killed` >= 0 is the difference of.
+
+    Attributes
+    ----------
+    order : array of int of shape (N,)
+        The states as A has them: those from which fewest moves lead to an end first, and neighbours side by side.
     """
 
     def __init__(self, rates: Sparse, killed: Floats, rounded: Floats | None = None) -> None:
         from scipy.sparse import csr_array
 
+        self.order = _upstream(rates, killed)
         listed = rates.tocoo()
         apart = listed.row != listed.col
-        self._rows, self._columns, self._data = listed.row[apart], listed.col[apart], listed.data[apart]
-        self.killed, self.size = killed, len(killed)
-        self._rounded = np.abs(killed) if rounded is None else rounded
-        self.rates = csr_array((self._data, (self._rows, self._columns)), shape=rates.shape)
-        self.left = killed + self._summed(self._data)
+        place = np.empty(len(killed), np.int32)
+        place[self.order] = np.arange(len(killed))
+        ends = place[listed.row[apart]], place[listed.col[apart]]
+        self.rates = csr_array((listed.data[apart], ends), shape=rates.shape)
+        self.killed = killed = killed[self.order]
+        self._edges = self.rates.indptr.astype(np.int64), self.rates.indices.astype(np.int32), self.rates.data
+        self._rounded = np.abs(killed) if rounded is None else rounded[self.order]
+        self.left = killed + np.asarray(self.rates.sum(axis=1), np.float64).ravel()
         self._terms = 3 + int(np.diff(self.rates.indptr).max(initial=0))
 
-    def _summed(self, values: Floats) -> Floats:
-        return np.asarray(np.bincount(self._rows, values, self.size), np.float64)
-
     def __call__(self, x: Floats) -> Floats:
-        """Return A x."""
-        return self._summed(self._data * (x[self._rows] - x[self._columns])) + self.killed * x
+        """Return A x, of shape (N, k)."""
+        return self._over_edges("edge_flux", x) + self.killed[:, None] * x
+
+    def _over_edges(self, name: str, x: Floats) -> Floats:
+        from nlflow.backends.numba.edges import loop
+
+        x = np.ascontiguousarray(x)
+        out = np.empty_like(x)
+        loop(name)(*self._edges, x, out)
+        return out
 
     def rounding(self, x: Floats, b: Floats) -> Floats:
         """Return a bound of what rounding leaves of b - A x, for an x that is given exactly."""
-        flows = self._summed(self._data * np.abs(x[self._rows] - x[self._columns])) + self._rounded * np.abs(x)
+        flows = self._over_edges("edge_changes", x) + self._rounded[:, None] * np.abs(x)
         return _EPS * self._terms * (flows + np.abs(b))
 
     # ---- ways to solve, the cheapest first
 
-    def iterated(self) -> Iterator[Solver]:
-        """Yield functions that return about A^-1 r: GMRES with the diagonal and with incomplete factors."""
-        from scipy.sparse.linalg import spilu
+    def iterated(self) -> Iterator[Way]:
+        """Yield GMRES around cycles of aggregates, in float32 and in float64."""
+        for dtype in ("float32", "float64"):
+            with contextlib.suppress(NumericalError):  # walks of the coarsest chain end too seldom
+                solve = Aggregation(self.rates, self.killed, self.left, dtype).solve
+                yield Way(f"multigrid in {dtype}", solve, _SUFFICES[dtype])
 
-        yield self._by_gmres(lambda r: r / self.left)
-        for solve in self._factored(spilu, drop_tol=1e-4, fill_factor=10):
-            yield self._by_gmres(solve)
-
-    def direct(self) -> Iterator[Solver]:
+    def direct(self) -> Iterator[Way]:
         """Yield elimination."""
+        from scipy.sparse import csc_array, diags_array
         from scipy.sparse.linalg import splu
 
-        yield from self._factored(splu)
-
-    def _factored(self, factor: Callable[..., Any], **options: float) -> Iterator[Solver]:
-        from scipy.sparse import csc_array, diags_array
-
         with contextlib.suppress(RuntimeError, MemoryError):  # a pivot of 0, or too much fill
-            yield factor(csc_array(diags_array(self.left) - self.rates), **options).solve
+            factors = splu(csc_array(diags_array(self.left) - self.rates))
+            yield Way("elimination", lambda r, rtol: np.asarray(factors.solve(r)))
 
-    def _by_gmres(self, precondition: Solver) -> Solver:
-        def product(x: Floats) -> Floats:
-            return precondition(self.left * x[:, 0] - self.rates @ x[:, 0])[:, None]
 
-        def solve(r: Floats) -> Floats:
-            right = precondition(r)[:, None]
-            return np.asarray(gmres(product, right, 0 * right, rtol=_SUFFICES, maxiter=_ITERATIONS).x[:, 0])
+def _upstream(rates: Sparse, killed: Floats) -> NDArray[np.int32]:
+    """Return the states in the order of a breadth-first search against the moves, from where walks end."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order
 
-        return solve
+    n, back, ends = len(killed), rates.T.tocsr(), np.flatnonzero(killed > 0)
+    size = back.nnz + len(ends)  # one more state, from which all walks end
+    starts = np.append(back.indptr, size)
+    graph = csr_array((np.ones(size, np.int8), np.append(back.indices, ends), starts), shape=(n + 1, n + 1))
+    found = breadth_first_order(graph, n, directed=True, return_predecessors=False)[1:]
+    seen = np.zeros(n, np.bool_)
+    seen[found] = True
+    return np.concatenate([found, np.flatnonzero(~seen)]).astype(np.int32)
 
 
 class Averaged:
     """I - P between free states, by averages of signals of all N states, which `single` says are rounded to float32."""
 
-    def __init__(self, average: Solver, free: NDArray[np.bool_], single: bool) -> None:
+    def __init__(self, average: Callable[[Floats], Floats], free: NDArray[np.bool_], single: bool) -> None:
         self._average, self._free = average, free
         self._eps = 16 * (_EPS_SINGLE if single else _EPS)
 
@@ -110,7 +166,7 @@ class Averaged:
         return x - self._moved(x)
 
     def _moved(self, x: Floats) -> Floats:
-        values = np.zeros(len(self._free))
+        values = np.zeros((len(self._free), *x.shape[1:]))
         values[self._free] = x
         return self._average(values)[self._free]
 
@@ -119,35 +175,58 @@ class Averaged:
         return self._eps * (np.abs(x) + np.abs(self._moved(np.abs(x))) + np.abs(b))
 
 
-def refined(a: Killed | Averaged, b: Floats, solve: Solver, exact: float = EXACT) -> Floats | None:
-    """Return the x >= 0 with A x = b >= 0 by refinement with about A^-1, `solve`; None where its digits are not proved.
+def refined(a: Killed | Averaged, b: Floats, way: Way, exact: float = EXACT) -> Found | None:
+    """Return the x >= 0 with A x = b >= 0, (N, k), by refinement with about A^-1; None where its digits are not proved.
 
-    A is an M-matrix, A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding included, and at most w
-    where A w >= |r|. x is kept as a sum of two floats, since the rounding of one moves r by more than it moves x. The
-    relative error is at most `exact`, that of entries below 1e-3 of the largest relative to this.
+    No column of b is 0. A is an M-matrix, A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding
+    included, and at most w where A w >= |r|. x is kept as a sum of two floats, since the rounding of one moves r by
+    more than it moves x. The error is at most `exact`: of one column relative to each entry, that of entries below 1e-3
+    of the largest relative to this; of several relative to the largest of each.
     """
-    high, low = np.zeros(len(b)), np.zeros(len(b))
-    left, size = b.copy(), float(np.abs(b).max())
-    with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told by the residual
+    high, low = np.zeros_like(b), np.zeros_like(b)
+    left, size = b.copy(), np.abs(b).max(axis=0)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what diverges is told by the residual
         for _ in range(_ROUNDS):
-            step = solve(left) + low
+            change = way.solve(left, way.suffices)
+            step = change + low
             total = high + step
             low = step - (total - high)
             high, left, before = total, b - a(total) - a(low), size
-            floor, size = a.rounding(total, b), float(np.abs(left).max())
-            if not size <= _GAIN * before or np.all(np.abs(left) <= floor):
-                break
-        if not np.isfinite(size):
+            floor, size = a.rounding(total, b), np.abs(left).max(axis=0)
+            ended = bool(np.all(~(size <= _GAIN * before) | np.all(np.abs(left) <= floor, axis=0)))
+            # What is left of x after as many digits again as the last round brought is too little to be seen.
+            seen = np.abs(change) * (size / before) > exact * _scales(high)
+            if not ended and np.any(seen):
+                continue
+            if not np.isfinite(size).all():
+                return None
+            found = _proved(a, way, exact, (high + low, left, floor))
+            if ended or found is not None:
+                return found
+    return None
+
+
+def _scales(x: Floats) -> Floats:
+    """Return what errors of the entries are relative to."""
+    return np.maximum(x, x.max(axis=0) * (_SMALL if x.shape[1] == 1 else 1.0))
+
+
+def _proved(a: Killed | Averaged, way: Way, exact: float, known: tuple[Floats, Floats, Floats]) -> Found | None:
+    """Return the x of x, b - A x and its rounding, where A w >= |b - A x| of a small enough w."""
+    x, left, floor = known
+    largest = x.max(axis=0)
+    if not largest.min() > 0:
+        return None
+    most = ((np.abs(left) + floor) / largest).max(axis=1, keepdims=True)  # one w for all columns
+    scale = (_scales(x) / largest).min(axis=1, keepdims=True)
+    for part, rtol in _PROOFS:
+        doubt = np.maximum(most, most.max() * part)
+        bound = 2 * way.solve(doubt, rtol)
+        if not float((bound / scale).max()) <= _FAR * exact:
             return None
-        x = high + low
-        scale = np.maximum(x, x.max() * _SMALL)
-        # Raised to a part of the largest, since what iteration leaves is nowhere less.
-        for part in (0.0, _SMALL):
-            doubt = np.abs(left) + floor
-            doubt = np.maximum(doubt, doubt.max() * part)
-            bound = 2 * solve(doubt)
-            if np.all(bound <= exact * scale) and np.all(a(bound) - a.rounding(bound, doubt) >= doubt):
-                return x
+        if np.all(bound <= exact * scale) and np.all(a(bound) - a.rounding(bound, doubt) >= doubt):
+            residual = float((np.abs(left).max(axis=0) / largest).max())
+            return Found(x, way.name, float((bound / scale).max()), residual)
     return None
 
 
@@ -168,11 +247,11 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
     rest = np.flatnonzero(np.arange(len(law)) != np.argmax(law))
     inside = back[rest][:, rest]
     killed: Floats = leaving[rest] - np.asarray(inside.sum(axis=1), np.float64).ravel()
-    a, b = Killed(inside, killed, leaving[rest]), back[rest][:, [int(np.argmax(law))]].toarray().ravel()
-    for solve in chain(a.iterated(), a.direct()):
-        shares = refined(a, b, solve)
-        if shares is not None:
-            law[rest] *= shares
+    a, b = Killed(inside, killed, leaving[rest]), back[rest][:, [int(np.argmax(law))]].toarray()
+    for way in chain(a.iterated(), a.direct()):
+        found = refined(a, b[a.order], way)
+        if found is not None:
+            law[rest[a.order]] *= found.x[:, 0]
             return np.asarray(law / law.sum())
     raise NumericalError(
         f"affinity: the stationary law of {len(law)} states was not reached to {EXACT:g} relative; use at most "
@@ -180,22 +259,25 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
     )
 
 
-def ended(rates: Any, killed: Floats, b: Floats, first: Iterator[Solver], small: int) -> Floats:
-    """Return the x of `eliminated` for one b. Sparse rates of more than `small` states go by iteration.
+def ended(rates: Any, killed: Floats, b: Floats, first: Iterator[Way], small: int) -> Found:
+    """Return the x of `eliminated` for the columns of b, (N, k).
 
-    The solvers `first` are tried first; without any, GMRES is.
+    Sparse rates of more than `small` states go by iteration; the ways `first` are tried first.
     """
     n = len(killed)
-    if not isinstance(rates, np.ndarray) and n > small:
+    some = b.any(axis=0)
+    if not isinstance(rates, np.ndarray) and n > small and some.any():
         a = Killed(rates, killed)
-        known = next(first, None)
-        for solve in chain(a.iterated() if known is None else [known], a.direct()):
-            found = refined(a, b, solve)
+        right = np.ascontiguousarray(b[a.order][:, some])
+        for way in chain((way.permuted(a.order) for way in first), a.iterated(), a.direct()):
+            found = refined(a, right, way)
             if found is not None:
-                return found
+                x = np.zeros_like(b)
+                x[np.ix_(a.order, some)] = found.x
+                return Found(x, found.method, found.error, found.residual)
         if n > REDUCED_STATES:
             raise NumericalError(
                 f"affinity: neither iteration nor elimination reached a relative error of {EXACT:g} for {n} states, as "
                 f"walks end too seldom; use at most {REDUCED_STATES} states, where state reduction keeps all digits"
             )
-    return eliminated(to_dense(rates), killed, b)
+    return Found(eliminated(to_dense(rates), killed, b), "state reduction")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -31,6 +32,7 @@ from nlflow.errors import (
     NumericalError,
     all_digits,
     check_detached,
+    check_floats,
     check_integer,
     check_memory,
     check_number,
@@ -39,7 +41,7 @@ from nlflow.errors import (
 from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, StationaryLaw, distances, mixing_time
 from nlflow.markov.metastable import MetastableSets, metastable_sets
 from nlflow.markov.moves import DENSE_STATES, Moves
-from nlflow.markov.passages import Nodes, Passages
+from nlflow.markov.passages import Absorption, Nodes, Passages
 from nlflow.markov.spectrum import Modes, Spectrum
 from nlflow.markov.walks import Positions, Walks, check_law
 from nlflow.store.notebook import card
@@ -374,17 +376,22 @@ class MarkovChain:
             raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
         return self._spectrum.modes(count, rtol)
 
-    def metastable_sets(self, count: int, *, rtol: float = 1e-9) -> MetastableSets:
-        """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+).
+    def metastable_sets(self, count: int, *, weights: Any = None, rtol: float = 1e-9) -> MetastableSets:
+        """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+, GPCCA).
 
-        chi = X A, X being the leading modes, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as may
-        be (Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz and Weber 2013, doi
-        10.1007/s11634-013-0134-6).
+        chi = X A, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as may be. X has the leading
+        modes of a reversible chain (PCCA+: Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz and Weber
+        2013, doi 10.1007/s11634-013-0134-6), and of any other the real Schur vectors of the eigenvalues with the
+        largest real parts (GPCCA: Reuter et al. 2018, doi 10.1021/acs.jctc.8b00079).
 
         Parameters
         ----------
         count : int
             m >= 2.
+        weights : array of shape ``domain.shape``, optional
+            > 0, of the inner product in which sets are crisp; divided by their sum. By default pi, and the weights of
+            the nodes where a chain has transient states or several closed classes. Others than the default make it
+            GPCCA.
         rtol : float
             Of the modes.
 
@@ -393,14 +400,42 @@ class MarkovChain:
         MetastableSets
             Sets in the order of their stationary probabilities, the largest first.
 
+        Raises
+        ------
+        InputError
+            For weights that are not positive, and a count that parts two conjugate eigenvalues.
+        NumericalError
+            As `modes`.
+
         Notes
         -----
         The crispness is a convex function of A, and linear inequalities bound A. So a vertex of what they allow is the
         crispest: m - 1 states have no part in each set. It is found by linear programs, from the corners of the modes
         and from ten starts near them. Where no sets are there to find, there may be crisper vertices elsewhere.
+        O(N^3) time for Schur vectors of up to 1000 states; Arnoldi iteration beyond.
         """
         m = check_integer("count", count, minimum=2)
-        return metastable_sets(self.modes(m, rtol=rtol), self._law)
+        if weights is None and self.reversible:
+            return metastable_sets(self.modes(m, rtol=rtol), self._law, self._law.of_parts)
+        rtol = check_number("rtol", rtol, minimum=0, strict=True)
+        if m > self.states - 2:
+            raise InputError(f"count: got {m}, expected at most {self.states - 2} of {self.states} states")
+        inner = self._weights_of_sets(weights)
+        return metastable_sets(self._spectrum.schur(m, rtol, inner), self._law, inner)
+
+    def _weights_of_sets(self, given: Any) -> Floats:
+        if given is None:
+            law = self._law.of_parts
+            if law.min() > 0:
+                return law
+            given = self.affinity.domain.weights
+        weights, shape = check_floats("weights", given), self._moves.shape
+        if weights.shape != shape or not weights.min() > 0:
+            raise InputError(
+                f"weights: got shape {weights.shape} and a minimum of {weights.min():g}, expected numbers > 0 of shape "
+                f"{shape}, one for each node"
+            )
+        return np.asarray(weights.ravel() / weights.sum(), np.float64)
 
     # ---- first passages
 
@@ -440,6 +475,53 @@ class MarkovChain:
                 f"target: node {int(np.argmax(a & b))} is a source too, expected sets without a common node"
             )
         return self._shaped(self._passages.committor(a, b, backward))
+
+    def absorption(self, targets: Mapping[Any, Any] | Sequence[Any]) -> Absorption:
+        """Return the probabilities that walkers from each node end in each of K targets (fates), and when they end.
+
+        X = R + Q X and t = 1 + Q t between the other nodes, with the moves Q between them and R to the targets: all
+        columns at once. Up to 1000 states by state reduction, which keeps every digit. Beyond, moves that are listed (a
+        graph) go by GMRES around a multigrid of aggregated states, in any direction of the moves, until the error is
+        proved to be at most 1e-10, and where that fails by elimination; others as in `committor`.
+
+        Parameters
+        ----------
+        targets : mapping of names to nodes, or sequence of nodes
+            Nodes are an int, an array of int, or an array of bool of shape ``domain.shape``. Of an array of labels:
+            ``{name: labels == name for name in names}``.
+
+        Returns
+        -------
+        Absorption
+            `method` tells how, `error` and `residual` how well. Time and memory O(edges K) beyond 1000 states.
+
+        Raises
+        ------
+        InputError
+            For targets with a common node, for nodes that do not exist, and where walks from some node meet no target.
+        NumericalError
+            As `committor`.
+
+        Warns
+        -----
+        NlflowWarning
+            Where walks from no other node end in a target.
+        """
+        named = targets if isinstance(targets, Mapping) else dict(enumerate(targets))
+        names, inside = tuple(named), [self._nodes(f"targets[{name!r}]", nodes) for name, nodes in named.items()]
+        if not inside:
+            raise InputError("targets: got none, expected at least one")
+        shared = np.sum(inside, axis=0) > 1
+        if shared.any():
+            node = int(np.argmax(shared))
+            both = [repr(name) for name, some in zip(names, inside, strict=True) if some[node]]
+            raise InputError(
+                f"targets: {' and '.join(both)} share {int(shared.sum())} nodes (the first is {node}), expected sets "
+                "without a common node"
+            )
+        found = self._passages.absorption(names, inside)
+        shape = self._moves.shape
+        return replace(found, probabilities=found.probabilities.reshape(*shape, -1), times=found.times.reshape(shape))
 
     def hitting_times(self, target: Any) -> Floats:
         """Return the mean number of moves until a walker from each node comes to the target first.

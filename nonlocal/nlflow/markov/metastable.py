@@ -1,4 +1,4 @@
-"""The sets of states in which walkers of a reversible chain stay for long (PCCA+)."""
+"""The sets of states in which walkers stay for long: PCCA+ of a reversible chain, GPCCA of any other."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from nlflow.markov.spectrum import Modes
 _STARTS = 10  # of the search for the crispest memberships, beside the simplex of the corners
 _FEASIBLE = 1e-10  # how far memberships may be below 0 in the linear program, the least that it takes
 _EMPTY = 1e-12  # the probability of a set that has no states
+_CONSTANT = 1e-6  # what the constant may lack
 
 
 @dataclass(frozen=True, repr=False)
 class MetastableSets(Brief):
-    """What PCCA+ finds.
+    """What PCCA+ or GPCCA finds.
 
     Attributes
     ----------
@@ -30,12 +31,15 @@ class MetastableSets(Brief):
     sets : array of int of shape (N,)
         The set of the largest membership.
     coarse : array of shape (m, m)
-        Moves between the sets, (chi^T D chi)^-1 chi^T D P chi with D = diag(pi); entries may be below 0 by little.
+        Moves between the sets, (chi^T D chi)^-1 chi^T D P chi with D = diag(weights); entries may be below 0 by little.
     stationary : array of shape (m,)
         pi^T chi.
     crispness : float
-        1/m sum_a <chi_a, chi_a>_pi / <chi_a, 1>_pi, 1 where no state is shared.
+        1/m sum_a <chi_a, chi_a> / <chi_a, 1> in the inner product of the weights, 1 where no state is shared.
     modes : Modes
+        Of a chain that is not reversible real Schur vectors, orthonormal in the weights, and complex values.
+    weights : array of shape (N,)
+        Of the inner product: pi, or those that were given.
     """
 
     memberships: Floats
@@ -44,25 +48,32 @@ class MetastableSets(Brief):
     stationary: Floats
     crispness: float
     modes: Modes
+    weights: Floats
 
 
-def metastable_sets(modes: Modes, stationary: StationaryLaw) -> MetastableSets:
-    """Return as many sets as there are modes: see `nlflow.MarkovChain.metastable_sets`."""
-    x, m, law = modes.vectors.copy(), len(modes.values), stationary.of_parts
-    # Where several eigenvalues are 1 the constant is a combination of the first vectors.
-    ones = int(np.count_nonzero(modes.values > 1 - 1e-12))
-    if ones > 1:
-        turned = np.linalg.qr(np.column_stack([x[:, :ones].T @ law, np.eye(ones)[:, 1:]]))[0]
-        x[:, :ones] = x[:, :ones] @ turned
+def metastable_sets(modes: Modes, stationary: StationaryLaw, weights: Floats) -> MetastableSets:
+    """Return as many sets as there are modes: see `nlflow.MarkovChain.metastable_sets`.
+
+    The modes span a space that P maps to itself and that has the constants; they are orthonormal in the weights.
+    """
+    x, m = modes.vectors.copy(), len(modes.values)
+    constant = x.T @ weights
+    if abs(np.linalg.norm(constant) - 1) > _CONSTANT:
+        raise NumericalError(
+            f"modes: the constant is a combination of {m} modes but for {abs(1 - np.linalg.norm(constant)):.2g}; use a "
+            "smaller rtol, or another count"
+        )
+    # Turned so that the first is the constant, which where several eigenvalues are 1 is a combination of some.
+    x = x @ np.linalg.qr(np.column_stack([constant, np.eye(m)[:, 1:]]))[0] if m > 1 else x
     x[:, 0] = 1.0
     chi = _crispest(x)
-    mass = law @ chi
+    mass = stationary.of_parts @ chi
     order = np.argsort(-mass, kind="stable")
     chi, mass = chi[:, order], mass[order]
-    inner = chi.T @ (law[:, None] * chi)
-    coarse = np.asarray(np.linalg.solve(inner, chi.T @ (law[:, None] * stationary.moves.apply(chi))), np.float64)
-    crispness = float((np.diagonal(inner) / mass).sum() / m)
-    return MetastableSets(chi, chi.argmax(axis=1), coarse, mass, crispness, modes)
+    inner = chi.T @ (weights[:, None] * chi)
+    coarse = np.asarray(np.linalg.solve(inner, chi.T @ (weights[:, None] * stationary.moves.apply(chi))), np.float64)
+    crispness = float((np.diagonal(inner) / (weights @ chi)).sum() / m)
+    return MetastableSets(chi, chi.argmax(axis=1), coarse, mass, crispness, modes, weights)
 
 
 def _crispest(x: Floats) -> Floats:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, NlflowWarning, NumericalError
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
-from nlflow.markov.absorbing import REDUCED_STATES, Averaged, Solver, ended, refined
+from nlflow.markov.absorbing import REDUCED_STATES, Averaged, Found, Way, ended, refined
 from nlflow.markov.law import LEAST, StationaryLaw
 from nlflow.markov.moves import DENSE_STATES, reaching
 from nlflow.markov.reduction import eliminated, passage_times
@@ -22,6 +24,36 @@ _RTOL = 1e-9  # of a round of refinement
 _ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of what averages alone give, in float64 and float32
 
 Nodes = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Absorption:
+    """Where walkers end, and when.
+
+    Attributes
+    ----------
+    names : tuple
+        Of the K targets.
+    probabilities : array of shape ``domain.shape + (K,)``
+        That a walker from a node comes to each target before the others; rows sum to 1.
+    times : array of shape ``domain.shape``
+        Mean number of moves until it comes to any.
+    method : str
+        "state reduction", by which every digit is kept; "multigrid in float32" or "in float64", "elimination" or
+        "conjugate gradients", by which `error` is proved.
+    error : float
+        What probabilities may be off by relative to the largest of a target, and times relative to the longest. 0 for
+        state reduction.
+    residual : float
+        The largest one of (I - P) x = b over the largest x, recomputed.
+    """
+
+    names: tuple[Any, ...]
+    probabilities: Floats
+    times: Floats
+    method: str
+    error: float
+    residual: float
 
 
 class Passages:
@@ -39,12 +71,50 @@ class Passages:
             return self._met(self._passing, source, free)
         return self._met(self._reversed(), source, free)
 
+    def absorption(self, names: Sequence[Any], targets: Sequence[Nodes]) -> Absorption:
+        """Return where walks end that end in targets: see `nlflow.MarkovChain.absorption`."""
+        free, moves = ~np.logical_or.reduce(targets), self._passing
+        self._check_ending(names, free)
+        ends = np.stack(targets, axis=1).astype(np.float64)
+        moved = self.moves.average(ends) if moves is None else np.asarray(moves @ ends)
+        for name, coming in zip(names, moved[free].T, strict=True):
+            if free.any() and not coming.any():
+                warnings.warn(
+                    f"targets: no walk from another node ends in {name!r}, since none of its nodes is moved to from "
+                    "outside of the targets; its probabilities are 0",
+                    NlflowWarning,
+                    stacklevel=5,
+                )
+        found = self._ended(moves, free, np.column_stack([moved[free], np.ones(int(free.sum()))]))
+        probabilities, times = ends, np.zeros(self.states)
+        probabilities[free] = np.clip(found.x[:, :-1], 0, 1)
+        times[free] = found.x[:, -1] / (1 - self.moves.laziness)
+        return Absorption(tuple(names), probabilities, times, found.method, found.error, found.residual)
+
+    def _check_ending(self, names: Sequence[Any], free: Nodes) -> None:
+        lost = free & ~(self.moves.seeing(~free) if not self._lists else reaching(_graph_of(self._passing), ~free))
+        if not lost.any():
+            return
+        where = ""
+        if self._lists:
+            others = [inside for inside in self.moves.closed if free[inside].all()]
+            sizes = ", ".join(str(len(inside)) for inside in others[:5]) + (", ..." if len(others) > 5 else "")
+            where = (
+                f"; they end in {len(others)} other classes of states that no walk leaves (sizes {sizes}, the first "
+                f"with node {others[0][0]})"
+            )
+        raise InputError(
+            f"targets: walks from {int(lost.sum())} nodes (the first is {int(np.argmax(lost))}) meet none of "
+            f"{len(names)} targets{where}; make targets of these too, or leave these nodes out"
+        )
+
     def times(self, target: Nodes) -> Floats:
         """Return the mean numbers of moves to the target: see `nlflow.MarkovChain.hitting_times`."""
         lost = self._astray(target)
         free = ~target & ~lost
         times = np.where(lost, math.inf, 0.0)
-        times[free] = self._ended(self._passing, free, np.ones(int(free.sum()))) / (1 - self.moves.laziness)
+        found = self._ended(self._passing, free, np.ones((int(free.sum()), 1)))
+        times[free] = found.x[:, 0] / (1 - self.moves.laziness)
         return times
 
     def mean_time(self, source: Nodes, target: Nodes) -> float:
@@ -117,14 +187,14 @@ class Passages:
         given = ends.astype(np.float64)
         moved = self.moves.average(given) if moves is None else np.asarray(moves @ given)
         result = given.copy()
-        result[free] = np.clip(self._ended(moves, free, moved[free]), 0, 1)
+        result[free] = np.clip(self._ended(moves, free, moved[free][:, None]).x[:, 0], 0, 1)
         return result
 
-    def _ended(self, moves: Any, free: Nodes, b: Floats) -> Floats:
-        """Return x = b + P x between free states, from which all walks end at others; by averages without moves."""
+    def _ended(self, moves: Any, free: Nodes, b: Floats) -> Found:
+        """Return x = b + P x, (N, k), between free states, from which all walks end; by averages without moves."""
         inside = np.flatnonzero(free)
         if not len(inside):
-            return np.zeros(0)
+            return Found(b, "nothing to solve")
         first = self._potentials(free) if moves is None or moves is self.moves.sparse else iter(())
         if moves is None:
             return self._ended_by_averages(free, b, first)
@@ -132,10 +202,11 @@ class Passages:
         killed = np.asarray(rows[:, np.flatnonzero(~free)].sum(axis=1), np.float64).ravel()
         return ended(rows[:, inside], killed, b, first, DENSE_STATES)
 
-    def _ended_by_averages(self, free: Nodes, b: Floats, first: Iterator[Solver]) -> Floats:
+    def _ended_by_averages(self, free: Nodes, b: Floats, first: Iterator[Way]) -> Found:
         single = self.moves.single
-        for solve in first:
-            found = refined(Averaged(self.moves.average, free, single), b, solve, _SINGLE if single else _ROUGH)
+        for way in first:
+            a = Averaged(self.moves.average, free, single)
+            found = refined(a, b, way, _SINGLE if single else _ROUGH)
             if found is not None:
                 return found
         if self.states > REDUCED_STATES:
@@ -145,23 +216,23 @@ class Passages:
             )
         return self._ended(self.moves.dense, free, b)
 
-    def _potentials(self, free: Nodes) -> Iterator[Solver]:
-        """Yield the solver of the symmetric form, (I - P) x = r between free states: a potential of J."""
+    def _potentials(self, free: Nodes) -> Iterator[Way]:
+        """Yield the way of the symmetric form, (I - P) x = r between free states: a potential of J."""
         form = self.law.symmetric_form
         if form is None or self.states <= DENSE_STATES:
             return
         functional, held = J(form), Constraint(np.flatnonzero(~free), 0.0)
         degree = np.asarray(to_numpy(functional.affinity.degree), np.float64).ravel()[free]
 
-        def solve(r: Floats) -> Floats:
-            source = np.zeros(self.states)
-            size = float(np.abs(r).max()) or 1.0
-            source[free] = degree * (r / size)
-            signal = form.as_signal(source.reshape(form.domain.shape))
+        def solve(r: Floats, rtol: float) -> Floats:
+            source, size = np.zeros((self.states, r.shape[1])), np.abs(r).max(axis=0)
+            size = np.where(size > 0, size, 1.0)
+            source[free] = degree[:, None] * (r / size)
+            signal = form.as_signal(source.reshape(*form.domain.shape, -1))
             found = functional.potential(signal, constraint=held, rtol=_RTOL)
-            return size * np.asarray(to_numpy(found.u), np.float64).ravel()[free]
+            return np.asarray(size * np.asarray(to_numpy(found.u), np.float64).reshape(self.states, -1)[free])
 
-        yield solve
+        yield Way("conjugate gradients", solve)
 
     def _reversed(self) -> Any:
         """The moves of the chain in reversed time, pi_j P_ji / pi_i."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -328,6 +329,51 @@ class Spectrum:
             )
         return Modes(values, vectors, residual)
 
+    def schur(self, count: int, rtol: float, weights: Floats) -> Modes:
+        """Return real Schur vectors of the eigenvalues of largest real part, orthonormal in the weights, of any chain.
+
+        They span what the eigenvectors do, but stay orthonormal where eigenvectors are complex or nearly parallel.
+        """
+        root = np.sqrt(weights)[:, None]
+
+        def product(v: Floats) -> Floats:
+            return np.asarray(root * self.moves.apply(v.reshape(self.states, -1) / root))
+
+        dense = self.states <= DENSE_STATES
+        values, q = _schur(product(np.eye(self.states)), count) if dense else self._subspace(product, count, rtol)
+        block = q.T @ product(q)
+        vectors = q / root
+        left = self.moves.apply(vectors) - vectors @ block
+        residual = float(np.sqrt(weights @ left**2).max())
+        if not residual <= rtol:
+            raise NumericalError(
+                f"modes: residual {residual:.2g} of Schur vectors above rtol={rtol:g}; raise rtol, or ask for fewer"
+            )
+        return Modes(values, vectors, residual)
+
+    def _subspace(self, product: Callable[[Floats], Floats], count: int, rtol: float) -> tuple[NDArray[Any], Floats]:
+        """Return the eigenvalues of largest real part, and an orthonormal basis of their eigenvectors."""
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+
+        n = self.states
+        operator = LinearOperator((n, n), matvec=lambda v: product(v)[:, 0], dtype=np.float64)
+        start, most = np.random.default_rng(0).standard_normal(n), min(count + 2, n - 2)
+        try:
+            values, vectors = eigs(
+                operator, k=most, which="LR", v0=start, tol=rtol / 10, maxiter=RESTARTS, ncv=min(n, max(4 * most, 40))
+            )
+        except ArpackError as error:
+            raise NumericalError(
+                f"modes: Arnoldi iteration did not find {count} of a chain that is not reversible; raise rtol, or ask "
+                "for fewer"
+            ) from error
+        order = np.argsort(-values.real, kind="stable")
+        values, vectors = values[order], vectors[:, order]
+        _check_pairs(values, count)
+        # The vectors of a pair are conjugate, so that twice the columns span the same space: count of them remain.
+        whole = np.column_stack([vectors[:, :count].real, vectors[:, :count].imag])
+        return values[:count], np.asarray(np.linalg.svd(whole, full_matrices=False)[0][:, :count])
+
     def _dense_modes(self, count: int) -> tuple[Floats, Floats]:
         known = self._constants
         rates, vectors = all_rates(self.moves.dense, self._root, 1, known)
@@ -400,6 +446,37 @@ class Spectrum:
         if not left.max() <= rtol:
             return None
         return np.asarray(self.moves.lazily(1 - values, np.ones(count))), np.asarray(vectors, np.float64)
+
+
+def _check_pairs(values: NDArray[Any], count: int) -> None:
+    """Refuse to part conjugate eigenvalues, which are sorted by their real parts."""
+    if count < len(values) and abs(values[count - 1].imag) > 0 and values[count] == values[count - 1].conjugate():
+        raise InputError(
+            f"count: got {count}, which parts the complex eigenvalues {values[count - 1]:.6g} and its conjugate, "
+            f"expected {count - 1} or {count + 1}"
+        )
+
+
+def _schur(matrix: Floats, count: int) -> tuple[NDArray[Any], Floats]:
+    """Return the eigenvalues of largest real part of a matrix, and the first columns of its sorted Schur form."""
+    from scipy.linalg import LinAlgError, schur
+
+    values = np.linalg.eigvals(matrix)
+    # Of each pair the upper one first.
+    values = values[np.lexsort((-values.imag, -values.real))].astype(np.complex128)
+    _check_pairs(values, count)
+    last = float(values[count - 1].real)
+    least = (last + float(values[count].real)) / 2 if count < len(values) else -np.inf
+    try:
+        q, found = schur(matrix, output="real", sort=lambda re, im: re > least)[1:]
+    except LinAlgError as error:
+        raise NumericalError(f"modes: the Schur form of {len(matrix)} states was not sorted ({error})") from error
+    if found != count:
+        raise InputError(
+            f"count: got {count}, but {int(np.sum(values.real >= last - 1e-12))} eigenvalues have a real part of "
+            f"{last:.6g} or more, expected a number that parts none that are equal"
+        )
+    return values[:count], np.asarray(q[:, :count])
 
 
 def _doubt(left: Floats, rates: Floats) -> float:

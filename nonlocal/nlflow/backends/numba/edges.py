@@ -41,6 +41,17 @@ def edge_flux(indptr, indices, weights, u, out):
             out[i, c] = total
 
 
+@njit(parallel=True, cache=True, fastmath=_FLAGS)
+def edge_changes(indptr, indices, weights, u, out):
+    """Sums ``out_i = sum_j weights_ij |u_i - u_j|``; u and out are (N, D)."""
+    for i in prange(u.shape[0]):
+        for c in range(u.shape[1]):
+            total = u.dtype.type(0)
+            for e in range(indptr[i], indptr[i + 1]):
+                total += weights[e] * abs(u[i, c] - u[indices[e], c])
+            out[i, c] = total
+
+
 @njit(inline="always")
 def _descend(i, flow, step, degree, rigid, f, box, u, ahead):
     """Move node i against the divergence `flow` of the dual field, take the proximal step, and extrapolate."""
@@ -203,6 +214,7 @@ loop = loader(
     lambda f: {
         "edge_lengths": (edge_lengths, _ROWS, _ENDS, f[:, ::1], f[::1]),
         "edge_flux": (edge_flux, _ROWS, _ENDS, f[::1], f[:, ::1], f[:, ::1]),
+        "edge_changes": (edge_changes, _ROWS, _ENDS, f[::1], f[:, ::1], f[:, ::1]),
         "step_edges": (step_edges, _ROWS, _ENDS, *(f[::1],) * 3, *(f[:, ::1],) * 2, f[::1], *(f[:, ::1],) * 4),
         "raise_nodes": (raise_nodes, _ROWS, _ENDS, f[::1], f[::1], f, f[:, ::1], f[:, ::1]),
         "lower_nodes": (

@@ -1,0 +1,137 @@
+"""Multigrid for walks that end: chains of aggregates of states, which see what is slow in the chain itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats
+from nlflow.affinities.graph import Sparse
+from nlflow.functionals.krylov import gmres
+from nlflow.markov.reduction import eliminated
+
+_STRONG = 0.25  # a move is strong from this part of the likeliest of its state
+_COARSEST = 500  # states that are left to state reduction
+_SLOW = 0.8  # part of the states above which their aggregates are not worth having
+_RESTART, _ITERATIONS = 20, 200  # of GMRES around the cycles
+
+
+class Aggregation:
+    """About the inverse of A = diag(left) - rates, of walks that end, for many systems at once.
+
+    States that see each other are put together, rates added up: again a chain whose walks end, the Galerkin matrix of
+    piecewise constant functions, in which nothing is subtracted (Notay 2012, doi 10.1137/110835347). Its correction is
+    what a Gauss-Seidel sweep, before and after, leaves over; coarse chains are visited twice (W-cycle), and the
+    coarsest is solved by state reduction. GMRES goes around the cycles. Sweeps go through the states in their order, so
+    those should come first that are near the ends of walks: then they go up the stream, and solve a walk that goes one
+    way at once.
+
+    Parameters
+    ----------
+    rates : csr_array of shape (N, N), without a diagonal
+    killed, left : array of shape (N,)
+        Rates of ending, and all rates of leaving a state.
+    dtype : {'float32', 'float64'}
+        Of the sweeps. float32 leaves 1e-7 times the number of moves until walks end.
+    """
+
+    def __init__(self, rates: Sparse, killed: Floats, left: Floats, dtype: str) -> None:
+        self.dtype, self.left = dtype, left
+        self._levels: list[_Level] = []
+        self._coarsest: NDArray[Any] | None = None
+        while len(killed) > _COARSEST:
+            level = _Level(rates, left, dtype)
+            self._levels.append(level)
+            if level.count > _SLOW * len(killed):
+                return
+            rates, killed, left = level.aggregated(rates, killed, left)
+        found = eliminated(rates.toarray(), killed, np.diag(left))
+        self._coarsest = np.asarray(found, dtype)
+
+    def solve(self, r: Floats, rtol: float) -> Floats:
+        """Return about A^-1 r, of shape (N, k) as `r`, residuals of the preconditioned system being `rtol` at most."""
+        from nlflow.backends.numba.chains import COLUMNS
+
+        x = np.empty_like(r)
+        size = np.abs(r).max(axis=0)
+        size = np.where(size > 0, size, 1.0)
+        for start in range(0, r.shape[1], COLUMNS):
+            some = slice(start, start + COLUMNS)
+            count = len(size[some])
+            right = np.zeros((len(r), COLUMNS if count > 1 else 1), self.dtype)
+            right[:, :count] = r[:, some] / size[some] / self.left[:, None]
+            right = self._cycled(0, right)
+            found = gmres(
+                self._product, right, np.zeros_like(right), rtol=rtol, maxiter=_ITERATIONS, restart=_RESTART,
+                inner=lambda v, w: np.einsum("nc,nc->c", v, w, dtype=np.float64),
+            )  # fmt: skip
+            x[:, some] = found.x[:, :count] * size[some]
+        return x
+
+    def _product(self, x: NDArray[Any]) -> NDArray[Any]:
+        if not self._levels:
+            return x
+        return self._cycled(0, -self._levels[0].left_over(np.zeros_like(x), x))
+
+    def _cycled(self, depth: int, r: NDArray[Any]) -> NDArray[Any]:
+        """Return what a cycle makes of the residual of a level, whose rows are divided by the rates of leaving."""
+        if depth == len(self._levels):
+            # A plain sum: the order of a product of matrices depends on the number of threads.
+            return np.asarray(np.einsum("ij,jc->ic", self._coarsest, r))
+        level = self._levels[depth]
+        x = level.swept(r, np.zeros_like(r))
+        if depth + 1 < len(self._levels) or self._coarsest is not None:  # else no aggregates were worth having
+            right = level.down(level.left_over(r, x))
+            coarse = self._cycled(depth + 1, right)
+            if depth + 1 < len(self._levels):
+                coarse += self._cycled(depth + 1, self._levels[depth + 1].left_over(right, coarse))
+            x += coarse[level.group]
+        return level.swept(r, x)
+
+
+class _Level:
+    """A chain of a hierarchy: its moves for the loops, and to which aggregate each state belongs."""
+
+    def __init__(self, rates: Sparse, left: Floats, dtype: str) -> None:
+        from nlflow.backends.numba.chains import loop
+
+        shares = (rates.data / np.repeat(left, np.diff(rates.indptr))).astype(dtype)
+        self._moves = rates.indptr.astype(np.int64), rates.indices.astype(np.int32), shares
+        self._sweep, self._left_over = loop("sweep", dtype), loop("left_over", dtype)
+        self.group = np.empty(len(left), np.int32)
+        loop("aggregate", dtype)(*self._moves, _STRONG, self.group)
+        self.count = int(self.group.max()) + 1
+        self._down: Any = None
+
+    def aggregated(self, rates: Sparse, killed: Floats, left: Floats) -> tuple[Sparse, Floats, Floats]:
+        """Return the chain of the aggregates: rates between them, of ending, and of leaving."""
+        from scipy.sparse import csr_array
+
+        n, m = len(left), self.count
+        up = csr_array((np.ones(n), self.group, np.arange(n + 1)), shape=(n, m))
+        down = up.T.tocsr()
+        listed = (down @ (rates @ up)).tocoo()
+        apart = listed.row != listed.col
+        coarse = csr_array((listed.data[apart], (listed.row[apart], listed.col[apart])), shape=(m, m))
+        ended = np.bincount(self.group, killed, m)
+        leaving = ended + np.asarray(coarse.sum(axis=1), np.float64).ravel()
+        down.data = left[down.indices] / np.repeat(leaving, np.diff(down.indptr))
+        self._down = down.astype(self._moves[2].dtype)
+        return coarse, ended, leaving
+
+    def swept(self, b: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
+        """Return x after a sweep, in place."""
+        self._sweep(*self._moves, b, x)
+        return x
+
+    def left_over(self, b: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
+        """Return the residual."""
+        r = np.empty_like(x)
+        self._left_over(*self._moves, b, x, r)
+        return r
+
+    def down(self, r: NDArray[Any]) -> NDArray[Any]:
+        """Return the residual of the aggregates."""
+        return np.asarray(self._down @ r)
