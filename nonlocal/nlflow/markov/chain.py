@@ -38,10 +38,12 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
+from nlflow.markov.given import of_counts, of_graph, of_transitions
 from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, StationaryLaw, distances, mixing_time
 from nlflow.markov.metastable import MetastableSets, metastable_sets
 from nlflow.markov.moves import DENSE_STATES, Moves
 from nlflow.markov.passages import Absorption, Nodes, Passages
+from nlflow.markov.pseudotime import Pseudotime, pseudotime
 from nlflow.markov.spectrum import Modes, Spectrum
 from nlflow.markov.walks import Positions, Walks, check_law
 from nlflow.store.notebook import card
@@ -96,6 +98,93 @@ class MarkovChain:
         self._spectrum = Spectrum(self._law)
         self._passages = Passages(self._law)
         self._walks = Walks(self._moves)
+
+    # ---- ways in
+
+    @classmethod
+    def from_transitions(
+        cls, transitions: Any, key: str | None = None, *, rtol: float = 1e-6, balance: float | None = None,
+        laziness: float = 0.0, memory_limit: float | None = None,
+    ) -> MarkovChain:  # fmt: skip
+        """Return the chain of a transition matrix P, such as that of a Markov state model at its lag time.
+
+        Parameters
+        ----------
+        transitions : array or scipy.sparse array of shape (N, N), or annotated data
+            P_ij >= 0 from row to column. Of annotated data (anything with `obsp`, as AnnData has) the matrix `key`.
+        key : str, optional
+            Of annotated data.
+        rtol : float
+            By how much the sum of a row may differ from 1; rows are divided by their sums.
+        balance : float, optional
+            Take pi_i P_ij and pi_j P_ji for equal, and their mean for both, where they differ by at most this,
+            relative. By default the chain is taken as it is (see `reversible`).
+        laziness, memory_limit : float
+            As of the class.
+
+        Raises
+        ------
+        InputError
+            For rows that do not sum to 1, which says which row is farthest off and by how much; for negative or
+            non-finite entries; and where fluxes differ by more than `balance`.
+        """
+        detailed = None if balance is None else check_number("balance", balance, minimum=0)
+        made = of_transitions(transitions, key, check_number("rtol", rtol, minimum=0), detailed, memory_limit)
+        return cls(made, laziness=laziness, memory_limit=memory_limit)
+
+    @classmethod
+    def from_counts(
+        cls, counts: Any, key: str | None = None, *, reversible: bool = True, laziness: float = 0.0,
+        memory_limit: float | None = None,
+    ) -> MarkovChain:  # fmt: skip
+        """Return the likeliest chain of counts c_ij of moves from i to j, at one lag time.
+
+        With ``reversible=True`` the likeliest of those in detailed balance (Prinz et al. 2011, doi 10.1063/1.3565032;
+        Trendelkamp-Schroer et al. 2015, doi 10.1063/1.4934536), by Newton's method; else P_ij = c_ij / sum_j c_ij.
+
+        Parameters
+        ----------
+        counts : array or scipy.sparse array of shape (N, N), or annotated data
+            >= 0. Of annotated data the matrix `key` of `obsp`.
+        key, laziness, memory_limit
+            As `from_transitions`.
+        reversible : bool
+
+        Raises
+        ------
+        InputError
+            For negative or non-finite counts, a state that no move leaves, and with ``reversible=True`` for states that
+            do not all communicate.
+        NumericalError
+            Where the maximum is not reached.
+        """
+        made = of_counts(counts, key, reversible, memory_limit)
+        return cls(made, laziness=laziness, memory_limit=memory_limit)
+
+    @classmethod
+    def from_graph(
+        cls, graph: Any, key: str | None = None, *, laziness: float = 0.0, memory_limit: float | None = None
+    ) -> MarkovChain:
+        """Return the chain that moves along the edges of a graph: P_ij = k_ij / sum_j k_ij.
+
+        Weights may be fluxes pi_i P_ij; where they are symmetric, pi has their sums.
+
+        Parameters
+        ----------
+        graph : Affinity, annotated data, or what `affinity_from_graph` takes
+            SciPy's arrays, networkx' graphs, edges, matrices. Of annotated data (with `obsp`, as AnnData has) the
+            matrix `key`, "connectivities" by default.
+        key : str, optional
+            Of annotated data, or the attribute of networkx' edges that has the weight.
+        laziness, memory_limit : float
+            As of the class.
+
+        Raises
+        ------
+        InputError
+            As `affinity_from_graph`.
+        """
+        return cls(of_graph(graph, key, memory_limit), laziness=laziness, memory_limit=memory_limit)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.affinity!r}, laziness={all_digits(self.laziness)})"
@@ -436,6 +525,48 @@ class MarkovChain:
                 f"{shape}, one for each node"
             )
         return np.asarray(weights.ravel() / weights.sum(), np.float64)
+
+    def pseudotime(self, root: int, *, modes: int = 10, branching: bool = False, rtol: float = 1e-9) -> Pseudotime:
+        """Return diffusion pseudotime of each node from a root, and the branches on the way.
+
+        The distance of the rows of M = sum_{t >= 1} (T - psi_0 psi_0^T)^t, with T = pi^1/2 P pi^-1/2 and its
+        eigenvectors psi: dpt(i, j)^2 = sum_{l >= 1} (mu_l / (1 - mu_l))^2 (psi_l(i) - psi_l(j))^2 (Haghverdi et al.
+        2016, doi 10.1038/nmeth.3971). A branch of a tip ends where the distances from the two others stop to fall
+        together.
+
+        Parameters
+        ----------
+        root : int
+            Node number.
+        modes : int
+            How many of the leading modes, with the constant one, are summed; all N give the formula exactly.
+        branching : bool
+            Find three tips and their branches.
+        rtol : float
+            Of the modes.
+
+        Returns
+        -------
+        Pseudotime
+
+        Raises
+        ------
+        InputError
+            For a chain that is not reversible, or not irreducible, and a root that does not exist.
+
+        Notes
+        -----
+        O(N modes) beside the modes. scanpy adds (psi_0(i) - psi_0(j))^2 too, which is no part of the formula and is 0
+        where all degrees are equal.
+        """
+        root = check_integer("root", root, minimum=0)
+        if root >= self.states:
+            raise InputError(f"root: got node {root}, expected one of 0 to {self.states - 1}")
+        self.require_unique("pseudotime")
+        count = check_integer("modes", modes, minimum=2)
+        found = pseudotime(self.modes(count, rtol=rtol), self._law.of_parts, root, branching)
+        branches = None if found.branches is None else found.branches.reshape(self._moves.shape)
+        return replace(found, times=self._shaped(found.times), branches=branches)
 
     # ---- first passages
 
