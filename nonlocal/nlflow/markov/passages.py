@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy
+from nlflow._array import Brief, Floats, to_numpy
 from nlflow.errors import InputError, NlflowWarning, NumericalError
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
@@ -26,8 +26,8 @@ _ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of what averages alone give, in 
 Nodes = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Absorption:
+@dataclass(frozen=True, repr=False)
+class Absorption(Brief):
     """Where walkers end, and when.
 
     Attributes

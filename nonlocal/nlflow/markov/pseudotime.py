@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats
+from nlflow._array import Brief, Floats
 from nlflow.markov.spectrum import Modes
 
 _LOOKED = 2000  # states of which the order is looked at
 _SHORTEST = 5  # states on one side of a branching point
 
 
-@dataclass(frozen=True)
-class Pseudotime:
+@dataclass(frozen=True, repr=False)
+class Pseudotime(Brief):
     """Distances from a root along walks, and branches.
 
     Attributes
