@@ -128,6 +128,32 @@ def test_no_number_moves_from_step_to_step(name: str) -> None:
     assert run(make, integrator(), t=1.0)[1].copies == run(make, integrator(), t=2.0)[1].copies <= 16
 
 
+def system_flow(x: Any) -> Any:
+    wide, narrow = (nl.J(tiled(x, nl.Gaussian(width))) for width in (0.3, 0.5))
+    return nl.SystemFlow([wide, narrow, wide, narrow], np.diag([1.0, 2.0, 0.5, 1.0]))
+
+
+def stretched_flow(x: Any) -> Any:
+    stretched = nl.Anisotropic(nl.Gaussian(1.0), [1.0, 2.0, 1.0, 0.5])
+    return nl.AttentionFlow(tiled(x, stretched), evolving=True)
+
+
+# Flows that are made of what was given as NumPy arrays.
+GIVEN: dict[str, Callable[[Any], Any]] = {
+    "constraint": lambda x: nl.GradientFlow(nl.J(tiled(x)), "degree", constraint=nl.Constraint([0, 3], 0.5)),
+    "matrices": lambda x: nl.GradientFlow(nl.E(tiled(x), x, pretended.put(torch.eye(4)).expand(N, 4, 4)), "degree"),
+    "system": system_flow,
+    "map of the kernel": stretched_flow,
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_a_flow_is_made_of_is_sent_once(name: str) -> None:
+    integrator = nl.SemiImplicit(0.02) if name == "matrices" else nl.ExplicitEuler(0.02)
+    short, long = (run(GIVEN[name], integrator, t=t)[1] for t in (0.1, 0.3))
+    assert short.copies == long.copies <= 6, str(long)
+
+
 def test_a_flow_that_is_solved_exactly_moves_nothing() -> None:
     solution, counts = run(j_flow, t=3.0)
     assert counts.synchronizations <= 2, str(counts)
@@ -299,6 +325,7 @@ RECORDED = {
     "heads": (attention_flow, nl.ExplicitEuler(0.1)),
     "semi-implicit": (j_flow, nl.SemiImplicit(0.1)),
     "layers": (j_flow, nl.AttentionStep()),
+    "constraint": (GIVEN["constraint"], nl.ExplicitEuler(0.1)),
 }
 
 
