@@ -46,19 +46,35 @@ EMPTY = {func for func in MAKERS if func.__name__.startswith("empty")}
 
 # Where nlflow moves numbers between host and device, and why.
 HOSTED = "estimators give scikit-learn's arrays: labels and memberships lie on the host"
+DRAWN = "what blocks are compared with is drawn on the host, the same everywhere"
 PROBED = "what is measured of a model is told as NumPy arrays"
 COPIES: dict[str, str] = {
     "_array.py kept_like": "what a flow is made of and never changes, once",
     "attention/injection/inputs.py _image": "a picture to try a model with, the same one everywhere: once for a model",
+    "attention/injection/inputs.py try_out": "what a model copies itself",
     "attention/injection/keeping.py <dictcomp>": "what is written to a file",
     "attention/injection/keeping.py learned_of": "what is written to a file",
     "attention/injection/keeping.py __call__": "what is written to a file",
     "attention/probing/probe.py _on_host": PROBED + ", in one copy",
     "attention/injection/everyday.py _of_pictures": "pictures, once",
     "attention/injection/summing.py find_layout": "numbers to tell columns by, the same ones everywhere: once a module",
+    "attention/loading.py _fill": "what is read from a file",
+    "attention/probing/cause.py _block": PROBED,
+    "attention/probing/cause.py _groups": PROBED,
+    "attention/probing/operators.py columns_of": "numbers to tell columns by, the same ones everywhere: once a module",
     "attention/probing/parts.py _array": PROBED,
+    "attention/probing/parts.py _random": DRAWN,
+    "attention/probing/parts.py _shuffled": DRAWN,
+    "attention/probing/parts.py _spread": PROBED,
+    "attention/probing/parts.py norm": DRAWN,
+    "attention/probing/parts.py turned": DRAWN,
+    "attention/probing/spectra.py spectrum_of": PROBED,
+    "attention/probing/survey.py <listcomp>": PROBED,
+    "attention/probing/survey.py survey": PROBED,
     "attention/probing/probe.py placed": "inputs that lie elsewhere than the model, once",
     "attention/probing/survey.py _pooled": PROBED,
+    "attention/probing/probe.py <lambda>": "what a model copies itself",
+    "attention/sweeping/tasks.py __call__": "scores of tasks are those of NumPy: once for a batch",
     "attention/sweeping/tasks.py embed": "scores of tasks are those of NumPy: once for a batch",
     "attention/probing/trace.py head": "a head is looked at in float64 on the host, when asked for",
     "attention/probing/trace.py <genexpr>": "a head is looked at in float64 on the host, when asked for",
@@ -82,6 +98,9 @@ COPIES: dict[str, str] = {
     "denoising/tensors.py of": "noise of each item, once for each image",
     "affinities/base.py whole": "what is written to a checkpoint",
     "errors.py check_floats": "what is numbers of the host, whatever it was given as",
+    "equilibria/equations.py __init__": "states of rest are found by SciPy, of NumPy arrays",
+    "equilibria/equations.py _direction": "states of rest are found by SciPy, of NumPy arrays",
+    "equilibria/equations.py signal": "states of rest are found by SciPy, of NumPy arrays",
     "flows/functions.py _by_iteration": "the solution in a Krylov space, once",
     "flows/functions.py _root_measure": "the measure of few nodes, for LAPACK",
     "flows/result.py save": "what is written to a file",
@@ -135,15 +154,15 @@ class Twice:
         config.hook.pytest_deselected(items=rest)
         items[:] = chosen
 
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
         """Run a test twice, and report the second run, or the first where it failed or met no tensor."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         item.stash[_DRAWING] = _generators(item)
         first = Watch(exact=self.kind == "pretended")
-        reports = self._run(item, None, first)
+        reports = self._run(item, first)
         if all(report.passed for report in reports) and first.seen:
             second = Watch(first, self.kind, exact=first.exact)
-            reports = self._run(item, nextitem, second)
+            reports = self._run(item, second)
             if not first.exact and item.get_closest_marker("other_bits") is None and (off := second.furthest()):
                 reports[-1].user_properties.append(("off", off))
         for report in reports:
@@ -161,10 +180,10 @@ class Twice:
             for line in self._listed:
                 terminalreporter.line(line)
 
-    def _run(self, item: Any, nextitem: pytest.Item | None, watch: Watch) -> list[pytest.TestReport]:
+    def _run(self, item: Any, watch: Watch) -> list[pytest.TestReport]:
         item._initrequest()
         item.stash[_WATCH] = watch
-        return runtestprotocol(item, log=False, nextitem=nextitem)
+        return runtestprotocol(item, log=False, nextitem=None)  # fixtures of modules, too, are made anew for each run
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -325,7 +344,7 @@ def by_test() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(TESTS):
+        if name.startswith(TESTS) and frame.f_code.co_name != "called":  # which hands a test's call on
             return name not in (__file__, pretended.__file__)
         if name.startswith(PACKAGE):
             return False
@@ -397,7 +416,7 @@ def _arrays_moved() -> Iterator[None]:
 
 @contextmanager
 def _layers_moved() -> Iterator[None]:
-    """Move layers of nlflow that tests make: like those of torch they are made on the CPU."""
+    """Move layers of nlflow that tests make, as those of torch are moved, and what tests call any layer with."""
 
     def made(kind: Any) -> Any:
         begin = kind.__init__
@@ -411,7 +430,17 @@ def _layers_moved() -> Iterator[None]:
 
         return begun
 
+    call = torch.nn.Module.__call__
+
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        if sys._getframe(1).f_code.co_filename.startswith(TESTS):
+            with torch._C.DisableTorchFunction():
+                if any(parameter.is_cuda for parameter in self.parameters()):
+                    args, options = moved(args), moved(options)
+        return call(self, *args, **options)
+
     with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.nn.Module, "__call__", called))
         for kind in [kind for kind in _kinds(torch.nn.Module) if kind.__module__.startswith("nlflow.")]:
             if "__init__" in vars(kind):
                 stack.enter_context(patch.object(kind, "__init__", made(kind)))

@@ -58,6 +58,7 @@ def test_a_linear_probe_is_fitted_without_the_item_that_it_tells() -> None:
         assert found[number] == (np.argmax(whole[number] @ weights) == labels[number])
 
 
+@pytest.mark.on_cpu("its labels lie on the host, as tokenizers give them, beside what the model gives")
 def test_masked_tokens_are_counted_as_they_are() -> None:
     class Marks:
         model_max_length, mask_token_id, pad_token_id, all_special_ids = 20, 4, 0, [0, 1, 2, 4]

@@ -21,7 +21,7 @@ from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
 from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
-from nlflow.attention.probing.probe import call_of, check_finite, layer_of, tokens_of
+from nlflow.attention.probing.probe import call_of, check_finite, layer_of, placed, tokens_of
 from nlflow.attention.probing.recording import Take, recording, taking
 from nlflow.attention.probing.spectra import LayerSpectrum, Maps, spectrum_of
 from nlflow.attention.probing.survey import ONE_INPUT, isotropy_of, jackknife_error, mean_of
@@ -400,8 +400,10 @@ def _without_marks(batch: Any) -> Any:
 def _rows(run: _Run, before: int) -> Tensor:
     """Return which inputs of a batch have nulls; there were some inputs before."""
     state = run[0][0].before
-    count = 0 if state is None else len(state)
-    return torch.tensor(list(range(-before % _EVERY, count, _EVERY)), dtype=torch.long)
+    if state is None:
+        return torch.zeros(0, dtype=torch.long)
+    first = min(-before % _EVERY, len(state))
+    return torch.arange(first, len(state), _EVERY, device=state.device)
 
 
 def _blocks(
@@ -413,7 +415,7 @@ def _blocks(
     generator: torch.Generator,
     first: bool,
 ) -> list[CausedBlock]:
-    several = len({one.block.stack for one, _ in run}) > 1
+    several, batch = len({one.block.stack for one, _ in run}) > 1, placed(model, batch)
     result: list[CausedBlock] = []
     numbers: dict[str, int] = {}
     for one, projected in run:
@@ -434,7 +436,7 @@ def _blocks(
         course = course_of(one, layer, projected, counted, rows=rows, generator=generator)
         maps = None
         if first and layer is not None and course.operator is not None:
-            maps = Maps(course.operator, layer.of(torch.zeros(1, dtype=torch.long)), course.scale)
+            maps = Maps(course.operator, layer.of(layer.tokens.new_zeros(1, dtype=torch.long)), course.scale)
         result.append(_block(one, stack, numbers[stack], course, groups, counted, maps))
     return result
 

@@ -91,7 +91,8 @@ def _special(model: Any, inputs: Any, stack: str, tokens: Tensor) -> Tensor | No
     known = [one for name in _SPECIAL if isinstance(one := getattr(config, name, None), int)]
     if not known:
         return None
-    return torch.isin(ids.to(tokens.device), torch.tensor(known, device=tokens.device))
+    ids = ids.to(tokens.device)
+    return torch.stack([ids == one for one in known]).any(0)
 
 
 def chosen(choice: Choice, inputs: Any, stack: str, groups: Mapping[str, Tensor]) -> Tensor:

@@ -236,7 +236,8 @@ class _Walk:
         self.course, self.one, self.layer, self.seen = course, one, layer, seen
         self.nulls, self.generator = rows is not None, generator
         assert one.before is not None
-        self.rows = torch.zeros(0, dtype=torch.long) if rows is None else rows.to(one.before.device)
+        there = one.before.device
+        self.rows = torch.zeros(0, dtype=torch.long, device=there) if rows is None else rows.to(there)
         self.state, self.name = one.before, "before"
         self.left = len(one.steps)
 
