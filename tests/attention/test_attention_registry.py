@@ -212,6 +212,7 @@ def test_returned_weights_and_stored_configs_are_the_stock_ones(tmp_path: Path) 
     assert "neutreno" not in (tmp_path / "config.json").read_text()
 
 
+@pytest.mark.other_bits("it asks for the autocast of the CPU, which changes nothing elsewhere")
 def test_half_precision() -> None:
     model = attach(build("vit", "sdpa"), attn_scale=True, learned=True).to(torch.bfloat16)
     given = {"pixel_values": inputs("vit")["pixel_values"].bfloat16()}

@@ -77,6 +77,7 @@ def test_a_probe_is_of_its_own_thread(name: str) -> None:
     assert torch.equal(run(), plain)
 
 
+@pytest.mark.on_cpu("the pretended device is there in one thread")
 def test_modules_of_torch_are_of_their_own_thread() -> None:
     layers = torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
     model = torch.nn.TransformerEncoder(layers, 2, enable_nested_tensor=False).eval()
