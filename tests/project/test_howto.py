@@ -14,6 +14,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "howto").glob("own_*.md"))
 NAMES = (
     *("fractional", "noise_of_stacks", "cure_a_model", "look_into_a_model", "priors", "denoise_tensors"),
     "learn_on_graphs",
+    "markov_models",
     "simulate",
     "uncertainty",
     "cookbook",

@@ -208,7 +208,7 @@ def refined(a: Killed | Averaged, b: Floats, way: Way, exact: float = EXACT) -> 
 
 def _scales(x: Floats) -> Floats:
     """Return what errors of the entries are relative to."""
-    return np.maximum(x, x.max(axis=0) * (_SMALL if x.shape[1] == 1 else 1.0))
+    return np.asarray(np.maximum(x, x.max(axis=0) * (_SMALL if x.shape[1] == 1 else 1.0)))
 
 
 def _proved(a: Killed | Averaged, way: Way, exact: float, known: tuple[Floats, Floats, Floats]) -> Found | None:

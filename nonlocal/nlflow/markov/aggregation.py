@@ -77,7 +77,7 @@ class Aggregation:
 
     def _cycled(self, depth: int, r: NDArray[Any]) -> NDArray[Any]:
         """Return what a cycle makes of the residual of a level, whose rows are divided by the rates of leaving."""
-        if depth == len(self._levels):
+        if depth == len(self._levels) and self._coarsest is not None:
             # A plain sum: the order of a product of matrices depends on the number of threads.
             return np.asarray(np.einsum("ij,jc->ic", self._coarsest, r))
         level = self._levels[depth]
@@ -114,8 +114,8 @@ class _Level:
         down = up.T.tocsr()
         listed = (down @ (rates @ up)).tocoo()
         apart = listed.row != listed.col
-        coarse = csr_array((listed.data[apart], (listed.row[apart], listed.col[apart])), shape=(m, m))
-        ended = np.bincount(self.group, killed, m)
+        coarse: Sparse = csr_array((listed.data[apart], (listed.row[apart], listed.col[apart])), shape=(m, m))
+        ended = np.asarray(np.bincount(self.group, killed, m), np.float64)
         leaving = ended + np.asarray(coarse.sum(axis=1), np.float64).ravel()
         down.data = left[down.indices] / np.repeat(leaving, np.diff(down.indptr))
         self._down = down.astype(self._moves[2].dtype)

@@ -100,7 +100,9 @@ def _matrix(name: str, value: Any, key: str | None) -> Sparse:
         value = value.obsp[key]
     elif key is not None:
         raise InputError(f"key: got {key!r} beside a {type(value).__name__}, expected it with annotated data (obsp)")
-    if not issparse(value):
+    sparse: bool = issparse(value)
+    result: Sparse
+    if not sparse:
         result = csr_array(check_floats(name, value, ndim=2))
     elif value.dtype.kind not in "biuf" or value.ndim != 2:
         raise InputError(f"{name}: got {value.dtype} of shape {value.shape}, expected real numbers of shape (N, N)")
@@ -172,6 +174,6 @@ def likeliest_fluxes(counts: Sparse) -> Sparse:
             f"counts: the likeliest reversible chain was reached to {np.abs(left / moved).max():.1g} alone; leave out "
             "states of few counts, or use reversible=False"
         )
-    fluxes = csr_array((pairs / (np.exp(u[rows]) + np.exp(u[columns])), (rows, columns)), shape=(size, size))
-    fluxes = csr_array(fluxes + fluxes.T) / 2 + diags_array(stay / np.exp(u))
-    return csr_array(fluxes)
+    between = csr_array((pairs / (np.exp(u[rows]) + np.exp(u[columns])), (rows, columns)), shape=(size, size))
+    result: Any = (between + between.T) / 2 + diags_array(stay / np.exp(u))
+    return csr_array(result)

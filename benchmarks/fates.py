@@ -1,0 +1,131 @@
+"""Absorption into ten targets (fates) of directed graphs beside SciPy's GMRES, one fate after another.
+
+``python -m benchmarks.fates --out OUT`` runs all rows and writes ``fates.json`` and ``fates.md``; start it with one
+thread. Cells lie along a branching tree in ten dimensions, each moves to its 30 nearest neighbours, and `drift` says
+how much rather along the tree than against it; the ends of its branches are the fates, of 30 cells each. SciPy solves
+(I - Q) x = r for each fate, which is what CellRank does with the same function and a tolerance of 1e-6. Times are
+processor seconds of one run, the sides taking turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.equilibrium import peak
+from benchmarks.harness import Row, keep, listed, machine, table
+from nlflow import MarkovChain
+from nlflow.store.atomic import make_folder
+
+NAME = "fates"
+SIZES, DRIFTS = (18_000, 100_000), (4.0, 1.0, 0.0)
+FATES, NEIGHBOURS, DIMENSION, CELLS = 10, 30, 10, 30
+RTOL, RESTARTS = 1e-8, 85
+
+
+def tree(count: int, drift: float) -> tuple[Any, list[Any]]:
+    """Return the moves of cells along a tree with ten ends, and the cells at each end."""
+    from scipy.sparse import csr_array
+    from scipy.spatial import cKDTree
+
+    rng = np.random.default_rng(0)
+
+    def unit() -> Any:
+        v = rng.normal(size=DIMENSION)
+        return v / np.linalg.norm(v)
+
+    first = 2 * unit()
+    starts, stops, ends = [np.zeros(DIMENSION)], [first], [first]
+    while len(ends) < FATES:
+        at = ends.pop(0)
+        for _ in range(2):
+            starts.append(at)
+            stops.append(at + 1.5 * unit())
+            ends.append(stops[-1])
+    low, high = np.array(starts), np.array(stops)
+    lengths = np.linalg.norm(high - low, axis=1)
+    on = rng.choice(len(low), size=count, p=lengths / lengths.sum())
+    x = low[on] + rng.random((count, 1)) * (high - low)[on]
+    x += 0.15 / math.sqrt(DIMENSION) * rng.normal(size=x.shape)
+    distances, near = (part[:, 1:] for part in cKDTree(x).query(x, NEIGHBOURS + 1))
+    steps = x[near] - x[:, None]
+    along = np.einsum("nkd,nd->nk", steps, ((high - low) / lengths[:, None])[on]) / np.linalg.norm(steps, axis=2)
+    weights = np.exp(drift * along - (distances / distances[:, -1:]) ** 2)
+    weights /= weights.sum(axis=1, keepdims=True)
+    rows = np.arange(0, near.size + 1, NEIGHBOURS)
+    p = csr_array((weights.ravel(), near.ravel(), rows), shape=(count, count))
+    return p, [np.argsort(np.linalg.norm(x - end, axis=1))[:CELLS] for end in ends]
+
+
+def by_hand(p: Any, fates: list[Any], some: int) -> tuple[Any, float, int]:
+    """Return what SciPy's GMRES finds for the first fates, its processor seconds for each, and restarts not reached."""
+    from scipy.sparse import csr_array, eye_array
+    from scipy.sparse.linalg import gmres
+
+    free = np.ones(p.shape[0], np.bool_)
+    free[np.concatenate(fates)] = False
+    rows = p[free]
+    start = time.process_time()
+    a = csr_array(eye_array(int(free.sum())) - rows[:, free])
+    found, failed = [], 0
+    for nodes in fates[:some]:
+        x, info = gmres(a, np.asarray(rows[:, nodes].sum(axis=1)).ravel(), rtol=RTOL, atol=0.0, maxiter=RESTARTS)
+        found.append(x)
+        failed += info != 0
+    return np.stack(found, axis=1), (time.process_time() - start) / some, failed
+
+
+def run(drifts: tuple[float, ...] = DRIFTS, sizes: tuple[int, ...] = SIZES, some: int = 1) -> list[Row]:
+    """Return a row for each size and drift, with `some` of the fates by hand, and the growth of each drift."""
+    rows = []
+    for drift in drifts:
+        spent = {}
+        for count in sizes:
+            p, fates = tree(count, drift)
+            if count == sizes[0]:
+                MarkovChain.from_transitions(p).absorption(fates)  # compiles, or loads from the cache
+            theirs, each, failed = by_hand(p, fates, some)
+            start = time.process_time()
+            found = MarkovChain.from_transitions(p).absorption(fates)
+            spent[count] = time.process_time() - start
+            free = np.setdiff1d(np.arange(count), np.concatenate(fates))
+            apart = float(np.abs(found.probabilities[free][:, :some] - theirs).max())
+            work = (
+                f"{count} cells, drift {drift:g}, {FATES} fates and times: {found.method}, error at most "
+                f"{found.error:.0e}, {apart:.0e} from theirs (tolerance {RTOL:g}"
+                f"{f', not reached in {RESTARTS} restarts' if failed else ''}); peak {peak() / 2**30:.2f} GiB"
+            )
+            rows.append(Row.of(
+                NAME, work, f"SciPy, {some} of {FATES} fates scaled up: {FATES * each:.1f} s", f"{spent[count]:.1f} s",
+                FATES * each / spent[count], least=1, also=found.error <= RTOL,
+            ))  # fmt: skip
+        low, high = sizes[0], sizes[-1]
+        growth = math.log(spent[high] / spent[low]) / math.log(high / low)
+        rows.append(Row.of(NAME, f"{low} to {high} cells, drift {drift:g}: time grows as N to the power", "",
+                           f"{growth:.2f}", growth, most=1.2))  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fates", description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for fates.json and fates.md")
+    out = parser.parse_args().out
+    rows: list[Row] = []
+    for drift in DRIFTS:
+        rows += run((drift,))
+        if out is not None:  # renewed after each part
+            make_folder(out)
+            about = machine()
+            page = f"# Absorption into ten targets\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
+            keep(out, "fates", {"machine": about, "rows": [asdict(row) for row in rows]}, page)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
