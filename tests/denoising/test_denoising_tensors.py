@@ -321,7 +321,9 @@ def test_a_constant_channel_counts_as_none() -> None:
     image = with_constant(IMAGE[:16, :18])
     made = denoise(torch.from_numpy(image), 8.0, channel_axis=-1)
     assert torch.equal(made[..., 2], torch.from_numpy(image[..., 2]))
-    assert torch.equal(made[..., :2], denoise(torch.from_numpy(image[..., :2].copy()), 8.0, channel_axis=-1))
+    without = denoise(torch.from_numpy(image[..., :2].copy()), 8.0, channel_axis=-1)
+    # A GPU sums over three channels in another order than over two: some roundings of float32 of samples up to 256.
+    assert float((made[..., :2] - without).abs().max()) <= (16 * 256 * 2.0**-24 if made.is_cuda else 0)
     assert np.abs(made.numpy() - denoise(image, 8.0, channel_axis=-1)).max() < 0.02
 
 
