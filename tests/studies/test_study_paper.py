@@ -324,10 +324,10 @@ def test_what_no_file_holds_is_named(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (("format = 1", "format = 2"), "got a study of format 2, this version reads 1; use the version of nlflow"),
-        (("format = 1", ""), "got no format, expected a file as nonlocal study --out writes it"),
+        (("format = 1", ""), "got no format, expected study.toml as a study writes it"),
         (("format = 1", "format = true"), "got a study of format|got True as format"),
         (("seed = 0", 'seed = "0"'), "got '0' as seed"),
-        (("[own]", "[[own]]"), "as own, expected a file as"),
+        (("[own]", "[[own]]"), "as own, expected study.toml as a study writes it"),
         (("seed = 0", "seed = 0\nseed = 1"), "got .*, expected a study in TOML"),
         (('study = "mixing"', 'study = "magic"'), "study: got 'magic', expected one of 'time-order'"),
         (("nodes = [12]", "nodes = [1]"), "nodes: got 1, expected an integer >= 2"),

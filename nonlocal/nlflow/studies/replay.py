@@ -190,7 +190,7 @@ def read_study(path: str | os.PathLike[str]) -> Recipe:
         )
     if wrong is not None:
         got = f"{shortened(repr(content[wrong]), 40)} as {wrong}" if wrong in content else f"no {wrong}"
-        raise FileFormatError(f"{place}: got {got}, expected a file as nonlocal study --out writes it, {NAME}")
+        raise FileFormatError(f"{place}: got {got}, expected {NAME} as a study writes it")
     for part in ("own", "program"):
         if not all(isinstance(value, str) for value in content[part].values()):
             raise FileFormatError(f"{place}: got [{part}] with values that are no texts, expected {NAME} as written")
@@ -213,7 +213,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise FileFormatError(f"{path}: there is no such file, expected {NAME} of a study; check the path") from error
     except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(
-            f"{path}: got {shortened(error, 120)}, expected a study in TOML as nonlocal study --out writes it"
+            f"{path}: got {shortened(error, 120)}, expected a study in TOML, as a study writes it"
         ) from error
 
 
