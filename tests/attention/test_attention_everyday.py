@@ -15,9 +15,9 @@ from nlflow.errors import InputError
 from tests.transformer_models import HEADS, WIDTH, build, inputs, output, torch
 
 from nlflow.attention import (  # isort: skip  # torch may be missing above
-    Classification, attach, blocks, detach, fidelities, image_inputs, load_terms, probe, survey, sweep,
+    Classification, attach, blocks, detach, explain, fidelities, image_inputs, load_terms, probe, survey, sweep,
 )  # fmt: skip
-from nlflow.attention.injection.everyday import inputs_of  # isort: skip
+from nlflow.attention.injection.everyday import gathered, inputs_of  # isort: skip
 
 TEXTS = ["one two three", "four five six seven eight", "nine"]
 
@@ -224,3 +224,23 @@ def test_models_of_x_transformers_are_found() -> None:
     with pytest.raises(InputError, match=r"similarity-removal.*before whose layer no module runs"):
         attach(model, fidelity=0, cures={"similarity-removal": 0.5}, inputs=x)
     assert len(probe(model, x)) == 3
+
+
+def test_inputs_of_one_sequence_are_gathered_and_say_the_same() -> None:
+    """Rows of other lengths are padded, what has one shape is joined, all else stays; the parts do not mind."""
+    rows = [torch.arange(5, 5 + length)[None] for length in (7, 9, 4)]
+    given = [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in rows]
+    (together,) = gathered(given)
+    assert together["input_ids"].shape == (3, 9)
+    assert together["attention_mask"].sum(1).tolist() == [7, 9, 4]
+    assert len(gathered(given, 2)) == 2
+    bare = [{"input_ids": one} for one in rows]
+    assert [one["input_ids"] for one in gathered(bare)] == rows
+    assert gathered([rows[0], together, given[0]]) == [rows[0], together, given[0]]
+    pictures = gathered([{"pixel_values": torch.zeros(1, 3, 4, 4)}] * 9)
+    assert [len(one["pixel_values"]) for one in pictures] == [8, 1]
+    model = build("bert").double()
+    one, other = (explain(model, some, nulls=False).rows("cosine") for some in (given, [together]))
+    for alone, padded in zip(one, other, strict=True):
+        assert alone["mixing"] == pytest.approx(padded["mixing"], abs=1e-12)
+        assert alone["change"] == pytest.approx(padded["change"], abs=1e-12)

@@ -144,7 +144,38 @@ def test_heads_together_are_the_dense_map(causal: bool, monkeypatch: pytest.Monk
     assert found.other == pytest.approx(max(rest), rel=1e-8)
     if not causal:
         monkeypatch.setattr(verdicts, "_DENSE", 0)
-        assert ruling_of_heads(matrices, values, output, scale).other == pytest.approx(max(rest), rel=1e-4)
+        iterated = ruling_of_heads(matrices, values, output, scale)
+        assert iterated.other == pytest.approx(max(rest), rel=1e-10)
+        assert 0 < iterated.doubt < 1e-9
+
+
+def test_the_outermost_eigenvalue_is_that_of_all() -> None:
+    """Of matrices with complex pairs on the rim, of rank one, zero, and of a rim that no basis holds."""
+    rng = np.random.default_rng(5)
+    for count in (3, 60, 200):
+        matrix = rng.standard_normal((count, count)) / math.sqrt(count)
+        found, residual = verdicts.outermost(lambda x, matrix=matrix: matrix @ x, count, steps=4000)
+        expected = np.abs(1 + np.linalg.eigvals(matrix)).max()
+        assert abs(1 + found) == pytest.approx(expected, rel=1e-9)
+        assert residual < 1e-9
+    one = np.outer(np.arange(1.0, 50), np.full(49, -0.5))
+    assert verdicts.outermost(lambda x: one @ x, 49, steps=50)[0] == pytest.approx(np.trace(one), rel=1e-12)
+    assert verdicts.outermost(np.zeros_like, 49, steps=50) == (0j, 0.0)
+
+
+def test_what_the_iteration_leaves_open_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that attend to the next one have eigenvalues all around a circle: no few steps tell their largest."""
+    rng = np.random.default_rng(0)
+    turned = 0.999 * np.roll(np.eye(400), 1, axis=1) + 0.001 / 400
+    matrices, values = turned[None], np.eye(4)[None]
+    monkeypatch.setattr(verdicts, "_STEPS", (40, 40))
+    found = ruling_of_heads(matrices, values, np.diag([1.0, 0.5, 0.2, -0.3])[None])
+    assert found.verdict == "undecided"
+    assert found.doubt > abs(found.smooth - found.other)
+    assert math.isinf(found.layers)
+    assert " +- " in found.condition
+    far = ruling_of_heads(np.exp(0.1 * rng.standard_normal((1, 400, 400))) / 400, values, np.eye(4)[None])
+    assert far.verdict == "smoothing"
 
 
 # ---- spectra of P, and nulls
@@ -160,9 +191,10 @@ def test_long_sequences_have_their_largest_and_least_eigenvalues(monkeypatch: py
     assert some.real.min() == pytest.approx(every.real.min(), rel=1e-8)
 
 
-def test_no_values_keep_more_of_their_differences_than_the_bound() -> None:
-    p = stochastic(12)
-    centre = np.eye(12) - 1 / 12
+@pytest.mark.parametrize("count", [12, 220])
+def test_no_values_keep_more_of_their_differences_than_the_bound(count: int) -> None:
+    p = stochastic(count)
+    centre = np.eye(count) - 1 / count
     _, _, right = np.linalg.svd(centre @ p)
     assert np.linalg.norm(centre @ p @ right[0]) == pytest.approx(contraction_of(p), rel=1e-12)
     assert eigenvalues_of(np.tril(np.ones((3, 3))), causal=True).tolist() == [1, 1, 1]

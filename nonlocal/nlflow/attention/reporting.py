@@ -14,7 +14,7 @@ from nlflow._array import Brief
 from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.blocks import Adapter, network_of
 from nlflow.attention.injection.cures import CURES
-from nlflow.attention.injection.everyday import inputs_of
+from nlflow.attention.injection.everyday import gathered, inputs_of
 from nlflow.attention.probing.cause import Cause, explain
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum
@@ -28,7 +28,7 @@ from nlflow.store.encoding import plain
 from nlflow.studies.tables import render_csv
 
 _LEVEL = 0.95
-_EXPLAINED = 8  # batches by which parts are told, each of which takes several runs
+_EXPLAINED = 8  # inputs by which parts are told, which takes the time of several runs
 _MEASURE = "cosine"
 _DEFAULT = "semi-implicit, λ̃ = 0.4, all layers"  # of `attach`
 
@@ -346,14 +346,15 @@ def report(
     >>> found.save("page.html")  # doctest: +SKIP
     """
     network = network_of(model)
-    batches = [inputs_of(model, one) for one in inputs]
-    if not batches:
+    given = [inputs_of(model, one) for one in inputs]
+    if not given:
         raise InputError("inputs: got no batch, expected at least one")
+    batches = gathered(given)
     options: Any = {"adapter": adapter, "progress": progress}
     before = survey(network, batches, **options)
     cause, unexplained, spectra = None, "", []
     try:
-        cause = explain(network, batches[:_EXPLAINED], **options)
+        cause = explain(network, gathered(given[:_EXPLAINED]), **options)
         spectra = cause.spectra(progress=progress)
     except NlflowError as error:
         unexplained = str(error)

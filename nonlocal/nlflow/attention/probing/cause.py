@@ -23,7 +23,7 @@ from nlflow.attention.probing.operators import Projected, projecting
 from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
 from nlflow.attention.probing.probe import call_of, check_finite, layer_of, placed, tokens_of
 from nlflow.attention.probing.recording import Take, recording, taking
-from nlflow.attention.probing.spectra import LayerSpectrum, Maps, spectrum_of
+from nlflow.attention.probing.spectra import LayerSpectrum, Maps, Products, spectrum_of
 from nlflow.attention.probing.survey import ONE_INPUT, isotropy_of, jackknife_error, mean_of
 from nlflow.attention.probing.trace import as_frame
 from nlflow.attention.threads import evaluating, using
@@ -33,6 +33,7 @@ from nlflow.errors import InputError, NlflowWarning, check_integer, checked_call
 Floats = NDArray[np.float64]
 
 _EVERY = 4  # of how many inputs one has nulls
+_DRAWS = 2  # of nulls at the least, where there are so many inputs: one draw has no error
 
 MEASURES = ("cosine", "t_sim", "rank", "centred", "isotropy")
 """Of tokens: mean cosine, share of the mean token, participation rank, and that share without what all inputs have in
@@ -234,8 +235,8 @@ class Cause(Brief):
     def spectra(self, *, rng: Any = 0, progress: bool = False) -> list[LayerSpectrum]:
         """Return the eigenvalues of W_V W_O and of P for each head, and which rules; of blocks whose maps are known.
 
-        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block, and of long sequences Arnoldi
-        iterations, with 40 draws of random weights for each head.
+        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block and at most 2e11 operations of an
+        iteration for all heads together, whose residual is told. Random weights are 40 draws.
 
         Parameters
         ----------
@@ -247,7 +248,8 @@ class Cause(Brief):
         generator = np.random.default_rng(rng)
         known = [(block.name, block.maps) for block in self.blocks if block.maps is not None]
         shown = bar(known, desc="spectra", disable=not progress, mininterval=1)
-        return [spectrum_of(name, maps, generator) for name, maps in shown]
+        products: Products = {}
+        return [spectrum_of(name, maps, generator, products) for name, maps in shown]
 
     def findings(self, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
         """Return sentences about the model, each from numbers of the tables; with what `spectra` returned, of these."""
@@ -284,7 +286,7 @@ def explain(
         one of these.
     nulls : bool
         With what parts would change under nulls: random weights of the same norms, keys of other tokens, random
-        stochastic matrices. They are drawn for each fourth input, from the first on.
+        stochastic matrices. They are drawn for the first two inputs, and for each fourth from there on.
     rng : int
         Seed of the nulls.
     adapter, take
@@ -402,8 +404,9 @@ def _rows(run: _Run, before: int) -> Tensor:
     state = run[0][0].before
     if state is None:
         return torch.zeros(0, dtype=torch.long)
-    first = min(-before % _EVERY, len(state))
-    return torch.arange(first, len(state), _EVERY, device=state.device)
+    numbers = range(before, before + len(state))
+    drawn = [one - before for one in numbers if one < _DRAWS or one % _EVERY == 0]
+    return torch.tensor(drawn, dtype=torch.long, device=state.device)
 
 
 def _blocks(

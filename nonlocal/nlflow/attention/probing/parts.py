@@ -104,14 +104,14 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
     The measures are those of `nlflow.attention.probing.metrics`; here they share their sums. `ranked`: with the
     rank, which takes more time than all else; NaN without.
     """
-    every = bool(tokens.all())
-    x = state.detach().double()
-    counted = tokens.double()
-    squares = torch.linalg.vecdot(x, x) if every else torch.linalg.vecdot(x, x).masked_fill(~tokens, 0.0)
+    given = state.detach()
+    given = given if bool(tokens.all()) else given.masked_fill(~tokens[..., None], 0.0)  # padding may be anything
+    x, counted = given.double(), tokens.double()
+    squares = torch.linalg.vecdot(x, x)
     lengths = squares.sqrt()
     some = lengths > 0
     inverse = torch.where(some, 1 / torch.where(some, lengths, 1.0), 0.0)
-    sums = torch.stack([counted, inverse], 1) @ (x if every else x.masked_fill(~tokens[..., None], 0.0))  # (B, 2, D)
+    sums = torch.stack([counted, inverse], 1) @ x  # (B, 2, D)
     count, energy = counted.sum(-1), squares.sum(-1)
     mean = sums[:, 0] / count[:, None]
     pairs = count * (count - 1)
@@ -119,7 +119,7 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
     t_sim = count * mean.square().sum(-1) / energy
     rank = torch.full_like(t_sim, torch.nan)
     if ranked and len(rank):
-        rank = _rank(state.detach(), squares, None if every else tokens)
+        rank = _rank(given, squares)
     values = {"t_sim": t_sim, "cosine": cosine, "rank": rank}
     return Point(
         {name: np.where(np.isfinite(found := _array(one)), found, np.nan) for name, one in values.items()},
@@ -127,13 +127,14 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
     )  # fmt: skip
 
 
-def _rank(state: Tensor, squares: Tensor, tokens: Tensor | None) -> Tensor:
+def _rank(state: Tensor, squares: Tensor) -> Tensor:
     x = state.float() if state.element_size() < 8 else state
     unit = squares.amax(-1).sqrt()
     scale = torch.where(unit > 0, 1 / torch.where(unit > 0, unit, 1.0), 0.0).to(x.dtype)[:, None, None]
-    x = (x if tokens is None else x.masked_fill(~tokens[..., None], 0.0)) * scale
+    x = x * scale
     gram = x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
-    square = gram.square().sum((-2, -1), dtype=torch.float64)
+    # The trace of a square is the sum of the squares of a symmetric matrix.
+    square = torch.linalg.vector_norm(gram, dim=(-2, -1), dtype=torch.float64).square()
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
     return trace.square() / square
 
@@ -411,25 +412,28 @@ def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected) -> tuple
     """Return sum_h w_h P_h n, (B, N, D), and P_h v, (B, H, N, d)."""
     v = layer.v.to(n.dtype)
     shown = _shown(seen, v)
-    averaged, whole = torch.zeros_like(n), torch.empty_like(v) if shown is None else shown
-    for place in _places(layer):
-        weights = matrices_of(layer, place).to(n.dtype)
-        averaged[place[0]] += torch.einsum("h,bhij->bij", traces[place[1]], weights) @ n[place[0]]
-        if shown is None:
-            whole[place] = weights @ v[place]
-        else:
-            _check(weights, v[place], shown[place], layer.tokens[place[0]])
+    averaged, whole = torch.empty_like(n), torch.empty_like(v) if shown is None else shown
+    for items, places in _places(layer):
+        summed = 0.0
+        for place in places:
+            weights = matrices_of(layer, place).to(n.dtype)
+            summed = summed + torch.einsum("h,bhij->bij", traces[place[1]], weights)
+            if shown is None:
+                whole[place] = weights @ v[place]
+            else:
+                _check(weights, v[place], shown[place], layer.tokens[items])
+        averaged[items] = summed @ n[items]
     return averaged, whole
 
 
-def _places(layer: Layer) -> Iterator[Place]:
-    """Yield sequences and heads whose matrices are in memory at a time."""
+def _places(layer: Layer) -> Iterator[tuple[slice, list[Place]]]:
+    """Yield sequences, with their heads in parts whose matrices are in memory at a time."""
     items, heads, count, _ = layer.q.shape
     step = max(1, _CHUNK // (layer.q.element_size() * count**2))
     beside = max(1, step // heads)
     for first in range(0, items, beside):
-        for low in range(0, heads, step):
-            yield slice(first, first + beside), slice(low, low + step)
+        own = slice(first, first + beside)
+        yield own, [(own, slice(low, low + step)) for low in range(0, heads, step)]
 
 
 def _null_averages(
@@ -440,11 +444,14 @@ def _null_averages(
     v, n = few.v.to(n.dtype), n[rows]
     order = _shuffled(few.tokens, generator)
     keys = _taken_in(few.k, order)
-    averaged, whole = torch.zeros_like(n), torch.empty_like(v)
-    for place in _places(few):
-        weights = matrices_of(few, place, keys[place]).to(n.dtype)
-        averaged[place[0]] += torch.einsum("h,bhij->bij", traces[place[1]], weights) @ n[place[0]]
-        whole[place] = weights @ v[place]
+    averaged, whole = torch.empty_like(n), torch.empty_like(v)
+    for items, places in _places(few):
+        total = 0.0
+        for place in places:
+            weights = matrices_of(few, place, keys[place]).to(n.dtype)
+            total = total + torch.einsum("h,bhij->bij", traces[place[1]], weights)
+            whole[place] = weights @ v[place]
+        averaged[items] = total @ n[items]
     random = _random(few, generator, n)
     summed = traces.sum() * random[:, 0] if random.shape[1] == 1 else torch.einsum("h,bhij->bij", traces, random)
     return {"keys": (averaged, whole), "random": (summed @ n, random @ v)}

@@ -15,8 +15,8 @@ from nlflow._array import Brief
 from nlflow.attention.probing.operators import Operator
 from nlflow.attention.probing.trace import Head, Layer
 from nlflow.attention.probing.verdicts import (
-    NEITHER,
     SMOOTHING,
+    VERDICTS,
     Ruling,
     contraction_of,
     random_products,
@@ -29,10 +29,11 @@ from nlflow.errors import NlflowError
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-_ALL = 160  # tokens up to which all eigenvalues of P are computed
+_ALL = 2000  # tokens up to which all eigenvalues of P are computed
 _LARGEST, _LEAST = 8, 4  # by modulus, and by real part, of longer sequences
 _LEVEL = 0.95
 _DRAWS = 40  # of random weights
+_TURNS, _SETTLED = 500, 1e-9  # of the iteration to a singular vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class HeadSpectrum:
         Share of random weights of the same norms that smooth with this P.
     rate, rate_keys, rate_random : float
         |mu_2|, the linear rate at which P alone makes tokens equal (1 less the spectral gap): of P, with keys of other
-        tokens, and of a random stochastic matrix that is masked as P is.
+        tokens, and of a random stochastic matrix that is masked as P is, one for all heads of a layer.
     bound : float
         |(I - 11^T/N) P| in the 2-norm: no values shrink less in one application.
     leading : float
@@ -122,8 +123,8 @@ class LayerSpectrum(Brief):
         return {
             "layer": self.name, "omega": float(first.real), "omega_imaginary": abs(float(first.imag)),
             "omega_random": self.random_size, "scale": self.scale, "smooth": self.ruling.smooth,
-            "other": self.ruling.other, "verdict": self.ruling.verdict, "layers": self.ruling.layers,
-            "heads_smoothing": verdicts.count(SMOOTHING), "heads": len(verdicts),
+            "other": self.ruling.other, "doubt": self.ruling.doubt, "verdict": self.ruling.verdict,
+            "layers": self.ruling.layers, "heads_smoothing": verdicts.count(SMOOTHING), "heads": len(verdicts),
             "heads_smoothing_random": float(sum(head.random_smoothing for head in self.heads)),
             "rate": _mean([head.rate for head in self.heads]),
             "rate_keys": _mean([head.rate_keys for head in self.heads]),
@@ -146,19 +147,26 @@ class LayerSpectrum(Brief):
             }  # fmt: skip
 
 
-def spectrum_of(name: str, maps: Maps, rng: np.random.Generator) -> LayerSpectrum:
-    """Return the spectra of a block. O(H (N^3 + d^3) + D^3) time for short sequences."""
+Products = dict[tuple[int, int], Complex]
+"""Eigenvalues of random weights of norm 1, by D and d."""
+
+
+def spectrum_of(name: str, maps: Maps, rng: np.random.Generator, products: Products) -> LayerSpectrum:
+    """Return the spectra of a block; `products` are drawn for each shape once. O(H (N^3 + d^3) + D^3) time."""
     operator = maps.operator
     values, output = (np.asarray(one.cpu().numpy(), np.float64) for one in (operator.values, operator.output))
     count, width, d = values.shape
     heads = [maps.layer.head(number) for number in range(count)]
     matrices = np.stack([head.matrix for head in heads])
-    products = random_products(width, d, _DRAWS, rng)
-    visible = matrices.sum(axis=0) > 0
+    if (width, d) not in products:
+        products[width, d] = random_products(width, d, _DRAWS, rng)
+    random = random_stochastic(matrices.shape[1], rng, matrices.sum(axis=0) > 0)
+    rate_random = rate_of(eigenvalues_of(random, causal=heads[0].causal))
     found = tuple(
-        _head(heads[number], matrices[number], values[number], output[number], maps.scale, products, visible, rng)
+        _head(heads[number], matrices[number], values[number], output[number], maps.scale, products[width, d],
+              rate_random, rng)
         for number in range(count)
-    )
+    )  # fmt: skip
     whole = np.einsum("hij,hjk->ik", values, output)
     sizes = (np.linalg.norm(values, axis=(1, 2)) * np.linalg.norm(output, axis=(1, 2))) ** 2
     return LayerSpectrum(
@@ -168,8 +176,8 @@ def spectrum_of(name: str, maps: Maps, rng: np.random.Generator) -> LayerSpectru
 
 
 def _head(
-    head: Head, matrix: Floats, values: Floats, output: Floats, scale: float, products: Complex,
-    visible: NDArray[np.bool_], rng: np.random.Generator,
+    head: Head, matrix: Floats, values: Floats, output: Floats, scale: float, products: Complex, rate_random: float,
+    rng: np.random.Generator,
 ) -> HeadSpectrum:  # fmt: skip
     inner = np.linalg.eigvals(output @ values)
     size = float(np.linalg.norm(values) * np.linalg.norm(output))
@@ -182,8 +190,7 @@ def _head(
         _sorted(inner), float(np.quantile(np.abs(drawn).max(axis=1), _LEVEL)), alphas,
         ruling(alphas, np.append(inner, zero), scale), float(np.mean(smoothing)), rate_of(alphas),
         rate_of(eigenvalues_of(_other_keys(head, order, matrix), causal=head.causal)),
-        rate_of(eigenvalues_of(random_stochastic(len(matrix), rng, visible), causal=head.causal)),
-        contraction_of(matrix), _leading(matrix),
+        rate_random, contraction_of(matrix), _leading(matrix),
     )  # fmt: skip
 
 
@@ -228,9 +235,12 @@ def rate_of(alphas: Complex) -> float:
 def _leading(matrix: Floats) -> float:
     """Return |<u, 1>| / sqrt(N) of the first left singular vector u, by iterations with P P^T."""
     u = np.ones(len(matrix)) / math.sqrt(len(matrix))
-    for _ in range(50):
+    for _ in range(_TURNS):
+        before = u
         u = matrix @ (matrix.T @ u)
         u /= np.linalg.norm(u)
+        if np.abs(u - before).max() <= _SETTLED:
+            break
     return float(abs(u.sum()) / math.sqrt(len(matrix)))
 
 
@@ -246,7 +256,7 @@ def _mean(values: list[float]) -> float:
 def verdict_of(layers: Sequence[LayerSpectrum]) -> str:
     """Return in a sentence what the spectra say of the layers of a model."""
     depth = len(layers)
-    counts = {name: sum(one.ruling.verdict == name for one in layers) for name in (SMOOTHING, "sharpening", NEITHER)}
+    counts = {name: sum(one.ruling.verdict == name for one in layers) for name in VERDICTS}
     within = [one for one in layers if one.ruling.layers <= depth]
     told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return (

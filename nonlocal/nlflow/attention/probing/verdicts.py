@@ -17,23 +17,29 @@ After n layers the ratio of what tells tokens apart and what they share has the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+from scipy.linalg import schur
+from scipy.sparse.linalg import ArpackError, svds
 
 from nlflow.errors import InputError, check_number
 
 Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-SMOOTHING, SHARPENING, NEITHER = "smoothing", "sharpening", "neither"
+SMOOTHING, SHARPENING, NEITHER, UNDECIDED = "smoothing", "sharpening", "neither", "undecided"
+VERDICTS = (SMOOTHING, SHARPENING, NEITHER, UNDECIDED)
 
 _SAME = 1e-9  # relative: radii that are nearer are the same but for rounding
 _DENSE = 1200  # unknowns up to which all eigenvalues are computed
 _FACTOR = 10.0  # of lengths: t_sim from 1/2 to 0.99, or to 0.01
-_TOLERANCE = 1e-6
+_TOLERANCE = 1e-10  # residual of the iteration, relative
+_BASIS, _KEPT = 40, 12  # vectors of the iteration, and those that a restart keeps
+_STEPS, _WORK = (80, 600), 2e11  # least and most steps of the iteration; operations that they may take
+_LONG = 200  # tokens beyond which the 2-norm of P comes of an iteration
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Ruling:
     Attributes
     ----------
     verdict : str
-        ``'smoothing'``, ``'sharpening'`` or ``'neither'``.
+        ``'smoothing'``, ``'sharpening'``, ``'neither'`` where both are the same, or ``'undecided'`` where they differ
+        by less than `doubt`.
     smooth : float
         Largest |1 + s w|, of equal tokens.
     other : float
@@ -52,7 +59,10 @@ class Ruling:
         The eigenvalues of W and of P whose product rules; NaN for several heads, and for neither.
     layers : float
         After how many such layers the ruling part is 10 times as long as the other, from equal lengths (t_sim 0.99, or
-        0.01); infinite for neither.
+        0.01); infinite for neither and undecided.
+    doubt : float
+        Residual of the iteration that found `other`: it is exact for a map that differs from this one by so much in the
+        2-norm. 0 where all eigenvalues were computed.
     """
 
     verdict: str
@@ -61,12 +71,14 @@ class Ruling:
     omega: complex = complex(math.nan)
     alpha: complex = complex(math.nan)
     layers: float = math.inf
+    doubt: float = 0.0
 
     @property
     def condition(self) -> str:
         """The condition of the verdict, in a line."""
-        sign = {SMOOTHING: ">", SHARPENING: "<", NEITHER: "="}[self.verdict]
-        return f"max |1 + s w| = {self.smooth:.4g} {sign} {self.other:.4g} = max |1 + s w a| over a != 1"
+        sign = {SMOOTHING: ">", SHARPENING: "<", NEITHER: "=", UNDECIDED: "~"}[self.verdict]
+        other = f"{self.other:.4g}" + (f" +- {self.doubt:.1g}" if self.verdict == UNDECIDED else "")
+        return f"max |1 + s w| = {self.smooth:.4g} {sign} {other} = max |1 + s w a| over a != 1"
 
 
 def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: float = 1.0) -> Ruling:
@@ -111,19 +123,24 @@ def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: floa
     return _ruled(smooth, other, omegas[i] / scale, others[j])
 
 
-def _ruled(smooth: float, other: float, omega: complex = math.nan, alpha: complex = math.nan) -> Ruling:
-    if not (math.isfinite(smooth) and math.isfinite(other)) or abs(smooth - other) <= _SAME * max(smooth, other):
-        return Ruling(NEITHER, smooth, other)
+def _ruled(
+    smooth: float, other: float, omega: complex = math.nan, alpha: complex = math.nan, doubt: float = 0.0
+) -> Ruling:
+    if not (math.isfinite(smooth) and math.isfinite(other)) or 0 < abs(smooth - other) <= doubt:
+        return Ruling(UNDECIDED, smooth, other, doubt=doubt)
+    if abs(smooth - other) <= _SAME * max(smooth, other):
+        return Ruling(NEITHER, smooth, other, doubt=doubt)
     rate = abs(math.log(smooth / other)) if min(smooth, other) > 0 else math.inf
     verdict = SMOOTHING if smooth > other else SHARPENING
-    return Ruling(verdict, smooth, other, complex(omega), complex(alpha), math.log(_FACTOR) / rate)
+    return Ruling(verdict, smooth, other, complex(omega), complex(alpha), math.log(_FACTOR) / rate, doubt)
 
 
 def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: float = 1.0) -> Ruling:
     """Return which part rules in X <- X + s sum_h P_h X V_h O_h: equal tokens, or what tells them apart.
 
-    All eigenvalues where N D is at most 1200, else the largest by Arnoldi iteration, O(H N^2 d + H N D d) each step;
-    of causal matrices those of I + s sum_h P_h[i, i] W_h, exact.
+    All eigenvalues where N D is at most 1200, else the outermost by Krylov-Schur iteration, O(H N^2 d + N (H d)^2) each
+    step, until its residual is 1e-10 of it, 600 steps, or 2e11 operations; `Ruling.doubt` is the residual. Of causal
+    matrices those of I + s sum_h P_h[i, i] W_h, exact.
 
     Parameters
     ----------
@@ -148,7 +165,8 @@ def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: flo
         # The mean token, of which nothing is left, is in as 0, D times; it is none of these.
         nearest = np.sort_complex(found[np.argsort(np.abs(found))][width:])
         return _ruled(smooth, float(np.abs(1 + nearest).max()))
-    return _ruled(smooth, _radius(matrices, values, output, scale))
+    other, doubt = _radius(matrices, values, output, scale)
+    return _ruled(smooth, other, doubt=doubt)
 
 
 def _radius_at(own: Floats, values: Floats, output: Floats, scale: float) -> float:
@@ -161,35 +179,97 @@ def _radius_at(own: Floats, values: Floats, output: Floats, scale: float) -> flo
     return radius if width <= heads * d else max(radius, 1.0)
 
 
-def _radius(matrices: Floats, values: Floats, output: Floats, scale: float) -> float:
-    """Return the spectral radius of Y + s (I - 11^T/N) sum_h P_h Y V_h O_h; NaN where it is not found."""
+def _radius(matrices: Floats, values: Floats, output: Floats, scale: float) -> tuple[float, float]:
+    """Return the spectral radius of Y + s (I - 11^T/N) sum_h P_h Y V_h O_h, and the residual it was found with.
+
+    The map is iterated on the values Z_h = Y V_h of the heads, which has its eigenvalues other than 1.
+    """
     heads, width, d = values.shape
     count = matrices.shape[1]
-    left = np.ascontiguousarray(values.transpose(1, 0, 2).reshape(width, heads * d))
-    right = np.ascontiguousarray(output.reshape(heads * d, width))
+    features = heads * d
+    inner = scale * output.reshape(features, width) @ values.transpose(1, 0, 2).reshape(width, features)
+    centred = matrices - matrices.mean(axis=1, keepdims=True)
 
     def step(flat: Floats) -> Floats:
-        y = flat.reshape(count, width)
-        y = y - y.mean(axis=0)
-        z = (y @ left).reshape(count, heads, d).transpose(1, 0, 2)
-        added = (matrices @ z).transpose(1, 0, 2).reshape(count, heads * d) @ right
-        return np.asarray(y + scale * (added - added.mean(axis=0))).ravel()
+        averaged = centred @ flat.reshape(heads, count, d)
+        made = averaged.transpose(1, 0, 2).reshape(count, features) @ inner
+        return made.reshape(count, heads, d).transpose(1, 0, 2).ravel()
 
-    size = count * width
-    start = np.random.default_rng(0).standard_normal(size)
-    try:
-        found = eigs(
-            LinearOperator((size, size), matvec=step, dtype=np.float64), k=1, which="LM", v0=start, tol=_TOLERANCE,
-            maxiter=60, return_eigenvectors=False,
-        )  # fmt: skip
-    except ArpackNoConvergence as error:
-        found = np.asarray(error.eigenvalues, complex)
-    return float(np.abs(found).max()) if len(found) else math.nan
+    least, most = _STEPS
+    work = 2.0 * count * features * (count + features)
+    found, residual = outermost(step, heads * count * d, steps=int(np.clip(_WORK / work, least, most)))
+    radius = abs(1 + found)
+    return (radius if width <= features else max(radius, 1.0)), residual
+
+
+def outermost(step: Callable[[Floats], Floats], size: int, *, steps: int) -> tuple[complex, float]:
+    """Return the eigenvalue w of a real linear map with the largest |1 + w|, and the residual of its pair.
+
+    Krylov-Schur iteration (Stewart 2001, 10.1137/S0895479800371529): Arnoldi's, whose restarts keep the outermost
+    Ritz vectors. It ends when the residual is small enough, or after so many steps. 41 vectors of memory.
+    """
+    basis = min(_BASIS, size)
+    kept = min(_KEPT, max(1, basis // 2))
+    vectors, small = np.empty((basis + 1, size)), np.zeros((basis + 1, basis))
+    first = step(np.random.default_rng(0).standard_normal(size))  # in the range of the map
+    length = float(np.linalg.norm(first))
+    if length == 0:
+        return 0j, 0.0
+    vectors[0] = first / length
+    begin, done = 0, 0
+    while True:
+        for number in range(begin, basis):
+            made = step(vectors[number])
+            known, end = vectors[: number + 1], number + 1
+            before = float(np.linalg.norm(made))
+            for _ in range(2):  # twice is enough to be orthogonal
+                shares = known @ made
+                made -= shares @ known
+                small[:end, number] += shares
+            length = float(np.linalg.norm(made))
+            done += 1
+            if length <= np.finfo(float).eps * before * 10:  # an invariant space
+                length = 0.0
+                break
+            small[end, number] = length
+            vectors[end] = made / length
+        square = small[:end, :end]
+        found, pairs = np.linalg.eig(square)
+        place = int(np.abs(1 + found).argmax())
+        residual = float(abs(length * pairs[-1, place]))
+        value = complex(found[place])
+        if residual <= _TOLERANCE * abs(1 + value) or done >= steps:
+            return value, residual
+        form, turn, begin = _outer_first(square, np.sort(np.abs(1 + found))[-kept] * (1 - 1e-12))
+        if begin >= end - 1:  # they are all of one size
+            return value, residual
+        vectors[:begin] = turn[:, :begin].T @ vectors[:end]
+        vectors[begin] = vectors[end]
+        small[:] = 0
+        small[:begin, :begin] = form[:begin, :begin]
+        small[begin, :begin] = length * turn[-1, :begin]
+
+
+def _outer_first(matrix: Floats, level: float) -> tuple[Floats, Floats, int]:
+    """Return the real Schur form whose first eigenvalues w have |1 + w| >= level, its vectors, and how many."""
+
+    def outer(real: float, imaginary: float = 0.0) -> bool:
+        return abs(1 + complex(real, imaginary)) >= level
+
+    form, turn, count = schur(matrix, sort=outer)
+    return form, turn, int(count)
 
 
 def contraction_of(matrix: Floats) -> float:
     """Return the largest factor by which P can stretch what tells tokens apart, |(I - 11^T/N) P| in the 2-norm."""
-    return float(np.linalg.norm(matrix - matrix.mean(axis=0), 2))
+    centred = matrix - matrix.mean(axis=0)
+    if len(matrix) > _LONG and np.isfinite(centred).all():
+        start = np.random.default_rng(0).standard_normal(len(matrix))
+        try:
+            return float(svds(centred, k=1, tol=0, v0=start, return_singular_vectors=False)[0])
+        except ArpackError:  # many that are as large; all of them are found below
+            pass
+    return float(np.linalg.norm(centred, 2))
 
 
 def random_products(features: int, width: int, draws: int, rng: np.random.Generator) -> Complex:

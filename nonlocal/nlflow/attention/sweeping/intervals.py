@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from nlflow.errors import InputError
 
 Floats = NDArray[np.float64]
 _LEAST = 10  # items: of fewer a bootstrap repeats whole samples
 _ENTRIES = 2**22  # of counts at a time
+_SPREAD = 0.35  # least standard error of a draw, in units of that of the items
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,12 @@ def paired_differences(
     """Return how far the scores (S, n) of settings are from `stock` (n,) over the same items, with bootstrap intervals.
 
     Items are drawn again, the same for all settings. The largest difference of each draw from what was found, in units
-    of its standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of experiments,
-    however the settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may be
-    picked afterwards. Of a hundred items or fewer whose differences
-    are very skew, they hold in some 92 %. O(resamples S n) operations.
+    of its own standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of
+    experiments, however the settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may
+    be picked afterwards. That each draw has its own error makes up for skewness (the symmetric bootstrap-t, Hall 1988,
+    10.1214/aos/1176350933): of 40 items and more, intervals at 0.95 held in 94 % to 98 % of simulated experiments,
+    with scores that are normal, exponential, 0 or 1, or mostly equal. Settings that change no item have intervals
+    without width, though more items might show a change. O(resamples S n) operations.
     """
     gains = np.asarray(scores, float) - np.asarray(stock, float)
     count = gains.shape[1]
@@ -49,19 +51,22 @@ def paired_differences(
     error = centred.std(axis=1, ddof=1) / np.sqrt(count)
     # What is constant but for rounding has no spread.
     error[np.ptp(gains, axis=1) <= 8 * np.finfo(float).eps] = 0
+    centred[error == 0] = 0
+    squares = centred**2
     largest = np.empty(resamples)
     chunk = max(1, _ENTRIES // count)
-    # The draws of n have the variance of n - 1.
-    inverse = np.divide(np.sqrt(count / (count - 1)), error, out=np.zeros_like(error), where=error > 0)
     for start in range(0, resamples, chunk):
         stop = min(start + chunk, resamples)
         drawn = generator.multinomial(count, np.full(count, 1 / count), size=stop - start) / count
-        largest[start:stop] = np.abs((drawn @ centred.T) * inverse).max(axis=1)
-    # The draws know the law of the means, but not that errors are estimated: Student's law in the place of Gauss'.
-    bound = stats.t.isf(stats.norm.sf(np.quantile(largest, level, method="higher")), count - 1)
+        means = drawn @ centred.T
+        # A draw of few items, again and again, has hardly an error of its own.
+        own = np.sqrt(np.maximum(drawn @ squares.T - means**2, 0) / (count - 1))
+        own = np.maximum(own, _SPREAD * error)
+        sizes = np.divide(np.abs(means), own, out=np.zeros_like(means), where=own > 0)
+        largest[start:stop] = sizes.max(axis=1)
+    bound = np.quantile(largest, level, method="higher")
     size = np.abs(mean) / np.where(scale[:, 0] > 0, scale[:, 0], 1)
     found = np.divide(size, error, out=np.where(size > 0, np.inf, 0.0), where=error > 0)
-    found = stats.norm.isf(stats.t.sf(found, count - 1))
     p = (1 + (largest >= found[:, None]).sum(axis=1)) / (resamples + 1)
     reach = bound * error * scale[:, 0]
     return Differences(mean, mean - reach, mean + reach, p)

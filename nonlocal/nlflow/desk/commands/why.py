@@ -72,6 +72,7 @@ def _inputs(
     items: int, words: int,
 ) -> list[Any]:  # fmt: skip
     from nlflow.attention import text_inputs
+    from nlflow.attention.injection.everyday import gathered
     from nlflow.desk.commands.attention import inputs_of
     from nlflow.desk.commands.attention_data import texts_of
     from nlflow.errors import InputError, check_integer
@@ -87,7 +88,7 @@ def _inputs(
     ][:items]  # fmt: skip
     if not passages:
         raise InputError(f"--texts: got no passage of {words} words in {texts}, expected at least one; give more text")
-    return [_marked(text_inputs(network, model, passage), model, True) for passage in passages]
+    return gathered(_marked(text_inputs(network, model, passage), model, True) for passage in passages)
 
 
 def _marked(inputs: Any, model: str, written: bool) -> Any:
