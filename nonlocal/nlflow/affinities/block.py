@@ -84,8 +84,9 @@ class BlockAffinity(Affinity):
         )
         self.reason = "the groups were given"
         self._uniform = weights is None
-        xp = namespace(weights) if foreign else None
-        self._zeros = xp.zeros(domain.shape, dtype=weights.dtype, device=weights.device) if foreign else None
+        self._zeros = (
+            namespace(weights).zeros(domain.shape, dtype=weights.dtype, device=weights.device) if foreign else None
+        )
         self._shares = domain.weights / domain.weights.max()  # whatever their unit
 
     def _weights(self, u: Array) -> Array:
