@@ -443,3 +443,18 @@ def test_values_and_averages_that_are_changed_are_named(kind: str, why: str) -> 
     assert row["attention"] == pytest.approx(row["change"], abs=1e-12)
     plain = explain(_Stack("plain").eval(), x, adapter=adapter)
     assert not any(block.reason for block in plain.blocks)
+
+
+def test_a_few_draws_of_a_null_are_held_against_the_law_of_a_few() -> None:
+    """One draw tells nothing, and two must agree well: Student's bound with one degree of freedom is 12.7 errors."""
+    model, _ = family("bert")
+    rows = torch.randint(3, 60, (9, 9))
+    assert "one draw, which tells no difference" in " ".join(explained(model, rows[:1]))
+    assert "2 draws; a difference is not sure" in " ".join(explained(model, rows[:2]))
+    assert "4 draws; " in " ".join(explained(model, rows))
+
+
+def explained(model: Any, rows: Any) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one input
+        return explain(model, rows).findings()

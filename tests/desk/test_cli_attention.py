@@ -453,7 +453,7 @@ def test_why(folder: Path) -> None:
     arguments = (folder / "bert", "--why", "--texts", "long.txt", "--words", 6, "--items", 5, "--which", "ordinary")
     result = run(*arguments, "--out", "why")
     assert result.stdout.startswith("BertModel: 5 inputs, ordinary tokens; parts of the change of the mean cosine")
-    assert "the attention of 2 layers, each repeated with its P held: " in result.stdout
+    assert "the attention of 2 layers, each repeated by itself, without MLP" in result.stdout
     names = {path.name for path in Path("why").iterdir()}
     assert names == {f"{name}.csv" for name in ("table", "spectra", "heads", "groups", "outliers")} | {"result.json"}
     report = json.loads(Path("why/result.json").read_text())

@@ -126,14 +126,15 @@ class Report(Brief):
     def may(self) -> list[str]:
         """Return sentences that one may write about the model: what was measured, with its interval and its limits."""
         found = [_of_course(self, one) for one in self.courses()]
-        parts = self.parts()
+        parts, told = self.parts(), 0 if self.cause is None else self.cause.count
         if parts:
-            told = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items())
+            listed = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items())
             found.append(
-                f"Summed over the blocks, the parts change the mean cosine by {told}. These are exact differences "
-                "along one path through each block; another order of the parts would share the change otherwise."
+                f"On {told} of these inputs, summed over the blocks, the parts change the mean cosine by {listed}. "
+                "These are exact differences along one path through each block; another order of the parts would "
+                "share the change otherwise."
             )
-        found += self.findings()
+        found += [f"{_capital(one)} ({told} of these inputs)." for one in self.findings()]
         for old, new in zip(self.courses(), self.courses(changed=True), strict=True):
             way = "raises" if new.after > old.after else "lowers"
             found.append(
@@ -275,10 +276,11 @@ class Report(Brief):
             why = f"Not told: {self.unexplained or 'no part of a block could be told apart'}."
         else:
             order = sorted(parts, key=lambda name: -abs(parts[name]))
-            total = sum(parts.values())
+            total, count = sum(parts.values()), 0 if self.cause is None else self.cause.count
             told = ", ".join(f"{name} {parts[name]:+.2f}" for name in order if abs(parts[name]) >= 0.005)
             why = (
-                f"Of the change of {total:+.2f} in the mean cosine over all blocks: {told or 'no part is beyond 0.01'}."
+                f"Of the change of {total:+.2f} in the mean cosine over all blocks, on {count} inputs: "
+                f"{told or 'no part is beyond 0.01'}."
             )
         if self.sweep is None:
             helps = "Not measured: no task was given."

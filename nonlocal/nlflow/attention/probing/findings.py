@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import stats
 
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum, verdict_of
@@ -18,7 +21,7 @@ NAMES = {
 }  # fmt: skip
 _NULLS = {"mixing": ("keys", "random"), "projection": ("weights",), "mlp": ("weights",), "norms": ("weights",)}
 _NULL_NAMES = {"keys": "keys of other tokens", "random": "random stochastic P", "weights": "random weights"}
-_ERRORS = 2.0  # standard errors: a difference that is told
+_LEVEL = 0.95  # of the interval of a difference that is told
 _SHARE = 0.05  # of the squared length: outlier channels that are told
 
 
@@ -74,8 +77,15 @@ def _largest(stack: str, blocks: Sequence[CausedBlock]) -> str:
         less = {name: -weight for name, weight in block.nulls[null][part].items()}
         own = block.parts[part]
         both = {name: own.get(name, 0.0) + less.get(name, 0.0) for name in {**own, **less}}
-        mean, error = block.measured(both, "cosine")
-        sure = abs(mean) > _ERRORS * error  # False where there is no error
-        word = "differs from that" if sure else "no more than that is sure" if math.isfinite(error) else "of one draw"
-        beside.append(f"{under:+.3g} with {_NULL_NAMES[null]} ({word})")
+        beside.append(f"{under:+.3g} with {_NULL_NAMES[null]} ({_compared(block, both)})")
     return f"{text}; {', '.join(beside)}" if beside else text
+
+
+def _compared(block: CausedBlock, both: Mapping[str, float]) -> str:
+    """Return whether a part differs from its null, by the inputs that have one: Student's law, since they are few."""
+    draws = int(np.isfinite(block.of_inputs(both, "cosine")).sum())
+    if draws < 2:
+        return "one draw, which tells no difference"
+    mean, error = block.measured(both, "cosine")
+    sure = abs(mean) > stats.t.ppf((1 + _LEVEL) / 2, draws - 1) * error
+    return f"{draws} draws; " + ("the difference is beyond chance" if sure else "a difference is not sure")

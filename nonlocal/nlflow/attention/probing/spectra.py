@@ -260,6 +260,7 @@ def verdict_of(layers: Sequence[LayerSpectrum]) -> str:
     within = [one for one in layers if one.ruling.layers <= depth]
     told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return (
-        f"the attention of {depth} layers, each repeated with its P held: {told}; in {len(within)} of them the ruling "
-        f"part would be 10 times the other within {depth} layers"
+        f"the attention of {depth} layers, each repeated by itself, without MLP and the norm after it, with the P of "
+        f"one input held: {told}; in {len(within)} of them the ruling part would be 10 times the other within {depth} "
+        "layers"
     )
