@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import math
 import os
 import sys
@@ -150,7 +151,8 @@ class Twice:
         chosen, rest = [], []
         for item in items:
             there_anyway = getattr(item, "callspec", None) is not None and item.callspec.params.get("device") == "cuda"
-            (rest if there_anyway or item.get_closest_marker("on_cpu") else chosen).append(item)
+            own = self.kind != "pretended" and "pretended." in inspect.getsource(item.function)  # has a GPU of its own
+            (rest if there_anyway or own or item.get_closest_marker("on_cpu") else chosen).append(item)
         config.hook.pytest_deselected(items=rest)
         items[:] = chosen
 
