@@ -589,9 +589,9 @@ class MarkovChain:
         array of shape ``domain.shape``
             float64. Up to 1000 states by state reduction: each entry keeps its digits, however small. Beyond, for
             graphs by iteration (in the symmetric form of a reversible chain; for others by GMRES around a multigrid of
-            aggregated states, then by elimination) until the error is proved to be at most 1e-10; for symmetric k whose moves are
-            not listed by averages, to 1e-6 (1e-3 in float32). Errors are relative, for entries below 1e-3 of the
-            largest to that. Others go by state reduction, O(N^3) time, as all moves of a matrix do.
+            aggregated states, then by elimination) until the error is proved to be at most 1e-10; for symmetric k whose
+            moves are not listed by averages, to 1e-6 (1e-3 in float32). Errors are relative, for entries below 1e-3 of
+            the largest to that. Others go by state reduction, O(N^3) time, as all moves of a matrix do.
 
         Raises
         ------
