@@ -22,7 +22,7 @@ from nlflow.store.atomic import write_atomic
 from nlflow.store.storage import load_record, save_record
 from validation.claims import all_claims
 from validation.trained_figures import KIND as TRAINED
-from validation.trained_figures import STOCK
+from validation.trained_figures import LONGEST, STOCK
 from validation.training.cifar10 import Cifar10
 from validation.training.record import RECORD, read_record
 from validation.training.report import summarize
@@ -253,6 +253,10 @@ def page(record: dict[str, Any]) -> str:
         "seeds at 95 %. Models that others trained were not trained with the term: it is attached as it is. Tables 5 "
         "to 7 and 9 to 12 and Figures 2 and 4 are not repeated.",
     ]
+    if record.get("trained"):
+        given = (f"{one['name']} ({one['count']} {one['inputs']})" for one in record["trained"].values())
+        lines += ["", f"Given to models that others trained: {'; '.join(given)}. – is what was not computed: spectra "
+                  f"of P of more than {LONGEST} tokens."]  # fmt: skip
     for part in PARTS:
         lines += ["", f"## {part.name}: {part.subject}", "", f"**The paper**: {part.reported}."]
         if part.needs:
