@@ -14,7 +14,7 @@ from nlflow.studies.cases import Case, run_cases
 
 NAMES = (
     "pairwise", "scattered", "flows", "equilibrium", "stencil", "exponential", "convolution", "walks", "startup",
-    "camera", "fates", "fractional", "functions", "learning", "noisy", "particles",
+    "camera", "fates", "fractional", "functions", "graphs", "learning", "noisy", "particles",
 )  # fmt: skip
 
 

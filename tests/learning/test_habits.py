@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import pickle
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -452,3 +456,16 @@ def test_widths_of_points_at_one_place() -> None:
     assert choose_width(np.repeat([[0.0], [1.0]], [30, 3], axis=0)).best < 3
     with pytest.raises(InputError, match=r"^samples: got 1"):
         choose_width(np.ones((5, 2)), samples=1)
+
+
+# ---- memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["neighbour_graph, all pairs", "HarmonicClassifier", "LabelSpreading, rbf"])
+def test_the_peak_stays_below_the_least_limit_that_is_accepted(what: str) -> None:
+    """In a process of its own, which holds what it loaded before it begins; `python -m benchmarks.graphs` has all."""
+    command = [sys.executable, "-m", "benchmarks.graphs", "--memory", what]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert 0.2 * found["limit"] < found["peak"] < 1.1 * found["limit"]

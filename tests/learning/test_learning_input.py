@@ -369,7 +369,8 @@ def test_a_limit_counts_what_each_class_takes() -> None:
     y = np.arange(400) % 200
     for model, target in ((HarmonicClassifier, y), (PoissonClassifier, y), (HarmonicRegressor, np.ones((400, 200)))):
         refused(
-            lambda m=model, t=target: m("knn", memory_limit=5e6).fit(few, t), "signals of 400 samples with 200 columns"
+            lambda m=model, t=target: m("knn", memory_limit=5e6).fit(few, t),
+            "a graph of 400 samples with 10 neighbours each and 200 signals on it",
         )
         assert model("knn", memory_limit=2e7).fit(few, target).memory_limit == 2e7
     with pytest.raises(MemoryLimitError):

@@ -23,7 +23,8 @@ _SAMPLE = 1000  # points that tell the effective dimension
 _FEW = 64  # queries, for which threads take longer to start
 _FAR = 1e150  # in the unit of the points: squares of distances still hold
 _PAIRS = 2**16  # of sparse points at a time
-_BLOCK = 2**21  # products at a time
+BLOCK = 2**18
+"""Products at a time, and at least those of one point."""
 _MORE = 8  # candidates, whose order products may not know to the last digit
 _CANCELS = 1 / 64  # of squared lengths: squared distances below it come from differences
 _CHUNK = 32  # numbers, of which the least is found first
@@ -157,7 +158,7 @@ class Space:
         rows, size = self.rows, self.size
         ends = np.empty((queries.x.shape[0], count), np.intp)
         distances, more = np.empty(ends.shape), min(size, count + _MORE)
-        turned, step = rows.x.T.tocsr() if self._sparse else rows.x.T, max(1, _BLOCK // size)
+        turned, step = rows.x.T.tocsr() if self._sparse else rows.x.T, max(1, BLOCK // size)
         for start in range(0, len(ends), step):
             part = slice(start, start + step)
             block = Rows(queries.x[part], queries.squares[part], None if queries.means is None else queries.means[part])
@@ -231,7 +232,7 @@ class Table:
         if self._sparse:
             return _of_stored(self._given, count, own=False)
         given, distances, ends = self._given, np.empty((self.size, count)), np.empty((self.size, count), np.intp)
-        step = max(1, _BLOCK // self.size)
+        step = max(1, BLOCK // self.size)
         for start in range(0, self.size, step):
             block = np.array(given[start : start + step], np.float64)
             own = np.arange(len(block))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, is_numpy, underflowing
-from nlflow.affinities.distances import TREE_COLUMNS, Found, Space, Table, check_metric, chosen_search
+from nlflow.affinities.distances import BLOCK, TREE_COLUMNS, Found, Space, Table, check_metric, chosen_search
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import (
     InputError,
@@ -26,6 +26,7 @@ from nlflow.errors import (
 from nlflow.kernels import RadialKernel
 
 KEPT = ("either", "both", "directed")
+_BLOCK_BYTES = 24  # of each product of a block: itself, those that are nearest, and their order
 _PAIR_BYTES = 80  # at the moment when neighbours, distances, edges and their transpose are there
 
 
@@ -73,7 +74,7 @@ def neighbour_graph(
         neighbours: widths that follow the density. With ``Gaussian(width=0.5**0.5)`` the weights are
         exp(-|x_i - x_j|^2 / (s_i s_j)) (Zelnik-Manor and Perona 2004, self-tuning spectral clustering).
     memory_limit : float, optional
-        Bytes; half of the physical memory by default. 80 bytes an edge are needed.
+        Bytes; half of the physical memory by default. 80 bytes a neighbour are needed, and some MiB.
 
     Returns
     -------
@@ -120,8 +121,10 @@ def nearest_neighbours(
     size = x.shape[0]
     if count >= size:
         raise InputError(f"neighbours: got {count}, expected at most {size - 1}, the number of other points")
+    block = _BLOCK_BYTES * max(BLOCK, size)  # of products, where all pairs are looked at
+    copies = 0 if hasattr(x, "toarray") or metric == "precomputed" else 2 * x.nbytes  # in a unit of their own, centred
     check_memory(
-        f"the {count} nearest of each of {size} points", _PAIR_BYTES * count * size,
+        f"the {count} nearest of each of {size} points", _PAIR_BYTES * count * size + block + copies,
         "use fewer neighbours or points, or raise memory_limit", memory_limit,
     )  # fmt: skip
     return Neighbours(Table(x) if metric == "precomputed" else Space(x, metric), count, search)

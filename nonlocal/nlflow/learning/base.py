@@ -20,6 +20,7 @@ from nlflow.learning.balance import counts_of, factors, quotas
 from nlflow.learning.graphs import PointGraph, Recipe
 from nlflow.learning.inputs import (
     AT_OTHERS,
+    check_graph,
     check_parameters,
     check_signals,
     checked_points,
@@ -83,6 +84,7 @@ class PointEstimator(BaseEstimator):
     """What is learnt of points, with averages over them at other points."""
 
     affinity: Any  # parameters, which each subclass has in its own __init__
+    n_neighbors: int | None
     memory_limit: float | None
     graph_: PointGraph
 
@@ -107,6 +109,13 @@ class PointEstimator(BaseEstimator):
         """Return how the graph is made, by the parameters that this estimator has of it."""
         there = self.get_params(deep=False)
         return Recipe(**{name: there[name] for name in _OF_GRAPHS if name in there}, **more)
+
+    def _check_room(self, X: Any, columns: int, found: str = "labels", usual: int = 10) -> None:
+        """Raise `MemoryLimitError` before a graph that passes the limit, with its signals, is made."""
+        edges = X.nnz if hasattr(X, "nnz") else 0
+        if isinstance(self.affinity, str) and self.affinity == "knn":
+            edges = X.shape[0] * min(usual if self.n_neighbors is None else self.n_neighbors, X.shape[0])
+        check_graph(X.shape[0], edges, columns, self.memory_limit, found)
 
     def _say(self, text: str, start: float) -> None:
         """Print what was done since some time, where that is asked for."""
@@ -249,7 +258,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         X = self._points(X, reset=True)
         self.classes_, labels, labelled = classes_of(y, X.shape[0], self.missing)
         prior = self._prior(np.bincount(labels))
-        check_signals(X.shape[0], len(self.classes_), self.memory_limit)
+        self._check_room(X, len(self.classes_))
         self.X_, graph = X, self._build(X)
         one_hot = np.zeros((graph.size, len(self.classes_)))
         one_hot[np.flatnonzero(labelled), labels] = 1
@@ -393,7 +402,7 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         """
         X = self._points(X, reset=True)
         values, labelled, self._flat = values_of(y, X.shape[0])
-        check_signals(len(values), values.shape[1], self.memory_limit)
+        self._check_room(X, values.shape[1])
         self.labelled_ = labelled
         self.X_, graph = X, self._build(X)
         self._values = self._solve(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)

@@ -14,7 +14,6 @@ from nlflow.errors import InputError, NlflowWarning, check_integer, check_number
 from nlflow.kernels import RadialKernel
 from nlflow.learning.base import GivenPoints, PointEstimator, TransformerMixin, by_chunks, check_is_fitted
 from nlflow.learning.graphs import PointGraph
-from nlflow.learning.inputs import check_signals
 from nlflow.markov import MarkovChain
 
 _NEIGHBOURS = 30  # where no number is given
@@ -113,7 +112,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
             raise InputError(f"alpha: got {alpha:g}, expected 0 to 1")
         if X.shape[0] <= count + 1:
             raise InputError(f"X: got n_samples = {X.shape[0]}, expected more than n_components + 1 = {count + 1}")
-        check_signals(X.shape[0], count, self.memory_limit)
+        self._check_room(X, count, "modes", _NEIGHBOURS)
         self.X_, start = X, time.perf_counter()
         plain = PointGraph(self._recipe(loops=True, usual=_NEIGHBOURS), X)
         self._say(f"{X.shape[0]} samples, {plain.affinity.method}: {plain.affinity.reason}", start)
@@ -217,7 +216,7 @@ def spectral_clustering(
     points = given._points(X, reset=True)
     if count > points.shape[0]:
         raise InputError(f"n_clusters: got {count}, expected at most {points.shape[0]}, the number of samples")
-    check_signals(points.shape[0], count, memory_limit)
+    given._check_room(points, count, "modes")
     graph = PointGraph(given._recipe(), points)
     parts = np.sort(np.bincount(graph.parts()))[::-1].tolist()
     if len(parts) not in (1, count):

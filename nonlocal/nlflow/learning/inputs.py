@@ -42,6 +42,10 @@ _HOW = (
     "-1 marks samples without a label, among strings in an array of dtype object: np.where(known, "
     "names.astype(object), -1); missing=None takes None, NaN and NA for it"
 )
+_EDGE_BYTES = 120
+"""Of each neighbour of each sample while a graph is made and a signal found on it, measured: 90 to 115."""
+_NODE_BYTES = {"labels": 64, "modes": 700}
+"""Of each sample besides, measured for up to a few modes: 30 and 600."""
 _COPIES = 16
 """Arrays (N, C) that are there while signals are found, measured: 12 to 16 with those of the iterations."""
 AT_OTHERS = 6
@@ -266,11 +270,12 @@ def check_plain(name: str, value: Any) -> None:
 
 def weights_of(kernel: Any, x: Any, y: Any) -> Any:
     """Return the weights (N, M) between two sets of points, dense or sparse, that a function has for them."""
-    from scipy.sparse import csr_array, issparse
+    from scipy.sparse import csr_array
 
-    weights = kernel(x, y)
-    weights = csr_array(weights) if issparse(weights) else on_host(weights)
-    if not hasattr(weights, "toarray"):
+    weights = on_host(kernel(x, y))
+    if hasattr(weights, "toarray"):
+        weights = csr_array(weights)
+    else:
         with named("affinity"):
             weights = np.asarray(weights, np.float64)
     if weights.shape != (x.shape[0], y.shape[0]):
@@ -475,4 +480,13 @@ def check_signals(samples: int, columns: int, limit: float | None, copies: int =
     check_memory(
         f"signals of {samples} samples with {columns} columns each", 8 * copies * samples * columns,
         "use fewer samples or classes, or raise memory_limit", limit,
+    )  # fmt: skip
+
+
+def check_graph(samples: int, edges: float, columns: int, limit: float | None, found: str = "labels") -> None:
+    """Raise `MemoryLimitError` where the edges to neighbours and signals on them pass the limit together."""
+    needed = _EDGE_BYTES * edges + samples * (_NODE_BYTES[found] + 8 * _COPIES * columns)
+    check_memory(
+        f"a graph of {samples} samples with {edges / samples:.3g} neighbours each and {columns} signals on it",
+        int(needed), "use fewer neighbours, samples or classes, or raise memory_limit", limit,
     )  # fmt: skip

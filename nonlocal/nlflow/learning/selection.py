@@ -203,7 +203,7 @@ def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
     >>> from nlflow.learning import choose_width
     >>> curve = choose_width(np.random.default_rng(0).random((500, 2)))
     >>> round(curve.dimension, 1)
-    1.7
+    1.8
     """
     count = check_integer("samples", samples, minimum=2)
     points = GivenPoints()._points(X, reset=True)

@@ -1,0 +1,191 @@
+"""Graphs of points: neighbours of texts, one query among many points, and how much memory is taken beside its limit.
+
+``python -m benchmarks.graphs --out benchmarks/results`` writes ``graphs.json`` and ``graphs.md``. Times are processor
+seconds, the sides taking turns; start it with one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.equilibrium import peak
+from benchmarks.harness import Row, keep, listed, machine, table
+from benchmarks.learning import missing, turns
+from nlflow import Gaussian, MemoryLimitError, neighbour_graph
+from nlflow.store.atomic import make_folder
+
+NAME = "graphs"
+TEXTS, WORDS = 600, 20_000
+QUERIES = (3_000, 10_000, 50_000, 150_000)
+MEMORY: dict[str, tuple[int, int]] = {  # samples, and classes, modes or neighbours
+    "neighbour_graph": (60_000, 10),
+    "neighbour_graph, all pairs": (15_000, 10),
+    "HarmonicClassifier": (60_000, 2),
+    "HarmonicClassifier, 60 classes": (20_000, 60),
+    "PoissonClassifier": (60_000, 2),
+    "LabelSpreading": (60_000, 2),
+    "LabelSpreading, rbf": (3_000, 2),
+    "HarmonicRegressor": (30_000, 2),
+    "DiffusionMap": (60_000, 2),
+    "spectral_clustering": (60_000, 2),
+}
+
+
+def texts() -> Any:
+    """Return TF-IDF rows of texts of 80 words, which are as unlike in number as words of a language."""
+    from scipy.sparse import csr_array
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    rng = np.random.default_rng(0)
+    words = np.minimum((rng.pareto(0.7, (TEXTS, 80)) * 20).astype(int), WORDS - 1)
+    counts = csr_array((np.ones(words.size), (np.repeat(np.arange(TEXTS), 80), words.ravel())), shape=(TEXTS, WORDS))
+    return csr_array(TfidfTransformer().fit_transform(counts))
+
+
+def of_texts() -> list[Row]:
+    """Return the graph of the ten nearest texts beside scikit-learn's search among all pairs."""
+    from sklearn.neighbors import NearestNeighbors
+
+    X, rows = texts(), []
+    for metric in ("euclidean", "cosine"):
+        theirs = NearestNeighbors(n_neighbors=10, algorithm="brute", metric=metric)
+        seconds, found = turns(
+            {
+                "theirs": lambda t=theirs: t.fit(X).kneighbors_graph(mode="distance"),
+                "ours": lambda m=metric: neighbour_graph(X, 10, metric=m, keep="directed"),
+            },
+            15,
+        )
+        same = float((found["theirs"] > 0).astype(float).multiply(found["ours"]).sum()) / found["ours"].nnz
+        rows.append(Row.of(
+            NAME,
+            f"{TEXTS} TF-IDF rows of {WORDS} words, ten nearest by {metric} distances ({100 * same:.1f} % the same)",
+            f"{seconds['theirs'] * 1e3:.1f} ms", f"{seconds['ours'] * 1e3:.1f} ms", seconds["ours"] / seconds["theirs"],
+            most=2, also=same > 0.99,
+        ))  # fmt: skip
+    return rows
+
+
+def of_one() -> list[Row]:
+    """Return how long the prediction of one point takes among few and many training points."""
+    from nlflow.learning import HarmonicClassifier
+
+    spent = []
+    for count in QUERIES:
+        rng = np.random.default_rng(0)
+        X = rng.normal(size=(count, 3))
+        y = np.full(count, -1)
+        y[:100] = X[:100, 0] > 0
+        model = HarmonicClassifier().fit(X, y)
+        model.predict(X[:1])
+        seconds = []
+        for point in rng.normal(size=(100, 1, 3)):
+            start = time.process_time()
+            model.predict(point)
+            seconds.append(time.process_time() - start)
+        spent.append(1e3 * statistics.median(seconds))
+    shown = ", ".join(f"{value:.2f}" for value in spent)
+    work = f"prediction of one point, neighbours, {QUERIES[0]} to {QUERIES[-1]} samples"
+    return [
+        Row.of(NAME, f"{work}: ms at {', '.join(map(str, QUERIES))}", "", shown, spent[-1], most=2, unit=" ms"),
+        Row.of(NAME, f"{work}: growth", "", shown, spent[-1] / spent[0], most=1.5),
+    ]
+
+
+def make(what: str, count: int, more: int, limit: float) -> None:
+    """Make a graph, or fit an estimator, of so many points under a limit of memory."""
+    from nlflow import learning
+
+    rng = np.random.default_rng(0)
+    name, _, kind = what.partition(", ")
+    X = rng.normal(size=(count, 30 if kind == "all pairs" else 3))
+    y = np.full(count, -1)
+    y[: 10 * more] = np.arange(10 * more) % more
+    if name == "neighbour_graph":
+        neighbour_graph(X, more, Gaussian(width=1.0), search="brute" if kind else "auto", memory_limit=limit)
+    elif name == "spectral_clustering":
+        learning.spectral_clustering(X, more, memory_limit=limit)
+    elif name == "DiffusionMap":
+        learning.DiffusionMap(more, "knn", memory_limit=limit).fit(X)
+    else:
+        way = "rbf" if kind == "rbf" else "knn"
+        targets = np.where(y < 0, np.nan, y) if name == "HarmonicRegressor" else y
+        getattr(learning, name)(way, memory_limit=limit).fit(X, targets)
+
+
+def held() -> int:
+    """Return the bytes of this process now, not at their highest."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measured(what: str) -> dict[str, float]:
+    """Return the least limit that is accepted, and what this process holds at most beside what it held before."""
+    count, more = MEMORY[what]
+    warnings.simplefilter("ignore")  # of parts of the graph; what is told on stderr is not read
+    make(what, max(2500, 30 * more), more, 1e12)  # loads and compiles
+    limit = 1e5
+    try:
+        make(what, count, more, limit)
+    except MemoryLimitError as error:
+        limit = float(re.findall(r"\((\d+) bytes\)", str(error))[0])
+    before = held()
+    for _ in range(3):  # a further check may come later
+        try:
+            make(what, count, more, limit)
+            break
+        except MemoryLimitError as error:
+            limit = float(re.findall(r"\((\d+) bytes\)", str(error))[0])
+    return {"limit": limit, "peak": peak() - before}
+
+
+def of_memory() -> list[Row]:
+    """Return the peak beside the least limit that is accepted, each in a process of its own."""
+    rows = []
+    for what, (count, _) in MEMORY.items():
+        command = [sys.executable, "-m", "benchmarks.graphs", "--memory", what]
+        done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+        rows.append(Row.of(
+            NAME, f"memory_limit, {what}, {count} samples: peak beside the least limit that is accepted",
+            f"{done['limit'] / 2**20:.1f} MiB", f"{done['peak'] / 2**20:.1f} MiB", done["peak"] / done["limit"],
+            most=1.1,
+        ))  # fmt: skip
+    return rows
+
+
+def run() -> list[Row]:
+    absent = missing("all rows", "sklearn", "scikit-learn")
+    return [absent] if absent is not None else [*of_texts(), *of_one(), *of_memory()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs", description=__doc__)
+    parser.add_argument("--out", type=Path, help="folder for graphs.json and graphs.md")
+    parser.add_argument("--memory", choices=list(MEMORY), help="print what one of the cases takes, alone")
+    arguments = parser.parse_args()
+    if arguments.memory:
+        print(json.dumps(measured(arguments.memory)))
+        return
+    rows = run()
+    if arguments.out is not None:
+        make_folder(arguments.out)
+        about = machine()
+        page = f"# Graphs of points\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
+        keep(arguments.out, "graphs", {"machine": about, "rows": [asdict(row) for row in rows]}, page)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
