@@ -69,6 +69,7 @@ KERNELS = {
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "histc": lambda x, *rest: torch.histc(x.double(), *rest).to(x.dtype),  # of integers too, as on a GPU
 }
 
 

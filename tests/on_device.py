@@ -40,9 +40,11 @@ from nlflow.backends.torch import attention, sums
 from tests import fused, pretended
 
 TESTS, PACKAGE = str(Path(__file__).parent), str(Path(nlflow.__file__).parent)
-
+CALLERS = (TESTS, str(Path(__file__).parents[1] / "validation"))  # of layers
 MAKERS = _device_constructors()
-UNSEEN = ("__deepcopy__", "__get__", "__set__", "lift_fresh.default", "tolist")  # of tensors of one device alone
+# What modes see of the tensors of one device alone, and what does not ask what a tensor has held before.
+UNSEEN = ("__deepcopy__", "__get__", "__set__", "data_ptr", "lift_fresh.default", "tolist", "untyped_storage")
+WRITING = ("constant_", "fill_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_", "xavier_uniform_", "zero_")
 EMPTY = {func for func in MAKERS if func.__name__.startswith("empty")}
 
 # Where nlflow moves numbers between host and device, and why.
@@ -58,6 +60,9 @@ COPIES: dict[str, str] = {
     "attention/injection/keeping.py __call__": "what is written to a file",
     "attention/probing/probe.py _on_host": PROBED + ", in one copy",
     "attention/injection/everyday.py _of_pictures": "pictures, once",
+    "attention/injection/places.py _layout": "numbers to tell tokens by, the same ones everywhere: once a module",
+    "attention/injection/summing.py run": "what a model copies itself",
+    "attention/probing/branches.py __torch_function__": "what a model copies itself",
     "attention/injection/summing.py find_layout": "numbers to tell columns by, the same ones everywhere: once a module",
     "attention/loading.py _fill": "what is read from a file",
     "attention/probing/cause.py _block": PROBED,
@@ -121,6 +126,8 @@ COPIES: dict[str, str] = {
     "learning/graphs.py own": HOSTED,
     "learning/graphs.py parts": HOSTED,
     "learning/spreading.py _learn": HOSTED,
+    "affinities/doubly_stochastic.py __init__": "a matrix that a caller gives, which is scaled on the host",
+    "affinities/doubly_stochastic.py _of_matrix": "a matrix that a caller gives, which is scaled on the host",
     "affinities/dense.py __init__": "weights of the nodes, once for each affinity",
     "affinities/dense.py block": HOSTED,
     "affinities/tiled.py __init__": "weights of the nodes, once for each affinity",
@@ -272,7 +279,7 @@ class Watch(TorchFunctionMode):
         if name in UNSEEN or copying or not by_test():
             return func(*args, **kwargs)
         if not (self.kind == "cuda" and torch.cuda.is_current_stream_capturing()):  # which forbids to look
-            for value in (*args, *kwargs.values()):
+            for value in (*args[name in WRITING :], *kwargs.values()):
                 self._take_down(name, value)
         if self.kind != "cpu" and name == "to" and "cpu" in (*args[1:], kwargs.get("device")):
             return moved(args[0])  # where a test puts what it gives; what it reads, it asks for by `cpu()`
@@ -435,10 +442,12 @@ def _layers_moved() -> Iterator[None]:
     call = torch.nn.Module.__call__
 
     def called(self: Any, *args: Any, **options: Any) -> Any:
-        if sys._getframe(1).f_code.co_filename.startswith(TESTS):
+        own = [parameter.device.type for parameter in self.parameters()]
+        if own and sys._getframe(1).f_code.co_filename.startswith(CALLERS):
             with torch._C.DisableTorchFunction():
-                if any(parameter.is_cuda for parameter in self.parameters()):
-                    args, options = moved(args), moved(options)
+                if "cpu" in own:  # read from a file
+                    self.to("cuda")
+                args, options = moved(args), moved(options)
         return call(self, *args, **options)
 
     with ExitStack() as stack:

@@ -367,6 +367,7 @@ def test_layers_may_be_dropped_in_training() -> None:
     assert any(parameter.grad is not None for name, parameter in model.named_parameters() if "neutreno" in name)
 
 
+@pytest.mark.on_cpu("torch quantizes on the CPU alone")
 @pytest.mark.filterwarnings("ignore:torch", "ignore:.*quant")  # torch.ao tells of its successor
 def test_quantized_models_act() -> None:
     model = torch.ao.quantization.quantize_dynamic(build("bert"), {nn.Linear}, dtype=torch.qint8)
@@ -512,6 +513,7 @@ def test_streams_of_the_same_tokens_are_followed_and_not_traced_twice() -> None:
     assert [tuple(shape) for shape in runs] == [(4, 2, 12, 32), (4, 2, 1, 32)]
 
 
+@pytest.mark.other_bits("transformers counts the rows of experts in integers on a GPU")
 def test_sinks_of_rows_are_in_the_matrices() -> None:
     model = build("inkling2_text", attn_implementation="eager")
     for layer in model.layers:

@@ -134,6 +134,7 @@ def test_what_peft_does_without_peft() -> None:
         model(**given)
 
 
+@pytest.mark.on_cpu("torch quantizes on the CPU alone")
 @pytest.mark.filterwarnings("ignore:torch", "ignore:.*quant")  # torch.ao tells of its successor
 @pytest.mark.parametrize("kind", ["bert", "gptj"])
 def test_models_that_are_quantized_after_attach(kind: str) -> None:
