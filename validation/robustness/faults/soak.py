@@ -88,7 +88,7 @@ def _labels(rng: np.random.Generator, folder: Path) -> None:
     labels = np.repeat([0, 1], 12)
     labels[2:-2] = -1
     kinds: list[Any] = [learning.LabelSpreading, learning.HarmonicClassifier, learning.PoissonClassifier]
-    kinds[int(rng.choice(3, p=[0.6, 0.35, 0.05]))](gamma=1.0).fit(points, labels).predict(points)
+    kinds[int(rng.choice(3, p=[0.6, 0.35, 0.05]))]("rbf", gamma=1.0).fit(points, labels).predict(points)
     learning.DiffusionMap(2).fit_transform(points)
 
 
