@@ -126,7 +126,7 @@ COPIES: dict[str, str] = {
     "learning/graphs.py own": HOSTED,
     "learning/graphs.py parts": HOSTED,
     "learning/spreading.py _learn": HOSTED,
-    "affinities/doubly_stochastic.py __init__": "which given logits are finite: whether a scaling exists, by a matching",
+    "affinities/doubly_stochastic.py __init__": "which logits are finite: whether a scaling exists, by a matching",
     "affinities/doubly_stochastic.py _of_matrix": "which given entries are positive, for the same",
     "affinities/dense.py __init__": "weights of the nodes, once for each affinity",
     "affinities/dense.py block": HOSTED,

@@ -136,7 +136,8 @@ def _rank(state: Tensor, squares: Tensor) -> Tensor:
     # The trace of a square is the sum of the squares of a symmetric matrix.
     square = torch.linalg.vector_norm(gram, dim=(-2, -1), dtype=torch.float64).square()
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
-    return trace.square() / square
+    ranks: Tensor = trace.square() / square
+    return ranks
 
 
 def _array(values: Tensor) -> Floats:
@@ -414,7 +415,7 @@ def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected) -> tuple
     shown = _shown(seen, v)
     averaged, whole = torch.empty_like(n), torch.empty_like(v) if shown is None else shown
     for items, places in _places(layer):
-        summed = 0.0
+        summed = n.new_zeros(())
         for place in places:
             weights = matrices_of(layer, place).to(n.dtype)
             summed = summed + torch.einsum("h,bhij->bij", traces[place[1]], weights)
@@ -446,7 +447,7 @@ def _null_averages(
     keys = _taken_in(few.k, order)
     averaged, whole = torch.empty_like(n), torch.empty_like(v)
     for items, places in _places(few):
-        total = 0.0
+        total = n.new_zeros(())
         for place in places:
             weights = matrices_of(few, place, keys[place]).to(n.dtype)
             total = total + torch.einsum("h,bhij->bij", traces[place[1]], weights)

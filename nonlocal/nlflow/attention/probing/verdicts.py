@@ -193,7 +193,8 @@ def _radius(matrices: Floats, values: Floats, output: Floats, scale: float) -> t
     def step(flat: Floats) -> Floats:
         averaged = centred @ flat.reshape(heads, count, d)
         made = averaged.transpose(1, 0, 2).reshape(count, features) @ inner
-        return made.reshape(count, heads, d).transpose(1, 0, 2).ravel()
+        moved: Floats = made.reshape(count, heads, d).transpose(1, 0, 2).ravel()
+        return moved
 
     least, most = _STEPS
     work = 2.0 * count * features * (count + features)
