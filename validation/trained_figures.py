@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from nlflow.attention import attach, detach, explain, load_model, probe, survey
-from nlflow.attention.probing.spectra import spectrum_of
+from nlflow.attention.probing.spectra import Products, spectrum_of
 from nlflow.attention.probing.survey import mean_of
 from nlflow.backends.threads import one_torch_thread
 from nlflow.errors import InputError, NlflowWarning
@@ -142,7 +142,8 @@ def number(value: Any) -> float | None:
 def spectra(model: Any, inputs: list[Any]) -> list[dict[str, Any]]:
     """Return of each layer the leading eigenvalue of W_V W_O, what rules, and the rate |mu_2| of P, of one input."""
     cause = explain(model, inputs[:1], nulls=False)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    products: Products = {}
     for block in cause.blocks:
         row: dict[str, Any] = {"stack": block.stack, "index": block.index, "reason": block.reason}
         if block.maps is not None:
@@ -152,7 +153,7 @@ def spectra(model: Any, inputs: list[Any]) -> list[dict[str, Any]]:
             row |= {"omega": float(first.real), "imaginary": abs(float(first.imag)), "scale": block.maps.scale,
                     "negative": float((whole.real < 0).mean()), "tokens": layer.q.shape[-2]}  # fmt: skip
             if layer.q.shape[-2] <= LONGEST:
-                found = spectrum_of(block.name, block.maps, np.random.default_rng(0)).row()
+                found = spectrum_of(block.name, block.maps, np.random.default_rng(0), products).row()
                 row |= {key: number(value) if isinstance(value, float) else value for key, value in found.items()
                         if key in ("verdict", "smooth", "other", "layers", "rate", "rate_random", "leading",
                                    "omega_random", "heads", "heads_smoothing")}  # fmt: skip
