@@ -96,6 +96,7 @@ def test_a_figure_that_no_record_has_is_named() -> None:
         measured.figure("learning.json", "digits")
 
 
+@pytest.mark.slow
 def test_a_record_knows_the_sources_that_it_measured() -> None:
     loaded = sources.measured()
     assert {"__init__.py", "denoising/pixelwise.py"} <= set(loaded)

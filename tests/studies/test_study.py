@@ -270,6 +270,7 @@ def test_the_limit_of_attention_is_the_average_over_the_law() -> None:
 # --- mixing ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_chains_mix_at_the_rate_of_their_second_eigenvalue() -> None:
     result = run_study("mixing", kernel=["gaussian:width=0.15", TopHat(0.2)], nodes=[12, 20], channels=2)
     assert failures(result) == []

@@ -32,7 +32,7 @@ print(f"the ring has the radius {np.linalg.norm(ring.final - ring.final.mean(axi
 assert disc.energy[-1] < disc.energy[0]
 
 # %%
-# Self-propelled particles, dv/dt = (1.6 - 0.5 |v|^2) v - grad, with the Morse potential: repulsion over 0.5, attraction
+# Self-propelled particles, dv/dt = (1.6 - 0.5 v^2) v - grad, with the Morse potential: repulsion over 0.5, attraction
 # over 2. They keep the speed sqrt(1.6 / 0.5) = 1.79 and circle around their middle (D'Orsogna, Chuang, Bertozzi and
 # Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
 

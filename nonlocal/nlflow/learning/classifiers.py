@@ -254,7 +254,7 @@ class PoissonClassifier(GraphClassifier):
 
     @by_chunks
     def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return exp(score / spread_) of the classes at points over their sum, (M, C); NaN where no class is seen.
+        """Return ``exp(score / spread_)`` of the classes at points over their sum, (M, C); NaN where no class is seen.
 
         They have the order of the scores and do not depend on the unit of weights, but nothing was calibrated: take
         `HarmonicClassifier` for probabilities of walks, or scikit-learn's ``CalibratedClassifierCV``.
