@@ -59,11 +59,10 @@ def _briefly(value: Any) -> str:
         if math.prod(value.shape) <= _SHOWN:
             return repr(value)
         return f"<{' x '.join(map(str, value.shape))} {str(value.dtype).rpartition('.')[2]}>"
-    if isinstance(value, dict | list | tuple) and len(repr(value)) > 100:
-        return f"<{type(value).__name__} of {len(value)}>"
-    if isinstance(value, str | int | float | None) or len(repr(value)) <= 100:
-        return repr(value)
-    return f"<{type(value).__name__}>"
+    text = repr(value)
+    if isinstance(value, str | int | float | None) or len(text) <= 100:
+        return text
+    return f"<{type(value).__name__}{f' of {len(value)}' if isinstance(value, dict | list | tuple) else ''}>"
 
 
 def underflowing(item: Item) -> Item:
