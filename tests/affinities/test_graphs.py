@@ -175,8 +175,12 @@ def test_bad_graphs_are_refused_by_name(name: str) -> None:
 def test_a_damaged_array_does_not_reach_compiled_loops() -> None:
     damaged = sparse.csc_array(np.eye(3))
     damaged.indices[1] = 10**6
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match="graph: got a csc array that is damaged"):
         affinity_from_graph(damaged)
+    with pytest.raises(InputError, match="points: got a csc array that is damaged"):
+        nl.neighbour_graph(damaged, 1)
+    with pytest.raises(InputError, match="transitions: got a csc array that is damaged"):
+        MarkovChain.from_transitions(damaged)
 
 
 def test_tensors_that_cannot_be_read_are_refused() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, check_untracked, to_numpy, underflowing
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.graph import Sparse
+from nlflow.affinities.graph import Sparse, check_undamaged
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain, Points
 from nlflow.errors import (
@@ -209,9 +209,8 @@ def _of_scipy(graph: Any, limit: float | None) -> Sparse:
         raise InputError(f"graph: got shape {graph.shape}, expected (N, N), one row for each node")
     if graph.dtype.kind not in "biuf":
         raise InputError(f"graph: got weights of {graph.dtype}, expected real numbers")
+    check_undamaged("graph", graph)
     try:
-        if hasattr(graph, "check_format"):  # conversions follow indices wherever they lead
-            graph.check_format(full_check=True)
         listed = graph.tocoo()
     except ValueError as error:
         raise InputError(f"graph: got a {graph.format} array that is damaged ({error})") from error

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import NumericalError
+from nlflow.errors import InputError, NumericalError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 """A sparse matrix by rows; SciPy's module is loaded when the first is made."""
+
+
+def check_undamaged(name: str, matrix: Any) -> None:
+    """Raise `InputError` for a sparse array of SciPy whose indices lead out of it: loops follow them anywhere."""
+    try:
+        if hasattr(matrix, "check_format"):
+            matrix.check_format(full_check=True)
+    except ValueError as error:
+        raise InputError(f"{name}: got a {matrix.format} array that is damaged ({error})") from error
 
 
 def functional_graph(graph: Sparse, weights: NDArray[Any], log_scale: float) -> Sparse:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, is_numpy, underflowing
 from nlflow.affinities.distances import BLOCK, TREE_COLUMNS, Found, Space, Table, check_metric, chosen_search
-from nlflow.affinities.graph import Sparse
+from nlflow.affinities.graph import Sparse, check_undamaged
 from nlflow.errors import (
     InputError,
     NlflowWarning,
@@ -138,6 +138,7 @@ def _checked(points: Any, limit: float | None, metric: str) -> Any:
     if sparse:
         if points.ndim != 2 or 0 in points.shape:
             raise InputError(f"points: got a sparse array of shape {points.shape}, expected (points, coordinates)")
+        check_undamaged("points", points)
         check_array("points", points.data if points.nnz else [0.0])  # its entries, as those of any other
         if points.shape[1] > TREE_COLUMNS or metric == "precomputed":
             return csr_array(points, dtype=np.float64)

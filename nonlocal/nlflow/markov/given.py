@@ -8,7 +8,7 @@ import numpy as np
 
 from nlflow._array import Floats
 from nlflow.affinities import Affinity, affinity_from_graph
-from nlflow.affinities.graph import Sparse
+from nlflow.affinities.graph import Sparse, check_undamaged
 from nlflow.errors import InputError, NumericalError, check_floats
 from nlflow.markov.law import balance
 from nlflow.markov.moves import communicating_classes
@@ -107,6 +107,7 @@ def _matrix(name: str, value: Any, key: str | None) -> Sparse:
     elif value.dtype.kind not in "biuf" or value.ndim != 2:
         raise InputError(f"{name}: got {value.dtype} of shape {value.shape}, expected real numbers of shape (N, N)")
     else:
+        check_undamaged(name, value)
         result = csr_array(value, dtype=np.float64, copy=True)
     if result.shape[0] != result.shape[1] or result.shape[0] == 0:
         raise InputError(f"{name}: got shape {result.shape}, expected (N, N), from row to column")
