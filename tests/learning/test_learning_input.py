@@ -397,3 +397,15 @@ def test_each_small_probability_keeps_its_digits() -> None:
         exact = total / total.sum(axis=1, keepdims=True)
         assert exact.min() < 1e-3
         assert np.abs(model.label_distributions_ / exact - 1).max() < 1e-9
+
+
+def test_damaged_sparse_points_are_refused() -> None:
+    """Loops would follow their indices out of memory."""
+    points = csr_array(np.random.default_rng(0).random((60, 300)))
+    damaged = points.copy()
+    damaged.indices[5] = 10**6
+    labels = np.repeat([0, 1, -1], 20)
+    fitted = LabelSpreading().fit(points, labels)
+    for call in (lambda: fitted.predict(damaged), lambda: LabelSpreading().fit(damaged, labels)):
+        with pytest.raises(InputError, match="X: got a csr array that is damaged"):
+            call()

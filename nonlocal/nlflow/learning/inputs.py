@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, is_tensor, namespace, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.affinities.distances import METRICS, SEARCHES
+from nlflow.affinities.graph import check_undamaged
 from nlflow.errors import (
     InputError,
     NlflowError,
@@ -215,6 +216,7 @@ def checked_points(estimator: Any, X: Any, *, reset: bool) -> Any:
                 f"X: got shape {np.shape(X)} with {how}, expected rows of {what} to the training samples, (M, "
                 f"{estimator.n_features_in_})"
             )
+        check_undamaged("X", X)
         X = validate_data(estimator, X, accept_sparse=_SPARSE, dtype=[np.float64, np.float32], reset=reset)
     takes_rows = callable(estimator.affinity) and not isinstance(estimator.affinity, RadialKernel)
     takes_rows = takes_rows or (isinstance(estimator.affinity, str) and estimator.affinity in ("knn", "precomputed"))
