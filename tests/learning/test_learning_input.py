@@ -407,5 +407,5 @@ def test_damaged_sparse_points_are_refused() -> None:
     labels = np.repeat([0, 1, -1], 20)
     fitted = LabelSpreading().fit(points, labels)
     for call in (lambda: fitted.predict(damaged), lambda: LabelSpreading().fit(damaged, labels)):
-        with pytest.raises(InputError, match="X: got a csr array that is damaged"):
+        with pytest.raises(nlflow.InputError, match="X: got a csr array that is damaged"):
             call()
