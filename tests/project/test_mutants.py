@@ -14,6 +14,7 @@ from coverage import CoverageData
 
 from validation.robustness import ROOT
 from validation.robustness.mutants.__main__ import Campaign, main
+from validation.robustness.mutants.formulas import Formulas
 from validation.robustness.mutants.operators import SCOPE, Mutant, draw, mutants_of, mutants_under, part_of
 from validation.robustness.mutants.results import EQUIVALENT, Result, judged, render, results_table
 from validation.robustness.mutants.selection import Map, mirrors
@@ -67,6 +68,27 @@ def test_numbers_and_decisions_are_changed_and_nothing_else() -> None:
         ast.parse(mutant.applied(SOURCE.encode()))
         assert change is None or mutant.change(SOURCE.encode()) == change
     assert len({mutant.name for mutant in found}) == len(found)
+
+
+def test_formulas_are_broken_and_nothing_beside_them() -> None:
+    source = """
+def f(x, n, rtol):
+    room = x - n
+    self.iterations += n
+    text = "a" + "b"
+    y = np.pad(x, (n - 2 * x, 0)) + 0 * x
+    found = solve(x * rtol, guess=x / y, name=x * "y")
+    bad = -math.inf if x * y > 3 * y else x + 1e-12 * y
+    warn("text" + x, stacklevel=5 - x)
+    return -x * y**2 + found[x - y]
+"""
+    found = mutants_of(source.encode(), "a.py", Formulas)
+    lines = {mutant.change(source.encode()) for mutant in found}
+    assert lines == {
+        f"return -x * y**2 + found[x - y] -> return {other}"
+        for other in ("-x * y**2 - found[x - y]", "-x / y**2 + found[x - y]", "x * y**2 + found[x - y]",
+                      "-x * y**(1.1 * (2)) + found[x - y]")
+    }  # fmt: skip
 
 
 def test_names_stay_where_other_functions_change() -> None:

@@ -1,7 +1,8 @@
 """Formulas that are broken one by one, for the claims to notice: ``--claims``.
 
-A formula is arithmetic on numbers. What counts samples, cuts arrays or compares is left to the mutants of the tests: no
-statement of the theory speaks of it. The map of the claims says which of them run the statement of a formula.
+A formula is arithmetic on numbers. What counts samples, cuts arrays, compares or guards (tolerances, bounds of rounding,
+memory) is left to the mutants of the tests: no statement of the theory speaks of it. The map of the claims says which of
+them run the statement of a formula.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from validation.robustness import ROOT
@@ -24,12 +26,16 @@ SCOPE = ("functionals", "flows", "equilibria", "kernels", "markov", "learning", 
 """Rooms whose formulas are broken."""
 
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
-# What these hold, get or return counts something, or is an index.
+# What these hold, get or return counts something, is an index, a tolerance, or memory.
 _COUNTS = {
     *("len", "range", "arange", "shape", "size", "ndim", "itemsize", "nbytes", "bit_length", "max_lag", "axis"),
     *("zeros", "ones", "empty", "full", "eye", "reshape", "ceil", "floor", "perf_counter", "monotonic", "process_time"),
     *("check_memory", "finfo", "iinfo", "tiny", "eps", "join", "format", "Check", "roll", "nextafter", "spacing"),
+    *("pad", "int", "slice", "warn", "stacklevel", "iterations", "maxiter", "rows", "columns", "margin", "room"),
+    *("rtol", "atol", "tol", "rounding", "rounding_of", "enough", "slack", "guess", "ulp", "needed", "bytes", "method"),
 }
+_COUNTED = ("_bytes", "_rtol", "_tol", "_eps", "_rounding")
+_GUARD = 1e-5  # smaller constants keep divisors from zero, or say what rounding may do
 _FACTOR = 1.1
 _CHANGED = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
@@ -37,8 +43,8 @@ _CHANGED = {"+": "-", "-": "+", "*": "/", "/": "*"}
 class Formulas(Finder):
     """Look for arithmetic: operations exchanged, signs dropped, constants and exponents times 1.1."""
 
-    def _assignment(self, targets: object, value: ast.expr) -> None:
-        if self.inside:
+    def _assignment(self, targets: Sequence[ast.expr], value: ast.expr) -> None:
+        if self.inside and all(_is_number(target) for target in targets):
             self.visit(value)
 
     def _removed(self, node: ast.stmt) -> None: ...
@@ -78,6 +84,10 @@ class Formulas(Finder):
         if node.value is not None:
             self.visit(node.value)
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if (node.arg or "").strip("_") not in _COUNTS:
+            self.visit(node.value)
+
     def visit_Call(self, node: ast.Call) -> None:
         if (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _COUNTS:
             return
@@ -86,6 +96,8 @@ class Formulas(Finder):
             self.visit(argument)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if not _is_number(node.target):
+            return
         if isinstance(node.op, _ARITHMETIC) and not isinstance(node.value, ast.Constant) and _is_number(node.value):
             was = COMPUTED[type(node.op)][0]
             if was in _CHANGED:
@@ -93,8 +105,8 @@ class Formulas(Finder):
         self.visit(node.value)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        whole = isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int)
-        if isinstance(node.op, ast.USub) and not whole and _is_number(node.operand):
+        end = isinstance(node.operand, ast.Constant) or getattr(node.operand, "attr", "") == "inf"
+        if isinstance(node.op, ast.USub) and not end and _is_number(node.operand):
             start = self.span(node)[0]
             self.add("- removed", (start, start + 1), "")
         self.visit(node.operand)
@@ -122,7 +134,7 @@ def _is_number(node: ast.expr) -> bool:
     """Whether an expression is arithmetic on values: not on counts, lists or texts, nor ``0 * x``, which is a type."""
     if isinstance(node, ast.BinOp):
         left, right = node.left, node.right
-        if isinstance(left, ast.Constant) and left.value == 0:
+        if any(_is_zero(side) for side in (node, left, right)):
             return False
         counted = isinstance(right, ast.Constant) and right.value == 1 and isinstance(node.op, ast.Add | ast.Sub)
         if counted and isinstance(left, ast.Name | ast.Attribute):
@@ -130,11 +142,17 @@ def _is_number(node: ast.expr) -> bool:
     for part in ast.walk(node):
         if isinstance(part, ast.List | ast.Tuple | ast.JoinedStr | ast.Set | ast.FloorDiv | ast.Mod | ast.BitOr):
             return False
-        if isinstance(part, ast.Constant) and not isinstance(part.value, int | float):
+        if isinstance(part, ast.Constant) and not (isinstance(part.value, int | float) and not 0 < part.value < _GUARD):
             return False
-        if (part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")) in _COUNTS:
+        name = (part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")).lower().strip("_")
+        if name in _COUNTS or name.endswith(_COUNTED):
             return False
     return True
+
+
+def _is_zero(node: ast.expr) -> bool:
+    """Whether an expression is ``0 * x``, which is there for its type."""
+    return isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant) and node.left.value == 0
 
 
 # ---- the claims as what is asked
