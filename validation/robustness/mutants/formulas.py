@@ -1,8 +1,8 @@
 """Formulas that are broken one by one, for the claims to notice: ``--claims``.
 
-A formula is arithmetic on numbers. What counts samples, cuts arrays, compares or guards (tolerances, bounds of rounding,
-memory) is left to the mutants of the tests: no statement of the theory speaks of it. The map of the claims says which of
-them run the statement of a formula.
+A formula is arithmetic on numbers. What counts samples, cuts arrays, compares or guards (tolerances, rounding, memory)
+is left to the mutants of the tests: no statement of the theory speaks of it. The map of the claims says which of them
+run the statement of a formula.
 """
 
 from __future__ import annotations
