@@ -81,6 +81,7 @@ def average(n: int = 5) -> Any:
     torch.testing.assert_close(attention.attend(q, k, v, Form()).float(), expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.on_cpu("every kernel computes on the CPU in it")
 def test_what_cudnn_has_no_plan_for_is_asked_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     names = called(monkeypatch, RuntimeError("cuDNN Frontend error: No valid execution plans built"))
     monkeypatch.setattr(attention, "Call", lambda *a: Call(*a[:4], LARGE))

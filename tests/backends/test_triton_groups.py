@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 from typing import Any
 
@@ -19,13 +21,32 @@ if DEVICE == "cpu":
 triton = pytest.importorskip("triton", reason="triton comes with builds of torch for CUDA")
 if DEVICE == "cpu" and type(triton.language.sum).__name__ != "InterpretedFunction":
     pytest.skip("triton was imported without its interpreter; run this file by itself", allow_module_level=True)
-pytestmark = pytest.mark.numerical
+pytestmark = [
+    pytest.mark.numerical, pytest.mark.on_cpu("puts tensors on a GPU itself, and kernels have no order of sums"),
+]  # fmt: skip
 
 # An interpreted program takes a tenth of a second: few groups, of which some have fewer members than are wanted.
 SHAPES = {"image": (1, 1, 8, 8), "colour": (3, 1, 8, 7), "signal": (1, 1, 1, 12), "volume": (1, 5, 6, 7),
           "few": (1, 1, 5, 6)}  # fmt: skip
 GROUPING = Grouping((3, 4, 4), 18, 4, 6)
 KERNELS, OPERATIONS = TensorFilter(kernels=True), TensorFilter(kernels=False)
+
+
+@pytest.fixture(autouse=True)
+def numbers_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let numbers reach interpreted kernels as compiled ones: in float32, but where a parameter is of float64."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    on_host = interpreter.GridExecutor._init_args_hst
+
+    def rounded(self: Any, given: Any, named: Any) -> Any:
+        wide = ["float64" in str(one.annotation) for one in inspect.signature(self.fn).parameters.values()]
+        given = [
+            float(np.float32(one)) if isinstance(one, float) and not wide[place] else one
+            for place, one in enumerate(given)
+        ]
+        return on_host(self, given, named)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "_init_args_hst", rounded)
 
 
 def planes(kind: str, seed: int = 0) -> Floats:
@@ -127,10 +148,11 @@ def test_groups_far_from_well_conditioned_keep_their_digits(height: float) -> No
 
 
 def test_why_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    f: Any = torch.zeros(SHAPES["image"])
-    lattice, one = lattice_of("image"), torch.ones(1, 1, 1, 1)
+    f: Any = torch.zeros(SHAPES["image"], device=DEVICE)
+    lattice, one = lattice_of("image"), torch.ones(1, 1, 1, 1, device=DEVICE)
     images, stage = Images(f, f, f, one), STAGES["later"]
-    assert "tensors lie on cpu" in TensorFilter().why_no_step(lattice, images, stage)
+    on_cpu = Images(f.cpu(), f.cpu(), f.cpu(), one.cpu())
+    assert "tensors lie on cpu" in TensorFilter().why_no_step(lattice, on_cpu, stage)
     assert OPERATIONS.why_no_search(f, lattice) == "kernels=False"
     assert "derivatives" in KERNELS.why_no_step(lattice, Images(f, f, f.clone().requires_grad_(), one), stage)
     assert "correlated" in KERNELS.why_no_step(lattice, Images(f, f, f, one, np.ones((1, 1, 1))), stage)

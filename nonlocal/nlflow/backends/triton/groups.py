@@ -1,4 +1,7 @@
-"""The local Wiener step on groups of alike patches, a program each; `nlflow.backends.torch.groups` has the same."""
+"""The local Wiener step on groups of alike patches, a program each; `nlflow.backends.torch.groups` has the same.
+
+Triton takes a number of Python as float32, but where the parameter says that it is wider.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def _rows(number, SIZE: tl.constexpr, SIDE: tl.constexpr):
 )  # fmt: skip
 def _prepare(
     state, pilot, observed, variance, members, counts, lost, matrices, deviations, figures, first, groups, height,
-    width, samples, leave, factor, narrow, wide,
+    width, samples, leave: tl.float64, factor: tl.float64, narrow: tl.float64, wide: tl.float64,
     PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
     SIDE: tl.constexpr, FORM: tl.constexpr, RUNNING: tl.constexpr, UNIFORM: tl.constexpr, REAL: tl.constexpr,
     PASS: tl.constexpr, PRECISION: tl.constexpr,
@@ -54,6 +57,8 @@ def _prepare(
     PASS is 0 for a first one, which tells which groups lose too many digits, 1 for one of these groups alone, 2 for one
     of all groups that tells nothing. The last two have the lower factor in the place of the matrix, as `_factor` has.
     """
+    leave, factor = tl.full([], leave, REAL), tl.full([], factor, REAL)
+    narrow, wide = tl.full([], narrow, REAL), tl.full([], wide, REAL)
     slot, plane, planes = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     group = first + slot
     flag = lost + plane * groups + group
@@ -102,7 +107,7 @@ def _prepare(
         shift = tl.sum(tl.sum(shifts, axis=0).to(tl.float64), axis=0) * every
         power = tl.sum(tl.sum(powers, axis=0).to(tl.float64), axis=0) * every
         spread = tl.maximum(power - shift * shift, 0.0)
-        left = tl.maximum(1.0 - tl.sqrt(spread.to(REAL) / total), tl.maximum(leave, 1e-3).to(REAL))
+        left = tl.maximum(1.0 - tl.sqrt(spread.to(REAL) / total), tl.maximum(leave, tl.full([], 1e-3, REAL)))
     own = own * (left * left * factor)
     diagonal = at[:, None] == at[None, :]
     trace = tl.sum(tl.sum(tl.where(diagonal, matrix, 0.0), axis=1), axis=0)
@@ -202,8 +207,8 @@ def _terms(powers, s, square, one, REAL: tl.constexpr):
     do_not_specialize_on_alignment=["state", "members", "counts", "sums", "basis", "powers"],
 )  # fmt: skip
 def _apply(
-    state, members, counts, matrices, deviations, figures, basis, powers, sums, first, height, width, samples, shrink,
-    PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
+    state, members, counts, matrices, deviations, figures, basis, powers, sums, first, height, width, samples,
+    shrink: tl.float64, PZ: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
     SIDE: tl.constexpr, FORM: tl.constexpr, FOLLOWING: tl.constexpr, REAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Filter one group in one plane, and put its patches back."""
@@ -219,7 +224,7 @@ def _apply(
     if FORM == 2:
         columns = tl.load(basis + at[:, None] * SIDE + at[None, :]).to(REAL)
         values = tl.dot(matrix, columns, input_precision=PRECISION, out_dtype=REAL)
-        gains = 1.0 / (tl.maximum(tl.sum(values * columns, axis=0) - shrink, 0.0) + 1.0)
+        gains = 1.0 / (tl.maximum(tl.sum(values * columns, axis=0) - tl.full([], shrink, REAL), 0.0) + 1.0)
         filter = tl.dot(columns * gains[None, :], tl.trans(columns), input_precision=PRECISION, out_dtype=REAL)
     else:
         filter = tl.dot(tl.trans(matrix), matrix, input_precision=PRECISION, out_dtype=REAL)
