@@ -281,7 +281,8 @@ class Watch(TorchFunctionMode):
         if name in UNSEEN or copying or not by_test():
             return func(*args, **kwargs)
         if not (self.kind == "cuda" and torch.cuda.is_current_stream_capturing()):  # which forbids to look
-            for value in (*args[name in WRITING :], *kwargs.values()):
+            written = name in WRITING  # as the first argument, or by name
+            for value in (*args[written:], *(kwargs[word] for word in kwargs if not (written and word == "tensor"))):
                 self._take_down(name, value)
         if self.kind != "cpu" and name == "to" and "cpu" in (*args[1:], kwargs.get("device")):
             return moved(args[0])  # where a test puts what it gives; what it reads, it asks for by `cpu()`

@@ -442,6 +442,7 @@ def test_a_kill_between_the_two_files_leaves_a_pair(
     assert same(outputs(load_terms(stock, tmp_path), given), after if first else before)
 
 
+@pytest.mark.other_bits("safetensors copies tensors of a GPU before it writes them")
 def test_values_of_another_save_are_refused(learned: Any, tmp_path: Path) -> None:
     save_terms(learned, tmp_path)
     place = tmp_path / "terms.safetensors"
