@@ -1,4 +1,4 @@
-"""Nonlocal Cahn–Hilliard against SciPy and py-pde: ``python -m benchmarks.cahn_hilliard [small]``, py-pde beside it.
+"""Nonlocal Cahn–Hilliard against SciPy and py-pde: ``python -m benchmarks cahn_hilliard``, py-pde beside it.
 
 du/dt = -M mu, mu = M u + u^3 - u on a torus with nodes 1/2 apart, where M is the operator of the Gaussian kernel
 4 / (pi d^4) exp(-|r|^2 / d^2) with d = 1/2, which tends to -Laplace as d falls (Du, Ju, Li and Qiao 2018, doi
@@ -11,7 +11,6 @@ phases have formed, against SciPy's DOP853 at 1e-10; the quickest of each packag
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from benchmarks.harness import Row, interleaved, machine, table
+from benchmarks.harness import Row, interleaved
 from nlflow import (
     ETD2RK,
     ETD4RK,
@@ -145,8 +144,3 @@ def run(small: bool = False) -> list[Row]:
         Row.of("cahn_hilliard", f"convex splitting on {size}, 200 steps: rise of E over E(0)", "", "", rise, most=0)
     )
     return rows
-
-
-if __name__ == "__main__":
-    print(table(run("small" in sys.argv[1:])))
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))

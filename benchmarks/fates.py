@@ -1,27 +1,23 @@
 """Absorption into ten targets (fates) of directed graphs beside SciPy's GMRES, one fate after another.
 
-``python -m benchmarks.fates --out OUT`` runs all rows and writes ``fates.json`` and ``fates.md``; start it with one
-thread. Cells lie along a branching tree in ten dimensions, each moves to its 30 nearest neighbours, and `drift` says
-how much rather along the tree than against it; the ends of its branches are the fates, of 30 cells each. SciPy solves
-(I - Q) x = r for each fate, which is what CellRank does with the same function and a tolerance of 1e-6. Times are
-processor seconds of one run, the sides taking turns.
+``python -m benchmarks fates`` runs all rows; start it with one thread. Cells lie along a branching tree in ten
+dimensions, each moves to its 30 nearest neighbours, and `drift` says how much rather along the tree than against it;
+the ends of its branches are the fates, of 30 cells each. SciPy solves (I - Q) x = r for each fate, which is what
+CellRank does with the same function and a tolerance of 1e-6. Times are processor seconds of one run, the sides taking
+turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.equilibrium import peak
-from benchmarks.harness import Row, keep, listed, machine, table
+from benchmarks.harness import Row
 from nlflow import MarkovChain
-from nlflow.store.atomic import make_folder
 
 NAME = "fates"
 SIZES, DRIFTS = (18_000, 100_000), (4.0, 1.0, 0.0)
@@ -110,22 +106,3 @@ def run(drifts: tuple[float, ...] = DRIFTS, sizes: tuple[int, ...] = SIZES, some
         rows.append(Row.of(NAME, f"{low} to {high} cells, drift {drift:g}: time grows as N to the power", "",
                            f"{growth:.2f}", growth, most=1.2))  # fmt: skip
     return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fates", description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for fates.json and fates.md")
-    out = parser.parse_args().out
-    rows: list[Row] = []
-    for drift in DRIFTS:
-        rows += run((drift,))
-        if out is not None:  # renewed after each part
-            make_folder(out)
-            about = machine()
-            page = f"# Absorption into ten targets\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
-            keep(out, "fates", {"machine": about, "rows": [asdict(row) for row in rows]}, page)
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

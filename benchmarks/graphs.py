@@ -1,6 +1,6 @@
 """Graphs of points: neighbours of texts, one query among many points, and how much memory is taken beside its limit.
 
-``python -m benchmarks.graphs --out benchmarks/results`` writes ``graphs.json`` and ``graphs.md``. Times are processor
+``python -m benchmarks graphs`` runs all rows. Times are processor
 seconds, the sides taking turns; start it with one thread.
 """
 
@@ -15,17 +15,15 @@ import subprocess
 import sys
 import time
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.equilibrium import peak
-from benchmarks.harness import Row, keep, listed, machine, table
-from benchmarks.learning import missing, turns
+from benchmarks.harness import Row, missing
+from benchmarks.learning import turns
 from nlflow import Gaussian, MemoryLimitError, neighbour_graph
-from nlflow.store.atomic import make_folder
 
 NAME = "graphs"
 TEXTS, WORDS = 600, 20_000
@@ -166,26 +164,13 @@ def of_memory() -> list[Row]:
 
 
 def run() -> list[Row]:
-    absent = missing("all rows", "sklearn", "scikit-learn")
+    absent = missing(NAME, "all rows", "sklearn", "scikit-learn")
     return [absent] if absent is not None else [*of_texts(), *of_one(), *of_memory()]
 
 
-def main() -> None:
+if __name__ == "__main__":  # a process of its own, for its memory
     parser = argparse.ArgumentParser(prog="python -m benchmarks.graphs", description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for graphs.json and graphs.md")
-    parser.add_argument("--memory", choices=list(MEMORY), help="print what one of the cases takes, alone")
-    arguments = parser.parse_args()
-    if arguments.memory:
-        print(json.dumps(measured(arguments.memory)))
-        return
-    rows = run()
-    if arguments.out is not None:
-        make_folder(arguments.out)
-        about = machine()
-        page = f"# Graphs of points\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
-        keep(arguments.out, "graphs", {"machine": about, "rows": [asdict(row) for row in rows]}, page)
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()
+    parser.add_argument(
+        "--memory", choices=list(MEMORY), required=True, help="print what one of the cases takes, alone"
+    )
+    print(json.dumps(measured(parser.parse_args().memory)))

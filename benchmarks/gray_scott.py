@@ -1,4 +1,4 @@
-"""Gray–Scott with a nonlocal diffusion, against py-pde and a loop of NumPy: ``python -m benchmarks.gray_scott``.
+"""Gray–Scott with a nonlocal diffusion, against py-pde and a loop of NumPy: ``python -m benchmarks gray_scott``.
 
 py-pde is installed beside it; ``--small`` takes a sixteenth of the nodes. Two channels on a periodic square, with
 Pearson's diffusivities and a diffusion by averages over a Gaussian as narrow as the grid allows, so that it is near
@@ -10,7 +10,6 @@ DOP853 at 1e-12, which none of them has a part in. Of each method the loosest se
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
-from benchmarks.harness import Row, interleaved, machine, table
+from benchmarks.harness import Row, interleaved
 from nlflow import ETD2RK, ETD4RK, Gaussian, Grid, J, RungeKutta, affinity, solve
 from nlflow.flows import GrayScott, SystemFlow
 
@@ -140,8 +139,3 @@ def run(small: bool = False) -> list[Row]:
             texts = f"{seconds[name]:.2f} s", f"{seconds[best]:.3f} s"
             rows.append(Row.of("gray_scott", work, *texts, seconds[name] / seconds[best]))
     return rows
-
-
-if __name__ == "__main__":
-    print(table(run("--small" in sys.argv)))
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))

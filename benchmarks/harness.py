@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,17 @@ def interleaved(tasks: dict[str, Callable[[], Any]], repeats: int = REPEATS, war
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def missing(benchmark: str, work: str, package: str, target: str) -> Row | None:
+    """Return a row that says that a peer is not installed; None where it is."""
+    if find_spec(package) is not None:
+        return None
+    return Row(benchmark, work, f"{package}: not installed", "not measured", 0.0, target, False)
+
+
 def machine() -> dict[str, Any]:
     """Describe where the figures were taken."""
     versions = {}
-    packages = "nlflow numpy scipy numba torch finufft pykeops bm3d-cupy pygsp scikit-image"
+    packages = "nlflow numpy scipy numba torch finufft pykeops bm3d-cupy pygsp scikit-image py-pde geomloss deepinv"
     for name in packages.split():
         with suppress(importlib.metadata.PackageNotFoundError):  # not every benchmark needs every peer
             versions[name] = importlib.metadata.version(name)
@@ -107,8 +115,8 @@ def keep(out: Path, name: str, content: dict[str, Any], page: str | None = None)
         save_page(path, KIND, plain(content), page)
 
 
-def write(rows: list[Row], out: Path) -> None:
-    """Write the table and what it was measured on."""
+def write(rows: list[Row], out: Path, name: str, title: str) -> None:
+    """Write the rows of a benchmark and what it was measured on, as ``<name>.json`` and ``<name>.md``."""
     about = machine()
-    page = f"# Benchmarks\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
-    keep(out, "results", {"machine": about, "rows": [asdict(row) for row in rows]}, page)
+    page = f"# {title}\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
+    keep(out, name, {"machine": about, "rows": [asdict(row) for row in rows]}, page)

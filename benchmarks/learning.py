@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import statistics
@@ -24,7 +23,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ import numpy as np
 
 from benchmarks import learning_pictures
 from benchmarks.equilibrium import peak
-from benchmarks.harness import Row, keep, listed, machine, table
+from benchmarks.harness import Row, missing, table, write
 from nlflow import affinity_from_graph, neighbour_graph
 from nlflow.store.atomic import make_folder
 
@@ -53,13 +51,6 @@ def turns(tasks: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, 
             results[name] = task()
             seconds[name].append(time.process_time() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}, results
-
-
-def missing(work: str, package: str, target: str) -> Row | None:
-    """Return a row that says that a peer is not installed; None where it is."""
-    if importlib.util.find_spec(package) is not None:
-        return None
-    return Row(NAME, work, f"{package}: not installed", "not measured", 0.0, target, False)
 
 
 def hidden(y: Any, each: int, rng: Any) -> tuple[Any, Any]:
@@ -113,7 +104,7 @@ def spreading() -> list[Row]:
 
 def on_graph(name: str, W: Any, y: Any, each: int, trials: int) -> list[Row]:
     """Return GraphLearning's Poisson, Laplace and p-Laplace learning beside ours, on one graph."""
-    absent = missing(f"{name}: Poisson, Laplace, p-Laplace learning", "graphlearning", ">= 5")
+    absent = missing(NAME, f"{name}: Poisson, Laplace, p-Laplace learning", "graphlearning", ">= 5")
     if absent is not None:
         return [absent]
     import graphlearning as gl
@@ -216,7 +207,7 @@ def roll() -> list[Row]:
     rows = [Row.of(NAME, "diffusion map, swiss roll of 3 000: 9 eigenvalues, largest error (alpha 0, 1/2, 1)",
                    "dense eigenvalues", f"{worst:.0e}", worst, most=1e-6)]  # fmt: skip
     work = f"diffusion map, swiss roll of {ROLL}, 64 neighbours, 4 modes: time"
-    absent = missing(work, "pydiffmap", ">= 5")
+    absent = missing(NAME, work, "pydiffmap", ">= 5")
     if absent is not None:
         return [*rows, absent]
     from pydiffmap.diffusion_map import DiffusionMap as Theirs
@@ -288,7 +279,7 @@ def chains() -> list[Row]:
     from nlflow import MarkovChain, Points, from_matrix
 
     work = "chain of 36 states in m blocks"
-    absent = missing(f"{work}: committor, passage times, PCCA+", "deeptime", "<= 1e-8")
+    absent = missing(NAME, f"{work}: committor, passage times, PCCA+", "deeptime", "<= 1e-8")
     if absent is not None:
         return [absent]
     from deeptime.markov import pcca
@@ -401,7 +392,7 @@ SECTIONS: dict[str, Callable[[], list[Row]]] = {
 
 
 def run(names: Iterable[str] = tuple(SECTIONS)) -> list[Row]:
-    absent = missing("all rows", "sklearn", "scikit-learn")
+    absent = missing(NAME, "all rows", "sklearn", "scikit-learn")
     return [absent] if absent is not None else [row for name in names for row in SECTIONS[name]()]
 
 
@@ -430,9 +421,7 @@ def main() -> None:
     for part in parts:
         rows += part()
         if arguments.out is not None:
-            about = machine()
-            page = f"# Learning on graphs\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
-            keep(arguments.out, "learning", {"machine": about, "rows": [asdict(row) for row in rows]}, page)
+            write(rows, arguments.out, NAME, "Learning on graphs")
     print(table(rows))
 
 

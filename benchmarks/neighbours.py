@@ -1,4 +1,4 @@
-"""GeomLoss and deepinv where they do what is done here: ``python -m benchmarks.neighbours [--data DIR]``.
+"""GeomLoss and deepinv where they do what is done here: ``python -m benchmarks neighbours [--data DIR]``.
 
 Either of them, where it is installed. GeomLoss scales a Gaussian kernel to a plan whose sums are given, which is what
 `sinkhorn` does for sums of 1; it takes a fixed number of steps for a loss, ours iterates until the sums are right.
@@ -8,16 +8,14 @@ flatters it. Set12 lies in DIR. Times are processor seconds on one thread.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Row, machine, table
+from benchmarks.harness import Row, missing
 from nlflow import Gaussian, Points, denoise, sinkhorn
 from nlflow.plotting import psnr
 
@@ -86,18 +84,9 @@ def pictures(data: Path) -> list[Row]:
     ]  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.neighbours", description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder with Set12, for deepinv")
-    arguments = parser.parse_args()
-    rows = plans() if find_spec("geomloss") else []
-    if find_spec("deepinv") and arguments.data is not None:
-        rows += pictures(arguments.data)
-    if not rows:
-        parser.error("GeomLoss or, with --data, deepinv: neither is installed; pip install geomloss deepinv")
-    print(table(rows))
-    print("\n" + ", ".join(f"{name} {value}" for name, value in machine().items()))
-
-
-if __name__ == "__main__":
-    main()
+def run(data: Path | None = None) -> list[Row]:
+    """Return the rows of the peers that are installed, and rows that say which are not."""
+    rows = [absent] if (absent := missing("neighbours", "plans", "geomloss", "none")) else plans()
+    if data is not None:
+        rows += [absent] if (absent := missing("neighbours", "pictures", "deepinv", "none")) else pictures(data)
+    return rows

@@ -1,12 +1,11 @@
 """Forces of Morse particles in the plane, against KeOps, torch and a plain compiled loop; and what momentum is left.
 
 All in float32 on the same threads, with the nanoseconds of an ordered pair as the measure. KeOps is timed where it is
-installed. ``python -m benchmarks particles`` takes 65 536 particles; `SMALL` in the environment takes 8 192.
+installed. ``python -m benchmarks particles`` takes 65 536 particles, with ``--small`` 8 192.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from benchmarks.harness import Row, interleaved
 from nlflow.flows import ParticleFlow
 from nlflow.kernels import Morse
 
-NODES = 8_192 if os.environ.get("SMALL") else 65_536
+NODES, FEW = 65_536, 8_192
 DENSE = 4_096
 
 
@@ -58,31 +57,32 @@ def _keops(x: Any) -> Callable[[], Any] | None:
     return lambda: reduction(x, x, least, backend="CPU") / len(x)
 
 
-def run() -> list[Row]:
-    x = np.random.default_rng(0).uniform(size=(NODES, 2)).astype(np.float32)
+def run(small: bool = False) -> list[Row]:
+    count = FEW if small else NODES
+    x = np.random.default_rng(0).uniform(size=(count, 2)).astype(np.float32)
     flow, keops, few = ParticleFlow(x, Morse()), _keops(x), x[:DENSE]
-    small, out = ParticleFlow(few, Morse()), np.empty_like(few)
+    beside, out = ParticleFlow(few, Morse()), np.empty_like(few)
     # All compute the same; then each is timed.
     found, size = flow.velocity(x), float(np.abs(flow.velocity(x)).max())
     _naive(few, out)
-    assert np.abs(out - small.velocity(few)).max() < 1e-5 * size
-    assert np.abs(_torch(torch.from_numpy(few)).numpy() - small.velocity(few)).max() < 1e-5 * size
+    assert np.abs(out - beside.velocity(few)).max() < 1e-5 * size
+    assert np.abs(_torch(torch.from_numpy(few)).numpy() - beside.velocity(few)).max() < 1e-5 * size
     if keops is not None:
         assert np.abs(keops() - found).max() < 1e-5 * size
-    pairs = {"nlflow": NODES, "torch, dense": DENSE, "numba, two loops": DENSE}
+    pairs = {"nlflow": count, "torch, dense": DENSE, "numba, two loops": DENSE}
     tasks: dict[str, Callable[[], Any]] = {
         "nlflow": lambda: flow.velocity(x),
         "torch, dense": lambda: _torch(torch.from_numpy(few)),
         "numba, two loops": lambda: _naive(few, out),
     }
     if keops is not None:
-        pairs["KeOps"], tasks["KeOps"] = NODES, keops
+        pairs["KeOps"], tasks["KeOps"] = count, keops
     times = interleaved(tasks, repeats=3)
     each = {name: 1e9 * seconds / pairs[name] ** 2 for name, seconds in times.items()}
     targets = {"KeOps": 20.0, "torch, dense": None, "numba, two loops": None}
     rows = [
         Row.of(
-            "particles", f"forces of {NODES} Morse particles in 2-D, float32, against {name} ({pairs[name]} particles)",
+            "particles", f"forces of {count} Morse particles in 2-D, float32, against {name} ({pairs[name]} particles)",
             f"{each[name]:.2f} ns a pair", f"{each['nlflow']:.3f} ns a pair", each[name] / each["nlflow"], least=target,
         )
         for name, target in targets.items() if name in each

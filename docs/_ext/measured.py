@@ -1,8 +1,8 @@
 """Takes figures from the records of the benchmarks, so no figure on a page is typed by hand.
 
-``.. measured:: results.json pairwise scattered`` shows the rows of these benchmarks as a table, with their machine, and
-says which sources have changed since. Without names it shows all rows. ``:columns: mode, rate=Mpixel/s`` names others
-than the usual columns, with their titles.
+``.. measured:: pairwise.json`` shows the rows of a record as a table, with their machine, and says which sources have
+changed since. With names of benchmarks after it, it shows those of its rows. ``:columns: mode, rate=Mpixel/s`` names
+others than the usual columns, with their titles.
 
 ``:measured:`learning.json // digits, 1 labels a class, Poisson: one fit // ours``` is one figure of the row whose work
 begins with these words; without the last part it is the ratio.

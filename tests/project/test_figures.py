@@ -39,7 +39,7 @@ HELD: list[tuple[str, str, list[tuple[str, str, str]]]] = [
     ("README.md", "OpenCV NLM {}, white σ {} | {} |",
      [("real_noise.json", f"{CAMERAS} OpenCV", "peer"), ("real_noise.json", f"{CAMERAS} best white", "peer"),
       ("real_noise.json", f"{CAMERAS} OpenCV", "ours")]),
-    ("README.md", "KeOps {} | {} |", [("results.json", KEOPS, "peer"), ("results.json", KEOPS, "ours")]),
+    ("README.md", "KeOps {} | {} |", [("pairwise.json", KEOPS, "peer"), ("pairwise.json", KEOPS, "ours")]),
     ("docs/use/photographs.md", "0.3 s | {} |", [("denoise_quality.json", "fast: PSNR on Set12, sigma 25", "ours")]),
     ("docs/use/photographs.md", "0.6 s | {} |", [("denoise_quality.json", f"balanced: {SET12}", "ours")]),
     ("docs/use/photographs.md", "7 s | {} |", [("denoise_quality.json", f"best: {SET12}", "ours")]),
@@ -50,7 +50,7 @@ HELD: list[tuple[str, str, list[tuple[str, str, str]]]] = [
      [("volumes.json", f"{BM4D}: PSNR less", "peer"), ("volumes.json", f"{BM4D}: time over", "peer"),
       ("volumes.json", f"{BM4D}: PSNR less", "ours"), ("volumes.json", f"{BM4D}: time over", "ours")]),
     ("docs/comparison.md", "heat on a graph of 20 000 nodes | {} | {}",
-     [("results.json", "heat semigroup", "peer"), ("results.json", "heat semigroup", "ours")]),
+     [("flows.json", "heat semigroup", "peer"), ("flows.json", "heat semigroup", "ours")]),
     ("docs/comparison.md", "{}, {} | {}, {}",
      [("learning.json", f"{CIFAR}: accuracy", "peer"), ("learning.json", f"{CIFAR}: a trial", "peer"),
       ("learning.json", f"{CIFAR}: accuracy", "ours"), ("learning.json", f"{CIFAR}: a trial", "ours")]),
@@ -91,7 +91,7 @@ def test_what_was_missed_is_listed() -> None:
 
 def test_a_figure_that_no_record_has_is_named() -> None:
     with pytest.raises(LookupError, match="0 rows begin with 'nothing'"):
-        measured.figure("results.json", "nothing")
+        measured.figure("pairwise.json", "nothing")
     with pytest.raises(LookupError, match=r"\d\d rows begin with 'digits'"):
         measured.figure("learning.json", "digits")
 
