@@ -509,6 +509,13 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
         )
 
 
+def check_path(name: str, value: Any) -> Path:
+    """Return the path of a file or folder, or raise `InputError`."""
+    if not isinstance(value, str | os.PathLike):
+        raise InputError(f"{name}: got {_shown(value)}, expected the path of a file; give a str or a pathlib.Path")
+    return Path(value)
+
+
 def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:
     """Return the exception that says what `path` holds, what it should hold and what to do."""
     return FileFormatError(f"{path}: got {got}, expected {expected}; {remedy}")

@@ -607,6 +607,34 @@ def test_solutions_come_back_as_they_were(dtype: str, tmp_path: Path) -> None:
     assert repr(loaded) == repr(solution)
 
 
+@pytest.mark.parametrize(
+    ("arrays", "about", "got"),
+    [
+        ({"u": None}, {}, "no array of floats u"),
+        ({"energy": np.zeros(5)}, {}, r"energy of shape \(5,\) beside t of shape \(2,\)"),
+        ({"t": np.zeros((2, 2))}, {}, r"t of shape \(2, 2\) beside .*"),
+        ({}, {"status": "bogus"}, "'bogus' as status"),
+        ({}, {"stats": 3}, "3 as stats"),
+    ],
+)
+def test_archives_that_are_no_solution_are_named(
+    arrays: dict[str, Any], about: dict[str, Any], got: str, tmp_path: Path
+) -> None:
+    whole = {"t": np.zeros(2), "u": np.zeros((2, 3)), "energy": np.zeros(2), **arrays}
+    meta = {"success": True, "status": "finished", "message": "", "stats": {}, "provenance": {}, **about}
+    kept = {name: array for name, array in whole.items() if array is not None}
+    save_archive(tmp_path / "run.npz", kept, {"kind": "solution", **meta})
+    with pytest.raises(FileFormatError, match=rf"run\.npz: got {got}, which is no solution; check the path"):
+        nl.Solution.load(tmp_path / "run.npz")
+
+
+@pytest.mark.parametrize("path", [7, None])
+def test_what_is_no_path_is_named(path: Any) -> None:
+    for call in (nl.Solution.load, nl.solve(flow(), t=1.0).save, lambda one: save_record(one, "mine", 1)):
+        with pytest.raises(InputError, match=f"^path: got {path}, expected the path of a file"):
+            call(path)
+
+
 def test_solutions_without_energies_and_of_tensors(tmp_path: Path) -> None:
     torch = torch_on_one_thread()
     x = torch.as_tensor(U)

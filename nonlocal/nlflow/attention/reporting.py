@@ -22,7 +22,7 @@ from nlflow.attention.probing.survey import Survey, survey
 from nlflow.attention.sweeping.intervals import Differences, paired_differences
 from nlflow.attention.sweeping.sweep import Sweep, price, sweep
 from nlflow.backends.machine import provenance
-from nlflow.errors import InputError, NlflowError, checked_call
+from nlflow.errors import InputError, NlflowError, check_path, checked_call
 from nlflow.store.atomic import write_content
 from nlflow.store.encoding import plain
 from nlflow.studies.tables import render_csv
@@ -299,8 +299,9 @@ class Report(Brief):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to a file, complete or not at all, and return its path."""
-        write_content(Path(path), self.html().encode())
-        return Path(path)
+        place = check_path("path", path)
+        write_content(place, self.html().encode())
+        return place
 
 
 @checked_call

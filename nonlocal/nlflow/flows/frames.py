@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import Array, to_numpy
-from nlflow.errors import FileFormatError, InputError
+from nlflow.errors import FileFormatError, InputError, check_path
 from nlflow.flows.flow import Flow
 from nlflow.flows.result import layout_of
-from nlflow.flows.trackers import About, Tracker, as_path, check_place
+from nlflow.flows.trackers import About, Tracker, check_place
 from nlflow.store.atomic import locked
 from nlflow.store.series import Frame, Layout, series_of
 
@@ -51,7 +51,7 @@ class Resumable(Tracker):
         at: ArrayLike | None = None,
     ) -> None:
         super().__init__(every, interval=interval, at=at)
-        self.path = as_path(path)
+        self.path = check_path("path", path)
         self.count = 0
         self._resumed = False
         self._lock = ExitStack()

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Generic
 
 import numpy as np
@@ -15,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import ArrayT, namespace, to_numpy
 from nlflow.domains import Batch, Domain, Grid
-from nlflow.errors import InputError, check_floats, install_command
+from nlflow.errors import FileFormatError, InputError, check_floats, check_path, install_command, shortened
+from nlflow.store.encoding import misfit
 from nlflow.store.notebook import card, picture
 from nlflow.store.series import Frame, Layout
 from nlflow.store.series.vtk import VtkSeries
@@ -176,12 +176,17 @@ class Solution(Generic[ArrayT]):
         arrays, meta = load_archive(path, "solution")
         records: dict[str, dict[str, NDArray[np.float64]]] = {}
         for key in [k for k in arrays if k.startswith("record/")]:
-            _, name, column = key.split("/", 2)
+            name, _, column = key.removeprefix("record/").partition("/")
             records.setdefault(name, {})[column] = arrays.pop(key)
+        trouble = misfit({name: meta.get(name) for name in _SAVED}, _SAVED) or _misshapen(arrays)
+        if trouble is None and meta["status"] not in tuple(Status):
+            trouble = f"{shortened(repr(meta['status']), 60)} as status"
+        if trouble is not None:
+            raise FileFormatError(f"{path}: got {trouble}, which is no solution; check the path, or start afresh")
         return Solution(
-            t=arrays["t"], u=arrays["u"], energy=arrays["energy"], success=bool(meta["success"]),
-            status=Status(meta["status"]), message=str(meta["message"]), stats=dict(meta["stats"]), records=records,
-            provenance=dict(meta["provenance"]),
+            t=arrays["t"], u=arrays["u"], energy=arrays["energy"], success=meta["success"],
+            status=Status(meta["status"]), message=meta["message"], stats=meta["stats"], records=records,
+            provenance=meta["provenance"],
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -213,6 +218,20 @@ class Solution(Generic[ArrayT]):
     @property
     def _shown(self) -> bool:
         return self.domain is not None and not self.domain.leading and self.u.shape[1:] == self.domain.shape
+
+
+_SAVED = {"success": bool, "status": str, "message": str, "stats": dict, "provenance": dict}
+
+
+def _misshapen(arrays: dict[str, NDArray[Any]]) -> str | None:
+    """Return why arrays are not the times, signals and energies of a solution; None if they are."""
+    for name in ("t", "u", "energy"):
+        found = arrays.get(name)
+        if found is None or found.dtype.kind != "f" or not found.ndim:
+            return f"no array of floats {name}"
+        if len(found) != len(arrays["t"]) or not len(found) or (found.ndim > 1 and name != "u"):
+            return f"{name} of shape {found.shape} beside t of shape {arrays['t'].shape}"
+    return None
 
 
 _LETTERS = ("x", "y", "z")
@@ -247,7 +266,7 @@ def layout_of(domain: Domain, frame: NDArray[Any], attributes: dict[str, Any]) -
 
 def write_series(solution: Any, domain: Any, path: str | os.PathLike[str]) -> None:
     """Write a `Solution` as a series of VTK; see `Solution.to_vtk`."""
-    series = VtkSeries(Path(path))
+    series = VtkSeries(check_path("path", path))
     if series.path.suffix.lower() != ".pvd":
         raise InputError(f"path: got {os.fspath(path)!r}, expected a name that ends with .pvd, the list of the files")
     u = to_numpy(solution.u)

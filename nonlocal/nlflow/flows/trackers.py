@@ -32,6 +32,7 @@ from nlflow.errors import (
     check_floats,
     check_integer,
     check_number,
+    check_path,
 )
 from nlflow.flows.flow import Flow
 from nlflow.functionals.krylov import default_rtol
@@ -306,13 +307,6 @@ class Progress(Tracker):
             self._bar.close()
 
 
-def as_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path that was given, or raise `InputError`."""
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path: got {path!r}, expected the path of a file")
-    return Path(path)
-
-
 def check_place(path: Path, *, folders: bool) -> None:
     """Raise `InputError` where no file can be written; `folders` says whether a folder may be in its place."""
     folder = path.absolute().parent
@@ -352,7 +346,7 @@ class Checkpoint(Tracker):
         at: ArrayLike | None = None,
     ) -> None:
         super().__init__(every, interval=interval, at=at)
-        self.path = as_path(path)
+        self.path = check_path("path", path)
         self.seconds = check_number("seconds", seconds, minimum=0)
         self.states = Checkpoints(self.path, "checkpoint")
         self._last = time.monotonic()

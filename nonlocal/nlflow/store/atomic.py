@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nlflow.errors import FileFormatError, InputError
+from nlflow.errors import FileFormatError, InputError, check_path
 
 fcntl: Any
 try:
@@ -38,7 +38,7 @@ _swept: set[str] = set()  # folders in which this process has written
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Return `path` as an existing folder, or raise `FileFormatError`."""
-    folder = Path(path)
+    folder = check_path("folder", path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -221,7 +221,7 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
     `path`. On any failure, of which `FileFormatError` tells where the system refuses, the temporary file is removed and
     a file that was there before stays as it was. Without `replace` a file that is there at the end stays too.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(check_path("path", path)))
     with _told(path, "file"):
         temporary, stream, descriptor = _begun(target)
         try:

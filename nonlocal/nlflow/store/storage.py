@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.backends.machine import environment
-from nlflow.errors import FileFormatError, check_memory, shortened
+from nlflow.errors import FileFormatError, check_memory, check_path, shortened
 from nlflow.store.atomic import write_atomic
 from nlflow.store.encoding import decode, digest, encode
 from nlflow.store.npy import read_array
@@ -60,8 +60,9 @@ def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, Meta]
     held against its length before there is an array. `FileFormatError` when the file is truncated or altered, of
     another kind or format; `MemoryLimitError` for one that is larger than the memory limit, before it is read.
     """
+    place = check_path("path", path)
     try:
-        with Path(path).open("rb") as file, zipfile.ZipFile(file) as archive:
+        with place.open("rb") as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):
                 raise ValueError("it is compressed")

@@ -16,7 +16,7 @@ from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import OfFiles
 from nlflow.denoising.noise.names import kinds, model_class
 from nlflow.domains.samples import as_signal
-from nlflow.errors import FileFormatError, InputError, check_array, check_number, shortened
+from nlflow.errors import FileFormatError, InputError, check_array, check_number, check_path, shortened
 from nlflow.store.atomic import write_content
 from nlflow.store.encoding import decode, encode
 
@@ -532,7 +532,7 @@ def load_noise(path: str | os.PathLike[str]) -> Noise:
     GaussianNoise(5.0, spectrum of 1 x 64 x 64)
     """
     try:
-        return noise_of(_content(Path(path)))
+        return noise_of(_content(check_path("path", path)))
     except FileFormatError:
         raise
     except InputError as error:
