@@ -28,6 +28,8 @@ __all__ = [
     "packed",
     "pictures",
     "png",
+    "recipe_files",
+    "recipes",
     "small_flow",
     "small_model",
     "small_training",
@@ -315,6 +317,31 @@ def studies() -> list[bytes]:
         (path / "cases" / "notes.txt").write_text("hello")
         next((path / "cases").glob("0000*")).unlink()
         return [whole, _folder(path)]
+
+
+def recipes() -> list[bytes]:
+    """Return files that tell a study; the arrays of the last lie in `recipe_files`."""
+    from nlflow.studies.replay import NAME, study_files
+
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("mixing", {"kernel": "gaussian:width=0.1", "nodes": [16, 32], "boundary": ["periodic", "reflect"]}),
+        ("time-order", {"nodes": 16, "integrator": ["euler"], "dt": [0.1, 0.05, 0.025], "fidelity": 0.5}),
+        ("stability", {"fidelity": [0.0, 0.5], "metric": ["l2", "degree"]}),
+        ("mixing", {}),
+    ]
+    return [*(study_files(kind, options, 0, [])[NAME] for kind, options in given), _recipe()[NAME]]
+
+
+def recipe_files() -> dict[str, bytes]:
+    """Return the arrays beside the last of the files that tell a study."""
+    return {name: content for name, content in _recipe().items() if name.endswith(".npy")}
+
+
+def _recipe() -> dict[str, bytes]:
+    from nlflow.studies.replay import study_files
+
+    queries, keys = np.random.default_rng(5).standard_normal((2, 6, 3))
+    return study_files("mixing", {"queries": queries, "keys": keys}, 7, [])
 
 
 def kernels() -> list[bytes]:

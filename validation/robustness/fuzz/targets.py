@@ -52,6 +52,9 @@ _KERNELS = ("gaussian:width=", "laplace:width=", "tophat:radius=", "dot:scale=",
 _OPTIONS = ("nodes=", "dimension=", "boundary=", "channels=", "fidelity=", "metric=", "integrator=", "dt=", "laziness=",
             "seeds=", "eps=", "t=", "periodic", "reflect", "isolated", "l2", "degree", "euler", "semi-implicit",
             "runge-kutta", "4,8,16", "1,2")  # fmt: skip
+_TOML = ("[options]", "[arrays.queries]", "[own]", "[program]", "[result]", "[[", "]]", "{}", "true", "1979-05-27",
+         "1e400", "9" * 20, "nodes = ", "seeds = ", "kernel = ", "device = ", "out = ", "jobs = ", "rng = ", "\n", "''",
+         '"""', "../x.npy")  # fmt: skip
 _COMMANDS = (
     "denoise", "study", "attention", "info", "validate", "demo", "--version", "--help", "in.png", "in.npy", "out.png",
     "out.npy", "out.tif", "out.csv", "out", "*.png", "--quality", "fast", "balanced", "best", "--sigma", "--noise",
@@ -125,6 +128,9 @@ TARGETS: dict[str, Target] = {
     "kernel": Target("kernels and options by name", words.kernel, seeds.kernels, "bytes",
                      ("nlflow.studies.options", "nlflow.studies.settings", "nlflow.kernels", "nlflow.errors"),
                      _KERNELS + _OPTIONS, 512),
+    "recipe": Target("files that tell a study", words.recipe, seeds.recipes, "bytes",
+                     ("nlflow.studies.replay", "nlflow.studies.options", "nlflow.studies.settings",
+                      "nlflow.studies.runner", "nlflow.errors"), _KERNELS + _TOML, 4096),
     "command": Target("command lines", words.command, seeds.commands, "bytes",
                       ("nlflow.desk.commands.main", "nlflow.desk.commands.denoise",
                        "nlflow.desk.commands.denoise_folder", "nlflow.desk.commands.study",

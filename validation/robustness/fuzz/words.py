@@ -1,4 +1,4 @@
-"""Readers of what users type: kernels and options as text, and whole command lines."""
+"""Readers of what users type: kernels and options as text, files that tell a study, and whole command lines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from unittest.mock import patch
 
 import numpy as np
 
+from validation.robustness.fuzz import seeds
 from validation.robustness.fuzz.folders import emptied
 from validation.robustness.fuzz.watch import Reader, quiet, require
 
-__all__ = ["command", "kernel"]
+__all__ = ["command", "kernel", "recipe"]
 
 
 def kernel(folder: Path) -> Reader:
@@ -52,6 +53,28 @@ def kernel(folder: Path) -> Reader:
             require(all(case.label for case in cases), "a case without a label")
         if len(refused) == len(KINDS):  # a kernel or an option of one study is not one of each
             raise refused[0]
+
+    return read
+
+
+class _CheckedError(Exception):
+    """All of a study was checked."""
+
+
+def recipe(folder: Path) -> Reader:
+    """Return a reader of ``study.toml``, which goes as far as `run_study` does before it measures."""
+    from nlflow.studies import run_study
+    from nlflow.studies.replay import NAME
+
+    for name, content in seeds.recipe_files().items():
+        (folder / name).write_bytes(content)
+
+    def read(data: bytes) -> None:
+        (folder / NAME).write_bytes(data)
+        checked = patch("nlflow.studies.runner._measured", side_effect=_CheckedError)
+        with quiet(), checked, contextlib.suppress(_CheckedError):
+            run_study(folder / NAME, progress=False)
+            raise AssertionError("a study was not measured")
 
     return read
 
