@@ -45,15 +45,6 @@ def test_the_package_is_told_as_in_its_citation_file() -> None:
     assert "author = {{the nlflow developers}}" in entry
 
 
-def test_a_work_is_told_alike_in_the_paper() -> None:
-    paper = entries((ROOT / "paper" / "paper.bib").read_text(encoding="utf-8"))
-    ours = entries("".join(map(bibtex, THEORY)))
-    shared = set(paper) & set(ours)
-    assert len(shared) == 5
-    for key in shared:
-        assert paper[key] == ours[key]
-
-
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("cite").stdout == bibtex()
