@@ -11,6 +11,7 @@ phases have formed, against SciPy's DOP853 at 1e-10; the quickest of each packag
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -120,14 +121,17 @@ def run(small: bool = False) -> list[Row]:
         else:
             chosen[name] = found
     first = interleaved(
-        {name: lambda way=way: way(early) for name, way in chosen.items()}, repeats=3 if small else 1, warmup=0
+        {name: lambda way=way: way(early) for name, way in chosen.items()},
+        repeats=3 if small else 1,
+        warmup=0,
+        clock=time.process_time,
     )
     print(", ".join(f"{name} {value:.2f} s to t = {early:g}" for name, value in first.items()))
     packages = ("nlflow", "SciPy", "py-pde")
     names = [[name for name in first if name.startswith(one)] for one in packages]
     quickest = [min(found, key=first.__getitem__) for found in names if found]
     tasks = {name: lambda name=name: chosen[name](problem.end) for name in quickest}
-    seconds = interleaved(tasks, repeats=3 if small else 1, warmup=0)
+    seconds = interleaved(tasks, repeats=3 if small else 1, warmup=0, clock=time.process_time)
     best = quickest[0]
     rows, size = [], f"{problem.side} × {problem.side} to t = {problem.end:g}"
     for name in quickest[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -89,7 +90,7 @@ def _rows(
                 break
         else:
             print(f"{who} does not reach {ERROR:g} for {name}")
-    times = interleaved(tasks, repeats=repeats)
+    times = interleaved(tasks, repeats=repeats, clock=time.process_time)
     rows = []
     for who in tasks:
         if who == "nlflow":

@@ -1,8 +1,11 @@
 """What is written for package indexes agrees with pyproject.toml."""
 
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from packaging.requirements import Requirement
@@ -91,6 +94,22 @@ def test_a_release_is_built_with_what_was_tested() -> None:
 
 def test_few_packages_are_asked_for():
     assert len(PROJECT["dependencies"]) <= 9
+
+
+def test_the_index_shows_no_link_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", Mock(MetadataHookInterface=object))
+    for_index = runpy.run_path(str(ROOT / "hatch_build.py"))["for_index"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = for_index(readme)
+    targets = re.findall(r"\]\(([^)]*)\)", shown)
+    assert targets
+    assert all(target.startswith("https://") for target in targets)
+    assert "![" not in shown
+    assert "Four doors: denoise, flow, cure,\ntheory." in shown
+    assert re.findall(r"```.*?```", shown, flags=re.S) == re.findall(r"```.*?```", readme, flags=re.S)
+    absolute = for_index(readme, "https://example.org/nlflow/blob/main/")
+    assert "](https://example.org/nlflow/blob/main/docs/use/theory.md)" in absolute
+    assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)]*)\)", absolute))
 
 
 def test_versions_agree():
