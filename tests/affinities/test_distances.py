@@ -36,7 +36,7 @@ def test_the_nearest_are_those_of_scipy(metric: str, search: str, kind: Any, x: 
             nearest.nearest_neighbours(kind(x), 7, search, metric=metric)
         return
     near = nearest.nearest_neighbours(kind(x), 7, search, metric=metric)
-    found, ends = near._found
+    found, ends = near.found
     apart = true_distances(x, x, metric)
     np.fill_diagonal(apart, np.inf)
     unit = near._space.unit
@@ -69,7 +69,7 @@ def test_near_points_of_far_ones_keep_their_digits() -> None:
     exact = np.sort(cdist(x, x), axis=1)[:, 1:4]
     for kind in (np.asarray, csr_array):
         near = nearest.nearest_neighbours(kind(x), 3, "brute")
-        assert np.abs(near._found[0] * near._space.unit / exact - 1).max() < 1e-6
+        assert np.abs(near.found[0] * near._space.unit / exact - 1).max() < 1e-6
 
 
 @pytest.mark.parametrize("size", [40, 700, 1001])
@@ -162,6 +162,6 @@ def test_the_search_is_chosen_by_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", [np.asarray, csr_array])
 def test_descent_finds_most_of_the_nearest_by_any_metric(metric: str, kind: Any) -> None:
     pytest.importorskip("pynndescent", reason="pynndescent is optional")
-    found = nearest.nearest_neighbours(kind(WIDE), 6, "descent", metric=metric)._found[0]
-    exact = nearest.nearest_neighbours(kind(WIDE), 6, metric=metric)._found[0]
+    found = nearest.nearest_neighbours(kind(WIDE), 6, "descent", metric=metric).found[0]
+    exact = nearest.nearest_neighbours(kind(WIDE), 6, metric=metric).found[0]
     assert (found <= exact[:, -1:] + 1e-12).mean() > 0.9

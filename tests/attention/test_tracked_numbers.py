@@ -239,7 +239,7 @@ TABLE: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
         (learning.PLaplacianClassifier, {"p": 2.0, "max_iter": 9}),
         (learning.PLaplacianRegressor, {"p": 2.0, "max_iter": 9}),
         (learning.PoissonClassifier, {"max_iter": 9}),
-        (learning.DiffusionMap, {"n_components": 2, "alpha": 0.5, "t": 1.0}),
+        (learning.DiffusionMap, {"n_components": 2, "alpha": 0.5, "t": 1.0, "beta": -0.5}),
     )),
     (learning.spectral_clustering, {"X": X, "n_clusters": 2}, {"n_clusters": 2, **FIT}),
     (

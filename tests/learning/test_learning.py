@@ -253,8 +253,14 @@ def test_self_tuning_weights():
     graph = neighbour_graph(points, 4, graphs.SELF_TUNING, local=True).toarray()
     expected = np.exp(-(distances**2) / np.outer(scales, scales))
     assert np.abs(graph - expected)[graph > 0].max() < 1e-14
-    with pytest.raises(InputError, match="local: got True without a kernel"):
+    with pytest.raises(InputError, match="local: got widths without a kernel"):
         neighbour_graph(x, 1, local=True)
+    given = np.linspace(1, 2, 20)
+    graph = neighbour_graph(points, 4, graphs.SELF_TUNING, local=given).toarray()
+    assert np.abs(graph - np.exp(-(distances**2) / np.outer(given, given)))[graph > 0].max() < 1e-14
+    for wrong, message in ((given[:3], "got 3 widths, expected 20"), (given - 1, "width of 0"), ("s", "local")):
+        with pytest.raises(InputError, match=message):
+            neighbour_graph(points, 4, graphs.SELF_TUNING, local=wrong)
 
 
 def test_kernels_and_affinities_as_objects(moons):

@@ -80,6 +80,53 @@ def test_diffusion_map_of_neighbours(roll):
         DiffusionMap(affinity=found.affinity_).fit(roll)
 
 
+def unequal_circle(n):
+    """Return points with the density 1 + 0.6 cos(angle), at its quantiles."""
+    wanted = np.arange(n) / n * 2 * np.pi
+    angle = wanted.copy()
+    for _ in range(60):
+        angle -= (angle + 0.6 * np.sin(angle) - wanted) / (1 + 0.6 * np.cos(angle))
+    return np.column_stack([np.cos(angle), np.sin(angle)])
+
+
+@pytest.mark.parametrize(("way", "beta", "alpha"), [
+    ({"gamma": 20.0}, -0.5, 1.0), ({"gamma": 20.0}, 0.0, 1.0), ({"gamma": 20.0}, -1.0, 0.5),
+    ({"affinity": "knn", "n_neighbors": 40, "gamma": 60.0}, -0.5, 1.0),
+])  # fmt: skip
+def test_variable_widths_give_the_generator(way, beta, alpha):
+    X = unequal_circle(200)
+    found = DiffusionMap(4, beta=beta, alpha=alpha, **way).fit(X)
+    s = found.widths_
+    k = np.exp(-cdist(X, X, "sqeuclidean") / np.outer(s, s))
+    if "affinity" in way:
+        near = neighbour_graph(X, 40).toarray() + np.eye(200)
+        k *= near > 0
+    v = (k.sum(axis=1) / s) ** alpha * s**1.5
+    k /= np.outer(v, v)
+    d = k.sum(axis=1)
+    dense = scipy.linalg.eigh(k - np.diag(d), np.diag(d * s**2 / 4), eigvals_only=True)[::-1][1:5]
+    assert np.abs(found.generator_ / dense - 1).max() < 1e-9
+    if beta:  # two kernels find the density
+        assert np.corrcoef(np.log(s), np.log(found.density_))[0, 1] < -0.99
+    if alpha == 1:
+        assert np.abs(found.generator_ / [-1, -1, -4, -4] - 1).max() < 0.06
+    assert found.dimension_ == 1
+    assert np.abs(found.transform(X) - found.embedding_).max() < (0.05 if "affinity" in way else 1e-9)
+
+
+def test_widths_that_follow_the_density_refuse():
+    X = unequal_circle(30)
+    for words, message in (
+        ({"beta": 0.5}, "beta: got 0.5, expected -1 to 0"), ({"beta": -2}, "beta"), ({"beta": "q"}, "beta"),
+        ({"beta": -0.5, "affinity": Gaussian(width=1.0)}, "beta: got -0.5 with affinity=Gaussian"),
+        ({"gamma": 1.0, "affinity": "knn"}, "gamma"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            DiffusionMap(**words).fit(X)
+    with pytest.raises(InputError, match="in 2 parts that do not see each other"):
+        DiffusionMap(beta=-0.5, gamma=1.0).fit(np.concatenate([X, X + 1e4]))
+
+
 @pytest.mark.slow
 def test_clusters_are_those_of_scikit_learn():
     X, _ = make_moons(300, noise=0.06, random_state=1)

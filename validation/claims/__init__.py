@@ -17,6 +17,7 @@ MODULES = (
     "convergence_to_constants",
     "law_of_the_walk",
     "learning_on_graphs",
+    "variable_bandwidths",
     "stationary_law",
     "limit_of_averages",
     "proposition_1",

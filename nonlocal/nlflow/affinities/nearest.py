@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from nlflow.errors import (
     NlflowWarning,
     check_array,
     check_choice,
+    check_floats,
     check_integer,
     check_memory,
     checked_call,
@@ -40,7 +41,7 @@ def neighbour_graph(
     keep: str = "either",
     metric: str = "euclidean",
     search: str = "auto",
-    local: bool = False,
+    local: Any = False,
     memory_limit: float | None = None,
 ) -> Sparse:
     """Return the graph of the nearest neighbours of points, for `affinity_from_graph`.
@@ -69,10 +70,10 @@ def neighbour_graph(
         install 'nlflow[neighbours]'``), for many dimensions and many points; the same points give the same graph.
         ``auto``: a tree up to 10 effective dimensions (of their covariance), else all pairs, and descent beyond 20 000
         points where it is installed.
-    local : bool
-        Compare |x_i - x_j| / sqrt(s_i s_j) by the kernel, s_i being the distance of point i to the farthest of its
-        neighbours: widths that follow the density. With ``Gaussian(width=0.5**0.5)`` the weights are
-        exp(-|x_i - x_j|^2 / (s_i s_j)) (Zelnik-Manor and Perona 2004, self-tuning spectral clustering).
+    local : bool or array of shape (N,)
+        Compare |x_i - x_j| / sqrt(s_i s_j) by the kernel, for widths s_i that are given, or, with True, the distance of
+        point i to the farthest of its neighbours: widths that follow the density. With ``Gaussian(width=0.5**0.5)`` the
+        weights are exp(-|x_i - x_j|^2 / (s_i s_j)) (Zelnik-Manor and Perona 2004, self-tuning spectral clustering).
     memory_limit : float, optional
         Bytes; half of the physical memory by default. 80 bytes a neighbour are needed, and some MiB.
 
@@ -85,7 +86,8 @@ def neighbour_graph(
     ------
     InputError
         For a number of neighbours that there are not, another kernel than a radial one, local widths without a kernel,
-        a metric that is none, points that have no direction, distances that are negative or not symmetric, and where
+        or that are not positive, a metric that is none, points that have no direction, distances that are negative or
+        not symmetric, and where
         pynndescent is asked for and not installed.
     MemoryLimitError
         Before the neighbours are looked for.
@@ -104,10 +106,20 @@ def neighbour_graph(
     check_choice("keep", keep, KEPT)
     if kernel is not None and not isinstance(kernel, RadialKernel):
         raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial one, such as Gaussian(width=1.0)")
-    if local and kernel is None:
-        raise InputError("local: got True without a kernel, expected one, such as Gaussian(width=0.5**0.5)")
+    given = local if isinstance(local, bool | np.bool_) else _widths(local)
+    if given is not False and kernel is None:
+        raise InputError("local: got widths without a kernel, expected one, such as Gaussian(width=0.5**0.5)")
     found = nearest_neighbours(points, neighbours, search, memory_limit, metric=metric)
-    return found.graph(kernel, keep, local=local)
+    if isinstance(given, np.ndarray) and len(given) != found.size:
+        raise InputError(f"local: got {len(given)} widths, expected {found.size}, one for each point")
+    return found.graph(kernel, keep, local=given)
+
+
+def _widths(given: Any) -> Floats:
+    widths = check_floats("local", given, ndim=1)
+    if not widths.min(initial=math.inf) > 0:
+        raise InputError(f"local: got a width of {widths.min():g}, expected numbers > 0, one for each point")
+    return widths
 
 
 def nearest_neighbours(
@@ -150,6 +162,15 @@ def _checked(points: Any, limit: float | None, metric: str) -> Any:
     return np.ascontiguousarray(x.reshape(len(x), -1), dtype=np.float64)
 
 
+class LocalWidths(Protocol):
+    """Widths of N points, (N,), and of others, from the nearest of these and their distances."""
+
+    points: Floats
+
+    def at(self, distances: Floats, ends: NDArray[Any]) -> Floats:
+        """Return the widths of others, (M,)."""
+
+
 class Neighbours:
     """The nearest of N points, among themselves and of others; what is found once is kept.
 
@@ -172,19 +193,29 @@ class Neighbours:
         self._space, self._count = space, count
         self._search, self.reason = chosen_search(space, search)
 
-    def graph(self, kernel: RadialKernel | None = None, keep: str = "either", *, local: bool = False) -> Sparse:
-        """Return the graph of the points; as `neighbour_graph`."""
-        distances, ends = self._found
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return self._space.size
+
+    def graph(
+        self, kernel: RadialKernel | None = None, keep: str = "either", *, local: bool | Floats = False,
+        faintest: float = 0.0,
+    ) -> Sparse:  # fmt: skip
+        """Return the graph of the points; as `neighbour_graph`. Edges below a faintest weight go without a word."""
+        distances, ends = self.found
         weights = np.ones(distances.shape)
         if kernel is not None:
-            if local:
-                squared, unit = distances**2 / self._scales[:, None] / self._scales[ends], 1.0
-            else:
+            if local is False:
                 squared, unit = distances**2, self._space.unit
+            else:
+                widths = self._scales if local is True else local / self.unit
+                squared, unit = distances**2 / widths[:, None] / widths[ends], 1.0
             weights = _weights(kernel, squared, unit)
+            weights[weights < faintest] = 0
         graph = _joined(weights, ends, keep)
         lost = int(np.count_nonzero(weights == 0))
-        if lost:  # edges were chosen before they were weighed
+        if lost and not faintest:  # edges were chosen before they were weighed
             whole = _joined(np.ones(weights.shape), ends, keep).nnz
             warnings.warn(
                 f"kernel: it is 0 for {whole - graph.nnz} of {whole} edges between neighbours, which are left out; use "
@@ -194,36 +225,50 @@ class Neighbours:
             )
         return graph
 
-    def rows(self, queries: Any, kernel: RadialKernel) -> tuple[Sparse, Floats]:
+    def rows(self, queries: Any, kernel: RadialKernel, widths: LocalWidths | None = None) -> tuple[Sparse, Floats]:
         """Return the weights of the edges from other points to their nearest, (M, N), with local widths.
 
-        Each row is divided by its largest weight, whose logarithm comes with it, (M,). As `graph` has them between the
-        points, where a point is none of its own neighbours. O(M log N) time for few dimensions.
+        By default distances to the farthest of the neighbours. Each row is divided by its largest weight, whose
+        logarithm comes with it, (M,). As `graph` has them between the points, where a point is none of its own
+        neighbours. O(M log N) time for few dimensions.
         """
         from scipy.sparse import csr_array
 
-        distances, ends = self._space.nearest_of(queries, self._count, self._search)
-        own = _positive(distances[:, -1])
-        logs = kernel.log_profile(distances**2 / (own[:, None] * self._scales[ends]))
+        if widths is None:
+            distances, ends = self._space.nearest_of(queries, self._count, self._search)
+            own, there = positive(distances[:, -1]), self._scales
+        else:
+            distances, ends = self.nearest_of(queries)
+            own, there = widths.at(distances, ends) / self.unit, widths.points / self.unit
+        logs = kernel.log_profile(distances**2 / (own[:, None] * there[ends]))
         # Rows are divided by their sum: what is far from all points still has nearest ones.
         highest = logs.max(axis=1)
         weights = np.exp(logs - highest[:, None])
-        starts = np.arange(0, ends.size + 1, self._count)
+        starts = np.arange(0, ends.size + 1, ends.shape[1])
         shape = (len(ends), self._space.size)
         return csr_array((weights.reshape(-1), ends.reshape(-1), starts), shape=shape), highest
 
+    def nearest_of(self, queries: Any) -> Found:
+        """Return the nearest of other points, one more than neighbours: a point is its own nearest."""
+        return self._space.nearest_of(queries, min(self._count + 1, self.size), self._search)
+
+    @property
+    def unit(self) -> float:
+        """The unit of `found`."""
+        return self._space.unit
+
     @cached_property
-    def _found(self) -> Found:
+    def found(self) -> Found:
         """Distances to the nearest other points, in the unit of these, and their numbers, both (N, count)."""
         return self._space.nearest(self._count, self._search)
 
     @cached_property
     def _scales(self) -> Floats:
         """Distance of each point to the farthest of its neighbours."""
-        return _positive(self._found[0].max(axis=1))
+        return positive(self.found[0].max(axis=1))
 
 
-def _positive(scales: Floats) -> Floats:
+def positive(scales: Floats) -> Floats:
     """Return scales with the least positive one where all neighbours lie at the place of a point."""
     there = scales > 0
     return np.where(there, scales, scales[there].min() if there.any() else 1.0)

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 _SHOWN = 5
-_OF_GRAPHS = ("affinity", "gamma", "n_neighbors", "metric", "search", "keep", "accuracy", "memory_limit")
+_OF_GRAPHS = ("affinity", "gamma", "n_neighbors", "metric", "search", "keep", "accuracy", "memory_limit", "beta")
 _OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
 
 

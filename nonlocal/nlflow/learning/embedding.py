@@ -29,6 +29,12 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     (Fokker and Planck), with 0 those of the plain walk. P has these weights when q_j^-alpha are quadrature weights, so
     the affinity is built twice and nothing else is new.
 
+    With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s q_i^beta (Berry and Harlim 2016, doi
+    10.1016/j.acha.2015.01.001): points that lie far from others are seen too. The modes are those of the generator
+    L = 4 (P - I) / s_i^2 of the weights (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha k_ij in d dimensions, which tends to
+    Delta + 2 (1 - alpha) grad log q . grad for any widths. (In their notation alpha + beta (d + 2) / 2 takes the place
+    of alpha.)
+
     Parameters
     ----------
     n_components : int
@@ -36,11 +42,16 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         As for `LabelSpreading`, with k(x, x) = 1 among the weights ('precomputed' ones and those of a function are
         taken as they are).
     gamma, metric, search, keep
-        See `LabelSpreading`.
+        See `LabelSpreading`. With beta the weights are exp(-gamma |x_i - x_j|^2 / (r_i r_j)), with r = q^beta over its
+        geometric mean; None takes the steepest slope of ``curve_``.
     n_neighbors : int or None
-        Of 'knn'; None takes 30, or N - 1 where that is less.
+        Of 'knn'; None takes 30, or N - 1 where that is less. With beta sums end there: take more than widths hold.
     alpha : float
         In [0, 1].
+    beta : float or None
+        In [-1, 0]: -1/2 bounds the error wherever points are few, 0 is one width. None takes that of `gamma` for 'rbf',
+        and the distances to the farthest neighbours for 'knn', and leaves P as it is. 'rbf' with beta takes up to 4097
+        points.
     t : float
         Diffusion time in moves, >= 0.
     accuracy : float or None
@@ -62,6 +73,14 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         Largest of the eigenpairs, recomputed.
     density_ : array of shape (N,)
         q over its mean.
+    widths_ : array of shape (N,)
+        s_i, with beta.
+    generator_ : array of shape (n_components,)
+        Eigenvalues of L, with beta; mu_k = 1 + generator_ min s_i^2 / 4 are those of moves of one length.
+    curve_ : WidthCurve
+        With beta; how sums grow with a factor of r.
+    dimension_ : int
+        d, with beta.
     affinity_, method_, reason_, error_estimate_
         Of the normalized sums.
 
@@ -69,6 +88,9 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     -----
     Lanczos iteration with one average a step beyond 1000 points. Other points are placed by one average, psi_k(x) =
     sum_j P(x, x_j) psi_k(x_j) / mu_k (Nystroem).
+
+    With beta the modes of a point far from others are about -4 / s_i^2. Where s_i is large these stand among the slow
+    ones; a larger `gamma` takes them away, and needs more points.
 
     Examples
     --------
@@ -83,8 +105,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     def __init__(
         self, n_components: int = 2, affinity: Any = "rbf", *, gamma: float | None = None,
         n_neighbors: int | None = None, metric: str = "euclidean", search: str = "auto", keep: str = "either",
-        alpha: float = 1.0, t: float = 1.0, accuracy: float | None = 1e-8, tol: float = 1e-8, verbose: bool = False,
-        memory_limit: float | None = None,
+        alpha: float = 1.0, beta: float | None = None, t: float = 1.0, accuracy: float | None = 1e-8,
+        tol: float = 1e-8, verbose: bool = False, memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.n_components = n_components
         self.affinity = affinity
@@ -94,6 +116,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         self.search = search
         self.keep = keep
         self.alpha = alpha
+        self.beta = beta
         self.t = t
         self.accuracy = accuracy
         self.tol = tol
@@ -117,9 +140,11 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         plain = PointGraph(self._recipe(loops=True, usual=_NEIGHBOURS), X)
         self._say(f"{X.shape[0]} samples, {plain.affinity.method}: {plain.affinity.reason}", start)
         logs = np.asarray(to_numpy(plain.affinity._log_degree_wide()), np.float64).ravel()
-        self.density_ = np.exp(logs - logs.max())
-        self.density_ /= self.density_.mean()
-        self.graph_ = plain if alpha == 0 else plain.weighted(self.density_**-alpha)
+        if plain.widths is None:
+            self.density_ = _over_mean(logs)
+            self.graph_ = plain if alpha == 0 else plain.weighted(self.density_**-alpha)
+        else:
+            self.graph_ = self._of_generator(plain, logs, alpha)
         p = self.graph_.affinity
         self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
         chain = MarkovChain(p, memory_limit=self.memory_limit)
@@ -134,8 +159,22 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         modes = chain.modes(count + 1, rtol=max(self.tol, 10 * rounding_of(self.graph_)))
         self.eigenvalues_, self._vectors = modes.values[1:], modes.vectors[:, 1:]
         self.residual_ = modes.residual
+        if plain.widths is not None:
+            self.generator_ = (self.eigenvalues_ - 1) / self._move
         self.embedding_ = self.graph_.as_signal(self._vectors * self.eigenvalues_**self._time)
         return self
+
+    def _of_generator(self, plain: PointGraph, logs: Floats, alpha: float) -> PointGraph:
+        """Return the graph of I + c L, c = min s_i^2 / 4 being the time of a move, from one with the plain weights."""
+        assert plain.widths is not None
+        self.widths_, self.curve_, self.dimension_ = plain.widths.points, plain.widths.curve, plain.widths.dimension
+        sizes = np.log(self.widths_)
+        logs = logs - self.dimension_ * sizes
+        self.density_ = _over_mean(logs)
+        self._least = float(self.widths_.min())
+        self._move = self._least**2 / 4
+        weights = _over_mean(-alpha * logs - (self.dimension_ / 2 + 1) * sizes)
+        return plain.weighted(weights).slowed((self.widths_ / self._least) ** 2)
 
     def fit_transform(self, X: Any, y: Any = None) -> NDArray[Any]:
         """Return the coordinates of points X after `fit`, (N, n_components)."""
@@ -143,17 +182,31 @@ class DiffusionMap(TransformerMixin, PointEstimator):
 
     @by_chunks
     def transform(self, X: Any) -> NDArray[Any]:
-        """Return the coordinates of other points, by one average; (M, n_components), NaN where none is seen."""
+        """Return the coordinates of other points, by one average; (M, n_components), NaN where none is seen.
+
+        With beta also where a mode is gone before a move across the width of the point ends.
+        """
         check_is_fitted(self)
         averages, known = self._at(X, self.graph_.as_signal(self._vectors), np.ones(self.graph_.size, np.bool_))
         values = self.eigenvalues_
-        gains = np.where(np.abs(values) > _LEAST, np.abs(values) ** (self._time - 1) * np.sign(values), 0.0)
+        if self.graph_.widths is None:
+            gains = np.where(np.abs(values) > _LEAST, np.abs(values) ** (self._time - 1) * np.sign(values), 0.0)
+        else:  # P psi = (1 + generator s^2 / 4) psi at each point
+            slow = (self.graph_.widths_at(self._points(X, reset=False)) / self._least)[:, None] ** 2
+            kept = 1 + (values - 1) * slow
+            gains = np.abs(values) ** self._time / np.where(kept > _LEAST, kept, np.nan)
         placed = np.where(known[:, None], to_numpy(averages) * gains, np.nan)
         return np.asarray(placed, to_numpy(self.embedding_).dtype)
 
     @property
     def _n_features_out(self) -> int:
         return int(self.n_components)
+
+
+def _over_mean(logs: Floats) -> Floats:
+    """Return numbers of these logarithms over their mean."""
+    numbers = np.exp(logs - logs.max())
+    return np.asarray(numbers / numbers.mean())
 
 
 def rounding_of(graph: PointGraph) -> float:

@@ -20,7 +20,7 @@ from nlflow.domains import Points
 from nlflow.errors import InputError, check_detached, shortened
 from nlflow.kernels import Gaussian, RadialKernel
 from nlflow.learning.inputs import is_precomputed, on_host, points_as_x, symmetrized, weights_of
-from nlflow.learning.widths import median_rate, width_curve
+from nlflow.learning.widths import VariableWidths, median_rate, width_curve
 
 DENSE_NODES = 4096
 """Up to here all pairs are kept as a matrix without its diagonal."""
@@ -28,6 +28,7 @@ _ROWS = 2**22  # pairs of new and old points at a time
 _EXACT = 1e-10  # relative error of k up to which distances come from a product of matrices
 _ALONE = 1e-9  # of a degree: what a node sees of others is rounding below
 _LEAST = math.log(np.finfo(np.float64).smallest_subnormal)  # of a weight: below it is 0
+_FAINT = 1e-100  # weights among all pairs, beside 1 for a point itself
 _NARROW = 10  # over the median squared distance: a gamma that tells near from far
 SELF_TUNING = Gaussian(width=math.sqrt(0.5))
 """exp(-r^2), of distances over local widths."""
@@ -47,15 +48,18 @@ class Recipe:
     keep: str = "either"
     loops: bool = False
     usual: int = 10  # neighbours where no number is given
+    beta: float | None = None  # widths follow the density to this power
 
     def __post_init__(self) -> None:
         for name in ("gamma", "n_neighbors", "accuracy", "memory_limit"):
             check_detached(name, getattr(self, name))  # also those that this graph has no use for
-        for name, value, kind, remedy in (
-            ("gamma", self.gamma, "rbf", "leave it out, or pass affinity='rbf'"),
-            ("metric", None if self.metric == "euclidean" else self.metric, "knn", "pass affinity='knn'"),
+        varying = ("rbf",) if self.beta is None else ("rbf", "knn")
+        for name, value, kinds, remedy in (
+            ("gamma", self.gamma, varying, "leave it out, or pass affinity='rbf'"),
+            ("metric", None if self.metric == "euclidean" else self.metric, ("knn",), "pass affinity='knn'"),
+            ("beta", self.beta, ("rbf", "knn"), "leave it out, or pass affinity='knn'"),
         ):
-            if value is not None and not (isinstance(self.affinity, str) and self.affinity == kind):
+            if value is not None and not (isinstance(self.affinity, str) and self.affinity in kinds):
                 raise InputError(
                     f"{name}: got {value!r} with affinity={shortened(repr(self.affinity), 60)}, in which it has no "
                     f"part; {remedy}"
@@ -64,6 +68,8 @@ class Recipe:
     def neighbours_of(self, size: int) -> int:
         """Return how many neighbours each of so many points has; by default all others where these are few."""
         others = size - 1
+        if self.affinity == "rbf":
+            return others
         if self.n_neighbors is None:
             return min(self.usual, others)
         if self.n_neighbors > others:
@@ -94,6 +100,7 @@ class PointGraph:
         self._edges: Any = None
         self._kernel: RadialKernel | None = None
         self._search: Neighbours | None = None
+        self.widths: VariableWidths | None = None
         given = recipe.affinity
         if isinstance(given, Affinity):
             if recipe.loops:
@@ -103,11 +110,11 @@ class PointGraph:
             self.affinity = self._checked(given)
         elif isinstance(given, RadialKernel):
             self.affinity = self._all_pairs(given)
-        elif isinstance(given, str) and given == "rbf":
+        elif isinstance(given, str) and given == "rbf" and recipe.beta is None:
             self._check_several()
             gamma = width_curve(points).gamma if recipe.gamma is None else recipe.gamma
             self.affinity = self._all_pairs(Gaussian(width=1 / math.sqrt(2 * gamma)))
-        elif isinstance(given, str) and given == "knn":
+        elif isinstance(given, str) and given in ("rbf", "knn"):
             self._points = on_host(points)  # neighbours are found, and their few edges kept, on the CPU
             self.affinity = self._nearest()
         else:
@@ -121,6 +128,16 @@ class PointGraph:
         result.__dict__.pop("own", None)
         result.weights, result._domain = weights, Points(np.arange(float(self.size)), weights)
         result.affinity = affinity_from_graph(self._edges, result._domain, memory_limit=self._recipe.memory_limit)
+        return result
+
+    def slowed(self, times: Floats) -> PointGraph:
+        """Return the graph of I + (P - I) / times: node i keeps its value `times[i]` >= 1 times as long."""
+        from scipy.sparse import diags_array
+
+        result, sums = copy.copy(self), self._edges @ self.weights
+        result.__dict__.pop("own", None)
+        result._edges = (self._edges + diags_array(sums * (times - 1) / self.weights)).tocsr()
+        result.affinity = affinity_from_graph(result._edges, self._domain, memory_limit=self._recipe.memory_limit)
         return result
 
     @property
@@ -157,11 +174,20 @@ class PointGraph:
         self._check_several()
         recipe, size = self._recipe, self._points.shape[0]
         count = recipe.neighbours_of(size)
+        if recipe.affinity == "rbf" and count > DENSE_NODES:
+            raise InputError(
+                f"X: got {size} samples for widths between all pairs, expected at most {DENSE_NODES + 1}; pass "
+                "affinity='knn' with n_neighbors"
+            )
         with points_as_x():
             self._search = nearest_neighbours(
                 self._points, count, recipe.search, recipe.memory_limit, metric=recipe.metric
             )
-            graph = self._search.graph(SELF_TUNING, recipe.keep, local=True)
+            if recipe.beta is None:
+                graph = self._search.graph(SELF_TUNING, recipe.keep, local=True)
+            else:
+                self.widths = VariableWidths(self._search, recipe.beta, recipe.gamma)
+                graph = self._search.graph(SELF_TUNING, recipe.keep, local=self.widths.points, faintest=_FAINT)
         if recipe.loops:
             graph = graph + eye_array(size, format="csr")
         self._edges = graph
@@ -268,13 +294,20 @@ class PointGraph:
         from scipy.sparse import csr_array
 
         with points_as_x():
-            rows, highest = search.rows(on_host(points), SELF_TUNING)
+            rows, highest = search.rows(on_host(points), SELF_TUNING, self.widths)
         seen, places = np.unique(rows.indices, return_inverse=True)
         there = (known[seen] * self.weights[seen]).astype(values.dtype)[:, None]
         signal = np.concatenate([values[seen] * there, there], axis=1)
         few = csr_array((rows.data, places, rows.indptr), shape=(rows.shape[0], len(seen)))
         averages, some = _over_total(few @ signal)
         return averages, some, highest < _LEAST
+
+    def widths_at(self, points: Any) -> Floats:
+        """Return the widths of other points, where these vary, (M,)."""
+        assert self._search is not None
+        assert self.widths is not None
+        with points_as_x():
+            return self.widths.at(*self._search.nearest_of(on_host(points)))
 
     def _sums_at(self, points: Any, signal: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return weighted sums of a signal at other points, each row in its own unit, and which points are far."""

@@ -114,6 +114,12 @@ def _check_rate(name: str, value: Any) -> None:
             )
 
 
+def _check_exponent(name: str, value: Any) -> None:
+    number = check_number(name, value, minimum=-1)
+    if number > 0:
+        raise InputError(f"{name}: got {number:g}, expected -1 to 0, such as -0.5: widths fall where the density grows")
+
+
 def _check_prior(name: str, value: Any) -> None:
     if value is None or (isinstance(value, str) and value == "labels"):
         return
@@ -162,6 +168,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "class_prior": _check_prior,
     "balance": _choice("count", "mass"),
     "fidelity": _optional(_number(minimum=0, strict=True, hint="or None for exact values")),
+    "beta": _optional(_check_exponent),
     "p": _number(minimum=1, strict=True),
     "t": _number(minimum=0),
 }

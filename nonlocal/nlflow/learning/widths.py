@@ -1,4 +1,4 @@
-"""The width of a Gaussian between points, by the growth of its sums."""
+"""Widths of Gaussians between points, by the growth of their sums: one for all, or one for each by the density."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
+from nlflow.affinities.nearest import Neighbours, positive
 
 SAMPLES = 1000  # points of which all pairs are looked at
+_NEAR = 8  # points whose distances say how dense others lie
 _FINEST, _COARSEST, _STEPS = -9, 4, 53  # powers of two of the median distance, and widths between them
 
 
@@ -51,6 +54,11 @@ class WidthCurve:
 def width_curve(points: Any, samples: int = SAMPLES) -> WidthCurve:
     """Return the curve of checked points."""
     squared, count = _pairs(points, samples)
+    return _grown(squared, 1 / count, 2 / count**2)
+
+
+def _grown(squared: Floats, own: float, share: float) -> WidthCurve:
+    """Return the curve of sums own + share sum exp(-s / (2 sigma^2)) over squared distances s."""
     middle = float(np.median(squared)) if len(squared) else 0.0
     if not middle > 0:  # more than half of the points lie at one place
         there = squared[squared > 0]
@@ -58,8 +66,71 @@ def width_curve(points: Any, samples: int = SAMPLES) -> WidthCurve:
     logs = np.linspace(_FINEST, _COARSEST, _STEPS) * math.log(2)
     widths = math.sqrt(middle) * np.exp(logs)
     with np.errstate(under="ignore"):
-        sums = np.array([(count + 2 * np.exp(-squared / (2 * w * w)).sum()) / count**2 for w in widths])
+        sums = np.array([own + share * float(np.exp(-squared / (2 * w * w)).sum()) for w in widths])
     return WidthCurve(widths, sums, np.gradient(np.log(sums), logs))
+
+
+class VariableWidths:
+    """Widths s_i = s q_i^beta of exp(-|x_i - x_j|^2 / (s_i s_j)), q being the density of points.
+
+    (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001.) q is that of a Gaussian whose width is the distance to the
+    nearest points times a factor. This factor and s are those by which sums of the Gaussians grow most.
+
+    Parameters
+    ----------
+    search : Neighbours
+    beta : float
+    gamma : float, optional
+        Of exp(-gamma |x_i - x_j|^2 / (r_i r_j)), r = q^beta over its geometric mean, in place of that.
+
+    Attributes
+    ----------
+    points : array of shape (N,)
+        s_i.
+    dimension : int
+        Of the data, by the first curve.
+    curve : WidthCurve
+        The second one: widths are factors of r.
+    """
+
+    def __init__(self, search: Neighbours, beta: float, gamma: float | None = None) -> None:
+        self._beta, self._unit = beta, search.unit
+        distances, ends = search.found
+        self._near = _nearest_mean(distances)
+        first = self._curve_of(distances, ends, self._near)
+        self._factor, self.dimension = first.best, max(round(first.dimension), 1)
+        logs = self._log_density(distances, ends, self._near)
+        self._middle = float(logs.mean())
+        relative = np.exp(beta * (logs - self._middle))
+        self.curve = self._curve_of(distances * self._unit, ends, relative)
+        self._scale = math.sqrt(2) * self.curve.best if gamma is None else 1 / math.sqrt(gamma)
+        self.points = self._scale * relative
+
+    def at(self, distances: Floats, ends: NDArray[Any]) -> Floats:
+        """Return the widths of other points, (M,); one at the place of a point has the width of that."""
+        known = distances[:, :1] == 0
+        apart = np.where(known, distances[:, 1:], distances[:, :-1])
+        there = np.where(known, ends[:, 1:], ends[:, :-1])
+        logs = self._log_density(apart, there, _nearest_mean(apart))
+        return np.asarray(self._scale * np.exp(self._beta * (logs - self._middle)))
+
+    def _log_density(self, distances: Floats, ends: NDArray[Any], near: Floats) -> Floats:
+        """Return log q at points, up to a constant, from the distances to others."""
+        with np.errstate(under="ignore"):
+            scaled = distances**2 / (near[:, None] * self._near[ends])
+            sums = 1 + np.exp(-scaled / (2 * self._factor**2)).sum(axis=1)
+        return np.asarray(np.log(sums) - self.dimension * np.log(near))
+
+    @staticmethod
+    def _curve_of(distances: Floats, ends: NDArray[Any], widths: Floats) -> WidthCurve:
+        few = np.linspace(0, len(ends) - 1, min(SAMPLES, len(ends))).astype(np.intp)
+        squared = distances[few] ** 2 / (widths[few, None] * widths[ends[few]])
+        return _grown(squared.ravel(), 1 / len(ends), 1 / (len(few) * len(ends)))
+
+
+def _nearest_mean(distances: Floats) -> Floats:
+    """Return the root mean square of the distances to the nearest of some neighbours."""
+    return positive(np.sqrt((distances[:, :_NEAR] ** 2).mean(axis=1)))
 
 
 def median_rate(points: Any, samples: int = 200) -> float:
