@@ -257,20 +257,30 @@ class Affinity(ABC):
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal that this affinity can average, or raise `InputError`."""
+        self._check_device(name, value)
+        return self.check_kind(name, self.domain.check_signal(name, value))
+
+    def _check_device(self, name: str, value: Any) -> None:
         device = None if is_numpy(value) else getattr(value, "device", None)
         if None not in (device, self.device) and device != self.device:
             raise InputError(
                 f"{name}: it is on {device}, expected {self.device}, the device of the features that the affinity was "
                 "built from; move one of them"
             )
-        array = self.domain.check_signal(name, value)
+
+    def check_kind(self, name: str, array: Array) -> Array:
+        """Return an array of the namespace, dtype and device that are averaged, or raise `InputError`.
+
+        Its numbers are not looked at, for which a device would wait.
+        """
+        self._check_device(name, array)
         if self.dtype is None:
             if not is_numpy(array):
                 raise InputError(
                     f"{name}: got a tensor of {array.dtype}, expected a NumPy array, in which this affinity is computed"
                     "; convert it (.cpu().numpy()), or build the affinity from torch features"
                 )
-        elif str(array.dtype) != str(self.dtype):  # as text: NumPy and torch do not compare their dtypes
+        elif array.dtype is not self.dtype and str(array.dtype) != str(self.dtype):  # as text: NumPy and torch do not compare their dtypes
             raise InputError(
                 f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the affinity "
                 "was built from; convert one of them"

@@ -198,8 +198,8 @@ class LinearFlow(Flow):
         return self.symmetric and self.plain and not (pulls or self.terms.words)
 
     def average(self, u: Array) -> Array:
-        """Return Pu, counted."""
-        return self._averaged(u)
+        """Return Pu, counted; `InputError` for a signal of another kind or device than the kernel's."""
+        return self._averaged(self.affinity.check_kind("u", u))
 
     def _averaged(self, u: Array) -> Array:
         # Beneath `average`: who computes the same Pu in another way is no other flow.
