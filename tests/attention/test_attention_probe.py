@@ -32,6 +32,7 @@ from nlflow.attention import (  # noqa: E402
 from nlflow.attention.probing import probe as module_of_probe  # noqa: E402
 from nlflow.attention.probing import recording as module_of_recording  # noqa: E402
 from nlflow.desk.commands.attention import HELP  # noqa: E402
+from tests import pretended  # noqa: E402
 
 Array = NDArray[Any]
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 16}
@@ -508,3 +509,22 @@ def test_every_column_of_the_rows_is_explained() -> None:
     assert [name for name in columns if f"``{name}``" not in told] == []
     asked = columns - {"layer", "index", "stable_least"}  # "least" in the help, as it is printed
     assert [name for name in asked if not re.search(rf"\b{name}\b", HELP)] == []
+
+
+@pytest.mark.on_cpu("puts a model on the pretended GPU itself")
+def test_a_layer_of_a_model_on_a_device_asks_it_a_few_times_and_all_is_told_in_one_copy() -> None:
+    """Whether states and what is measured of them are finite, which sums add what attention gives, what is padding."""
+    config = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
+    found = []
+    for layers in (1, 2):
+        model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=layers, **config)).eval()
+        with pretended.gpu():
+            given = pretended.put(torch.arange(10).view(2, 5))
+            model.to("cuda")
+            with pretended.counting() as counts:
+                probe(model, given)
+        found.append(counts)
+    few, many = found
+    assert many.synchronizations - few.synchronizations <= 21, str(many)
+    assert many.operations - few.operations <= 380, str(many)
+    assert (many.copies_to_device, many.copies_to_host) == (0, 1), str(many)

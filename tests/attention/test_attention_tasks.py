@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from nlflow.errors import InputError
+from tests import pretended
 from tests.transformer_models import BODY, TEXT, build, inputs, output, torch, transformers
 
 from nlflow.attention import Classification, TokenAccuracy, WordErrors, attach, detach, masked_tokens, report  # isort: skip
@@ -95,6 +97,24 @@ def test_masked_tokens_are_counted_as_they_are() -> None:
         task(model.bert)
     with pytest.raises(InputError, match="all of whose tokens are special"):
         masked_tokens(Nothing(), ["a b"])
+
+
+@pytest.mark.on_cpu("puts tensors on the pretended GPU itself")
+def test_labels_go_to_a_device_once_and_scores_come_in_one_copy() -> None:
+    class Head(Features):
+        def forward(self, x: Any) -> Any:
+            return types.SimpleNamespace(logits=self.one(x[..., None]) * torch.arange(3.0, device=x.device))
+
+    labels = torch.tensor([[2, -100, 0], [0, 1, 2]])
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    expected = TokenAccuracy([{"x": x}] * 2, [labels] * 2)(model := Head())
+    with pretended.gpu():
+        task = TokenAccuracy([{"x": pretended.put(x)}] * 2, [labels] * 2)
+        model = model.to("cuda")
+        assert np.array_equal(task(model), expected)
+        with pretended.counting() as counts:
+            assert np.array_equal(task(model), expected)
+    assert (counts.copies_to_device, counts.copies_to_host) == (0, 1), str(counts)
 
 
 def test_word_errors_are_the_fewest_changes() -> None:

@@ -232,7 +232,7 @@ def test_a_signal_of_another_device_or_kind_is_named_before_it_is_averaged(act: 
             with pytest.raises(InputError, match=f"u: {words}"):
                 getattr(flow, act)(u)
     on_host = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), POINTS)), "degree")
-    with pytest.raises(InputError, match="u: got a tensor of torch.float32, expected a NumPy array"):
+    with pytest.raises(InputError, match=r"u: got a tensor of torch\.float32, expected a NumPy array"):
         getattr(on_host, act)(x)
 
 

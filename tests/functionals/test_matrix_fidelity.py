@@ -219,6 +219,30 @@ def test_operator(nodes: tuple[int, ...], scale: str) -> None:
     assert NodeFidelity(1.0).width == 1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("nodes", [(2, 5), (2, 1), (1, 1)])
+@pytest.mark.parametrize("scale", ["number", "nodes"])
+def test_steps_of_matrices_that_are_learnt_are_those_of_their_inverses(
+    scale: str, nodes: tuple[int, ...], dtype: str
+) -> None:
+    torch = torch_on_one_thread()
+    kind, factor = getattr(torch, dtype), 0.3 if scale == "number" else WEIGHTS
+    given = torch.from_numpy(matrices(nodes)).to(kind).requires_grad_()
+    operator = MatrixFidelity(given).scaled(factor if scale == "number" else torch.from_numpy(WEIGHTS).to(kind))
+    v, f = (torch.from_numpy(normal((2, 5, CHANNELS), seed)).to(kind) for seed in (1, 2))
+    assert operator._learnt
+    own = np.asarray(factor)[..., None, None] * given.detach().double().numpy()
+    damping = np.linalg.inv(np.eye(CHANNELS) + 0.7 * own)
+    # A rounding of what is solved, times the condition number.
+    rounding = 8 * torch.finfo(kind).eps * (1 + 0.7 * np.linalg.norm(own, 2, axis=(-2, -1)).max())
+    for found, expected in (
+        (operator.damped(v, 0.7), damping @ v.double().numpy()[..., None]),
+        (operator.implicit_step(v, f, 0.7) - v, 0.7 * damping @ own @ (f - v).double().numpy()[..., None]),
+    ):
+        assert found.dtype == kind
+        np.testing.assert_allclose(found.detach().double(), expected[..., 0], rtol=0, atol=rounding * 4)
+
+
 def test_implicit_step_keeps_its_digits_for_large_fidelities() -> None:
     """The eigenvalues are 0, 1 and 1e8: along the first the start stays, though f is there multiplied by rounding."""
     turn = np.linalg.qr(normal((CHANNELS, CHANNELS)))[0]

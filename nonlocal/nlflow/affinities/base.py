@@ -280,7 +280,9 @@ class Affinity(ABC):
                     f"{name}: got a tensor of {array.dtype}, expected a NumPy array, in which this affinity is computed"
                     "; convert it (.cpu().numpy()), or build the affinity from torch features"
                 )
-        elif array.dtype is not self.dtype and str(array.dtype) != str(self.dtype):  # as text: NumPy and torch do not compare their dtypes
+        elif array.dtype is not self.dtype and str(array.dtype) != str(
+            self.dtype
+        ):  # as text: NumPy and torch do not compare their dtypes
             raise InputError(
                 f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the affinity "
                 "was built from; convert one of them"

@@ -499,7 +499,7 @@ def _random(layer: Layer, generator: torch.Generator, like: Tensor) -> Tensor:
     """Return random stochastic matrices (B or 1, H or 1, N, N): rows of exponential variables, seen as P is seen."""
     count = layer.q.shape[-2]
     drawn = torch.rand(count, count, generator=generator).clamp_min(_TINY).log().neg().to(like)[None, None]
-    every = bool(layer.tokens.all())
+    every = not layer.padded
     if layer.mask is None and every:
         return drawn / drawn.sum(-1, keepdim=True)
     narrow = (slice(0, 1 if every and layer.mask is not None and len(layer.mask) == 1 else None), slice(0, 1))

@@ -162,9 +162,9 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
         layer = layer_of(one, inputs, several=len({other.block.stack for other in run}) > 1)
         check_finite(layer.name, (layer.before, layer.after), layer.tokens)
         if layer.stack not in entering:
-            entering[layer.stack] = _of_state(layer.before, layer.tokens)
+            entering[layer.stack] = _of_state(layer.before, layer)
         found = {
-            **_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens), **_of_layer(layer, one.summed)
+            **_of_heads(layer, keep_matrices), **_of_state(layer.after, layer), **_of_layer(layer, one.summed)
         }  # fmt: skip
         measured.append(found)
         if torch.is_grad_enabled():
@@ -276,9 +276,9 @@ def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Floats]]:
     return arrays
 
 
-def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
+def _of_state(state: Tensor | None, layer: Layer) -> dict[str, Tensor]:
+    tokens, mask = layer.tokens, layer.tokens if layer.padded else None
     shown = state is not None and tuple(state.shape[:2]) == tuple(tokens.shape)
-    mask = None if bool(tokens.all()) else tokens
     return {
         name: measure(state, mask=mask) if shown else tokens.new_full((len(tokens),), torch.nan, dtype=torch.float32)
         for name, measure in measures("state").items()
@@ -335,7 +335,7 @@ class Averages:
 def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     q, k, v = (part[place].float() if part.element_size() < 4 else part[place] for part in (layer.q, layer.k, layer.v))
     tokens = layer.tokens[place[0], None].expand(q.shape[:-1])
-    padded = not bool(tokens.all())
+    padded = layer.padded and not bool(tokens.all())
     counted = tokens.to(v.dtype)[..., None]
     # A constant does not change J and the directions of tokens. Without it they have more digits.
     values = v - (v * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True)

@@ -294,6 +294,11 @@ class Layer:
             f"{width} features, {self.kernel}>"
         )
 
+    @cached_property
+    def padded(self) -> bool:
+        """Whether some tokens are padding."""
+        return not bool(self.tokens.all())  # a device is asked once
+
     @property
     def heads(self) -> int:
         """Number of heads H."""

@@ -16,7 +16,7 @@ Place = tuple[slice, slice]
 def bias_of(layer: Layer, place: Place) -> Tensor | None:
     """Return what is added to the logarithms: the mask, in which padding is seen only by itself; None without any."""
     count, tokens = layer.q.shape[-2], layer.tokens[place[0], None]
-    padded = not bool(tokens.all())
+    padded = layer.padded and not bool(tokens.all())
     if layer.mask is None and not padded:
         return None
     bias = torch.zeros(1, 1, 1, 1, device=tokens.device)
