@@ -59,9 +59,10 @@ class Page:
         self.driver, self.url = driver, url
         self._says: list[Any] = []  # of all tabs; to look for them each time would take long
 
-    def open(self) -> None:
-        """Load the page and wait until it shows something."""
-        self.driver.get(self.url)
+    def open(self, address: str = "") -> None:
+        """Load the page, or another address of it, and wait until it shows something."""
+        self.driver.get("about:blank")  # else an address that differs after # would load nothing
+        self.driver.get(address or self.url)
         self._says = []
         self.wait(lambda: self.kind() == "done", "the first result")
 
@@ -112,9 +113,9 @@ class Page:
 
     def settled(self, action: Callable[[], Any], kind: str = "done") -> str:
         """Do something, wait until its result is there, and return what the tab says."""
-        before = self.serial()
+        before = self.said()
         action()
-        self.wait(lambda: self.serial() > before and self.kind() == kind, f"{kind} after it")
+        self.wait(lambda: self.said() != before and self.kind() == kind, f"{kind} after it")
         return self.status()
 
     def python(self) -> str:
@@ -152,6 +153,10 @@ class Page:
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         found = {one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"}
         return found | {one["params"]["url"] for one in messages if one["method"] == "Network.webSocketCreated"}
+
+    def address(self) -> str:
+        """Return what the bar of the browser says."""
+        return str(self.driver.current_url)
 
     def errors(self) -> list[str]:
         """Return the errors in the console since the last call."""

@@ -410,6 +410,24 @@ def test_no_page_needs_scrolling_to_the_side(page: Page, name: str, width: int) 
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_an_address_opens_the_page_as_it_was(page: Page) -> None:
+    """A control is moved, the address is opened in another page: it shows the same; nonsense in it is named there."""
+    page.open()
+    address = page.address()
+    page.settled(lambda: page.knob("sigma").send_keys(keys("HOME")))
+    page.wait(lambda: page.address() != address, "the address of the new setting")
+    assert "sigma=0.5&" in page.address()
+    text, picture, address = page.python(), seen(page, "result"), page.address()
+    page.open(address)
+    assert page.python() == text
+    assert np.array_equal(seen(page, "result"), picture)
+    assert page.all("p.refused") == []
+    page.settled(lambda: page.driver.execute_script("location.hash = 'tab=flow&width=9&kernel=Laplace'"))
+    assert page.one("p.refused").text == "width: got '9', expected a number from 0.01 to 0.3"
+    assert "Laplace(0.03)" in page.python()
+    page.open()  # as the other tests expect it
+
+
 def test_the_page_says_when_the_server_has_gone() -> None:
     with serving() as (url, process), browsing(url) as other:
         other.open()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from html import escape
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,14 +14,14 @@ import numpy as np
 from nlflow.denoising import Trail
 from nlflow.denoising.noise.names import WORDS, has_sigma
 from nlflow.denoising.options import OF_PIXELS
+from nlflow.desk.explorer import address, sources
 from nlflow.desk.explorer import denoising_view as view
-from nlflow.desk.explorer import sources
 from nlflow.desk.explorer.denoising_view import DenoiseResult, DenoiseSettings, NoiseFile
 from nlflow.desk.explorer.desk import Desk, Report, Tab
 from nlflow.desk.explorer.drawings import Drawn, Look, Stills, of_counts, plane_axes, remarks, rows, told_part, verdict
 from nlflow.desk.explorer.pictures import full_range, stored_place
 from nlflow.desk.explorer.sources import Source, preview, saved
-from nlflow.desk.explorer.texts import note
+from nlflow.desk.explorer.texts import note, refused
 from nlflow.desk.explorer.uploads import SUFFIXES, received_noise, received_reference, received_source
 from nlflow.desk.explorer.widgets import (
     Download,
@@ -41,7 +40,7 @@ from nlflow.desk.explorer.widgets import (
     row,
 )
 from nlflow.desk.formats import axes, written_extension
-from nlflow.errors import format_bytes, visible
+from nlflow.errors import InputError, format_bytes, visible
 from nlflow.store.notebook import table
 
 # ---- a signal as lines: noisy and denoised, what was removed, and the window of samples that is drawn
@@ -52,6 +51,7 @@ RESULT = {"color": "#0b5394", "width": 1.5}
 _NAMES: dict[str, dict[str, Any]] = {"noisy": ORIGINAL, "result": RESULT, "clean": {"color": "#009e73"}}
 _MOVES = {"Zoom in": 0.5, "Zoom out": 2.0, "All": math.inf}
 _LEAST = 20  # samples
+_WINDOW = ("from", "samples")  # what an address calls it
 
 
 class SignalView:
@@ -130,6 +130,10 @@ class DenoiseTab(Tab):
         self._refused = False  # the last file could not be read: there is nothing to compute
         self._make_settings()
         self._make_views()
+        choices = {"quality": self.quality, "noise": self.noise_kind}
+        looks = {"slice": self.slice, "black": self.black, "white": self.white}
+        places = {f"place_{axis}": knob for axis, knob in enumerate(self.places)}
+        self.controls = {**choices, **self.knobs, **places, **looks}
         undo = button("Undo to defaults", self.undo)
         self.full_button = button("Compute in full", partial(self.start, full=True), primary=True)
         self.kept = column(
@@ -189,7 +193,7 @@ class DenoiseTab(Tab):
 
     def _make_views(self) -> None:
         self.pictures, self.whole = Pictures(), Overview(self._move_part)
-        self.part, self.refusal, self.signal = markup(), markup(), SignalView(self._look_again)
+        self.part, self.signal = markup(), SignalView(self._look_again)
         ends: dict[str, Any] = {"black": {"color": "#000000"}, "white": {"color": "#8a949e", "dash": "4 3"}}
         self.histogram = Lines("", "", "", {"noisy": ORIGINAL, "result": RESULT, **ends}, height=120)
         self.contrast = column(heading("Contrast"), self.histogram, self.black, self.white)
@@ -267,20 +271,50 @@ class DenoiseTab(Tab):
     def _has_strength(self) -> bool:
         return has_sigma(str(self.noise_kind.value))
 
-    def undo(self) -> None:
-        """Take back what the user has set."""
+    def reset(self) -> None:
+        """Take back what the user has set; nothing is computed."""
         self.quality.value = next(iter(_OF_STACKS if self._source.media.stacked else _QUALITIES))
         self.noise_kind.value = next(iter(_NOISES))
-        for knob in (self.slice, *self.knobs.values(), *self.places, self.black, self.white):
+        self.signal.window = None
+        for knob in (self.slice, *self.knobs.values(), *self.places, self.black, self.white, self.signal.first):
             knob.reset()
-        self.start()
+
+    def words(self) -> dict[str, str]:
+        """Return what the controls say, and the window of a signal."""
+        window = self.signal.window if self.signal.panel.visible else None
+        return super().words() | ({} if window is None else dict(zip(_WINDOW, map(str, window), strict=True)))
+
+    def restore(self, words: Mapping[str, str]) -> list[str]:
+        """Set the controls to what an address says, the window of a signal too."""
+        if not self.signal.panel.visible or not words.keys() & set(_WINDOW) or self._awaits(words):
+            return super().restore(words)
+        faults = super().restore({name: word for name, word in words.items() if name not in _WINDOW})
+        try:
+            self.signal.window = self._window(words)
+        except InputError as error:
+            faults.append(str(error))
+        return faults
+
+    def _window(self, words: Mapping[str, str]) -> tuple[int, int]:
+        """Return the window of samples that an address says."""
+        samples, ends = self._source.shape[0], []
+        for name, low, high in zip(_WINDOW, (0, _LEAST), (samples - _LEAST, samples), strict=True):
+            ends.append(int(address.number(name, words.get(name, ""), low, high, step=1, optional=False) or 0))
+        return ends[0], min(ends[1], samples - ends[0])
 
     # ---- files
+
+    @property
+    def file(self) -> str:
+        """The name of the file that is shown."""
+        return PurePath(self._source.name).name
 
     def _open(self, source: Source) -> None:
         self._take(source)
         self._adapt()
-        self.undo()
+        if not self.recall():
+            self._set(self.reset)
+        self.start()
 
     def _take(self, source: Source) -> None:
         self.drop("view")  # of the former file
@@ -303,7 +337,7 @@ class DenoiseTab(Tab):
     def _refuse_reference(self, message: str) -> str | None:
         """Go on without a reference: the numbers of the former one could be taken for those of this one."""
         self._take(replace(self._source, clean=None, clean_name=""))
-        self.refusal.object = f'<p class="refused" role="alert">{escape(message)}. The result has no reference.</p>'
+        self.refusal.object = refused(f"{message}. The result has no reference.")
         self.start()
         return None
 
@@ -400,8 +434,7 @@ class DenoiseTab(Tab):
         taken["fidelity"] = taken.get("fidelity_mean")
         for name, knob in self.knobs.items():
             # Blocks of a stack have a side for each axis, which one slider cannot show; the numbers have them.
-            if isinstance(taken.get(name), int | float):
-                knob.show_automatic(float(taken[name]))
+            knob.show_automatic(taken[name] if isinstance(taken.get(name), int | float) else None)
         unit = self.knobs["sigma"].shown["unit"]
         self._show_noise(result, unit)
         time = course.get("t", np.empty(0))

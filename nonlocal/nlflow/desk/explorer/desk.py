@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from panel.io import hold
 
+from nlflow.desk.explorer.texts import note, refused
 from nlflow.desk.explorer.uploads import Limits, shown_name, unpacked
-from nlflow.desk.explorer.widgets import Code, Status, Upload, column, heading, markup, stale
+from nlflow.desk.explorer.widgets import (
+    COMPUTING,
+    Code,
+    Status,
+    Upload,
+    column,
+    heading,
+    markup,
+    obey,
+    stale,
+    word_of,
+)
 from nlflow.desk.explorer.worker import Job, Worker
 from nlflow.desk.terminal import mendable
+from nlflow.errors import InputError, shortened
 
 T = TypeVar("T")
 Answer = Callable[[str], str | None]
@@ -60,22 +73,95 @@ class Tab:
     """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
 
     `shown` are the columns of a result: first what can be shown before it is there. Grey where the next is slow.
+    `controls` are what the page's address holds, by name; one that has no meaning for the others is not visible.
     """
 
     name: ClassVar[str]
     panel: Any
     shown: Sequence[Any] = ()
+    controls: Mapping[str, Any]
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.started = self._is_grey = False
+        self._is_restored = False  # controls are being set: nothing is to be computed until all are
         self._turn = 0  # of answers: each begins the wait anew after which what is shown turns grey
         self.status = Status(lambda _: self._cancel())
-        self.figures, self.code = markup(), Code()
+        self._awaited: Mapping[str, str] = {}  # an address whose file is not open yet
+        self.refusal = markup()  # what was not taken
+        self.figures, self.code = markup(note(COMPUTING)), Code()
 
     def start(self) -> None:
-        """Compute for the first time."""
+        """Compute what the controls say."""
         raise NotImplementedError
+
+    def reset(self) -> None:
+        """Take back what the user has set; nothing is computed."""
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """Take back what the user has set."""
+        self._set(self.reset)
+        self.start()
+
+    @property
+    def file(self) -> str:
+        """The name of the file that is shown; empty where a tab shows none."""
+        return ""
+
+    def words(self) -> dict[str, str]:
+        """Return what the controls say, in words, for the page's address."""
+        words = {name: word_of(one) for name, one in self.controls.items() if one.visible}
+        return {"file": self.file, **words} if self.file else words
+
+    def restore(self, words: Mapping[str, str]) -> list[str]:
+        """Set the controls to what an address says, others to their defaults; nothing is computed.
+
+        Returned is what they cannot be set to, in words: these stay as by default. What an address says of another file
+        waits until that is opened; see `recall`.
+        """
+        if self._awaits(words):
+            self._awaited = words
+            self._set(self.reset)
+            got, shown = repr(shortened(words["file"])), repr(self.file)
+            return [f"file: got {got}, expected {shown}, which is open; open the other, and its settings are used"]
+        faults: list[str] = []
+
+        def take() -> None:
+            self.reset()
+            for name in filter(words.__contains__, self.controls):  # in the order of the controls
+                try:
+                    obey(name, self.controls[name], words[name])
+                except InputError as error:
+                    faults.append(str(error))
+
+        self._set(take)
+        known = tuple(self.words())
+        for name in words.keys() - known:
+            got, what = repr(shortened(words[name])), "this set-up" if name in self.controls else "this tab"
+            faults.append(f"{shortened(name)}: got {got}, expected a setting that {what} has: {', '.join(known)}")
+        return faults
+
+    def _awaits(self, words: Mapping[str, str]) -> bool:
+        """Tell whether an address is of another file than that which is open."""
+        return bool(self.file) and words.get("file", self.file) != self.file
+
+    def recall(self) -> bool:
+        """Tell whether an address has said something of the file that was opened; the controls are set to it then."""
+        if not self._awaited or self._awaited["file"] != self.file:
+            return False
+        words, self._awaited = self._awaited, {}
+        self.refusal.object = refused(*self.restore(words))
+        return True
+
+    def _set(self, change: Callable[[], Any]) -> None:
+        """Set controls; they start nothing meanwhile."""
+        self._is_restored = True
+        try:
+            change()
+            self.start()  # which adapts the controls to each other
+        finally:
+            self._is_restored = False
 
     def below(self) -> tuple[Any, Any]:
         """Return what is below the main views: numbers, and the texts to copy."""
@@ -95,6 +181,8 @@ class Tab:
         in the page's own thread. Both return the words for the status, or None if they have asked for a further job.
         `words` are the status while the job waits and runs, `what` is its purpose.
         """
+        if self._is_restored:
+            return
         told = 0.0
 
         def tell(share: float) -> None:

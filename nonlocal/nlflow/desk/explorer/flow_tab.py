@@ -74,11 +74,12 @@ class FlowTab(Tab):
         self.remaining = Lines(
             "distance of E to its equilibrium", "time", rms, {"E": _E, _TO_EQUILIBRIUM: _PREDICTED}, log="y"
         )
+        self.controls = {**self.choices, **self.knobs, "frame": self.frame}
         undo = button("Undo to defaults", self.undo)
         controls = [*self.choices.values(), *self.knobs.values(), undo]
         charts = columns(self.distances, self.remaining, self.energies)
         self.shown = [column(self.frame, self.state, self.pictures), column(charts, columns(*self.below(), least=360))]
-        self.panel = beside([], [self.status, self.shown[0]], controls, [self.shown[1]])
+        self.panel = beside([self.refusal], [self.status, self.shown[0]], controls, [self.shown[1]])
 
     def settings(self) -> FlowSettings:
         """Return what the controls say."""
@@ -91,13 +92,12 @@ class FlowTab(Tab):
         settings = self.settings()
         self.ask(lambda tell: (settings, view.compute(settings, progress=tell)), self._show)
 
-    def undo(self) -> None:
-        """Take back what the user has set."""
+    def reset(self) -> None:
+        """Take back what the user has set; nothing is computed."""
         for name, one in self.choices.items():
             one.value = getattr(_DEFAULT, name)
         for knob in (*self.knobs.values(), self.frame):
             knob.reset()
-        self.start()
 
     def _show(self, shown: tuple[FlowSettings, SimpleNamespace]) -> str:
         self._shown = shown

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import PurePath
+
 import numpy as np
 
 from nlflow.desk.explorer import layers_view as view
@@ -32,23 +35,44 @@ class LayersTab(Tab):
         self._found = found
         hint = "result.json of nonlocal attention MODEL --out DIR, or drop it here"
         self.upload = self.open_button(
-            "trace", "Open a layer trace", hint, (".json",), received_layers, self._show, self._refuse
+            "trace", "Open a layer trace", hint, (".json",), received_layers, self._open, self._refuse
         )
         self.quantity = choice("quantity", "by head", view.HEAD_QUANTITIES, self._draw_heads)
         self.run = choice("run", "run", {}, self._draw_heads)
         charts = [Lines(view.QUANTITIES[name], "layer (0: input)", "", _RUNS, markers=True) for name in _OVERVIEW]
         self.charts = dict(zip(_OVERVIEW, charts, strict=True))
         self.heads, self.no_heads = Heatmap("layer (0: input)", "head"), markup()
+        self.controls = {"quantity": self.quantity, "run": self.run}
         self.download = Download(lambda _: self._download(), label="Download the trace")
         self.about = markup()
         numbers, program = self.below()
         heads = column(heading("Heads"), columns(self.quantity, self.run), self.no_heads, self.heads)
         self.shown = [column(self.about, columns(*charts, least=440), heads, numbers, column(program, self.download))]
-        self.panel = column(self.upload, self.status, *self.shown)
+        self.panel = column(self.refusal, self.upload, self.status, *self.shown)
+
+    def reset(self) -> None:
+        """Take back what the user has set; nothing is computed."""
+        for one in self.controls.values():
+            one.value = next(iter(one.options.values()), None)
+
+    def restore(self, words: Mapping[str, str]) -> list[str]:
+        """Set the controls to what an address says."""
+        self.start()  # the file says which there are
+        return super().restore(words)
 
     def start(self) -> None:
-        """Show the file of the command line, or the example."""
+        """Show the file of the command line, or the example, or the last that was opened."""
         self.status.say(self._show(self._found or view.example()), "done")
+
+    @property
+    def file(self) -> str:
+        """The name of the file that is shown."""
+        return "" if self._found is None else PurePath(self._found.name).name
+
+    def _open(self, found: LayersFile) -> str:
+        words, self.refusal.object = self._show(found), ""
+        self.recall()
+        return words
 
     def _refuse(self, message: str) -> str:
         """Leave nothing of the former file: it could be taken for what this one holds."""

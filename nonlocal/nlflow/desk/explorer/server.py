@@ -30,14 +30,16 @@ from tornado.httputil import HTTPServerRequest
 from tornado.routing import Matcher, Rule
 from tornado.web import Application, RequestHandler
 
+from nlflow.desk.explorer import address
 from nlflow.desk.explorer.denoise_tab import DenoiseTab
 from nlflow.desk.explorer.desk import Desk, Tab
 from nlflow.desk.explorer.flow_tab import FlowTab
 from nlflow.desk.explorer.layers_tab import LayersTab
 from nlflow.desk.explorer.layers_view import LayersFile
 from nlflow.desk.explorer.sources import Source
+from nlflow.desk.explorer.texts import refused
 from nlflow.desk.explorer.uploads import Limits
-from nlflow.desk.explorer.widgets import TabBar, markup
+from nlflow.desk.explorer.widgets import Part, TabBar, markup
 from nlflow.desk.explorer.worker import Worker
 from nlflow.errors import InputError
 
@@ -235,7 +237,7 @@ def build(contents: Contents, worker: Worker) -> Any:
     first = 2 if contents.layers is not None and contents.source.built_in else 0
     # All tabs are part of the page from the start: a part that is added later can miss changes.
     places = [pn.Column(tab.panel, sizing_mode="stretch_width") for tab in tabs]
-    seen, loaded = first, False
+    seen, loaded, arrived = first, False, False
 
     def look(number: Any) -> None:
         nonlocal seen
@@ -243,19 +245,40 @@ def build(contents: Contents, worker: Worker) -> Any:
             seen = number
         for other, place in enumerate(places):
             place.visible = other == seen
-        if loaded and not tabs[seen].started:
+        if loaded and arrived and not tabs[seen].started:
             tabs[seen].started = True
             tabs[seen].start()
+        tell()
+
+    def tell(_: Any = None) -> None:
+        """Let the page's address say what is seen."""
+        if loaded and arrived:
+            bar.show(chosen=seen, address=address.written(tabs[seen].name, tabs[seen].words()))
+
+    def arrive(text: str) -> None:
+        """Show what the page's address says; the page sends it once when it opens."""
+        nonlocal arrived
+        found = address.read(text, [tab.name for tab in tabs])
+        number = next((k for k, tab in enumerate(tabs) if tab.name == found.tab), seen)
+        faults = [*found.faults, *(tabs[number].restore(found.words) if found.words else ())]
+        tabs[number].started &= not found.words
+        tabs[number].refusal.object = refused(*faults)
+        arrived = True
+        look(number)
 
     def load() -> None:
         nonlocal loaded
         loaded = True
         look(seen)
 
+    bar = TabBar(lambda data: arrive(str(data["address"])) if isinstance(data, dict) else look(data),
+                 names=list(_TABS), chosen=first, address="")  # fmt: skip
+    for part in (one for tab in tabs for one in (*tab.controls.values(), tab.status)):
+        part.param.watch(tell, ["shown" if isinstance(part, Part) else "value", "visible"])
     look(first)
     # Some changes are lost while the page loads, so the first tab starts a moment later.
     pn.state.onload(lambda: desk.later(load))
-    title, bar = markup("<h1>nonlocal explore</h1>"), TabBar(look, names=list(_TABS), first=first)
+    title = markup("<h1>nonlocal explore</h1>")
     title.sizing_mode, bar.styles = None, {"flex": "1 1 280px"}
     return pn.Column(
         pn.FlexBox(title, bar, gap="0 24px", sizing_mode="stretch_width"),

@@ -29,6 +29,11 @@ def note(*texts: str) -> str:
     return "".join(f'<p class="note">{escape(visible(text))}</p>' for text in texts if text)
 
 
+def refused(*texts: str) -> str:
+    """Return what was not taken as HTML that screen readers announce, a paragraph each."""
+    return "".join(f'<p class="refused" role="alert">{escape(visible(text))}</p>' for text in texts)
+
+
 def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> str:
     """Return an assignment of a call as Python text, over several lines where it is long."""
     given = [first, *(f"{name}={value!r}" for name, value in words.items())]

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from panel.custom import JSComponent
 from panel.io import state
 
+from nlflow.desk.explorer import address
+from nlflow.errors import check_choice
 from nlflow.plotting.base import PALETTE
 from nlflow.store.encoding import plain
 
@@ -64,6 +66,19 @@ def offer(one: Any, options: Mapping[str, str]) -> None:
     """Give a choice other words; the value stays if it is among them."""
     value = one.value if one.value in options else next(iter(options), None)
     one.param.update(options={text: word for word, text in options.items()}, value=value)
+
+
+def word_of(control: Any) -> str:
+    """Return what a control says, for the page's address."""
+    return address.word_of(control.value) if isinstance(control, Knob) else str(control.value)
+
+
+def obey(name: str, control: Any, word: str) -> None:
+    """Let a control say what an address says of it; `InputError` where it cannot."""
+    if isinstance(control, Knob):
+        control.obey(word)
+    else:
+        control.value = check_choice(name, word, tuple(control.options.values()))
 
 
 def columns(*parts: Any, least: int = 300) -> Any:
@@ -124,6 +139,8 @@ def stale(part: Any, turn: int | None) -> None:
 
 
 _SHADES = 64
+COMPUTING = "computing"  # stands where a number or a chart is not computed yet
+_NOTHING = "nothing to show"
 
 
 class Part(JSComponent):
@@ -180,6 +197,7 @@ class Knob(Part):
         self._start, self._moved = start, moved
         limits = {"low": low, "high": high, "step": step, "value": start}
         flags = {"optional": optional, "automatic": optional, "whole": whole, "disabled": False}
+        flags["word"] = COMPUTING if optional else ""
         super().__init__(self._take, name=name, label=label, unit=unit, move=0, **limits, **flags)
 
     @property
@@ -193,13 +211,24 @@ class Knob(Part):
         if self.shown["whole"]:
             value = low + step * round((value - low) / step)
         automatic = bool(data["automatic"]) and self.shown["optional"]
-        self.show(value=value, automatic=automatic, move=int(data["move"]))
+        self._set(value, automatic, move=int(data["move"]))
         self._moved()
 
-    def show_automatic(self, value: float) -> None:
-        """Show the number that the program has taken, unless the user has set one."""
+    def _set(self, value: float, automatic: bool, **shown: Any) -> None:
+        self.show(value=value, automatic=automatic, word=COMPUTING if automatic else "", **shown)
+
+    def obey(self, word: str) -> None:
+        """Take the word of an address; `moved` is not called."""
+        low, high, step, optional = (self.shown[name] for name in ("low", "high", "step", "optional"))
+        whole = step if self.shown["whole"] else None
+        value = address.number(self.shown["name"], word, low, high, step=whole, optional=optional)
+        self._set(self._start if value is None else value, value is None)
+
+    def show_automatic(self, value: float | None) -> None:
+        """Show the number that the program has taken, if there is one, unless the user has set one."""
         if self.shown["automatic"]:
-            self.show(value=float(value))
+            known = value is not None
+            self.show(value=float(value) if known else self._start, word="" if known else address.AUTOMATIC)
 
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
         """Give it another range, and its first value there."""
@@ -209,16 +238,18 @@ class Knob(Part):
 
     def reset(self) -> None:
         """Undo what the user has set."""
-        self.show(value=self._start, automatic=self.shown["optional"])
+        self._set(self._start, self.shown["optional"])
 
 
 class TabBar(Part):
-    """The bar of tabs; `heard` gets the number of the one that is chosen.
+    """The bar of tabs, of which the one of the number ``chosen`` is seen, and the ``address`` of what the page shows.
 
-    Own, because Panel's tabs have no roles for screen readers and the arrow keys do not move between them.
+    `heard` gets the number of a tab that is chosen, and ``{"address": text}``, what stands after ``#``, when the page
+    is opened and when the user writes another address. Own, because Panel's tabs have no roles for screen readers and
+    the arrow keys do not move between them.
     """
 
-    _esm = _script("tabs")
+    _esm = _script("copy", "tabs")
 
 
 class Pictures(Part):
@@ -318,7 +349,7 @@ class Code(Part):
     Own, because the copy button of Panel's code blocks has no name and says nothing if the browser refuses.
     """
 
-    _esm = _script("code")
+    _esm = _script("copy", "code")
 
     def __init__(self) -> None:
         super().__init__(python="", command="", note="")
@@ -350,8 +381,9 @@ class Lines(Part):
             name: {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": "none", "markers": markers, **style}
             for number, (name, style) in enumerate(names.items())
         }
-        words = {"title": title, "xlabel": xlabel, "ylabel": ylabel, "log": log}
-        super().__init__(heard or (lambda _: None), **words, height=height, lines=[], moves=heard is not None)
+        words: dict[str, Any] = {"title": title, "xlabel": xlabel, "ylabel": ylabel, "log": log}
+        words |= {"height": height, "lines": [], "moves": heard is not None, "empty": COMPUTING}
+        super().__init__(heard or (lambda _: None), **words)
 
     def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
         """Show lines by their names.
@@ -367,7 +399,7 @@ class Lines(Part):
         for name, places in lines.items():
             x, y = (plain(np.asarray(values, np.float64)) for values in places)
             drawn.append({"name": name, "x": x, "y": y, **self._styles[name]})
-        self.show(lines=drawn, **words)
+        self.show(lines=drawn, empty="" if drawn else _NOTHING, **words)
 
 
 class Heatmap(Part):
@@ -379,14 +411,16 @@ class Heatmap(Part):
     _esm = _script("svg", "heatmap")
 
     def __init__(self, xlabel: str, ylabel: str, height: int = 300) -> None:
-        super().__init__(title="", xlabel=xlabel, ylabel=ylabel, height=height, palette=_cividis(), values=[])
+        words = {"title": "", "xlabel": xlabel, "ylabel": ylabel, "height": height}
+        super().__init__(**words, palette=_cividis(), values=[], empty=COMPUTING)
 
     def draw(self, values: NDArray[np.float64], names: Sequence[str], title: str) -> None:
         """Show values of shape (layers, heads); what is not finite is left out."""
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         scale = {"low": low, "high": high if high > low else low + 1.0}
-        self.show(title=title, values=plain(np.asarray(values, np.float64)), names=list(names), **scale)
+        drawn = plain(np.asarray(values, np.float64))
+        self.show(title=title, values=drawn, names=list(names), empty="" if drawn else _NOTHING, **scale)
 
 
 @cache

@@ -7,17 +7,17 @@ export function render({ model }) {
     <pre class="python" tabindex="0" aria-label="Python"></pre>
     <pre class="command" tabindex="0" aria-label="command"></pre></details>`;
   const said = root.querySelector(".said"), names = ["python", "command"];
-  root.querySelectorAll("button").forEach((button, k) => button.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(model.shown[names[k]]);
-      said.textContent = `${button.textContent.replace("Copy as ", "")} copied`;
-    } catch {
+  const buttons = root.querySelectorAll("button");
+  buttons.forEach((button, k) => button.addEventListener("click", async () => {
+    const refused = "the browser refuses to copy: select the text below";
+    if (!await copied(model.shown[names[k]], said, `${button.textContent.replace("Copy as ", "")} copied`, refused))
       root.querySelector("details").open = true;
-      said.textContent = "the browser refuses to copy: select the text below";
-    }
   }));
   const show = () => {
-    for (const name of names) root.querySelector(`pre.${name}`).textContent = model.shown[name];
+    names.forEach((name, k) => {
+      root.querySelector(`pre.${name}`).textContent = model.shown[name];
+      buttons[k].disabled = !model.shown[name];  // nothing is computed yet
+    });
     root.querySelector(".note").textContent = model.shown.note;
     said.textContent = "";
   };

@@ -1,6 +1,5 @@
 // Numbers by row and column as colours, with the scale beside them and the number of a cell where the pointer is.
 const draw = ({ title, xlabel, ylabel, values, names, low, high, palette, height }, place) => {
-  if (!values.length) return;
   const columns = values.length, rows = values[0].length, shades = palette.length;
   const { svg, width, left, top, w, h, axes } = framed(place, { xlabel, ylabel, height }, title, 40, 66);
   const shade = (v) => palette[Math.min(shades - 1, Math.floor(((v - low) / (high - low)) * shades))];

@@ -14,19 +14,23 @@ export function render({ model }) {
   const range = find("input[type=range]"), box = find("input[type=checkbox]"), field = find("input[type=number]");
   let move = 0, sent = -PAUSE, due = 0;
   // The slider stands at the nearest of its steps; the field has the number itself, with four digits.
-  const write = (value) => {
-    field.value = String(Number(value.toPrecision(4)));
-    range.setAttribute("aria-valuetext", `${field.value} ${model.shown.unit}`);
+  // What is not computed yet has no number: a word stands in its place.
+  const write = (value, word = "") => {
+    field.value = word ? "" : String(Number(value.toPrecision(4)));
+    field.placeholder = word;
+    root.classList.toggle("unknown", word !== "");
+    range.setAttribute("aria-valuetext", word || `${field.value} ${model.shown.unit}`);
   };
+  const number = () => (field.value === "" ? model.shown.value : Number(field.value));
   const send = () => {
     clearTimeout(due);
     [sent, due] = [performance.now(), 0];
-    model.send_msg({ value: Number(field.value), automatic: box.checked, move });
+    model.send_msg({ value: number(), automatic: box.checked, move });
   };
   const moved = () => { move++; send(); };
   const dragged = () => { move++; due ||= setTimeout(send, Math.max(sent + PAUSE - performance.now(), 0)); };
   const show = () => {
-    const { label, unit, low, high, step, value, automatic, optional, whole, disabled } = model.shown;
+    const { label, unit, low, high, step, value, word, automatic, optional, whole, disabled } = model.shown;
     find(".text").textContent = label;
     find(".unit").textContent = unit;
     find(".automatic").style.display = optional ? "" : "none";
@@ -40,11 +44,11 @@ export function render({ model }) {
     if (model.shown.move < move) return;
     range.value = value;
     box.checked = automatic;
-    write(value);
+    write(value, word);
   };
   range.addEventListener("input", () => { box.checked = false; write(Number(range.value)); dragged(); });
   field.addEventListener("change", () => {
-    if (!field.checkValidity() || field.value === "") { field.reportValidity(); write(model.shown.value); return; }
+    if (!field.checkValidity() || field.value === "") { field.reportValidity(); write(model.shown.value, model.shown.word); return; }
     box.checked = false;
     range.value = field.value;
     moved();

@@ -34,7 +34,14 @@ const figure = (model, draw) => {
     place.replaceChildren();
     // On a narrow page a drawing leaves room for what moves it.
     const most = innerWidth < 800 ? Math.max(0.28 * innerHeight, 140) : Infinity;
-    draw({ ...model.shown, height: Math.min(model.shown.height, most) }, place, legend);
+    const height = Math.min(model.shown.height, most);
+    if (model.shown.empty) {  // no axes around what is not there
+      place.innerHTML = `<p class="empty"></p>`;
+      place.firstChild.style.height = `${height}px`;
+      place.firstChild.textContent = model.shown.empty;
+      return;
+    }
+    draw({ ...model.shown, height }, place, legend);
   };
   model.on("shown", again);
   new ResizeObserver(() => {

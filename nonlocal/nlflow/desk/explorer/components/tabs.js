@@ -1,4 +1,5 @@
 // The bar of tabs: buttons that arrow keys go through, as the pattern for tabs of the ARIA practices has it.
+// The address of the page holds what its controls say; whoever opens it, or writes another one, gets that.
 // And a notice when the server has gone: nothing on the page answers then.
 const GONE = "The server has gone: nothing on this page is computed any more. Start `nonlocal explore` again where it ran, \
 then reload this page.";
@@ -14,11 +15,15 @@ const watch = (page) => page.on_event("connection_lost", () => {
   document.body.append(notice);
 });
 
+const SETTLED = 300;  // milliseconds after the last change; browsers refuse an address that changes too often
+
 export function render({ model, view }) {
   watch(view.model.document);
-  const root = document.createElement("div");
-  root.className = "tabs";
-  root.setAttribute("role", "tablist");
+  const bar = document.createElement("div");
+  bar.className = "bar";
+  bar.innerHTML = `<div class="tabs" role="tablist"></div><div class="own"><span class="said" role="status"></span>
+    <button class="copy" title="opens this page with the same settings, from the same server">Copy address</button></div>`;
+  const root = bar.querySelector(".tabs"), said = bar.querySelector(".said");
   const buttons = model.shown.names.map((name, number) => {
     const button = document.createElement("button");
     button.textContent = name;
@@ -42,6 +47,29 @@ export function render({ model, view }) {
     buttons[next].focus();
     choose(next);
   });
-  mark(model.shown.first);
-  return root;
+  let due = 0;
+  const write = () => {
+    clearTimeout(due);
+    due = 0;
+    if (model.shown.address && location.hash !== `#${model.shown.address}`)
+      history.replaceState(null, "", `#${model.shown.address}`);
+  };
+  const arrive = () => {
+    clearTimeout(due);
+    model.send_msg({ address: location.hash });
+  };
+  bar.querySelector(".copy").addEventListener("click", () => {
+    write();
+    copied(location.href, said, "address copied", "the browser refuses to copy: take it from its address bar");
+  });
+  model.on("shown", () => {
+    mark(model.shown.chosen);
+    said.textContent = "";
+    clearTimeout(due);
+    due = setTimeout(write, SETTLED);
+  });
+  addEventListener("hashchange", arrive);
+  mark(model.shown.chosen);
+  arrive();
+  return bar;
 }
