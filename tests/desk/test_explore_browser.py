@@ -330,13 +330,63 @@ def test_the_flow(page: Page) -> None:
         before = page.python()
         page.settled(lambda name=name: page.knob(name).send_keys(keys("ARROW_RIGHT")))
         assert page.python() != before
-    title = page.all(".chart figcaption")[0]
-    words = title.text
-    page.knob("frame").send_keys(keys("HOME"))
-    page.wait(lambda: page.all(".chart figcaption")[0].text == "the signal at t = 0", words)
+    told = page.one(".nl-player output")
+    line = states(page)
+    page.one(".nl-player input").send_keys(keys("HOME"))
+    page.wait(lambda: told.text == "t = 0", told.text)
+    assert states(page) != line
+    page.wait(lambda: "moment=0" in page.address(), "the moment in the address")
     page.settled(lambda: page.choice("signal").send_keys("a disc"))
-    assert len(page.all("img")) == 4
-    assert executed(page.python())["observed"].shape == (32, 32)
+    assert (len(page.all("img")), len(page.all("canvas"))) == (2, 2)
+    copied = executed(page.python())
+    page.one(".nl-player .restart").click()
+    page.one(".nl-player .play").click()  # pause
+    page.one(".nl-player input").send_keys(keys("END"))
+    shown = page.driver.execute_script(LEVELS, page.all("canvas")[1])
+    levels = pictures.grey_scale(copied["observed"]).levels(copied["e"][-1])
+    assert np.array_equal(np.array(shown).reshape(128, 128), levels)
+
+
+def states(page: Page) -> list[str]:
+    """Return the paths of the lines of the first chart."""
+    return [one.get_attribute("d") for one in page.all(".chart")[0].find_elements("css selector", "path")]
+
+
+LEVELS = """
+const [canvas] = arguments, {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+return [...data].filter((_, k) => k % 4 === 0);
+"""
+FRAMES = """
+const [player, canvas, done] = arguments, seen = [];
+let last = "";
+const start = performance.now(), context = canvas.getContext("2d");
+player.querySelector(".restart").click();
+const look = () => {
+  const now = performance.now() - start, sum = context.getImageData(0, 0, 128, 128).data.reduce((a, b) => a + b, 0);
+  if (sum !== last) { last = sum; seen.push(now); }
+  if (now < 3000) requestAnimationFrame(look); else { player.querySelector(".play").click(); done(seen.length); }
+};
+requestAnimationFrame(look);
+"""
+
+
+def test_a_flow_of_128_x_128_runs_with_ten_pictures_a_second(page: Page) -> None:
+    """Pictures are counted on the canvas: those that differ from the one before, in three seconds."""
+    page.open(f"{page.address().split('#')[0]}#tab=flow&signal=photograph")
+    page.driver.set_script_timeout(60)
+    pictures = page.driver.execute_async_script(FRAMES, page.one(".nl-player"), page.all("canvas")[0])
+    assert pictures >= 30
+    curve = [one.find_elements("css selector", "path")[1] for one in page.all(".chart")[:1]]
+    assert curve[0].get_attribute("d").count("L") < 160  # it is drawn as far as the flow has run
+    moment = page.one(".nl-player output").text
+    page.one(".nl-player .on").click()
+    assert page.one(".nl-player output").text != moment
+    calm = {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]}
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", calm)
+    calm_pictures = page.driver.execute_async_script(FRAMES, page.one(".nl-player"), page.all("canvas")[0])
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert calm_pictures <= 5
+    print(pictures, "pictures in 3 s")
 
 
 def test_the_layers(page: Page, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

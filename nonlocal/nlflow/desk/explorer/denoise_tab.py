@@ -35,6 +35,7 @@ from nlflow.desk.explorer.widgets import (
     column,
     columns,
     heading,
+    line_color,
     markup,
     offer,
     row,
@@ -46,9 +47,9 @@ from nlflow.store.notebook import table
 # ---- a signal as lines: noisy and denoised, what was removed, and the window of samples that is drawn
 
 
-ORIGINAL = {"color": "#aab3bc", "width": 1}
-RESULT = {"color": "#0b5394", "width": 1.5}
-_NAMES: dict[str, dict[str, Any]] = {"noisy": ORIGINAL, "result": RESULT, "clean": {"color": "#009e73"}}
+ORIGINAL = {"color": "var(--given)", "width": 1}
+RESULT = {"color": line_color(0), "width": 1.5}
+_NAMES: dict[str, dict[str, Any]] = {"noisy": ORIGINAL, "result": RESULT, "clean": {"color": line_color(2)}}
 _MOVES = {"Zoom in": 0.5, "Zoom out": 2.0, "All": math.inf}
 _LEAST = 20  # samples
 _WINDOW = ("from", "samples")  # what an address calls it
@@ -194,7 +195,7 @@ class DenoiseTab(Tab):
     def _make_views(self) -> None:
         self.pictures, self.whole = Pictures(), Overview(self._move_part)
         self.part, self.signal = markup(), SignalView(self._look_again)
-        ends: dict[str, Any] = {"black": {"color": "#000000"}, "white": {"color": "#8a949e", "dash": "4 3"}}
+        ends: dict[str, Any] = {"black": {"color": "var(--ink)"}, "white": {"color": "var(--edge)", "dash": "4 3"}}
         self.histogram = Lines("", "", "", {"noisy": ORIGINAL, "result": RESULT, **ends}, height=120)
         self.contrast = column(heading("Contrast"), self.histogram, self.black, self.white)
         self.energies = Lines(

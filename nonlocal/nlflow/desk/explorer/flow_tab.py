@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 
 from nlflow.desk.explorer import flow_view as view
-from nlflow.desk.explorer.desk import Desk, Tab
+from nlflow.desk.explorer.desk import Desk, Report, Tab
 from nlflow.desk.explorer.flow_view import FlowSettings
 from nlflow.desk.explorer.pictures import data_url, grey_scale, picture
 from nlflow.desk.explorer.texts import digits
-from nlflow.desk.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, column, columns
-from nlflow.plotting.base import PALETTE
+from nlflow.desk.explorer.widgets import (
+    Knob,
+    Lines,
+    Pictures,
+    Player,
+    beside,
+    button,
+    choice,
+    column,
+    columns,
+    line_color,
+)
 from nlflow.store.notebook import table
 
 _CHOICES = {
@@ -34,13 +44,14 @@ _CHOICES = {
     "boundary": {"reflect": "mirrored", "periodic": "periodic", "isolated": "nothing outside"},
 }
 _TO_CONSTANT, _TO_EQUILIBRIUM = "exp(−μ₂ t)", "exp(−(μ₂ + λ) t)"
-_PREDICTED = {"dash": "6 4", "width": 1.5, "color": "#1c2126"}
-_E = {"color": PALETTE[1]}
+_PREDICTED = {"dash": "6 4", "width": 1.5, "color": "var(--ink)"}
+_RUNS = {"runs": True}
+_RUNS_E = {"color": line_color(1), **_RUNS}
 _STATES: dict[str, dict[str, Any]] = {
-    "f": {"color": "#8a949e", "width": 1},
-    "J": {"color": PALETTE[0]},
-    "E": _E,
-    "equilibrium of E": {"dash": "2 3", "color": "#4d4d4d"},
+    "f": {"color": "var(--given)", "width": 1},
+    "J": {"color": line_color(0), "field": 0},
+    "E": {"color": line_color(1), "field": 1},
+    "equilibrium of E": {"dash": "2 3", "color": line_color(5)},
 }
 _DEFAULT = FlowSettings()
 
@@ -52,7 +63,6 @@ class FlowTab(Tab):
 
     def __init__(self, desk: Desk) -> None:
         super().__init__(desk)
-        self._shown: tuple[FlowSettings, SimpleNamespace] | None = None
         self.choices = {name: choice(name, name, words, self.start) for name, words in _CHOICES.items()}
         plain: dict[str, Any] = {"optional": False, "moved": self.start}
         self.knobs = {
@@ -61,24 +71,28 @@ class FlowTab(Tab):
             "fidelity": Knob("fidelity", "fidelity λ", 0.01, 3, 0.01, _DEFAULT.fidelity, **plain),
             "span": Knob("span", "length of the flow", 1, 30, 1, _DEFAULT.span, unit="times 1/μ₂", **plain),
         }
-        last = view.MOMENTS - 1
-        self.frame = Knob("frame", "time shown", 0, last, 1, last, unit=f"of {last} moments", optional=False,
-                          moved=self._draw_state)  # fmt: skip
+        self.player = Player("moment", view.MOMENTS)
         self.pictures = Pictures()
-        self.state = Lines("", "place", "", _STATES, height=300)
-        self.energies = Lines("energies", "time", "J and E", {"J along its flow": {}, "E along its flow": {}}, log="xy")
+        self.state = Lines("the signal", "place", "", _STATES, height=300)
+        self.energies = Lines(
+            "energies", "time", "J and E", {"J along its flow": _RUNS, "E along its flow": _RUNS}, log="xy"
+        )
         rms = "root mean square"
         self.distances = Lines(
-            "distance to the constant", "time", rms, {"J": {}, "E": {}, _TO_CONSTANT: _PREDICTED}, log="y"
+            "distance to the constant", "time", rms, {"J": _RUNS, "E": _RUNS, _TO_CONSTANT: _PREDICTED}, log="y"
         )
         self.remaining = Lines(
-            "distance of E to its equilibrium", "time", rms, {"E": _E, _TO_EQUILIBRIUM: _PREDICTED}, log="y"
+            "distance of E to its equilibrium",
+            "time",
+            rms,
+            {"E": {"color": line_color(1), **_RUNS}, _TO_EQUILIBRIUM: _PREDICTED},
+            log="y",
         )
-        self.controls = {**self.choices, **self.knobs, "frame": self.frame}
+        self.controls = {**self.choices, **self.knobs, "moment": self.player}
         undo = button("Undo to defaults", self.undo)
         controls = [*self.choices.values(), *self.knobs.values(), undo]
         charts = columns(self.distances, self.remaining, self.energies)
-        self.shown = [column(self.frame, self.state, self.pictures), column(charts, columns(*self.below(), least=360))]
+        self.shown = [column(self.player, self.state, self.pictures), column(charts, columns(*self.below(), least=360))]
         self.panel = beside([self.refusal], [self.status, self.shown[0]], controls, [self.shown[1]])
 
     def settings(self) -> FlowSettings:
@@ -90,19 +104,23 @@ class FlowTab(Tab):
     def start(self) -> None:
         """Compute what the controls say."""
         settings = self.settings()
-        self.ask(lambda tell: (settings, view.compute(settings, progress=tell)), self._show)
+
+        def work(report: Report) -> tuple[FlowSettings, SimpleNamespace, Any]:
+            result = view.compute(settings, progress=report)
+            return settings, result, _frames(settings, result)
+
+        self.ask(work, self._show)
 
     def reset(self) -> None:
         """Take back what the user has set; nothing is computed."""
         for name, one in self.choices.items():
             one.value = getattr(_DEFAULT, name)
-        for knob in (*self.knobs.values(), self.frame):
+        for knob in (*self.knobs.values(), self.player):
             knob.reset()
 
-    def _show(self, shown: tuple[FlowSettings, SimpleNamespace]) -> str:
-        self._shown = shown
-        self._draw_state()
-        settings, result = shown
+    def _show(self, shown: tuple[FlowSettings, SimpleNamespace, Any]) -> str:
+        settings, result, _ = shown
+        self._draw_states(*shown)
         t, rate, rate_e = result.t, digits(result.rate), digits(result.rate_e)
         # The slopes are predicted; the heights are those of the last values above rounding.
         self.distances.draw({
@@ -133,25 +151,29 @@ class FlowTab(Tab):
         self.code.show(python=view.as_python(settings), command=view.as_command(settings), note=view.COMMAND_NOTE)
         return f"{len(t)} moments up to t = {digits(t[-1])}"
 
-    def _draw_state(self) -> None:
-        if self._shown is None:
-            return
-        settings, result = self._shown
-        k = min(int(self.frame.value or 0), len(result.t) - 1)
+    def _draw_states(self, settings: FlowSettings, result: SimpleNamespace, frames: Any) -> None:
         flat = len(settings.shape) == 1
         self.state.visible, self.pictures.visible = flat, not flat
-        time = f"t = {digits(result.t[k])}"
-        states = {"f": result.observed, "J": result.j[k], "E": result.e[k], "equilibrium of E": result.limit}
+        self.player.draw(result.t, frames)
         if flat:
             x = (np.arange(settings.shape[0]) + 0.5) / settings.shape[0]
-            self.state.draw({name: (x, u) for name, u in states.items()}, title=f"the signal at {time}")
+            k = int(self.player.value)
+            states = {"f": result.observed, "J": result.j[k], "E": result.e[k], "equilibrium of E": result.limit}
+            self.state.draw({name: (x, u) for name, u in states.items()})
             return
         scale = grey_scale(result.observed)
-        captions = [f"f; black is {digits(scale.low)}, white is {digits(scale.high)}",
-                    f"J at {time}", f"E at {time}", "equilibrium of E"]  # fmt: skip
-        self.pictures.draw(
-            [
-                {"src": data_url(picture(u, scale)[0]), "name": name, "alt": caption, "caption": caption}
-                for (name, u), caption in zip(states.items(), captions, strict=True)
-            ]
-        )
+        captions = {"f": f"f; black is {digits(scale.low)}, white is {digits(scale.high)}", "J": "u under J",
+                    "E": "u under E", "equilibrium of E": "equilibrium of E"}  # fmt: skip
+        still = {"f": result.observed, "equilibrium of E": result.limit}
+        seen = {name: {"src": data_url(picture(u, scale)[0])} for name, u in still.items()}
+        seen |= {name: {"src": "", "size": list(settings.shape), "field": k} for k, name in enumerate(("J", "E"))}
+        self.pictures.draw([{"name": n, "alt": text, "caption": text, **seen[n]} for n, text in captions.items()])
+
+
+def _frames(settings: FlowSettings, result: SimpleNamespace) -> Any:
+    """Return what is seen of both flows at each moment: grey levels in the plane, values on a line."""
+    states = (u.reshape(len(u), -1) for u in (result.j, result.e))
+    if len(settings.shape) == 1:
+        return np.stack([u.astype(np.float32) for u in states])
+    scale = grey_scale(result.observed)
+    return np.stack([scale.levels(u) for u in states])

@@ -46,7 +46,7 @@ def _photograph(grid: Grid) -> Floats:
     from skimage import data
 
     camera: Floats = data.camera()
-    return np.asarray(camera.reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255)
+    return np.asarray(camera.reshape(128, 4, 128, 4).mean(axis=(1, 3)) / 255)
 
 
 #: The nodes along the axes of the unit interval or square; ``clean``, about -1 to 1; and the program that makes it.
@@ -58,17 +58,17 @@ _SIGNALS: dict[str, tuple[tuple[int, ...], Callable[[Grid], Floats], str]] = {
     ),
     "waves": ((256,), _waves, "x = grid.nodes[:, 0]\nclean = np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)"),
     "disc": (
-        (32, 32),
+        (128, 128),
         _disc,
         "clean = (np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape).astype(float)",
     ),
     "photograph": (
-        (32, 32),
+        (128, 128),
         _photograph,
-        "from skimage import data\n\nclean = data.camera().reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255",
+        "from skimage import data\n\nclean = data.camera().reshape(128, 4, 128, 4).mean(axis=(1, 3)) / 255",
     ),
 }
-MOMENTS = 41  # that are looked at, the start among them
+MOMENTS = 161  # that are looked at, the start among them
 COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.npz, a new file."
 
 
@@ -126,7 +126,7 @@ def _computed(settings: FlowSettings, progress: Callable[[float], Any]) -> Simpl
     rate = relaxation_rate(smoothing)
     progress(0.3)
     end = settings.span / rate if rate > 0 else settings.span
-    t = np.concatenate([[0.0], np.geomspace(end / 1000, end, MOMENTS - 1)])
+    t = np.concatenate([[0.0], np.geomspace(end / 10000, end, MOMENTS - 1)])
 
     def followed(flow: GradientFlow, low: float, high: float) -> Solution[Any]:
         share = Callback(lambda t, u, flow: progress(low + (high - low) * t / end))
@@ -174,7 +174,7 @@ rate = relaxation_rate(smoothing)  # mu_2: the J-flow goes to a constant as exp(
 rate_e = rate + {fidelity}  # the E-flow to its equilibrium
 
 end = {span} / rate if rate > 0 else {span}
-t = np.concatenate([[0.0], np.geomspace(end / 1000, end, {MOMENTS - 1})])
+t = np.concatenate([[0.0], np.geomspace(end / 10000, end, {MOMENTS - 1})])
 solution_j, solution_e = solve(smoothing, observed, t_eval=t), solve(keeping, observed, t_eval=t)
 j, e = solution_j.u, solution_e.u
 energy_j, energy_e = solution_j.energy, solution_e.energy

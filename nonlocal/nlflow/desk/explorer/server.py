@@ -39,7 +39,7 @@ from nlflow.desk.explorer.layers_view import LayersFile
 from nlflow.desk.explorer.sources import Source
 from nlflow.desk.explorer.texts import refused
 from nlflow.desk.explorer.uploads import Limits
-from nlflow.desk.explorer.widgets import Part, TabBar, markup
+from nlflow.desk.explorer.widgets import THEME, Part, TabBar, markup
 from nlflow.desk.explorer.worker import Worker
 from nlflow.errors import InputError
 
@@ -209,10 +209,11 @@ def end_at_malformed_messages(application: Application) -> None:
 # ---- the page; each tab starts to compute when it is first shown
 
 
-#: An addition to the page's head: without it telephones show the page for wide screens.
-_HEAD = """{% block postamble %}
+#: An addition to the page's head: its colours; and without the second line telephones show the page for wide screens.
+_HEAD = f"""{{% block postamble %}}
 <meta name="viewport" content="width=device-width, initial-scale=1">
-{% endblock %}"""
+<style>{THEME}</style>
+{{% endblock %}}"""
 _TABS = ("Denoise", "Flow", "Layers")
 
 

@@ -27,6 +27,7 @@ from nlflow.store.encoding import plain
 
 #: The script and style files of the page.
 FOLDER = Path(__file__).parent / "components"
+THEME = (FOLDER / "theme.css").read_text(encoding="utf-8")
 STYLE = (FOLDER / "style.css").read_text(encoding="utf-8")
 
 
@@ -70,12 +71,12 @@ def offer(one: Any, options: Mapping[str, str]) -> None:
 
 def word_of(control: Any) -> str:
     """Return what a control says, for the page's address."""
-    return address.word_of(control.value) if isinstance(control, Knob) else str(control.value)
+    return address.word_of(control.value) if isinstance(control, Knob | Player) else str(control.value)
 
 
 def obey(name: str, control: Any, word: str) -> None:
     """Let a control say what an address says of it; `InputError` where it cannot."""
-    if isinstance(control, Knob):
+    if isinstance(control, Knob | Player):
         control.obey(word)
     else:
         control.value = check_choice(name, word, tuple(control.options.values()))
@@ -91,7 +92,7 @@ def columns(*parts: Any, least: int = 300) -> Any:
 #: The settings stand at the left of the views; on a narrow page the views come first, and stay while it is scrolled.
 _PLACES = """
 @media (max-width: 799px) {
-  .views { position: sticky; top: 0; z-index: 2; background: #fff; }
+  .views { position: sticky; top: 0; z-index: 2; background: var(--paper); }
 }
 @media (min-width: 800px) {
   :host {
@@ -133,6 +134,11 @@ def stale(part: Any, turn: int | None) -> None:
     """Grey a `column` that shows what no longer is so, after a while that begins with each turn; None undoes that."""
     kept = [name for name in part.css_classes if not name.startswith("stale-")]
     part.css_classes = kept if turn is None else [*kept, f"stale-{turn % 2}"]
+
+
+def line_color(number: int) -> str:
+    """Return the colour of a line of a chart, by its number, as style sheets name it."""
+    return f"var(--line-{number % len(PALETTE)})"
 
 
 # ---- own parts
@@ -266,7 +272,7 @@ class Pictures(Part):
 
     def draw(
         self,
-        items: Sequence[Mapping[str, str]],
+        items: Sequence[Mapping[str, Any]],
         still: Mapping[str, str] | None = None,
         source: int = 0,
         *,
@@ -277,7 +283,8 @@ class Pictures(Part):
         Parameters
         ----------
         items : sequence of mapping
-            ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath.
+            ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath;
+            instead of ``src``, ``size`` (rows, columns) and ``field`` of a picture that a `Player` runs.
         still : mapping of str to str, optional
             Addresses by names, for pictures whose own is empty; sent only where they have changed. With it the first
             two pictures are compared, and the caption of the first is shown.
@@ -291,6 +298,45 @@ class Pictures(Part):
         serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
         plain = [dict(item) for item in items]
         self.show(items=plain, compare=still is not None, serial=serial, source=source, coarse=coarse)
+
+
+class Player(Part):
+    """Time of a flow: moments that were computed, which run, stand or go step by step in the browser.
+
+    Items of `Pictures` and lines of `Lines` that have a ``field`` show it at the moment; lines with ``runs`` are drawn
+    up to it. Own, because each moment of Panel's player goes to the server and back.
+    """
+
+    _esm = _script("player")
+    frames = param.Bytes(default=b"")
+
+    def __init__(self, name: str, moments: int) -> None:
+        self._last = moments - 1
+        shown = {"times": [], "moment": self._last, "size": 0, "fields": 0, "pixels": False, "serial": 0}
+        super().__init__(self._take, name=name, **shown)
+
+    @property
+    def value(self) -> float:
+        """The number of the moment that is shown."""
+        return float(self.shown["moment"])
+
+    def _take(self, data: Any) -> None:
+        self.show(moment=min(max(int(data["moment"]), 0), self._last))
+
+    def obey(self, word: str) -> None:
+        """Take the word of an address."""
+        value = address.number(self.shown["name"], word, 0, self._last, step=1, optional=False)
+        self.show(moment=int(value or 0), serial=self.shown["serial"] + 1)
+
+    def reset(self) -> None:
+        """Show the last moment."""
+        self.show(moment=self._last, serial=self.shown["serial"] + 1)
+
+    def draw(self, times: NDArray[np.float64], frames: NDArray[np.uint8] | NDArray[np.float32]) -> None:
+        """Take moments and what is seen at each, of shape (fields, moments, nodes): grey levels, or values of lines."""
+        self.frames = frames.tobytes()
+        pixels = frames.dtype == np.uint8
+        self.show(times=times.tolist(), fields=len(frames), size=frames.shape[-1], pixels=pixels)
 
 
 class Overview(Part):
@@ -378,7 +424,7 @@ class Lines(Part):
         heard: Callable[[Any], Any] | None = None,
     ) -> None:
         self._styles = {
-            name: {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": "none", "markers": markers, **style}
+            name: {"color": line_color(number), "width": 2, "dash": "none", "markers": markers, **style}
             for number, (name, style) in enumerate(names.items())
         }
         words: dict[str, Any] = {"title": title, "xlabel": xlabel, "ylabel": ylabel, "log": log}

@@ -37,6 +37,9 @@ const range = (values) => {
   return [low - room, high + room];
 };
 
+// Colours are variables of the page, which attributes of a drawing cannot name.
+const stroke = ({ color, width, dash }) => `stroke: ${color}; stroke-width: ${width}; stroke-dasharray: ${dash}`;
+
 const draw = ({ title, xlabel, ylabel, log, height, lines }, place, legend) => {
   const logx = log.includes("x"), logy = log.includes("y");
   const scaled = (values, logarithmic) =>
@@ -45,8 +48,7 @@ const draw = ({ title, xlabel, ylabel, log, height, lines }, place, legend) => {
   for (const line of lines.length > 1 ? lines : []) {
     const entry = document.createElement("span");
     const mark = node("svg", { width: 22, height: 10, "aria-hidden": "true" }, entry);
-    node("line", { x1: 0, y1: 5, x2: 22, y2: 5, stroke: line.color, "stroke-width": line.width,
-      "stroke-dasharray": line.dash }, mark);
+    node("line", { x1: 0, y1: 5, x2: 22, y2: 5, style: stroke(line) }, mark);
     entry.append(` ${line.name}`);
     legend.append(entry);
   }
@@ -63,21 +65,44 @@ const draw = ({ title, xlabel, ylabel, log, height, lines }, place, legend) => {
     node("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, svg, words(y, logy));
   }
   axes();
-  for (const line of data) {
-    let path = "", pen = "M";
+  // The path of a line, as far as its places are not beyond one.
+  const traced = (line, most = Infinity) => {
+    let path = "", pen = "M", end = null;
     line.x.forEach((x, k) => {
       const y = line.y[k];
+      if (x > most) return;
       if (!Number.isFinite(x) || !Number.isFinite(y)) { pen = "M"; return; }
-      path += `${pen}${px(x).toFixed(1)} ${py(y).toFixed(1)}`;
+      end = [px(x), py(y)];
+      path += `${pen}${end[0].toFixed(1)} ${end[1].toFixed(1)}`;
       pen = "L";
-      if (line.markers) {
-        const dot = node("circle", { cx: px(x), cy: py(y), r: 3.5, fill: line.color }, svg);
-        node("title", {}, dot, `${line.name}: ${line.told[k]}`);
-      }
     });
-    node("path", { d: path, fill: "none", stroke: line.color, "stroke-width": line.width,
-      "stroke-dasharray": line.dash }, svg);
+    return { path, end };
+  };
+  const moving = [];
+  for (const line of data) {
+    if (line.markers) line.x.forEach((x, k) => {
+      if (!Number.isFinite(x) || !Number.isFinite(line.y[k])) return;
+      const dot = node("circle", { cx: px(x), cy: py(line.y[k]), r: 3.5, style: `fill: ${line.color}` }, svg);
+      node("title", {}, dot, `${line.name}: ${line.told[k]}`);
+    });
+    const drawn = node("path", { d: traced(line).path, fill: "none", style: stroke(line) }, svg);
+    if (line.runs || line.field !== undefined) moving.push([line, drawn]);
   }
+  const heads = moving.filter(([line]) => line.runs).map(([line]) => node("circle", { r: 4, style: `fill: ${line.color}` }, svg));
+  return ({ t, values }) => {
+    let k = 0;
+    for (const [line, drawn] of moving) {
+      if (line.field !== undefined) {  // a state: all of it changes
+        const y = [...values(line.field)];
+        if (y.length === line.x.length) drawn.setAttribute("d", traced({ ...line, y }).path);
+        continue;
+      }
+      const { path, end } = traced(line, logx ? Math.log10(t) : t), head = heads[k++];
+      drawn.setAttribute("d", path);
+      head.setAttribute("visibility", end ? "visible" : "hidden");
+      if (end) { head.setAttribute("cx", end[0]); head.setAttribute("cy", end[1]); }
+    }
+  };
 };
 
 // A long line shows a window of its samples, which the server draws: the mouse says how it is to move.

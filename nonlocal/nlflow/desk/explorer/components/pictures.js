@@ -5,7 +5,7 @@ const BLINK = 700, MOST = 64, STEP = 1.5, DOUBLE = 3, REACH = 18;
 
 const lens = (name) => `<div class="frame" tabindex="0" role="group" aria-keyshortcuts="+ - 0 ArrowLeft ArrowRight"
   title="drag to move; +, −, two fingers or Ctrl and the wheel to zoom; a double click enlarges or fits">${name}</div><figcaption></figcaption>`;
-const plain = `<figure>${lens("<img>")}</figure>`;
+const plain = (item) => `<figure>${lens(item.size ? "<canvas role='img'></canvas>" : "<img>")}</figure>`;
 const compared = `<figure class="main">${lens(`<img><div class="above"><img></div><div class="line"></div>
   <span class="tag left"></span><span class="tag right"></span>`)}</figure>`;
 const tools = `<div class="tools"><span class="zoom" role="group" aria-label="zoom"><button data-do="out" aria-label="zoom out">−</button>
@@ -30,8 +30,9 @@ export function render({ model }) {
 
   const measure = () => {
     const frame = [...row.querySelectorAll(".frame")].find((one) => one.clientWidth);  // one that is seen
-    const image = frame && frame.querySelector("img");
-    return image && image.naturalWidth ? frame.clientWidth / image.naturalWidth : 0;
+    const image = frame && frame.querySelector("img, canvas");
+    const width = image && (image.naturalWidth ?? image.width);
+    return width ? frame.clientWidth / width : 0;
   };
   const place = () => {
     const fit = measure();
@@ -132,12 +133,25 @@ export function render({ model }) {
   which.addEventListener("change", choose);
   new ResizeObserver(place).observe(row);
 
+  // Pictures that run: grey levels of a moment, on a canvas.
+  const run = ({ values }) => row.querySelectorAll("canvas").forEach((canvas) => {
+    const item = model.shown.items[[...row.querySelectorAll("img, canvas")].indexOf(canvas)];
+    const levels = values(item.field), [rows, columns] = item.size;
+    if (levels.length !== rows * columns) return;  // of the signal before
+    const pixels = new Uint32Array(levels.length);
+    levels.forEach((level, k) => { pixels[k] = 0xff000000 | (level * 0x010101); });
+    const image = new ImageData(new Uint8ClampedArray(pixels.buffer), columns, rows);
+    canvas.getContext("2d").putImageData(image, 0, 0);
+  });
+  document.addEventListener("nl-moment", (event) => run(event.detail));
+
   const show = () => {
     const { items, compare, serial, source, coarse } = model.shown;
     if (opened !== source) { opened = source; acts.fit(); }  // another file is seen whole
-    if (built !== `${items.length} ${compare}`) {
-      built = `${items.length} ${compare}`;
-      row.innerHTML = (compare ? compared : "") + plain.repeat(items.length - (compare ? 2 : 0));
+    const form = `${items.map((one) => Boolean(one.size))} ${compare}`;
+    if (built !== form) {
+      built = form;
+      row.innerHTML = (compare ? compared : "") + items.slice(compare ? 2 : 0).map(plain).join("");
       row.querySelectorAll(".frame").forEach(listen);
       row.classList.toggle("compare", compare);
       root.querySelector(".two").hidden = !compare;
@@ -148,7 +162,12 @@ export function render({ model }) {
       choose();
     }
     root.hidden = items.length === 0;
-    row.querySelectorAll("img").forEach((image, k) => {
+    row.querySelectorAll("img, canvas").forEach((image, k) => {
+      if (items[k].size) {
+        image.setAttribute("aria-label", items[k].alt);
+        [image.height, image.width] = items[k].size;
+        return;
+      }
       // What stays while settings move is sent once, apart from what changes.
       const src = items[k].src || model.still[items[k].name] || "";
       if (image.getAttribute("src") !== src) image.src = src;  // else it would be decoded anew
@@ -165,6 +184,7 @@ export function render({ model }) {
     row.querySelectorAll("figcaption").forEach((one, k) => { one.textContent = captions[k].caption; });
     row.querySelectorAll(".frame").forEach((one, k) => one.setAttribute("aria-label", captions[k].alt));
     row.querySelectorAll(".tag").forEach((one, k) => { one.textContent = items[k].name + (coarse && k === 1 ? ", coarse" : ""); });
+    if (document.nlMoment) run(document.nlMoment);
     root.dataset.coarse = coarse;
     root.dataset.serial = serial;  // the pictures are on the screen, for those who wait for it
   };

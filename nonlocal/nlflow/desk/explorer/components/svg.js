@@ -1,5 +1,5 @@
 // What drawings share: an element with its attributes and its text, at the end of its parent; a figure that is drawn
-// anew when its content or its width changes.
+// anew when its content or its width changes; what `draw` returns gets the moments of the player, see player.js.
 const NS = "http://www.w3.org/2000/svg";
 
 const node = (name, attributes, parent, text) => {
@@ -27,7 +27,7 @@ const figure = (model, draw) => {
   root.className = "chart";
   root.innerHTML = `<figcaption></figcaption><div class="legend"></div><div class="place"></div>`;
   const [caption, legend, place] = root.children;
-  let width = 0;
+  let width = 0, run = () => {};
   const again = () => {
     caption.textContent = model.shown.title;
     legend.replaceChildren();
@@ -39,11 +39,14 @@ const figure = (model, draw) => {
       place.innerHTML = `<p class="empty"></p>`;
       place.firstChild.style.height = `${height}px`;
       place.firstChild.textContent = model.shown.empty;
+      run = () => {};
       return;
     }
-    draw({ ...model.shown, height }, place, legend);
+    run = draw({ ...model.shown, height }, place, legend) ?? (() => {});
+    if (document.nlMoment) run(document.nlMoment);
   };
   model.on("shown", again);
+  document.addEventListener("nl-moment", (event) => run(event.detail));
   new ResizeObserver(() => {
     if (place.clientWidth && place.clientWidth !== width) { width = place.clientWidth; again(); }
   }).observe(place);

@@ -15,6 +15,17 @@ const watch = (page) => page.on_event("connection_lost", () => {
   document.body.append(notice);
 });
 
+// Light or dark as the browser wishes, or as was chosen on this machine.
+const theme = (chosen) => {
+  const apply = () => { document.documentElement.dataset.theme = chosen.value; };
+  try { chosen.value = localStorage.getItem("nlflow-colours") ?? ""; } catch { /* the browser keeps nothing */ }
+  chosen.addEventListener("change", () => {
+    apply();
+    try { localStorage.setItem("nlflow-colours", chosen.value); } catch { /* it is kept for this page alone */ }
+  });
+  apply();
+};
+
 const SETTLED = 300;  // milliseconds after the last change; browsers refuse an address that changes too often
 
 export function render({ model, view }) {
@@ -22,7 +33,9 @@ export function render({ model, view }) {
   const bar = document.createElement("div");
   bar.className = "bar";
   bar.innerHTML = `<div class="tabs" role="tablist"></div><div class="own"><span class="said" role="status"></span>
-    <button class="copy" title="opens this page with the same settings, from the same server">Copy address</button></div>`;
+    <button class="copy" title="opens this page with the same settings, from the same server">Copy address</button>
+    <select aria-label="colours"><option value="">system colours</option><option>light</option><option>dark</option></select></div>`;
+  theme(bar.querySelector("select"));
   const root = bar.querySelector(".tabs"), said = bar.querySelector(".said");
   const buttons = model.shown.names.map((name, number) => {
     const button = document.createElement("button");
