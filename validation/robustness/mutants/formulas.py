@@ -168,9 +168,9 @@ from validation.runner import run_one
 seconds = {}
 for claim in all_claims():
     cover.switch_context(claim.name + "|run")
-    begun = time.perf_counter()
+    begun = time.process_time()
     if run_one(claim, Context(quick=True)).status == "pass":
-        seconds[claim.name] = time.perf_counter() - begun
+        seconds[claim.name] = time.process_time() - begun
 cover.stop()
 cover.save()
 json.dump(seconds, open(sys.argv[1] + ".json", "w"))
