@@ -53,6 +53,10 @@ def test_numbers_are_those_that_were_measured() -> None:
     assert f"{skimage} dB for the nonlocal means" in text
     assert f"{bm3d} dB for BM3D, and {ours[0]}, {ours[1]} and {ours[2]} dB" in text
     assert f"WNNM is published with {figures.PUBLISHED['WNNM'][25.0]} dB" in text
+    rows = figures.load_record(figures.RESULTS, "benchmark")["rows"]
+    share = next(row["ratio"] for row in rows if row["work"].startswith("balanced: time against BM3D, threads: 1"))
+    assert "`balanced` takes a fifth of BM3D's time" in text
+    assert round(1 / float(share)) in (5, 6)
 
 
 def test_length_and_authors() -> None:
