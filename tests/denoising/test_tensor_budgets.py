@@ -22,7 +22,7 @@ IMAGE = torch.from_numpy(noisy(120 + 30 * waves(40, 44), SIGMA).astype(np.float3
 # Operations, waits for a number, copies in both directions. One wait a step tells which groups ask for float64, whether
 # all is finite, and whether groups were found; two are of what a flow is given. Copies are of what is known of the
 # samples (2), of the units of the noise (1), and for each lattice of what is constant in the search and in the step.
-BUDGETS = {"fast": (300, 4, 5), "balanced": (1000, 8, 6), "best": (4600, 20, 14)}
+BUDGETS = {"fast": (210, 3, 4), "balanced": (970, 8, 5), "best": (3500, 16, 12)}
 
 
 def counted(image: Any, quality: str, **words: Any) -> tuple[Any, pretended.Counts]:

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from nlflow._array import root
 from nlflow.backends.threads import in_order
 from nlflow.backends.torch.search import Three
-from nlflow.backends.torch.workers import exact_products, workers_for
+from nlflow.backends.torch.workers import exact_products, share, workers_for
 from nlflow.errors import InputError
 
 
@@ -64,11 +64,11 @@ def wiener(
     Parameters
     ----------
     covariance : (C, g, D, D)
-        C, of the pilot; it is written over.
+        n C, of the pilot; it is written over.
     noise : (C, g, D)
         The diagonal of N.
     count : float or (g, 1)
-        Members of each group.
+        n, members of each group.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
     matrices : Matrices
@@ -81,27 +81,27 @@ def wiener(
     variance : (C, g, D)
         Of each sample of the estimate.
     """
-    correlation = matrices.correlation
+    correlation, scaled = matrices.correlation, noise * count
     if shrink > 0 or correlation is not None:
-        roots = noise.sqrt()
+        roots = scaled.sqrt()
         scale = roots[..., None] * roots[..., None, :]
     full = None if correlation is None else correlation * scale
     if shrink > 0:
         inverse = _shrunk_inverse(covariance / scale, shrink, matrices) / scale
     else:
         if full is None:
-            torch.diagonal(covariance, dim1=-2, dim2=-1).add_(noise)
+            torch.diagonal(covariance, dim1=-2, dim2=-1).add_(scaled)
         else:
             covariance += full
         inverse = _Inverse.apply(covariance)  # type: ignore[no-untyped-call]  # torch's
     share = 1 / count
     if full is None or correlation is None:
-        kept = (1 - torch.diagonal(inverse, dim1=-2, dim2=-1) * noise).clamp(min=0)
+        kept = (1 - torch.diagonal(inverse, dim1=-2, dim2=-1) * scaled).clamp(min=0)
         # That of the filter, and that of the mean.
-        return inverse, noise, noise * (kept * (1 - share) + share)
+        return inverse, scaled, noise * (kept * (1 - share) + share)
     filtered = inverse @ full
     variances = torch.diagonal(correlation, dim1=-2, dim2=-1)
-    kept = (variances - (full * filtered.mT).sum(-1) / noise).clamp(min=0)
+    kept = (variances - (full * filtered.mT).sum(-1) / scaled).clamp(min=0)
     return filtered, torch.ones_like(noise), noise * (kept * (1 - share) + share * variances)
 
 
@@ -256,11 +256,10 @@ class Step:
 
 
 def averages(sums: Tensor, state: Tensor) -> list[Tensor]:
-    """Return sums of weight x value (K, C, N), the last of which is that of weights, over the latter."""
-    mass = sums[-1]
-    bare = mass == 0  # near the cut of a strip, which is cut off afterwards
-    mass = torch.where(bare, 1, mass)
-    return [torch.where(bare, state, one / mass) for one in sums[:-1]]
+    """Return the state less sums of weight x change (K, C, N) over the last of them, that of weights."""
+    # No patch is near the cut of a strip, which is cut off afterwards.
+    mass = torch.where(sums[-1] == 0, 1, sums[-1])
+    return [state - one / mass for one in sums[:-1]]
 
 
 def tracked(images: Iterable[Tensor]) -> bool:
@@ -286,7 +285,7 @@ def _box_sums(removed: Tensor, patch: Three) -> Tensor:
 
 
 def _summed(step: Step, images: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return sums of weight x estimate, of weight x next state (unless it is the estimate) and of weights, (K, C, N).
+    """Return sums of weight x change, of that of the next state (unless it is the estimate) and of weights, (K, C, N).
 
     And the groups that lose too many digits in the precision of the images, (C, G): they are filtered in float64.
     """
@@ -300,7 +299,7 @@ def _summed(step: Step, images: list[Tensor]) -> tuple[Tensor, Tensor]:
             return chunk, values, lost
 
     with workers_for(sums.device) as workers:
-        for chunk, values, lost in in_order(work, _chunks(step, None, None), workers):
+        for chunk, values, lost in in_order(work, _chunks(step, workers), workers):
             chunk.add(values, sums)
             poor.append(lost)
             step.during(sum(one.shape[1] for one in poor) / len(step.members))
@@ -312,7 +311,7 @@ def _summed(step: Step, images: list[Tensor]) -> tuple[Tensor, Tensor]:
         step.check(fewest > 0, bool(finite or count))
         if count:
             which = torch.nonzero_static(several, size=count)[:, 0]
-            for chunk, values, _ in in_order(work, _chunks(step, losing, which), workers):
+            for chunk, values, _ in in_order(work, _chunks(step, workers, losing, which), workers):
                 chunk.add(values, sums)
             step.check(True, bool(sums.isfinite().all()))
     return sums, losing
@@ -350,10 +349,10 @@ class _Summed(torch.autograd.Function):
             found: Any = torch.autograd.grad(values, given, wanted, allow_unused=True)
             return chunk, [torch.zeros_like(t) if g is None else g for g, t in zip(found, given, strict=True)]
 
-        chunks = [*_chunks(step, None, None)]
         which = losing.any(dim=0).nonzero()[:, 0]
-        chunks += _chunks(step, losing, which) if len(which) else []
         with exact_products(gradient.device), workers_for(gradient.device) as workers:
+            chunks = [*_chunks(step, workers)]
+            chunks += _chunks(step, workers, losing, which) if len(which) else []
             for chunk, parts in in_order(work, chunks, workers):
                 for part, result in zip(parts, results, strict=True):
                     chunk.add([part], result[None])
@@ -415,8 +414,9 @@ class _Chunk:
         return self.masked(tokens).sum(-2, keepdim=True) / self.there.sum(1, keepdim=True).to(tokens.dtype)
 
     def centred(self, tokens: Tensor) -> Tensor:
-        """Return tokens about their mean."""
-        return self.masked(tokens - self.mean(tokens))
+        """Return tokens about their mean; they are written over where that has no derivative."""
+        mean = self.mean(tokens)
+        return self.masked(tokens - mean if tokens.requires_grad else tokens.sub_(mean))
 
 
 def _lifted(step: Step, chunk: _Chunk, images: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -429,11 +429,12 @@ def _lifted(step: Step, chunk: _Chunk, images: list[Tensor]) -> tuple[Tensor, Te
     )
 
 
-def _chunks(step: Step, losing: Tensor | None, which: Tensor | None) -> Iterator[_Chunk]:
+def _chunks(step: Step, workers: int, losing: Tensor | None = None, which: Tensor | None = None) -> Iterator[_Chunk]:
     """Give all groups in chunks, or some of them, which lose too many digits."""
     most, size = step.members.shape[1], len(step.within)
-    together = max(1, step.numbers // (_HELD * len(step.variance) * most * size))
-    for start in range(0, len(step.members) if which is None else len(which), together):
+    groups = len(step.members if which is None else which)
+    together = share(groups, max(1, step.numbers // (_HELD * len(step.variance) * most * size)), workers)
+    for start in range(0, groups, together):
         part: Any = slice(start, start + together)
         if which is not None:
             part = which[part]
@@ -448,9 +449,9 @@ def _chunks(step: Step, losing: Tensor | None, which: Tensor | None) -> Iterator
 def _weighted(
     step: Step, chunk: _Chunk, z: Tensor, pilot: Tensor | None, boxes: Tensor | None
 ) -> tuple[list[Tensor], Tensor]:
-    """Return tokens of weight x estimate, weight x next state and weight; and which groups lose too many digits.
+    """Return tokens of weight x change, that of the next state, and weight; and which groups lose too many digits.
 
-    Those have weight 0 here, where they are not filtered in float64.
+    A change is what is taken from the state. Those have weight 0 here, where they are not filtered in float64.
     """
     count, matrices = chunk.count(z), step.matrices.to(z.dtype)
     if step.variance.shape[1] == 1:
@@ -482,8 +483,7 @@ def _weighted(
     else:
         lost = _lost(step, own, trace, count) & ~idle
         masked = idle | lost
-    own = torch.where(masked, 1, own)  # an identity, whose factor exists
-    covariance = covariance * ((~masked).to(z.dtype) / count)[..., None]
+    own = torch.where(masked, trace + total, own)  # so much that a factor exists
     filtered, scale, variance = wiener(covariance, own, count, step.shrink, matrices)
     idle, variance, variances = idle[..., None], variance[..., None, :], total[..., None]
     if step.across == 0:
@@ -498,12 +498,10 @@ def _weighted(
         change = own_change + step.across * (change - own_change)
         weight = _weights(chunk, variance + step.across * (across - variance), variances, idle, masked[..., None])
         removed = torch.where(masked[..., None], 0, weight * change)
-    whole = weight * z
-    values = [chunk.masked(whole - removed)]
+    values = [removed]
     if step.leave > 0:
-        keep = 1 - step.leave if left is None else (1 - step.leave / left)[..., None]
-        values.append(chunk.masked(whole - keep * removed))
-    return [*values, chunk.masked(weight.expand_as(z))], lost[..., 0]
+        values.append(removed * (1 - step.leave if left is None else (1 - step.leave / left)[..., None]))
+    return [*values, chunk.masked(weight.expand_as(removed))], lost[..., 0]
 
 
 def _weights(chunk: _Chunk, variance: Tensor, untouched: Tensor, idle: Tensor, masked: Tensor) -> Tensor:

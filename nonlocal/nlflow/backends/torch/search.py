@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nlflow.backends.threads import in_order
-from nlflow.backends.torch.workers import exact_products, workers_for
+from nlflow.backends.torch.workers import exact_products, share, workers_for
 
 _MOST = 32  # references of a tile along an axis
 _CACHED = 2**18  # numbers of a product of matrices that caches hold
@@ -161,20 +161,21 @@ def find_groups(guide: Tensor, windows: Windows, members: int, numbers: int) -> 
     length = len(guide) * math.prod(windows.patch)
     tiles = len(windows.starts)
     product = (length + 1 + own) * candidates
-    together = max(1, numbers // (product + 3 * own * offsets))
-    few = max(1, _CACHED // product) if device.type == "cpu" else together  # tiles that are multiplied at a time
+    most = max(1, numbers // (product + 3 * own * offsets))
+    few = max(1, _CACHED // product) if device.type == "cpu" else most  # tiles that are multiplied at a time
     planes = windows.planes(guide)
 
     @torch.no_grad()
-    def search(first: int) -> tuple[slice, Tensor, Tensor]:
-        which = slice(first, min(first + together, tiles))
+    def search(which: slice) -> tuple[slice, Tensor, Tensor]:
         distance, largest, norm = _distances(windows, planes, windows.starts[which], few)
         place, count = _nearest(distance, largest, norm, windows.rank, members - 1, length, guide.dtype)
         corners = windows.corners[which].reshape(-1, 1)
         return which, torch.cat((corners, corners + windows.shift[place]), 1), count + 1
 
     with exact_products(device), workers_for(device) as workers:
-        for which, corners, count_of in in_order(search, range(0, tiles, together), workers):
+        together = share(tiles, most, workers)
+        parts = (slice(first, min(first + together, tiles)) for first in range(0, tiles, together))
+        for which, corners, count_of in in_order(search, parts, workers):
             numbered = windows.numbers[which].flatten()
             found[numbered] = corners.int()
             counts[numbered] = count_of.int()

@@ -26,6 +26,12 @@ def bytes_of_chunks(device: torch.device) -> int:
     return 16 * (_held.get() or torch.get_num_threads() if device.type == "cpu" else 1)
 
 
+def share(items: int, most: int, workers: int) -> int:
+    """Return how many items a chunk holds, at most `most`: all workers get as many chunks, so that none waits."""
+    chunks = -(-items // most)
+    return max(1, -(-items // (chunks + -chunks % workers)))
+
+
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[int]:
     """Give how many workers compute on a device.

@@ -258,10 +258,10 @@ def _apply(
         centred = tl.where(there, z - mean[None, :], 0.0)
         change = tl.dot(centred, filter, input_precision=PRECISION, out_dtype=REAL)
         target = sums + begin + places
-        tl.atomic_add(target, weight * (z - change), mask=there, sem="relaxed")
+        tl.atomic_add(target, weight * change, mask=there, sem="relaxed")
         if FOLLOWING:
             target += line
-            tl.atomic_add(target, weight * (z - keep * change), mask=there, sem="relaxed")
+            tl.atomic_add(target, weight * keep * change, mask=there, sem="relaxed")
         tl.atomic_add(target + line, tl.broadcast_to(weight, [TILE, SIDE]), mask=there, sem="relaxed")
 
 
@@ -315,7 +315,7 @@ class Step:
         return made[0].view(len(state), *self.shape), made[-1].view(len(state), *self.shape)
 
     def _sums(self, state: Tensor, pilot: Tensor, observed: Tensor) -> Tensor:
-        """Return sums of weight x estimate, of weight x next state (unless it is the estimate) and of weights.
+        """Return sums of weight x change, of that of the next state (unless it is the estimate) and of weights.
 
         The order in which they are formed is left to the device. Groups that lose too many digits in the precision of
         the images are filtered in float64; the device is asked whether there are any.
