@@ -144,7 +144,7 @@ def test_transforms_precondition() -> None:
     means = solve_ivp(reacts, (0, 1), start.mean(axis=0), method="DOP853", rtol=1e-12, atol=1e-13).y[:, -1]
     assert found.final == pytest.approx(np.broadcast_to(means, (N, 2)), abs=5e-5)
     tried = found.stats["steps"] + found.stats["rejected"]
-    assert found.stats["applications"] < 60 * tried
+    assert found.stats["applications"] < 35 * tried  # 26; 51 with another shift
 
 
 @pytest.mark.slow

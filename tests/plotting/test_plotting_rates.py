@@ -153,8 +153,8 @@ def test_bounds() -> None:
     crosses = outside.lines[-1]
     assert crosses.get_marker() == "X"
     np.testing.assert_allclose(crosses.get_xdata(), [0.1, 1.0])
-    assert legend(outside) == ["between the bounds", "measured", "outside (2)"]
-    assert legend(inside) == ["between the bounds", "measured"]
+    assert legend(outside) == ["bounds", "measured", "outside (2)"]
+    assert legend(inside) == ["bounds", "measured"]
     assert [axis.get_title() for axis in figure.axes] == ["all", "some"]
     assert {(axis.get_xscale(), axis.get_yscale()) for axis in figure.axes} == {("log", "linear")}
     assert inside.get_ylim() == outside.get_ylim()
@@ -166,7 +166,7 @@ def test_a_value_on_its_bound_is_inside() -> None:
     x = np.array([1.0, 2.0])
     axis = bounds_figure({"": (x, x * (1 + 1e-12), x, x)}, **LABELS, logx=False, logy=True).axes[0]
     assert (axis.get_xscale(), axis.get_yscale()) == ("linear", "log")
-    assert legend(axis) == ["between the bounds", "measured"]
+    assert legend(axis) == ["bounds", "measured"]
 
 
 def test_bounds_fill_rows_of_three() -> None:

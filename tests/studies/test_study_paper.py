@@ -209,7 +209,11 @@ def test_tables(small: StudyResult) -> None:
 def test_latex_is_whole(small: StudyResult, what: str) -> None:
     text = small.table("latex", what=what)
     lines = text.splitlines()
-    columns = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", lines[0])
+    heads = [line for line in lines if line.startswith("%")]
+    assert heads[0] == r"% \usepackage{booktabs}"
+    assert len(heads) == (2 if what == "rows" else 1)  # what all rows share is for the caption
+    assert ("N" in lines[len(heads) + 2]) == (what == "fits" and "N" in text)
+    columns = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", lines[len(heads)])
     assert columns is not None
     body = [line for line in lines if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {len(columns[1]) - 1}
@@ -323,15 +327,21 @@ def test_what_no_file_holds_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("format = 1", "format = 2"), "got a study of format 2, this version reads 1; use the version of nlflow"),
-        (("format = 1", ""), "got no format, expected study.toml as a study writes it"),
-        (("format = 1", "format = true"), "got a study of format|got True as format"),
+        (
+            ("file_format = 1", "file_format = 2"),
+            "got a study of format 2, this version reads 1; use the version of nlflow",
+        ),
+        (("file_format = 1", ""), "got no file_format, expected study.toml as a study writes it"),
+        (("file_format = 1", "file_format = true"), "got a study of format|got True as file_format"),
         (("seed = 0", 'seed = "0"'), "got '0' as seed"),
         (("[own]", "[[own]]"), "as own, expected study.toml as a study writes it"),
         (("seed = 0", "seed = 0\nseed = 1"), "got .*, expected a study in TOML"),
         (('study = "mixing"', 'study = "magic"'), "study: got 'magic', expected one of 'time-order'"),
         (("nodes = [12]", "nodes = [1]"), "nodes: got 1, expected an integer >= 2"),
-        (("nodes = [12]", "node = [12]"), "node: the study 'mixing' has no such option"),
+        (
+            ("nodes = [12]", "node = [12]"),
+            "study.toml: node: the study 'mixing' has no such option; did you mean nodes\\?",
+        ),
         (("[own]", '[arrays.keys]\nfile = "../k.npy"\nsha256 = "0"\n[own]'), "got no name of a file for keys"),
         (
             ("[own]", '[arrays.keys]\nfile = "k.npy"\nsha256 = "0"\n[own]'),

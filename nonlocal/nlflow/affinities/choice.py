@@ -421,7 +421,9 @@ def _features(asked: Asked) -> Affinity:
     kernel, domain = asked.kernel, asked.domain
     _check_pairs(asked, "for a kernel that compares features")
     if asked.features is None:
-        raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
+        raise InputError(
+            f"features: got none for {type(kernel).__name__}, which compares them, expected keys of shape {(*domain.shape, 'd')}; domain.nodes compares positions"
+        )
 
     def table(name: str, value: Any) -> Array:
         if asked.sound:

@@ -184,7 +184,9 @@ def sinkhorn(
         raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
     compares = isinstance(kernel, ExpDotProduct)
     if features is None and compares:
-        raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
+        raise InputError(
+            f"features: got none for {type(kernel).__name__}, which compares them, expected keys of shape {(*domain.shape, 'd')}; domain.nodes compares positions"
+        )
     x = check_array("features", domain.nodes if features is None else features)
     if tuple(x.shape[: len(domain.shape)]) not in (domain.shape, (domain.size,)):
         raise InputError(f"features: got shape {tuple(x.shape)}, expected {(*domain.shape, 'd')}")

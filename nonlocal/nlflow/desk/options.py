@@ -401,7 +401,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
              "is about the figure that --out DIR writes; give a folder, or leave it out"),
         Rule("kernel nodes dimension boundary channels fidelity metric integrator dt laziness seeds seed queries keys "
              "values device dtype", lambda words: not words["kind"].endswith(".toml"),
-             "belongs to a KIND: the file says what its study is; leave it out, or change the file"),
+             "belongs to a KIND: the file says what its study is; leave it out, or run the study by its KIND"),
     ),
     "validate": (
         _OF_MACHINE,

@@ -25,7 +25,8 @@ class Points(Domain):
     weights : array_like of shape (N,), optional
         Quadrature weights, all > 0. By default each is ``volume / N``, the Monte-Carlo rule.
     volume : float, optional
-        Total volume when no weights are given.
+        Total volume when no weights are given, 1 by default. It scales J and the rates of its L2 flow; averages and flows
+        in the metric of degrees do not depend on it.
     """
 
     positions: Floats
@@ -35,6 +36,8 @@ class Points(Domain):
         # Copies: a domain does not change when the arrays that it was made from do.
         x = check_floats("nodes", nodes, ndim=(1, 2))
         x = x[:, None] if x.ndim == 1 else x
+        if weights is not None and volume != 1:
+            raise InputError(f"volume: got {volume!r} beside weights, whose sum is the volume; give one of them")
         if weights is None:
             w = np.full(len(x), check_number("volume", volume, minimum=0, strict=True) / len(x))
         else:

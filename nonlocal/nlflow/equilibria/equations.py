@@ -476,7 +476,12 @@ class Tangent:
         lift = abs(self.shift) + max(flow.terms.bound, 1e-2 * high)
         if equations.free.all() and (modes := modes_of(flow, equations.like)):
             shape, found = equations.free.shape, modes
-            return lambda v: -found.back(found.inverse(lift, 1.0, found.forward(v.reshape(shape))), np.float64).ravel()
+
+            def inverse(v: Floats) -> Floats:
+                image = found.inverse(1 / lift, 0.0, found.forward(v.reshape(shape)))  # (1 + A / s)^-1
+                return np.asarray(found.back(image, np.float64)).ravel() / -lift
+
+            return inverse
         if isinstance(flow.rate, float):
             return lambda v: v
         rate = np.asarray(to_numpy(flow.rate), np.float64)

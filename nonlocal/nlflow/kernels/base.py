@@ -222,10 +222,14 @@ class RadialKernel(Kernel):
         """Raise `InputError` unless k is 1 at r = 0, to which sums without a matrix are relative."""
         with np.errstate(all="ignore"):
             start = float(np.asarray(self.log_profile(np.zeros(1)))[0])
-        if abs(start) > _ONE:
+        if not abs(start) <= _ONE:
+            remedy = (
+                "divide the formula by k(0) and pass that as the amplitude" if start > -math.inf
+                else "make a dense matrix of it: from_matrix(k)"
+            )  # fmt: skip
             raise InputError(
                 f"kernel: {type(self).__name__} is {math.exp(min(start, 700.0)):.4g} at r = 0, expected 1 for sums "
-                "without a matrix; divide the formula by k(0) and pass that as the amplitude"
+                f"without a matrix; {remedy}"
             )
 
     def _weight(self, unit: float) -> Expression:

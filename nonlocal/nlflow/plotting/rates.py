@@ -152,9 +152,9 @@ def bounds_figure(
             raise InputError(f"low of {name!r}: got a lower bound above the upper one, expected low <= high")
         order, (shade, _) = np.argsort(x), base.look(number)
         x, y, low, high = x[order], y[order], low[order], high[order]
-        axis.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0, label="between the bounds")
-        for bound in (low, high):
-            axis.plot(x, bound, color=shade, linewidth=1.2, linestyle="--")
+        axis.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0)
+        for bound, label in ((low, None), (high, "bounds")):
+            axis.plot(x, bound, color=shade, linewidth=1.2, linestyle="--", label=label)
         axis.plot(x, y, color=shade, linewidth=1.2, marker="o", markersize=base.points(5), label="measured")
         slack = _ROUNDING * np.maximum(np.abs(low), np.abs(high))
         outside = (y < low - slack) | (y > high + slack)

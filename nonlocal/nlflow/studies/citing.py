@@ -8,9 +8,10 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from nlflow.backends.machine import version
+from nlflow.backends.machine import source_digest, version
 from nlflow.errors import FileFormatError, check_choice
 
+_YEAR = "2026"  # of the copyright, until there is a release
 _FLOWS = ("nguyen2023mitigating", "gilboa2008nonlocal")
 THEORY: Mapping[str, tuple[str, ...]] = {
     "flows": _FLOWS,
@@ -50,8 +51,8 @@ def _package() -> str:
         "version": version() if version()[0].isdigit() else told["version"],
     }
     fields |= {name: told[name] for name in ("doi", "url", "year") if name in told}
-    fields["note"] = f"{told['license']} license"
-    return "@software{nlflow,\n" + ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items()) + "\n}\n"
+    fields["note"] = f"{told['license']} license, SHA-256 of the source {source_digest()[:16]}"
+    return "@misc{nlflow,\n" + ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items()) + "\n}\n"
 
 
 def _citation() -> dict[str, str]:
@@ -65,5 +66,5 @@ def _citation() -> dict[str, str]:
     text = place.read_text(encoding="utf-8")
     told = {key: value.strip('"') for key, value in re.findall(r"^([\w-]+): (.+)$", text, flags=re.M)}
     authors = re.findall(r"^  - name: (.+)$", text, flags=re.M)
-    dated = {"year": told["date-released"][:4]} if "date-released" in told else {}
+    dated = {"year": told["date-released"][:4] if "date-released" in told else _YEAR}
     return {**told, "author": " and ".join(authors), **dated}

@@ -113,8 +113,18 @@ class EquilibriumStudy(Kind):
             x, y, low, high = map(np.array, columns(members, "fidelity", "diversity", "low", "high"))
             panels[told(setting, rows)] = (x, y, low, high)
         return bounds_figure(
-            panels, xlabel=QUANTITIES["fidelity"].label, ylabel=QUANTITIES["diversity"].label, logy=True
+            panels,
+            xlabel=_fidelity_label({row["metric"] for row in rows}),
+            ylabel=QUANTITIES["diversity"].label,
+            logy=True,
         )
+
+
+def _fidelity_label(metrics: set[str]) -> str:
+    """Return the label of the axis: a fidelity in the metric of degrees is one of the measure of degrees."""
+    if len(metrics) > 1:
+        return rf"{QUANTITIES['fidelity'].label}, $\tilde\lambda$ in the metric of degrees"
+    return QUANTITIES["degree_fidelity" if metrics == {"degree"} else "fidelity"].label
 
 
 def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -146,7 +147,8 @@ def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
     """Return all options of a kind of study, checked; None stands for an option that was not given."""
     for name in given:
         if name not in kind.defaults:
-            has = f"; it has {', '.join(kind.defaults)}"
+            near = get_close_matches(name, kind.defaults, 1)
+            has = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(kind.defaults)}"
             if name in ("device", "dtype"):
                 has = ": it runs on the CPU in float64; leave it out"
             raise InputError(f"{name}: the study {kind.name!r} has no such option{has}")

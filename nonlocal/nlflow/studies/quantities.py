@@ -33,14 +33,15 @@ class Quantity:
 
 _NORM = r"\|P^k v - \pi^{\mathsf{T}} v\|_\pi"
 _TIME = "time of the flow"
-_RATE = "1 / time of the flow"
+_RATE = "1 / time"
 
 QUANTITIES: Mapping[str, Quantity] = {
     "nodes": Quantity("N", "nodes along an axis"),
     "spacing": Quantity("h = 1/N", "spacing", "side of the domain"),
-    "dimension": Quantity("m", "dimension"),
+    "dimension": Quantity(r"\mathrm{dim}", "dimension"),
     "channels": Quantity("D", "channels"),
     "fidelity": Quantity(r"\lambda", "fidelity", _RATE),
+    "degree_fidelity": Quantity(r"\tilde\lambda", "fidelity", _RATE),
     "t": Quantity("T", "time", _TIME),
     "dt": Quantity(r"\Delta t", "step", _TIME),
     "order": Quantity("p", "order"),

@@ -27,7 +27,7 @@ FORMAT = 1
 NAME = "study.toml"
 ENDING = ".toml"
 _LONGEST = 2**20  # bytes: the file holds words and numbers, arrays lie beside it
-_PARTS = {"format": int, "study": str, "seed": int, "options": dict, "arrays": dict, "own": dict, "program": dict,
+_PARTS = {"file_format": int, "study": str, "seed": int, "options": dict, "arrays": dict, "own": dict, "program": dict,
           "result": dict}  # fmt: skip
 
 
@@ -69,12 +69,20 @@ def study_files(kind: str, given: Mapping[str, Any], seed: int, rows: list[Row])
         "program": current(),
         "result": {"rows": len(rows), "sha256": rows_digest(rows)},
     }
-    head = {"format": FORMAT, "study": kind, "seed": seed}
+    head = {"file_format": FORMAT, "study": kind, "seed": seed}
+    tables["result"]["asked"] = _asked({**head, **tables, "arrays": arrays})
     lines = ["# nonlocal study study.toml repeats this study, and says whether it gives the same bits."]
     lines += _lines(head)
     for table, content in tables.items():
         lines += ["", f"[{table}]", *_lines(content)]
     return {NAME: ("\n".join(lines) + "\n").encode(), **files}
+
+
+def _asked(content: Mapping[str, Any]) -> str:
+    """Return the digest of what a study is: whoever edits the file afterwards asks for another."""
+    parts = [_value(content["study"]), _value(content["seed"]), *_lines(content["options"]), *_lines(content["own"])]
+    parts += [f"{name} {about.get('sha256')}" for name, about in content["arrays"].items()]
+    return digest("\n".join(parts).encode())
 
 
 def _identity(value: Any) -> str:
@@ -135,6 +143,8 @@ class Recipe:
         Versions, source and machine.
     sha256 : str
         Digest of the measurements.
+    edited : bool
+        Whether the study of the file is no longer the one that was measured.
     """
 
     path: Path
@@ -144,13 +154,14 @@ class Recipe:
     own: dict[str, str]
     program: dict[str, str]
     sha256: str
+    edited: bool
 
     def with_own(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the study, with those that only its user has; `InputError` for others, and without."""
         for name in given:
             if name not in self.own:
                 raise InputError(
-                    f"{name}: got it beside {self.path}, which says what the study is; leave it out, or change the file"
+                    f"{name}: got it beside {self.path}, which says what the study is; leave it out, or run the study by its kind"
                 )
         for name in self.own:
             if name not in given:
@@ -169,6 +180,7 @@ class Recipe:
             for name in names
             if (there := self.program.get(name, "none")) != (now := here.get(name, "none"))
         ]
+        differs += ["the file was edited after it was written: it asks for another study"] if self.edited else []
         differs += [f"{name}: another object" for name, sha in self.own.items() if _identity(given[name]) != sha]
         return {"file": str(self.path), "same": rows_digest(rows) == self.sha256, "differs": differs}
 
@@ -183,9 +195,9 @@ def read_study(path: str | os.PathLike[str]) -> Recipe:
     place = Path(path)
     content = {"arrays": {}, **_load(place)}
     wrong = next((name for name, kind in _PARTS.items() if type(content.get(name)) is not kind), None)
-    if content.get("format") not in (FORMAT, None):
+    if content.get("file_format") not in (FORMAT, None):
         raise FileFormatError(
-            f"{place}: got a study of format {shortened(repr(content['format']), 40)}, this version reads {FORMAT}; "
+            f"{place}: got a study of format {shortened(repr(content['file_format']), 40)}, this version reads {FORMAT}; "
             "use the version of nlflow that wrote it"
         )
     if wrong is not None:
@@ -198,7 +210,7 @@ def read_study(path: str | os.PathLike[str]) -> Recipe:
     sha = content["result"].get("sha256")
     return Recipe(
         place, content["study"], content["seed"], {**content["options"], **arrays}, content["own"], content["program"],
-        sha if isinstance(sha, str) else "",
+        sha if isinstance(sha, str) else "", content["result"].get("asked") != _asked(content),
     )  # fmt: skip
 
 

@@ -173,8 +173,15 @@ def _repeat(kind: Any, given: Options, *, rng: Any, **how: Any) -> StudyResult:
     recipe = read_study(kind)
     check_choice(f"{recipe.path}: study", recipe.kind, tuple(KINDS))
     if rng != 0:
-        raise InputError(f"rng: got it beside {recipe.path}, which says the seed; leave it out, or change the file")
-    result = run_study(recipe.kind, rng=recipe.seed, **how, **recipe.with_own(given))
+        raise InputError(
+            f"rng: got it beside {recipe.path}, which says the seed; leave it out, or run the study by its kind"
+        )
+    options = recipe.with_own(given)
+    try:
+        read_options(KINDS[recipe.kind], options)
+    except InputError as error:
+        raise InputError(f"{recipe.path}: {error}") from error
+    result = run_study(recipe.kind, rng=recipe.seed, **how, **options)
     return replace(result, provenance={**result.provenance, "repeated": recipe.compare(result.rows, given)})
 
 

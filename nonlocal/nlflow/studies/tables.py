@@ -26,16 +26,18 @@ _LATEX = {
 def render_table(rows: Sequence[Row], form: str = "text", *, factored: bool = True) -> str:
     """Return rows in one of `FORMS`: CSV has all digits, Markdown and LaTeX have symbols and five digits.
 
-    `factored` is for text: what all rows share stands above them.
+    With `factored` what all rows share stands above them, in LaTeX as a comment; CSV has it in each row.
     """
     check_choice("form", form, FORMS)
     if form == "text":
         return render_rows(list(rows), factored=factored)
-    writer: dict[str, Callable[[list[Row]], str]] = {"csv": render_csv, "markdown": _markdown, "latex": _latex}
-    return writer[form](list(rows))
+    if form == "csv":
+        return render_csv(list(rows))
+    names, alike = _varying(rows) if factored else (_named(rows), [])
+    return {"markdown": _markdown, "latex": _latex}[form](list(rows), names, alike)
 
 
-def _columns(rows: list[Row]) -> list[str]:
+def _columns(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -50,13 +52,7 @@ def render_csv(rows: list[Row]) -> str:
 
 def render_rows(rows: list[Row], *, factored: bool = True) -> str:
     """Return the rows as aligned text; with `factored` what all rows share stands above them."""
-    names = [name for name in _columns(rows) if any(row.get(name) not in (None, "") for row in rows)]
-    shared = {
-        n: rows[0].get(n)
-        for n in names
-        if factored and len(rows) > 1 and len({_shown(row.get(n)) for row in rows}) == 1
-    }
-    names = [name for name in names if name not in shared] or names
+    names, alike = _varying(rows) if factored else (_named(rows), [])
     lines = [names, *([_shown(row.get(name)) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     numeric = [all(not isinstance(row.get(name), str) for row in rows) for name in names]
@@ -67,29 +63,40 @@ def render_rows(rows: list[Row], *, factored: bool = True) -> str:
         ).rstrip()
         for line in lines
     ]
-    head = ", ".join(f"{name} {_shown(value)}" for name, value in shared.items())
+    head = ", ".join(f"{name} {_shown(rows[0].get(name))}" for name in alike)
     return "\n".join([head, *text] if head else text)
 
 
-def _named(rows: list[Row]) -> list[str]:
+def _named(rows: Sequence[Row]) -> list[str]:
     """Return the columns in which something is."""
     return [name for name in _columns(rows) if any(row.get(name) not in (None, "") for row in rows)]
 
 
-def _markdown(rows: list[Row]) -> str:
+def _varying(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Return the columns that tell rows apart, and those in which all rows are alike."""
     names = _named(rows)
+    alike = [n for n in names if len(rows) > 1 and len({_shown(row.get(n)) for row in rows}) == 1]
+    return [name for name in names if name not in alike] or names, alike if len(alike) < len(names) else []
+
+
+def _markdown(rows: list[Row], names: list[str], alike: list[str]) -> str:
     lines = [[_heading(name) for name in names], ["---:" if _numeric(rows, name) else "---" for name in names]]
     lines += [[_math(row.get(name), _piped) for name in names] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    shared = ", ".join(f"{_heading(name)} {_math(rows[0].get(name), _piped)}" for name in alike)
+    head = f"All rows: {shared}\n\n" if alike else ""
+    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _latex(rows: list[Row]) -> str:
-    """Return rows as a tabular with the rules of booktabs."""
-    names = _named(rows)
+def _latex(rows: list[Row], names: list[str], alike: list[str]) -> str:
+    """Return rows as a tabular with the rules of booktabs; what all rows share is for the caption, in a comment."""
     heads = " & ".join(_outside_math(_heading(name), latex_text) for name in names)
     body = [" & ".join(_math(row.get(name), latex_text) for name in names) for row in rows]
     columns = "".join("r" if _numeric(rows, name) else "l" for name in names)
-    lines = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", f"{heads} \\\\", r"\midrule"]
+    shared = ", ".join(
+        f"{_outside_math(_heading(name), latex_text)} {_math(rows[0].get(name), latex_text)}" for name in alike
+    )
+    lines = [r"% \usepackage{booktabs}", *([f"% All rows: {shared}"] if alike else [])]
+    lines += [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", f"{heads} \\\\", r"\midrule"]
     lines += [f"{line} \\\\" for line in body]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 

@@ -290,7 +290,7 @@ def _check_stability(contract: Contract, integrator: Integrator, flow: LinearFlo
         contract.holds(
             radius <= 1 + 1e-8, "steps within stability_limit(flow) are stable",
             f"a mode that grows by {radius:.6g} in a step of {dt:.6g}, of {flow!r}",
-            "no mode that grows; tell a smaller limit",
+            "no mode that grows; tell a smaller limit, or look whether the step has the order that it tells",
         )  # fmt: skip
 
 

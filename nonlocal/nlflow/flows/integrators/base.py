@@ -194,7 +194,7 @@ def symmetry_of(flow: LinearFlow) -> str:
     """Return what has to be symmetric, and is not, in words for messages."""
     if not flow.affinity.symmetric:
         return "a symmetric affinity"
-    return f"a linear part that is self-adjoint, which it is not in the metric {flow.inner!r}"
+    return f"a linear part that is self-adjoint in the metric of the flow, which it is not in {flow.inner.name!r}"
 
 
 def check_terms(flow: Flow, integrator: Integrator) -> None:

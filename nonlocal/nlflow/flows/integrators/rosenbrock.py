@@ -158,7 +158,7 @@ class Rosenbrock(Embedded):
 
         def undone(v: Array) -> Array:
             w = scale * v
-            return w if modes is None else modes.back(modes.inverse(1.0, s, modes.forward(w)), w.dtype)
+            return w if modes is None else modes.back(modes.inverse(s, 0.0, modes.forward(w)), w.dtype)
 
         def operator(v: Array) -> Array:
             w = undone(v)
