@@ -15,6 +15,7 @@ from nlflow.desk.explorer.denoise_tab import DenoiseTab
 from nlflow.desk.explorer.desk import Desk
 from nlflow.desk.explorer.flow_tab import FlowTab
 from nlflow.desk.explorer.layers_tab import LayersTab
+from nlflow.desk.explorer.proposition_tab import PropositionTab
 from nlflow.desk.explorer.uploads import Limits
 from nlflow.desk.explorer.worker import Worker
 from tests.desk.test_explore_server import little, sent, settle, small, until
@@ -63,7 +64,7 @@ def test_numbers_keep_all_their_digits() -> None:
         assert address.number("x", address.word_of(value), 0, 4, step=None, optional=True) == value
 
 
-@pytest.mark.parametrize("kind", [DenoiseTab, FlowTab, LayersTab])
+@pytest.mark.parametrize("kind", [DenoiseTab, FlowTab, PropositionTab, LayersTab])
 def test_every_control_comes_back(desk: Desk, kind: type) -> None:
     """All controls are moved; another page that opens the address says and computes the same."""
     tab, other = (kind(desk, little()) if kind is DenoiseTab else kind(desk) for _ in range(2))
@@ -75,6 +76,8 @@ def test_every_control_comes_back(desk: Desk, kind: type) -> None:
         shown = getattr(control, "shown", None)
         if shown is None:
             control.value = list(control.options.values())[-1]
+        elif "moment" in shown:
+            control._take({"moment": 3})
         else:
             control._take({"value": (2 * shown["low"] + shown["high"]) / 3, "automatic": False, "move": 1})
     words = tab.words()

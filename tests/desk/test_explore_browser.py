@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
+from scipy.io import wavfile
 from skimage import data
 
 from nlflow.desk.explorer import pictures
@@ -316,6 +317,29 @@ def test_a_sound_is_shown_as_lines(page: Page, place: Path, monkeypatch: pytest.
         lambda: page.all(".chart")[0].find_elements("css selector", "path")[-1].get_attribute("d") != before, "lines"
     )
     assert "fidelity=4.0" in page.python()
+
+
+def test_a_sound_is_heard_before_and_after(page: Page, place: Path) -> None:
+    """What the browser plays is the file, the denoised file, and their difference, sample by sample."""
+    send(page, place / "a.wav")
+    players = page.wait(lambda: page.all(".nl-sounds audio"), "the players")
+    assert [one.get_attribute("aria-label") for one in players] == ["noisy", "result", "removed"]
+    read = """
+    const [audio, done] = arguments;
+    fetch(audio.src).then((answer) => answer.arrayBuffer()).then((content) => done([...new Uint8Array(content)]));
+    """
+    noisy, result, removed = (
+        wavfile.read(io.BytesIO(bytes(page.driver.execute_async_script(read, one)))) for one in players
+    )
+    assert np.array_equal(noisy[1], wavfile.read(place / "a.wav")[1])
+    assert np.abs(noisy[1] - result[1].astype(int) - removed[1]).max() <= 1  # both are rounded
+    duration = "return arguments[0].duration"
+    page.wait(lambda: page.driver.execute_script(duration, players[1]) == pytest.approx(900 / 8000), "a sound")
+    assert "PNG" not in page.button("Download result").text
+    save = place / "downloads" / "a-denoised.wav"
+    page.settled(page.button("Download result").click)
+    page.wait(save.exists, "the file")
+    assert np.array_equal(wavfile.read(save)[1], result[1])
 
 
 def test_the_flow(page: Page) -> None:

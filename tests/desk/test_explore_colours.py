@@ -18,7 +18,8 @@ COLOURS = {
 }
 TEXTS = [("ink", "paper"), ("ink-2", "paper"), ("ink-3", "paper"), ("off", "paper"), ("good", "paper"),
          ("bad", "paper"), ("accent", "paper"), ("ink", "hover"), ("accent", "hover"), ("ink", "box"),
-         ("on-accent", "accent"), ("on-accent", "accent-2"), ("bad-ink", "bad-paper"), ("ink", "part-paper")]  # fmt: skip
+         ("on-accent", "accent"), ("on-accent", "accent-2"), ("bad-ink", "bad-paper"),
+         ("ink", "part-paper")]  # fmt: skip
 DRAWN = [("edge", "paper"), ("given", "paper"), ("mark", "paper"), ("on-mark", "mark"), ("line-0", "paper"),
          ("line-1", "paper"), ("line-2", "paper"), ("line-5", "paper")]  # fmt: skip
 

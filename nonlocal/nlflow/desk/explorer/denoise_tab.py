@@ -29,6 +29,7 @@ from nlflow.desk.explorer.widgets import (
     Lines,
     Overview,
     Pictures,
+    Sounds,
     beside,
     button,
     choice,
@@ -72,11 +73,14 @@ class SignalView:
         )
         zooms = (button(name, partial(self.move, {"factor": factor})) for name, factor in _MOVES.items())
         self.first = Knob("first", "shown from", 0, 1, 1, 0, optional=False, whole=True, moved=self._slide)
-        self.panel = column(columns(row(*zooms), self.first, least=240), self.lines)
+        self.sounds = Sounds()
+        self.panel = column(self.sounds, columns(row(*zooms), self.first, least=240), self.lines)
 
     def draw(self, shown: Drawn, unit: str) -> None:
         """Draw a result."""
         self._drawn, self._part = shown.window, shown.part
+        self.sounds.draw(shown.sounds)
+        self.sounds.visible = bool(shown.sounds)
         self.lines.draw(shown.lines, xlabel=shown.axis, ylabel=unit)
         self.rest.draw(shown.rest, xlabel=shown.axis, ylabel=unit)
         (low, high), (first, count) = self._part, self._drawn

@@ -64,6 +64,9 @@ class Stills:
     part: Any = None
     items: dict[str, dict[str, str]] = field(default_factory=dict)
     whole: str = ""
+    # sounds: WAV files of the result whose samples are `heard`.
+    sounds: dict[str, bytes] = field(default_factory=dict)
+    heard: Array | None = None
 
 
 class Drawn:
@@ -76,6 +79,9 @@ class Drawn:
             self._pictures(stills)
         else:
             self._lines()
+            if stills.heard is not result.result:
+                stills.sounds, stills.heard = sources.sounds(source, result.settings.crop, result.result), result.result
+            self.sounds = stills.sounds
 
     def _pictures(self, stills: Stills) -> None:
         result, media, crop, look = self.result, self.source.media, self.result.settings.crop, self.look

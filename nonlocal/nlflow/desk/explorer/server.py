@@ -1,4 +1,4 @@
-"""The explorer's server: one page of three tabs on one address of this machine, and the requests that it answers.
+"""The explorer's server: one page of four tabs on one address of this machine, and the requests that it answers.
 
 They are those to its own names, from its own pages, for parts of the page. Another site can let its name point to
 127.0.0.1 after its page was loaded; the browser then takes that page for one of this server (DNS rebinding). The header
@@ -36,6 +36,7 @@ from nlflow.desk.explorer.desk import Desk, Tab
 from nlflow.desk.explorer.flow_tab import FlowTab
 from nlflow.desk.explorer.layers_tab import LayersTab
 from nlflow.desk.explorer.layers_view import LayersFile
+from nlflow.desk.explorer.proposition_tab import PropositionTab
 from nlflow.desk.explorer.sources import Source
 from nlflow.desk.explorer.texts import refused
 from nlflow.desk.explorer.uploads import Limits
@@ -214,7 +215,7 @@ _HEAD = f"""{{% block postamble %}}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{THEME}</style>
 {{% endblock %}}"""
-_TABS = ("Denoise", "Flow", "Layers")
+_TABS = ("Denoise", "Flow", "Proposition 1", "Layers")
 
 
 @dataclass(frozen=True)
@@ -234,8 +235,13 @@ def build(contents: Contents, worker: Worker) -> Any:
         pn.state.curdoc.config.update(reconnect_session=False, notify_connection_status=False)
     desk = Desk(worker, contents.limits, pn.state.curdoc)
     pn.state.on_session_destroyed(lambda context: desk.close())
-    tabs: list[Tab] = [DenoiseTab(desk, contents.source), FlowTab(desk), LayersTab(desk, contents.layers)]
-    first = 2 if contents.layers is not None and contents.source.built_in else 0
+    tabs: list[Tab] = [
+        DenoiseTab(desk, contents.source),
+        FlowTab(desk),
+        PropositionTab(desk),
+        LayersTab(desk, contents.layers),
+    ]
+    first = len(tabs) - 1 if contents.layers is not None and contents.source.built_in else 0
     # All tabs are part of the page from the start: a part that is added later can miss changes.
     places = [pn.Column(tab.panel, sizing_mode="stretch_width") for tab in tabs]
     seen, loaded, arrived = first, False, False

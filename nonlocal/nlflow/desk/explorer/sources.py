@@ -210,3 +210,14 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
         path = Path(folder) / f"result{suffix}"
         files.write(path, result, media)
         return f"{name.stem}-denoised{suffix}", path.read_bytes()
+
+
+def sounds(source: Source, crop: Crop | None, result: Array) -> dict[str, bytes]:
+    """Return WAV files of a sound before, after, and of what was removed, as the result is saved; else none."""
+    if source.media.format != "wav":
+        return {}
+    given = source.media.data if crop is None else source.media.data[slices(source, crop)]
+    removed = given.astype(np.float64) - result
+    return {
+        name: saved(source, crop, one)[1] for name, one in (("noisy", given), ("result", result), ("removed", removed))
+    }

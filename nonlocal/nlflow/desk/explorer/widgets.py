@@ -10,6 +10,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -337,6 +338,22 @@ class Player(Part):
         self.frames = frames.tobytes()
         pixels = frames.dtype == np.uint8
         self.show(times=times.tolist(), fields=len(frames), size=frames.shape[-1], pixels=pixels)
+
+
+class Sounds(Part):
+    """Sounds that the browser plays, one at a time. Own, because Panel's player takes one sound of 16 bits."""
+
+    _esm = _script("sounds")
+    files = param.Bytes(default=b"")
+
+    def __init__(self) -> None:
+        super().__init__(names=[], places=[])
+
+    def draw(self, files: Mapping[str, bytes]) -> None:
+        """Show contents of WAV files by their names."""
+        ends = np.cumsum([0, *map(len, files.values())]).tolist()
+        self.files = b"".join(files.values())  # first: the names say that it is there
+        self.show(names=list(files), places=list(pairwise(ends)))
 
 
 class Overview(Part):

@@ -48,7 +48,8 @@ const draw = ({ title, xlabel, ylabel, log, height, lines }, place, legend) => {
   for (const line of lines.length > 1 ? lines : []) {
     const entry = document.createElement("span");
     const mark = node("svg", { width: 22, height: 10, "aria-hidden": "true" }, entry);
-    node("line", { x1: 0, y1: 5, x2: 22, y2: 5, style: stroke(line) }, mark);
+    if (line.width) node("line", { x1: 0, y1: 5, x2: 22, y2: 5, style: stroke(line) }, mark);
+    else node("circle", { cx: 11, cy: 5, r: 3.5, style: `fill: ${line.color}` }, mark);
     entry.append(` ${line.name}`);
     legend.append(entry);
   }
