@@ -161,7 +161,7 @@ def test_what_has_no_scaling() -> None:
         sinkhorn(np.ones((2, 3)))
     with pytest.raises(InputError, match="expected 2, one for each row"):
         sinkhorn(np.ones((2, 2)), points(3))
-    with pytest.raises(InputError, match="features: ExpDotProduct needs features"):
+    with pytest.raises(InputError, match="features: got none for ExpDotProduct"):
         sinkhorn(ExpDotProduct(), points(6))
     with pytest.raises(InputError, match="got them with a matrix"):
         sinkhorn(np.ones((6, 6)), points(6), x)

@@ -151,7 +151,7 @@ def test_orders(kind: str) -> None:
     problem, exact = driven(kind, REACTION), reference(kind, 1.0)
     for name, (make, numbers) in INTEGRATORS.items():
         if name.startswith("ETD") and not problem.symmetric and problem.modes is None:
-            with pytest.raises(InputError, match="needs a (symmetric affinity|linear part that is self-adjoint)"):
+            with pytest.raises(InputError, match=r"needs a (symmetric affinity|linear part that is self-adjoint)"):
                 nl.solve(problem, start(kind), t=1.0, integrator=make(0.1))
             continue
         order = measured(problem, start(kind), exact, make, numbers)

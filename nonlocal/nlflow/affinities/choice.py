@@ -422,7 +422,8 @@ def _features(asked: Asked) -> Affinity:
     _check_pairs(asked, "for a kernel that compares features")
     if asked.features is None:
         raise InputError(
-            f"features: got none for {type(kernel).__name__}, which compares them, expected keys of shape {(*domain.shape, 'd')}; domain.nodes compares positions"
+            f"features: got none for {type(kernel).__name__}, which compares them, expected keys of shape "
+            f"{(*domain.shape, 'd')}; domain.nodes compares positions"
         )
 
     def table(name: str, value: Any) -> Array:

@@ -185,7 +185,8 @@ def sinkhorn(
     compares = isinstance(kernel, ExpDotProduct)
     if features is None and compares:
         raise InputError(
-            f"features: got none for {type(kernel).__name__}, which compares them, expected keys of shape {(*domain.shape, 'd')}; domain.nodes compares positions"
+            f"features: got none for {type(kernel).__name__}, which compares them, expected keys of shape "
+            f"{(*domain.shape, 'd')}; domain.nodes compares positions"
         )
     x = check_array("features", domain.nodes if features is None else features)
     if tuple(x.shape[: len(domain.shape)]) not in (domain.shape, (domain.size,)):

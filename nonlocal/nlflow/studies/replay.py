@@ -161,7 +161,8 @@ class Recipe:
         for name in given:
             if name not in self.own:
                 raise InputError(
-                    f"{name}: got it beside {self.path}, which says what the study is; leave it out, or run the study by its kind"
+                    f"{name}: got it beside {self.path}, which says what the study is; leave it out, or "
+                    "run the study by its kind"
                 )
         for name in self.own:
             if name not in given:
@@ -197,8 +198,8 @@ def read_study(path: str | os.PathLike[str]) -> Recipe:
     wrong = next((name for name, kind in _PARTS.items() if type(content.get(name)) is not kind), None)
     if content.get("file_format") not in (FORMAT, None):
         raise FileFormatError(
-            f"{place}: got a study of format {shortened(repr(content['file_format']), 40)}, this version reads {FORMAT}; "
-            "use the version of nlflow that wrote it"
+            f"{place}: got a study of format {shortened(repr(content['file_format']), 40)}, this version "
+            f"reads {FORMAT}; use the version of nlflow that wrote it"
         )
     if wrong is not None:
         got = f"{shortened(repr(content[wrong]), 40)} as {wrong}" if wrong in content else f"no {wrong}"
