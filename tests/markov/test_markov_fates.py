@@ -120,3 +120,18 @@ def test_targets_that_share_nodes_or_are_not_met():
     with pytest.warns(NlflowWarning, match="no walk from another node ends in 1"):
         found = chain.absorption([2, 4])
     assert np.allclose(found.probabilities[:, 0], [1, 1, 1, 1, 0])
+
+
+def test_a_sweep_from_zero_needs_the_earlier_states_alone():
+    from nlflow.markov.aggregation import _Level
+
+    rng = np.random.default_rng(0)
+    rates = scipy.sparse.random_array((60, 60), density=0.2, rng=rng, format="csr")
+    rates.setdiag(0)
+    rates.eliminate_zeros()
+    level = _Level(rates, np.asarray(rates.sum(axis=1)) + 0.1, "float64")
+    for columns in (1, 16):
+        b = rng.random((60, columns))
+        x = level.swept(b, np.zeros_like(b))
+        assert np.abs(level.swept_from_zero(b) - x).max() < 1e-14 * x.max()
+        assert np.abs(level.left_by_sweep(x) - level.left_over(b, x)).max() < 1e-14 * x.max()

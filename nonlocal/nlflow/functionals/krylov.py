@@ -182,7 +182,7 @@ def conjugate_gradients(
 def gmres(
     operator: Callable[[Array], Array],
     b: Array,
-    x: Array,
+    x: Array | None,
     *,
     rtol: float,
     maxiter: int,
@@ -199,7 +199,7 @@ def gmres(
     operator : callable
         Linear, the same for each system.
     b, x : array of shape (N, D), or of the shape that `inner` is for
-        Right-hand sides and first guess.
+        Right-hand sides and first guess; None for 0, which spares an application of the operator.
     rtol : float
         Stop when every system's residual is at most this times its right-hand side, norms of `inner`.
     maxiter : int
@@ -217,11 +217,12 @@ def gmres(
     def over(v: Array, size: Array) -> Array:
         return v / xp.astype(size, v.dtype)
 
-    size = norm(b)
+    size, guessed = norm(b), x is not None
     # A system with b = 0 has the solution 0; its scale is set to 1 so that nothing divides by zero.
     scale = xp.where(size > 0, size, xp.ones_like(size))
-    x = xp.where(size > 0, x, xp.zeros_like(x))
-    residual = b - operator(x)
+    residual, x = b, xp.zeros_like(b) if x is None else xp.where(size > 0, x, xp.zeros_like(b))
+    if guessed:
+        residual = b - operator(x)
     start = norm(residual)
     first, scales = to_numpy(xp.stack([start, scale]))
     done, relative = 0, float((first / scales).max())

@@ -97,6 +97,7 @@ class Killed:
         place[self.order] = np.arange(len(killed))
         ends = place[listed.row[apart]], place[listed.col[apart]]
         self.rates = csr_array((listed.data[apart], ends), shape=rates.shape)
+        self.rates.sort_indices()
         self.killed = killed = killed[self.order]
         self._edges = self.rates.indptr.astype(np.int64), self.rates.indices.astype(np.int32), self.rates.data
         self._rounded = np.abs(killed) if rounded is None else rounded[self.order]

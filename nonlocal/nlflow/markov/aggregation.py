@@ -15,7 +15,7 @@ from nlflow.markov.reduction import eliminated
 _STRONG = 0.25  # a move is strong from this part of the likeliest of its state
 _COARSEST = 500  # states that are left to state reduction
 _SLOW = 0.8  # part of the states above which their aggregates are not worth having
-_RESTART, _ITERATIONS = 20, 200  # of GMRES around the cycles
+_RESTART, _ITERATIONS = 24, 200  # of GMRES around the cycles
 
 
 class Aggregation:
@@ -64,7 +64,7 @@ class Aggregation:
             right[:, :count] = r[:, some] / size[some] / self.left[:, None]
             right = self._cycled(0, right)
             found = gmres(
-                self._product, right, np.zeros_like(right), rtol=rtol, maxiter=_ITERATIONS, restart=_RESTART,
+                self._product, right, None, rtol=rtol, maxiter=_ITERATIONS, restart=_RESTART,
                 inner=lambda v, w: np.einsum("nc,nc->c", v, w, dtype=np.float64),
             )  # fmt: skip
             x[:, some] = found.x[:, :count] * size[some]
@@ -81,9 +81,9 @@ class Aggregation:
             # A plain sum: the order of a product of matrices depends on the number of threads.
             return np.asarray(np.einsum("ij,jc->ic", self._coarsest, r))
         level = self._levels[depth]
-        x = level.swept(r, np.zeros_like(r))
+        x = level.swept_from_zero(r)
         if depth + 1 < len(self._levels) or self._coarsest is not None:  # else no aggregates were worth having
-            right = level.down(level.left_over(r, x))
+            right = level.down(level.left_by_sweep(x))
             coarse = self._cycled(depth + 1, right)
             if depth + 1 < len(self._levels):
                 coarse += self._cycled(depth + 1, self._levels[depth + 1].left_over(right, coarse))
@@ -97,11 +97,15 @@ class _Level:
     def __init__(self, rates: Sparse, left: Floats, dtype: str) -> None:
         from nlflow.backends.numba.chains import loop
 
-        shares = (rates.data / np.repeat(left, np.diff(rates.indptr))).astype(dtype)
-        self._moves = rates.indptr.astype(np.int64), rates.indices.astype(np.int32), shares
+        rates.sort_indices()
+        starts, ends = rates.indptr.astype(np.int64), rates.indices.astype(np.int32)
+        rows = np.repeat(np.arange(len(left)), np.diff(starts))
+        shares = (rates.data / left[rows]).astype(dtype)
+        self._starts, self._stops, self._moves = starts[:-1].copy(), starts[1:].copy(), (ends, shares)
+        self._halves = self._starts + np.bincount(rows[ends < rows], minlength=len(left))  # moves to earlier states
         self._sweep, self._left_over = loop("sweep", dtype), loop("left_over", dtype)
         self.group = np.empty(len(left), np.int32)
-        loop("aggregate", dtype)(*self._moves, _STRONG, self.group)
+        loop("aggregate", dtype)(starts, *self._moves, _STRONG, self.group)
         self.count = int(self.group.max()) + 1
         self._down: Any = None
 
@@ -118,18 +122,30 @@ class _Level:
         ended = np.asarray(np.bincount(self.group, killed, m), np.float64)
         leaving = ended + np.asarray(coarse.sum(axis=1), np.float64).ravel()
         down.data = left[down.indices] / np.repeat(leaving, np.diff(down.indptr))
-        self._down = down.astype(self._moves[2].dtype)
+        self._down = down.astype(self._moves[1].dtype)
         return coarse, ended, leaving
 
     def swept(self, b: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
         """Return x after a sweep, in place."""
-        self._sweep(*self._moves, b, x)
+        self._sweep(self._starts, self._stops, *self._moves, b, x)
         return x
+
+    def swept_from_zero(self, b: NDArray[Any]) -> NDArray[Any]:
+        """Return what a sweep makes of 0, by the moves to earlier states: later ones are still 0."""
+        x = np.empty_like(b)
+        self._sweep(self._starts, self._halves, *self._moves, b, x)
+        return x
+
+    def left_by_sweep(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return the residual of that, which only moves to later states leave."""
+        r = np.empty_like(x)
+        self._left_over(self._halves, self._stops, *self._moves, x, x, r)
+        return r
 
     def left_over(self, b: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
         """Return the residual."""
         r = np.empty_like(x)
-        self._left_over(*self._moves, b, x, r)
+        self._left_over(self._starts, self._stops, *self._moves, b, x, r)
         return r
 
     def down(self, r: NDArray[Any]) -> NDArray[Any]:

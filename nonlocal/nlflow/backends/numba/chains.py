@@ -1,6 +1,6 @@
 """Multigrid for walks that end: sums over the moves of a chain, Gauss-Seidel sweeps, and aggregates of states.
 
-State i has the moves ``starts[i] <= e < starts[i + 1]`` to the states ``ends[e]``, not to itself, in the shares
+State i has the moves ``starts[i] <= e < stops[i]`` to the states ``ends[e]``, not to itself, in the shares
 ``weights[e]`` of the rate at which it is left: systems are ``x_i - sum_e weights[e] x[ends[e]] = b_i``, one of them,
 (N, 1), or 16 side by side, (N, 16). States are passed in their order by one thread: the bits do not depend on how many
 there are.
@@ -16,18 +16,18 @@ _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
 @njit(cache=True, fastmath=_FLAGS)
-def sweep(starts, ends, weights, b, x):
-    """Solve the equation of each state for its x, one after another, in place."""
+def sweep(starts, stops, ends, weights, b, x):
+    """Solve the equation of each state for its x by some of its moves, one after another, in place."""
     if x.shape[1] == 1:
         for i in range(x.shape[0]):
             total = b[i, 0]
-            for e in range(starts[i], starts[i + 1]):
+            for e in range(starts[i], stops[i]):
                 total += weights[e] * x[ends[e], 0]
             x[i, 0] = total
         return
     for i in range(x.shape[0]):
         row = b[i].copy()
-        for e in range(starts[i], starts[i + 1]):
+        for e in range(starts[i], stops[i]):
             j = ends[e]
             weight = weights[e]
             for c in range(COLUMNS):
@@ -37,18 +37,18 @@ def sweep(starts, ends, weights, b, x):
 
 
 @njit(cache=True, fastmath=_FLAGS)
-def left_over(starts, ends, weights, b, x, r):
+def left_over(starts, stops, ends, weights, b, x, r):
     """Write the residual ``r_i = b_i - x_i + sum_e weights[e] x[ends[e]]``."""
     if x.shape[1] == 1:
         for i in range(x.shape[0]):
             total = b[i, 0] - x[i, 0]
-            for e in range(starts[i], starts[i + 1]):
+            for e in range(starts[i], stops[i]):
                 total += weights[e] * x[ends[e], 0]
             r[i, 0] = total
         return
     for i in range(x.shape[0]):
         row = b[i] - x[i]
-        for e in range(starts[i], starts[i + 1]):
+        for e in range(starts[i], stops[i]):
             j = ends[e]
             weight = weights[e]
             for c in range(COLUMNS):
@@ -97,8 +97,8 @@ def aggregate(starts, ends, weights, strong, group):
 _ROWS, _ENDS = types.int64[::1], types.int32[::1]
 loop = loader(
     lambda f: {
-        "sweep": (sweep, _ROWS, _ENDS, f[::1], *(f[:, ::1],) * 2),
-        "left_over": (left_over, _ROWS, _ENDS, f[::1], *(f[:, ::1],) * 3),
+        "sweep": (sweep, _ROWS, _ROWS, _ENDS, f[::1], *(f[:, ::1],) * 2),
+        "left_over": (left_over, _ROWS, _ROWS, _ENDS, f[::1], *(f[:, ::1],) * 3),
         "aggregate": (aggregate, _ROWS, _ENDS, f[::1], types.float64, _ENDS),
     }
 )
