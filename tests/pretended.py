@@ -9,7 +9,8 @@
 
 Operations on two devices raise what torch raises on a GPU, and so does `numpy()`. Below each tensor is one of the CPU,
 which torch's kernels for the CPU compute on: results have the bits of CPU tensors. Derivatives and transforms of
-functions are torch's own, as tensors are told apart by their dispatcher, below autograd.
+functions are torch's own, as tensors are told apart by their dispatcher, below autograd. `torch.autocast("cuda")`
+rounds the products of matrices, and takes sums, exponentials and their like in float32, as on a GPU.
 
 What is counted, for each line of nlflow that did it:
 
@@ -122,6 +123,7 @@ _ROUNDED = {
 }  # fmt: skip
 
 _library = torch.library.Library("aten", "IMPL")
+_others = torch.library.Library("_", "IMPL")
 _counting: list[Counts] = []
 _capturing: list[bool] = []
 _rounding: list[bool] = []
@@ -502,6 +504,42 @@ def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
 _own_parameter = torch.nn.Parameter.__new__
 
 
+# What autocast computes in half precision on a GPU, and what in float32.
+_NARROW = ("addmm", "baddbmm", "bmm", "conv1d", "conv2d", "linear", "matmul", "mm", "mv",
+           "scaled_dot_product_attention")  # fmt: skip
+_WIDE = ("cumsum", "exp", "layer_norm", "log", "log1p", "norm.Scalar", "pow.Tensor_Scalar", "prod", "reciprocal",
+         "rsqrt", "softmax.int", "sum", "sum.dim_IntList")  # fmt: skip
+
+
+def _teach_autocast() -> None:
+    """Give the dispatcher what autocast does on a GPU: under "cuda" it is on for `_BELOW` as well."""
+    _others.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
+    for names, wide in ((_NARROW, False), (_WIDE, True)):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            _library.impl(name, _cast(operation, wide), "AutocastIPU")
+
+
+def _cast(operation: Any, wide: bool) -> Callable[..., Any]:
+    def cast(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == torch.float64:
+            return value
+        return value.to(torch.float32 if wide else torch.get_autocast_dtype("cuda"))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastIPU)):
+            return operation(*tree_map(cast, args), **tree_map(cast, kwargs))
+
+    return called
+
+
+def _set_autocast_enabled(device: str, enabled: bool, own: Any = torch.set_autocast_enabled) -> None:
+    own(device, enabled)
+    if device == "cuda":
+        own("ipu", enabled)
+
+
 @cache
 def _stand_guard() -> None:
     """Give torch a guard for its devices cuda and `_BELOW`: without one it refuses to hear of them.
@@ -513,6 +551,7 @@ def _stand_guard() -> None:
     guards = (ctypes.c_void_p * 22).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     guards[_IPU] = guards[_META]
     _library.impl("scaled_dot_product_attention", fused.attention, "AutogradIPU")
+    _teach_autocast()
     if not guards[_CUDA]:  # a build without CUDA
         torch._C._acc.register_python_privateuseone_device_guard(_Guard())
         guards[_CUDA], guards[_PRIVATE] = guards[_PRIVATE], None
@@ -529,6 +568,7 @@ def gpu(*, rounding: bool = False) -> Iterator[torch.device]:
     with ExitStack() as stack:
         stack.enter_context(patch.multiple(torch.cuda, **_driver()))
         stack.enter_context(patch.object(torch, "Generator", Generator))
+        stack.enter_context(patch.object(torch, "set_autocast_enabled", _set_autocast_enabled))
         stack.enter_context(patch.object(torch.nn.Parameter, "__new__", _parameter))
         stack.enter_context(patch.object(torch.Tensor, "device", property(_device_of), create=True))
         is_cuda = property(lambda tensor: _device_of(tensor).type == "cuda")

@@ -480,3 +480,23 @@ def test_memory_of_queries_of_their_own(own: bool, extra: str, itemsize: int) ->
     assert p.memory_bytes == 8 * tables * n * d + itemsize * again
     assert p.log_degree.shape == (n,)
     assert p.memory_bytes == 8 * tables * n * d + itemsize * again + 8 * n
+
+
+@pytest.mark.parametrize("method", ["dense", "tiled"])
+def test_what_the_caller_allows_products_elsewhere_takes_no_digits(method: str) -> None:
+    x, u = (torch.randn(40, 3, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+
+    def found() -> list[Any]:
+        p = nl.affinity(nl.Laplace(1.0), nl.Points(np.arange(40.0)), x, method=method)
+        flow = nl.GradientFlow(nl.E(p, u, 1.0), "degree")
+        return [p.average(u), p.log_degree, nl.solve(flow, u, t=1.0).u, flow.functional.minimizer().u]
+
+    expected = found()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            assert all(torch.equal(one, other) for one, other in zip(found(), expected, strict=True))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)

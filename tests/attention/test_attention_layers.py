@@ -186,7 +186,7 @@ def test_covariances_in_half_precision_keep_their_digits(dtype: Any) -> None:
     centred = v.double()[..., None, :, :] - (weights @ v.double())[..., :, None, :]
     expected = torch.einsum("bhij,bhija,bhijc->bhiac", weights, centred, centred)
     torch.testing.assert_close(C.double(), expected, rtol=1e-4, atol=1e-3)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(C.device.type, torch.bfloat16):
         assert torch.equal(terms.covariance(P, v, P @ v), C)
     v0, variance = v.flip(-2), torch.tensor(0.3, dtype=dtype)
     result = terms.matrix_step(P @ v, v0, C, variance)
@@ -197,7 +197,7 @@ def test_covariances_in_half_precision_keep_their_digits(dtype: Any) -> None:
     torch.testing.assert_close(result.double(), right, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
-@pytest.mark.other_bits("it asks for the autocast of the CPU, which changes nothing elsewhere")
+@pytest.mark.other_bits("autocast rounds other operations on a GPU than on the CPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("options", [{"matrix_fidelity": True}, {"projection": "sharpening"}], ids=["matrix", "signed"])
 def test_half_precision_where_torch_has_no_solver_for_it(options: Any, dtype: Any) -> None:
@@ -219,7 +219,7 @@ def test_half_precision_where_torch_has_no_solver_for_it(options: Any, dtype: An
         assert parameter.grad.dtype == (torch.float32 if learned else dtype)
         allowed = 40 * torch.finfo(dtype).eps * max(1.0, float(expected.abs().max()))
         torch.testing.assert_close(parameter.grad.float(), expected, rtol=0, atol=allowed, msg=name)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         mixed = whole(x.float().flip(1), whole(x.float())[1])[0]
     torch.testing.assert_close(mixed.float(), results["whole"], rtol=0, atol=8 * torch.finfo(torch.bfloat16).eps)
 

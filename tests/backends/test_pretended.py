@@ -265,6 +265,26 @@ def test_derivatives_are_those_of_torch() -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_autocast_rounds_products_alone() -> None:
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    half = (x.bfloat16() @ x.bfloat16()).float()
+    with pretended.gpu():
+        there = pretended.put(x).requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            product = there @ there
+            weights = product.softmax(-1)
+            with torch.autocast("cuda", enabled=False):
+                exact = there @ there
+        assert (product.dtype, weights.dtype, exact.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+        weights.square().sum().backward()
+        assert there.grad is not None
+        assert there.grad.dtype == torch.float32
+        assert (there @ there).dtype == torch.float32
+    assert torch.equal(pretended.take(product).float(), half)
+    assert torch.equal(pretended.take(weights), half.softmax(-1))
+    assert torch.equal(pretended.take(exact), x @ x)
+
+
 def test_default_dtype_and_random_numbers() -> None:
     with pretended.gpu():
         torch.set_default_dtype(torch.float64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -113,6 +113,14 @@ def _check_averages(affinity: Affinity) -> None:
 
 _SIGNALS, _TILES = 12, 2**28
 """Signals that a flow or an iteration holds at a time, and bytes of tiles and of what is made of them, about."""
+
+
+@contextmanager
+def _within(need: Need, device: Any) -> Iterator[None]:
+    from nlflow.backends.torch.workers import exact_products
+
+    with need.guarded(str(device), lambda: free_bytes(device)), exact_products(device):
+        yield
 
 
 @underflowing
@@ -569,7 +577,8 @@ class Affinity(ABC):
     def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:
         """Turn "out of memory" of the device of tensors into `MemoryLimitError`, with the nodes that fit.
 
-        For whatever is done with a signal `u`: averages, flows, equilibria.
+        For whatever is done with a signal `u`: averages, flows, equilibria. Products of tensors keep the digits of
+        their dtype meanwhile, also under `torch.autocast`.
         """
         if self.device is None:
             return nullcontext()
@@ -587,7 +596,7 @@ class Affinity(ABC):
             "use fewer nodes, or fewer channels at a time, or close other programs that use the device",
             argument="affinity",
         )  # fmt: skip
-        return need.guarded(str(device), lambda: free_bytes(device))
+        return _within(need, device)
 
     def _log_degree_for(self, u: Array) -> Array:
         """Return log d without the amplitude, in the precision that averages of the signal `u` are computed in."""
