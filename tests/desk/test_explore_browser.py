@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from scipy.io import wavfile
 from skimage import data
 
 from nlflow.desk.explorer import pictures
+from tests.desk.test_explore_colours import contrast, luminance
 from tests.desk.test_explore_views import executed, layers_report, small_image, small_sound
 from tests.explorer import Page, browsing, missing, serving
 
@@ -460,8 +462,48 @@ def test_names_in_files_are_no_html(page: Page, place: Path) -> None:
     assert page.driver.title == "nonlocal explore"
 
 
+COLOURS = """
+const texts = [], root = (one) => one.parentElement ?? one.getRootNode().host;
+const visit = (top) => {
+  for (const one of top.querySelectorAll("*")) {
+    if (one.shadowRoot) visit(one.shadowRoot);
+    const text = [...one.childNodes].filter((node) => node.nodeType === 3).map((node) => node.data.trim()).join("");
+    if (!text || one.matches("style, script, option") || one.disabled || one.closest(".off, .frame, svg")
+      || !one.checkVisibility()) continue;
+    let under = one;
+    while (under && getComputedStyle(under).backgroundColor === "rgba(0, 0, 0, 0)") under = root(under);
+    texts.push([text, getComputedStyle(one).color, getComputedStyle(under ?? document.body).backgroundColor]);
+  }
+};
+visit(document);
+return texts;
+"""
+TABS = ["Denoise", "Flow", "Proposition 1", "Layers"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", TABS)
+def test_every_text_can_be_read(page: Page, name: str, scheme: str) -> None:
+    wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+    page.tab(name)
+    page.wait(lambda: page.kind() == "done", "the tab")
+    page.wait(lambda: not page.driver.execute_script("return document.getAnimations().length"), "rest")
+    texts = page.driver.execute_script(COLOURS)
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert len(texts) > 10
+    assert (luminance(hexadecimal(texts[0][2])) < 0.1) == (scheme == "dark")
+    weak = [one for one in texts if contrast(*map(hexadecimal, one[1:])) < 4.5]
+    assert weak == []
+
+
+def hexadecimal(colour: str) -> str:
+    """Return a colour as styles are computed, ``rgb(1, 2, 3)``, in the form #010203."""
+    return "#" + "".join(f"{int(word):02x}" for word in re.findall(r"\d+", colour)[:3])
+
+
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("name", ["Denoise", "Flow", "Layers"])
+@pytest.mark.parametrize("name", TABS)
 def test_no_page_needs_scrolling_to_the_side(page: Page, name: str, width: int) -> None:
     size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
     page.tab(name)

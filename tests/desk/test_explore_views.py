@@ -27,7 +27,16 @@ from nlflow.denoising.noise import GaussianNoise, load_noise
 from nlflow.denoising.quality import psnr, ssim
 from nlflow.denoising.runs import Trail
 from nlflow.desk.commands import main as cli
-from nlflow.desk.explorer import denoising_view, drawings, flow_view, layers_view, pictures, sources, uploads
+from nlflow.desk.explorer import (
+    denoising_view,
+    drawings,
+    flow_view,
+    layers_view,
+    pictures,
+    proposition_view,
+    sources,
+    uploads,
+)
 from nlflow.desk.explorer.denoising_view import DenoiseSettings
 from nlflow.desk.explorer.flow_view import FlowSettings
 from nlflow.desk.explorer.texts import call, decibels, digits
@@ -310,7 +319,7 @@ def test_commands_of_a_part_and_of_the_example(what: str, tmp_path: Path, monkey
 @pytest.mark.skipif(os.name == "nt", reason="the command is one of the shells of Unix")
 def test_the_command_of_a_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = FlowSettings(signal="disc", boundary="isolated", width=0.08)
+    settings = FlowSettings(signal="disc", width=0.08)
     ran_in_a_shell(flow_view.as_command(settings))
     assert "flow.npz" in flow_view.COMMAND_NOTE
     result = flow_view.compute(settings)
@@ -378,7 +387,8 @@ def test_a_part_is_saved_with_its_part_of_the_rest(tmp_path: Path) -> None:
     [
         {},
         {"signal": "waves", "kernel": "Laplace", "boundary": "periodic", "metric": "l2"},
-        pytest.param({"signal": "disc", "boundary": "isolated", "width": 0.08}, marks=pytest.mark.slow),
+        {"signal": "disc", "width": 0.08},
+        {"boundary": "isolated", "width": 0.08},
         {"signal": "photograph", "kernel": "TopHat", "width": 0.1, "fidelity": 1.2, "noise": 0.0, "span": 3.0},
     ],
 )
@@ -550,6 +560,8 @@ def test_copied_texts_use_names_that_the_manual_lists(tmp_path: Path, monkeypatc
     for signal in ("steps", "waves", "disc", "photograph"):
         for kernel in ("Gaussian", "Laplace", "TopHat"):
             texts.append(flow_view.as_python(FlowSettings(signal=signal, kernel=kernel)))
+    for domain in ("grid", "points"):
+        texts.append(proposition_view.as_python(proposition_view.PropositionSettings(domain=domain)))
     Path("result.json").write_text(json.dumps(layers_report()))
     texts.append(layers_view.as_python(layers_view.read_layers("result.json"), "cosine"))
     used = set.union(*map(imported, texts))
@@ -908,7 +920,8 @@ def test_a_closed_worker_ends() -> None:
 def test_views_load_no_panel() -> None:
     program = (
         "import sys; "
-        "from nlflow.desk.explorer import denoising_view, drawings, flow_view, layers_view, uploads, pictures, worker;"
+        "from nlflow.desk.explorer import address, denoising_view, drawings, flow_view, layers_view, pictures, worker;"
+        "from nlflow.desk.explorer import proposition_view, uploads;"
         "print({'panel', 'bokeh', 'param', 'tornado'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -450,7 +450,7 @@ class DenoiseTab(Tab):
             {name: curves[name] for name in ("distance",) if name in curves},
             ylabel="stabilized counts" if of_counts(info) else unit,
         )
-        self.figures.object = table(rows(result, unit)) + note(*source.notes, *result.notes, *remarks(source))
+        self.figures.object = table(rows(result, unit)) + note(*source.notes, *result.notes, *remarks(source, result))
         self.code.show(
             python=view.as_python(settings, source),
             command=view.as_command(settings, source),

@@ -235,8 +235,10 @@ def rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
     return found
 
 
-def remarks(source: Source) -> tuple[str, ...]:
-    """Return what is different for a stack."""
+def remarks(source: Source, result: DenoiseResult) -> tuple[str, ...]:
+    """Return what is different for a stack, and for a sound that is too long to be played."""
+    if source.media.format == "wav" and result.result.size > sources.MOST_HEARD:
+        return (f"A sound of more than {sources.MOST_HEARD} samples is not played here: download it.",)
     if not source.media.stacked:
         return ()
     return (

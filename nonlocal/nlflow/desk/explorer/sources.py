@@ -111,6 +111,7 @@ noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)"""
 #: Of an image, denoised while settings move: 256 x 256.
 PREVIEW_PIXELS = 2**16
 _PREVIEW_SAMPLES = 2**15
+MOST_HEARD = 2**23  # about a minute and a half of stereo; three such files are sent to the page
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,11 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
 
 
 def sounds(source: Source, crop: Crop | None, result: Array) -> dict[str, bytes]:
-    """Return WAV files of a sound before, after, and of what was removed, as the result is saved; else none."""
-    if source.media.format != "wav":
+    """Return WAV files of a sound before, after, and of what was removed, as the result is saved; else none.
+
+    There are none of a sound that is too long for a page, of more than `MOST_HEARD` samples.
+    """
+    if source.media.format != "wav" or result.size > MOST_HEARD:
         return {}
     given = source.media.data if crop is None else source.media.data[slices(source, crop)]
     removed = given.astype(np.float64) - result
