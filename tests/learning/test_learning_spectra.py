@@ -123,6 +123,8 @@ def test_widths_that_follow_the_density_refuse():
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):
             DiffusionMap(**words).fit(X)
+    with pytest.raises(InputError, match="X: got points that lie at one place"):
+        DiffusionMap(beta=-0.5).fit(np.ones((9, 2)))
     with pytest.raises(InputError, match="in 2 parts that do not see each other"):
         DiffusionMap(beta=-0.5, gamma=1.0).fit(np.concatenate([X, X + 1e4]))
 

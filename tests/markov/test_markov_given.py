@@ -127,3 +127,14 @@ OFF = P + np.array([[0, 0, 0], [0, 0, 1e-3], [0, 0, 1e-4]])
 def test_what_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_frames_whose_rows_and_columns_are_in_another_order_are_refused():
+    pandas = pytest.importorskip("pandas", reason="data frames are pandas'")
+    names = list("abc")
+    frame = pandas.DataFrame(P, names, names)
+    for make in (MarkovChain.from_transitions, MarkovChain.from_graph, affinity_from_graph):
+        make(frame)
+        make(frame.set_axis(range(3), axis=0))  # names that say nothing
+        with pytest.raises(InputError, match="rows and columns have the same names in another order"):
+            make(frame[names[::-1]])

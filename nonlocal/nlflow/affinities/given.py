@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, check_untracked, to_numpy, underflowing
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.graph import Sparse, check_undamaged
+from nlflow.affinities.graph import Sparse, check_labels, check_undamaged
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain, Points
 from nlflow.errors import (
@@ -149,6 +149,7 @@ def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int 
 
 
 def _of_arrays(graph: Any, edge_weight: Any, nodes: int | None, limit: float | None) -> Sparse:
+    check_labels("graph", graph)
     array = _plain("graph", graph)
     whole = array.dtype.kind in "iu"
     listed = whole and array.ndim == 2 and array.shape[0] == 2

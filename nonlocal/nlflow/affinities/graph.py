@@ -26,6 +26,18 @@ def check_undamaged(name: str, matrix: Any) -> None:
         raise InputError(f"{name}: got a {matrix.format} array that is damaged ({error})") from error
 
 
+def check_labels(name: str, matrix: Any) -> None:
+    """Raise `InputError` for a data frame whose rows and columns have the same names in another order."""
+    if not hasattr(matrix, "columns"):
+        return
+    rows, columns = list(matrix.index), list(matrix.columns)
+    if rows != columns and len(rows) == len(columns) and set(map(repr, rows)) == set(map(repr, columns)):
+        raise InputError(
+            f"{name}: got a data frame whose rows and columns have the same names in another order, expected one order; "
+            "take frame.loc[names, names]"
+        )
+
+
 def functional_graph(graph: Sparse, weights: NDArray[Any], log_scale: float) -> Sparse:
     """Return W_ij = w_i w_j K_ij for i != j, symmetric to the last bit, from K over exp(log_scale); overwrites that.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
 from nlflow.affinities.nearest import Neighbours, positive
+from nlflow.errors import InputError
 
 SAMPLES = 1000  # points of which all pairs are looked at
 _NEAR = 8  # points whose distances say how dense others lie
@@ -96,6 +97,8 @@ class VariableWidths:
     def __init__(self, search: Neighbours, beta: float, gamma: float | None = None) -> None:
         self._beta, self._unit = beta, search.unit
         distances, ends = search.found
+        if not distances.max() > 0:
+            raise InputError("X: got points that lie at one place, expected points apart, of which widths follow")
         self._near = _nearest_mean(distances)
         first = self._curve_of(distances, ends, self._near)
         self._factor, self.dimension = first.best, max(round(first.dimension), 1)

@@ -722,7 +722,8 @@ class MarkovChain:
             inside[array] = True
         else:
             raise InputError(
-                f"{name}: got {array.dtype} of shape {array.shape}, expected node numbers or a mask of bool"
+                f"{name}: got {array.dtype} of shape {array.shape}, expected node numbers or a mask of bool; of labels "
+                "give labels == name"
             )
         if not inside.any() or inside.all():
             raise InputError(f"{name}: got {int(inside.sum())} nodes, expected some and not all of {self.states}")

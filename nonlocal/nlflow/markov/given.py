@@ -8,7 +8,7 @@ import numpy as np
 
 from nlflow._array import Floats
 from nlflow.affinities import Affinity, affinity_from_graph
-from nlflow.affinities.graph import Sparse, check_undamaged
+from nlflow.affinities.graph import Sparse, check_labels, check_undamaged
 from nlflow.errors import InputError, NumericalError, check_floats
 from nlflow.markov.law import balance
 from nlflow.markov.moves import communicating_classes
@@ -103,6 +103,7 @@ def _matrix(name: str, value: Any, key: str | None) -> Sparse:
     sparse: bool = issparse(value)
     result: Sparse
     if not sparse:
+        check_labels(name, value)
         result = csr_array(check_floats(name, value, ndim=2))
     elif value.dtype.kind not in "biuf" or value.ndim != 2:
         raise InputError(f"{name}: got {value.dtype} of shape {value.shape}, expected real numbers of shape (N, N)")
