@@ -509,6 +509,13 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
         )
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Return what is True or False as a bool, or raise `InputError`."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{name}: got {_shown(value)}, expected True or False")
+    return bool(value)
+
+
 def check_path(name: str, value: Any) -> Path:
     """Return the path of a file or folder, or raise `InputError`."""
     if not isinstance(value, str | os.PathLike):

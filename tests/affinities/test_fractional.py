@@ -291,6 +291,7 @@ RADII = np.linalg.norm(PLANE.nodes - 1, axis=1).reshape(8, 8)
         (LINE, {"s": 1.0}, "s: got 1"),
         (LINE, {"s": math.nan}, "s: got nan"),
         (LINE, {"horizon": 0.5}, "horizon: got 0.5"),
+        (LINE, {"inside": np.ones(8, int)}, "inside: got integers"),
         (LINE, {"tempering": -1.0}, "tempering"),
         (LINE, {"tempering": 2.5}, "finer grid"),
         (LINE, {"scaling": "none"}, "scaling"),

@@ -50,6 +50,7 @@ def test_an_object_serves_channels_one_by_one() -> None:
     [
         ("strength", -1), ("strength", None), ("stopping", "soon"), ("max_memory", 0), ("width", 0), ("patch_size", 4),
         ("search_radius", 0), ("fidelity", -1), ("steps", 0), ("seed", -1), ("seed", 0.5),
+        ("separate", "a"), ("device", "disk"), ("device", None),
     ],
 )  # fmt: skip
 def test_each_is_checked_by_name(name: str, value: Any) -> None:

@@ -215,6 +215,13 @@ def test_value_that_overflows() -> None:
     assert np.isfinite(E(k, u, 1.0, measure="degree").gradient(u, "degree")).all()
 
 
+@pytest.mark.parametrize("method", ["stencil", "convolution"])
+def test_averages_that_overflow_are_no_value(method: str) -> None:
+    k = affinity(Gaussian(width=2.0), Grid(30, boundary="periodic"), method=method)
+    with pytest.raises(NumericalError, match="value: the squares of the signal overflow"):
+        J(k).value(np.full(30, 1e308))
+
+
 def test_value_in_range_though_the_degrees_are_not() -> None:
     """The product of a small and of a huge number: J is known through its logarithm."""
     keys = np.full((8, 1), math.sqrt(740.0))

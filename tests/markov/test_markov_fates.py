@@ -113,6 +113,8 @@ def test_targets_that_share_nodes_or_are_not_met():
         r"other classes of states that no walk leaves \(sizes 1, the first with node 4",
     ):
         chain.absorption([2])  # fmt: skip
+    with pytest.raises(InputError, match="targets: got int, expected a mapping of names to nodes"):
+        chain.absorption(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="targets: got none"):
         chain.absorption([])
     with pytest.raises(InputError, match=r"targets\['a'\]: got nodes 7 to 7, expected 0 to 4"):

@@ -80,6 +80,7 @@ def test_refusals(fold: Branch) -> None:
     cases: list[tuple[str, Callable[[], Any]]] = [
         ("branches: got none or an empty one", lambda: bifurcation_figure([])),
         ("branches: got int, expected what continue_equilibria returns", lambda: bifurcation_figure([3])),  # type: ignore[list-item]
+        ("branches: got NoneType, expected what continue_equilibria returns", lambda: bifurcation_figure(None)),  # type: ignore[arg-type]
         ("x: got (1, 0), expected low < high", lambda: portrait_figure(flow, (1, 0), (0, 1))),
         ("y: got 3, expected a pair", lambda: portrait_figure(flow, (0, 1), 3)),  # type: ignore[arg-type]
         (

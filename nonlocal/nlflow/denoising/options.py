@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from nlflow.errors import InputError, KeywordError, check_choice, check_integer, check_number
+from nlflow.backends.devices import DEVICES
+from nlflow.errors import InputError, KeywordError, check_choice, check_flag, check_integer, check_number
 
 QUALITIES: Final = ("fast", "balanced", "best", "pixels")
 STOPPING: Final = ("discrepancy", "sure")
@@ -20,9 +21,11 @@ OF_PIXELS: Final[dict[str, Callable[[str, Any], Any]]] = {
 """The options that the flow of pixels alone has, with their checks."""
 _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "strength": lambda n, v: check_number(n, v, minimum=0),
+    "separate": check_flag,
     "stopping": lambda n, v: check_choice(n, v, STOPPING),
     "max_memory": lambda n, v: check_number(n, v, minimum=1, finite=False),
     "seed": lambda n, v: check_integer(n, v, minimum=0),
+    "device": lambda n, v: check_choice(n, v, DEVICES),
 }
 
 
@@ -94,7 +97,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, check in {**_CHECKS, **OF_PIXELS}.items():
             value = getattr(self, name)
-            if value is not None or name in ("strength", "seed"):
+            if value is not None or name in ("strength", "separate", "seed", "device"):
                 object.__setattr__(self, name, check(name, value))
 
     @classmethod

@@ -13,7 +13,7 @@ import array_api_compat
 import numpy as np
 
 from nlflow._array import Array, is_tensor, namespace
-from nlflow.errors import InputError, NlflowWarning, check_integer, check_tensor
+from nlflow.errors import InputError, NlflowWarning, check_flag, check_integer, check_tensor
 
 _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
@@ -59,8 +59,7 @@ class Mask:
     rule: Callable[[Array, Array], Array] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.causal, bool):
-            raise InputError(f"causal: got {self.causal!r}, expected True or False")
+        object.__setattr__(self, "causal", check_flag("causal", self.causal))
         if self.window is not None:
             object.__setattr__(self, "window", check_integer("window", self.window, minimum=0))
         if self.rule is not None and not callable(self.rule):

@@ -124,7 +124,11 @@ class J:
         u = self.affinity.check_signal("u", u)
         if average is not None:
             average = self.affinity.domain.check_signal("average", average)
-        return float(self.pending(u, normalize=normalize, average=average))
+        with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+            value = float(self.pending(u, normalize=normalize, average=average))
+        if math.isnan(value):
+            raise NumericalError(_OVERFLOWS)
+        return value
 
     def pending(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> Pending:
         """Return the value at a signal that `value` would take, as a number that may still lie on a device."""

@@ -441,6 +441,11 @@ def _region(grid: Grid, inside: Any) -> Region:
         raise InputError("inside: got a mask on a periodic grid, expected boundary='isolated' with it")
     given = np.asarray(inside)
     flags = given.dtype == bool
+    if given.dtype.kind in "iu":
+        raise InputError(
+            f"inside: got integers ({given.dtype}), expected which nodes are inside (bool), or their distance to the "
+            "edge (floats); convert them with .astype(bool) or .astype(float)"
+        )
     values = given if flags else check_floats("inside", inside) / grid.spacing[0]
     if values.shape != grid.shape:
         raise InputError(f"inside: got shape {values.shape}, expected {grid.shape}, that of the grid")

@@ -638,6 +638,11 @@ class MarkovChain:
         NlflowWarning
             Where walks from no other node end in a target.
         """
+        if not isinstance(targets, Mapping | Sequence | np.ndarray):
+            raise InputError(
+                f"targets: got {type(targets).__name__}, expected a mapping of names to nodes, or a sequence of nodes; "
+                "put one target in a list"
+            )
         named = targets if isinstance(targets, Mapping) else dict(enumerate(targets))
         names, inside = tuple(named), [self._nodes(f"targets[{name!r}]", nodes) for name, nodes in named.items()]
         if not inside:
@@ -701,7 +706,8 @@ class MarkovChain:
         ------
         MemoryLimitError
         NumericalError
-            Where probabilities underflow, or times overflow.
+            Where probabilities underflow, or times overflow. (A weight that is 0 in floats, as that of a Gaussian
+            beyond 38 widths, is no move.)
         """
         n = self.states
         check_memory(f"passage times of {n} states", 32 * n * n, "use hitting_times(target)", self._limit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +57,7 @@ def bifurcation_figure(
         For no branch.
     """
     given = branches if isinstance(branches, Mapping) else {"": branches}
-    named = {name: [one] if isinstance(one, Branch) else list(one) for name, one in given.items()}
+    named = {name: list(one) if isinstance(one, Iterable) else [one] for name, one in given.items()}
     base.check_filled("branches", named, "Branch")
     for one in (one for several in named.values() for one in several):
         if not isinstance(one, Branch):

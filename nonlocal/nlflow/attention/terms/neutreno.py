@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import AFFINITIES, repeated, uniform_average
 from nlflow.attention.threads import OfThread
-from nlflow.errors import InputError, check_choice, check_integer, check_memory, check_number
+from nlflow.errors import InputError, check_choice, check_flag, check_integer, check_memory, check_number
 
 
 def neutreno(
@@ -145,8 +145,7 @@ class TermOptions:
                 "learned: got 'shared' with matrix_fidelity=True, expected False: each layer learns its own σ²"
             )
         for name in ("semi_implicit", "feat_scale", "attn_scale", "matrix_fidelity"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name}: got {getattr(self, name)!r}, expected True or False")
+            check_flag(name, getattr(self, name))
 
 
 class LayerTerms(WideParameters):

@@ -16,7 +16,7 @@ from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import OfFiles
 from nlflow.denoising.noise.names import kinds, model_class
 from nlflow.domains.samples import as_signal
-from nlflow.errors import FileFormatError, InputError, check_array, check_number, check_path, shortened
+from nlflow.errors import FileFormatError, InputError, check_array, check_flag, check_number, check_path, shortened
 from nlflow.store.atomic import write_content
 from nlflow.store.encoding import decode, encode
 
@@ -106,9 +106,7 @@ class Noise(ABC):
         for one in fields(self):  # type: ignore[arg-type]
             value = getattr(self, one.name)
             if isinstance(one.default, bool):
-                if not isinstance(value, bool | np.bool_):
-                    raise InputError(f"{one.name}: got {value!r}, expected True or False")
-                object.__setattr__(self, one.name, bool(value))
+                object.__setattr__(self, one.name, check_flag(one.name, value))
             elif one.metadata and not (value is None and one.default is None):
                 object.__setattr__(self, one.name, check_number(one.name, value, **one.metadata))
 
@@ -531,8 +529,9 @@ def load_noise(path: str | os.PathLike[str]) -> Noise:
     >>> load_noise(path)
     GaussianNoise(5.0, spectrum of 1 x 64 x 64)
     """
+    place = check_path("path", path)
     try:
-        return noise_of(_content(check_path("path", path)))
+        return noise_of(_content(place))
     except FileFormatError:
         raise
     except InputError as error:
