@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import AttentionFlow, AttentionStep, ExpDotProduct, GradientFlow, J, NeutrenoStep, Points, affinity
+from nlflow.functionals.fidelity import NodeFidelity
 from nlflow.studies.settings import solve_to_end
 from validation.harness import PAPER, CannotRunError, Check, Claim, Context, Outcome, largest
 
@@ -71,6 +72,11 @@ def run(context: Context) -> Outcome:
                 flow = GradientFlow(functional, "degree")
                 step = solve_to_end(flow, v, t=1, integrator=AttentionStep(), energies=False).final
                 note("float64, q = k: step of the gradient flow of J", step, symmetric)
+    # λ/d where λ is 0: the slope 1/d is what training follows.
+    log_degree = torch.from_numpy(np.random.default_rng(9).standard_normal(20))
+    fidelity = torch.linspace(0.0, 2.0, 20, dtype=torch.float64, requires_grad=True)
+    NodeFidelity(fidelity).over_degree(log_degree, log_degree).values.sum().backward()
+    note("float64, slope of λ/d by λ, at 0 too, against 1/d", fidelity.grad, np.exp(-log_degree.numpy()))
     tolerance = {"float64": 1e-13, "float32": 1e-6}
     return Outcome([Check(what, value, tolerance[what[:7]]) for what, value in worst.items()])
 

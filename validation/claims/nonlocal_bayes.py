@@ -32,6 +32,7 @@ class Worst:
     step: float = 0.0
     image: float = 0.0
     limit: float = 0.0
+    damped: float = 0.0
     gradient: float = 0.0
     drop: float = 0.0
     least: float = math.inf
@@ -127,6 +128,9 @@ def one_stage(
     worst.step = largest(worst.step, float(np.abs(stage.final - tokens).max()) / size)
     worst.image = largest(worst.image, float(np.abs(result - image).max()) / size)
     worst.limit = largest(worst.limit, float(np.abs(energy.minimizer(rtol=1e-13).u - limits).max()) / size)
+    matrix = energy.fidelity_in("degree")
+    solved = np.linalg.solve(np.eye(f.shape[-1]) + 0.7 * fidelity, f[..., None])[..., 0]
+    worst.damped = largest(worst.damped, float(np.abs(matrix.damped(f, 0.7) - solved).max()) / size)
     pull = (1 + energy.fidelity_in("degree").bounds()[1]) * size
     worst.gradient = largest(worst.gradient, float(np.abs(energy.gradient(limits, "degree")).max()) / pull)
 
@@ -156,6 +160,7 @@ def run(context: Context) -> Outcome:
         Check("step against mean + C (C + σ²I)⁻¹ (patch − mean), np.linalg.solve per group", worst.step, 1e-12),
         Check("image put together against one by loops", worst.image, 1e-12),
         Check("minimizer of E against its closed form", worst.limit, 1e-12),
+        Check("(I + 0.7 Λ)⁻¹ f against np.linalg.solve", worst.damped, 1e-12),
         Check("gradient of E at the closed form", worst.gradient, 1e-13),
         Check("drop of E in a step over ½⟨δ, (I + Λ + P) δ⟩, minus 1", worst.drop, 1e-9),
         Check("drop of E in a step, smallest relative to E", worst.least, 1e-3, at_least=True),

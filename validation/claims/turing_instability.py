@@ -27,7 +27,8 @@ class Ring:
         grid = Grid(nodes, boundary="periodic")
         functionals = [J(affinity(Gaussian(width), grid)) for width in widths]
         box = ((0.0, 4 * A), (0.0, 4 * b / A))
-        self.flow = SystemFlow(functionals, DIFFUSIVITY, reaction=Brusselator(A, b, interval=box))
+        one = functionals[0] if widths[0] == widths[1] else functionals
+        self.flow = SystemFlow(one, DIFFUSIVITY, reaction=Brusselator(A, b, interval=box))
         offsets = np.arange(-40 * nodes, 40 * nodes)
         self.offsets, self.rows = offsets, [np.exp(-(offsets**2) / (2 * width**2)) for width in widths]
 
@@ -68,11 +69,15 @@ def threshold(ring: Ring) -> float:
 
 def run(context: Context) -> Outcome:
     nodes = context.pick(96, 48)
-    growth, operator, signs = 0.0, 0.0, 0.0
+    growth, operator, signs, steep = 0.0, 0.0, 0.0, 0.0
     pairs = ((2.0, 2.0), (1.5, 3.0))
     for widths in pairs:
         ring = Ring(nodes, widths, 3.0)
         rates = ring.rates()
+        # The largest D q lies below the bound that steps go by, which is at most twice as large.
+        largest_rate = max(float((np.array(DIFFUSIVITY) * ring.lost(k)).max()) for k in range(nodes // 2 + 1))
+        for ratio in (largest_rate / ring.flow.diffusion_bound(), ring.flow.diffusion_bound() / largest_rate / 2):
+            steep = largest(steep, ratio)
         context.step(f"widths {widths[0]:g} and {widths[1]:g}")
         for k in range(0, nodes // 2 + 1, context.pick(2, 6)):
             wave = np.cos(2 * math.pi * k * np.arange(nodes) / nodes)
@@ -91,6 +96,7 @@ def run(context: Context) -> Outcome:
     checks = [
         Check("derivative of the velocity along waves, against R'(u*) − D q(k)", operator, 1e-12),
         Check("amplitudes of waves at t = 2, against exp(t M(k)), relative", growth, 2e-6),
+        Check("largest D q(k) over the bound of the diffusion, and that over twice D q(k)", steep, 1.0 + 1e-12),
         Check("growth of the first mode, with the sign that it should not have", signs, 0.0),
         Check("the pattern from noise: its strongest wave, from that which grows fastest, in waves", selected, 2.0),
     ]
