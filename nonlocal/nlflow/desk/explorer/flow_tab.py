@@ -165,7 +165,7 @@ class FlowTab(Tab):
         captions = {"f": f"f; black is {digits(scale.low)}, white is {digits(scale.high)}", "J": "u under J",
                     "E": "u under E", "equilibrium of E": "equilibrium of E"}  # fmt: skip
         still = {"f": result.observed, "equilibrium of E": result.limit}
-        seen = {name: {"src": data_url(picture(u, scale)[0])} for name, u in still.items()}
+        seen: dict[str, dict[str, Any]] = {name: {"src": data_url(picture(u, scale)[0])} for name, u in still.items()}
         seen |= {name: {"src": "", "size": list(settings.shape), "field": k} for k, name in enumerate(("J", "E"))}
         self.pictures.draw([{"name": n, "alt": text, "caption": text, **seen[n]} for n, text in captions.items()])
 

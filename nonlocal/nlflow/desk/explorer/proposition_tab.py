@@ -29,8 +29,8 @@ _ABOUT = (
     "from its mean. For every f this part lies between two bounds, which follow from the fidelity λ and the "
     "spectrum alone."
 )
-_BOUND = {"color": line_color(5), "dash": "6 4", "width": 1.5}
-_HERE = {"color": line_color(1), "width": 0, "markers": True}
+_BOUND: dict[str, Any] = {"color": line_color(5), "dash": "6 4", "width": 1.5}
+_HERE: dict[str, Any] = {"color": line_color(1), "width": 0, "markers": True}
 _DEFAULT = PropositionSettings()
 _EACH: dict[str, dict[str, Any]] = {"f": {"color": "var(--given)"}, "u*": {"color": line_color(0)}}
 
@@ -54,7 +54,12 @@ class PropositionTab(Tab):
         self.line, self.dots = (
             Lines("the signal and its equilibrium", "place", "", one, height=280) for one in (_EACH, dots)
         )
-        bounds = {"upper bound": _BOUND, "kept of f": {"color": line_color(0)}, "lower bound": _BOUND, "at λ": _HERE}
+        bounds: dict[str, dict[str, Any]] = {
+            "upper bound": _BOUND,
+            "kept of f": {"color": line_color(0)},
+            "lower bound": _BOUND,
+            "at λ": _HERE,
+        }
         self.kept = Lines("part of the diversity that is kept", "fidelity λ", "", bounds, log="xy", height=280)
         spectrum = {"I − P": {"color": line_color(5)}, "I − P + λ": {"color": line_color(0)}}
         self.spectrum = Lines("spectrum: rates of the flows of J and E", "mode", "rate", spectrum)

@@ -203,7 +203,7 @@ class Knob(Part):
     ) -> None:
         self._start, self._moved = start, moved
         limits = {"low": low, "high": high, "step": step, "value": start}
-        flags = {"optional": optional, "automatic": optional, "whole": whole, "disabled": False}
+        flags: dict[str, Any] = {"optional": optional, "automatic": optional, "whole": whole, "disabled": False}
         flags["word"] = COMPUTING if optional else ""
         super().__init__(self._take, name=name, label=label, unit=unit, move=0, **limits, **flags)
 
@@ -234,8 +234,8 @@ class Knob(Part):
     def show_automatic(self, value: float | None) -> None:
         """Show the number that the program has taken, if there is one, unless the user has set one."""
         if self.shown["automatic"]:
-            known = value is not None
-            self.show(value=float(value) if known else self._start, word="" if known else address.AUTOMATIC)
+            number, word = (self._start, address.AUTOMATIC) if value is None else (value, "")
+            self.show(value=float(number), word=word)
 
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
         """Give it another range, and its first value there."""
@@ -474,7 +474,7 @@ class Heatmap(Part):
     _esm = _script("svg", "heatmap")
 
     def __init__(self, xlabel: str, ylabel: str, height: int = 300) -> None:
-        words = {"title": "", "xlabel": xlabel, "ylabel": ylabel, "height": height}
+        words: dict[str, Any] = {"title": "", "xlabel": xlabel, "ylabel": ylabel, "height": height}
         super().__init__(**words, palette=_cividis(), values=[], empty=COMPUTING)
 
     def draw(self, values: NDArray[np.float64], names: Sequence[str], title: str) -> None:
