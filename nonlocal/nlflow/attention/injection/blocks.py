@@ -13,9 +13,10 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -298,11 +299,10 @@ def own_forward(module: nn.Module) -> Any:
     return inspect.unwrap(type(module).forward)
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+@lru_cache(maxsize=4096)  # a model has few classes and many modules
+def _names(code: CodeType) -> tuple[str, ...]:
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return (*code.co_names, *(name for names in inner for name in names))
 
 
 def _used(module: nn.Module) -> set[str]:

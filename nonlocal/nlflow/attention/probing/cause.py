@@ -421,6 +421,8 @@ def _blocks(
     several, batch = len({one.block.stack for one, _ in run}) > 1, placed(model, batch)
     result: list[CausedBlock] = []
     numbers: dict[str, int] = {}
+    known: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}  # of each stack: tokens, and their groups
+    ends: dict[str, tuple[Tensor, Tensor, CausedBlock]] = {}  # of each stack: state, tokens, and what was measured
     for one, projected in run:
         stack = one.block.stack
         numbers[stack] = numbers.get(stack, 0) + 1
@@ -433,30 +435,43 @@ def _blocks(
         inside = tokens_of(one.before[:, None], None if layer is None else layer.mask, batch, stack if several else "")
         if layer is not None and layer.tokens.shape == inside.shape:
             inside = layer.tokens
-        groups = token_groups(model, batch, stack, inside)
+        if stack not in known or not torch.equal(known[stack][0], inside):
+            known[stack] = inside, token_groups(model, batch, stack, inside)
+        groups = known[stack][1]
         counted = chosen(choice, batch, stack, groups)
-        check_finite(one.name, (one.before, one.after), counted)
-        course = course_of(one, layer, projected, counted, rows=rows, generator=generator)
+        last = None  # whose state is the one before this block, so it is measured once
+        if stack in ends and torch.equal(ends[stack][0], one.before) and torch.equal(ends[stack][1], counted):
+            last = ends[stack][2]
+        check_finite(one.name, (one.before, one.after) if last is None else (one.after,), counted)
+        course = course_of(
+            one, layer, projected, counted, rows=rows, generator=generator,
+            before=None if last is None else last.points["after"],
+        )  # fmt: skip
         maps = None
         if first and layer is not None and course.operator is not None:
             maps = Maps(course.operator, layer.of(layer.tokens.new_zeros(1, dtype=torch.long)), course.scale)
-        result.append(_block(one, stack, numbers[stack], course, groups, counted, maps))
+        result.append(_block(one, stack, numbers[stack], course, groups, counted, maps, last))
+        ends[stack] = one.after, counted, result[-1]
     return result
 
 
 def _block(
     one: Seen, stack: str, index: int, course: Course, groups: Mapping[str, Tensor], counted: Tensor,
-    maps: Maps | None,
+    maps: Maps | None, last: CausedBlock | None,
 ) -> CausedBlock:  # fmt: skip
     assert one.before is not None
     assert one.after is not None
-    channels = [
-        (state.double() * counted[..., None]).square().sum(1).cpu().numpy() for state in (one.before, one.after)
-    ]
+    before = _squares(one.before, counted) if last is None else last.channels[1]
+    channels = [before, _squares(one.after, counted)]
     return CausedBlock(
         one.name, stack, index, course.points, course.parts, course.orders, course.nulls, course.contraction,
         _groups(one.after, groups), np.stack(channels), course.reason, maps,
     )  # fmt: skip
+
+
+def _squares(state: Tensor, tokens: Tensor) -> Floats:
+    """Return the sum of squares of each channel, (B, D)."""
+    return np.asarray((state.double() * tokens[..., None]).square_().sum(1).cpu().numpy())
 
 
 def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, Floats]]:
@@ -464,13 +479,16 @@ def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, 
     found: dict[str, dict[str, Floats]] = {}
     if len(groups) < 3:  # all are ordinary
         return found
-    ordinary = point_of(state, groups["ordinary"], ranked=False).pooled
-    x = state.double()
-    for name, members in groups.items():
-        if name in ("all", "patch") or not bool(members.any()):
+    points = {
+        name: point_of(state, members, ranked=False) for name, members in groups.items()
+        if name == "ordinary" or (name not in ("all", "patch") and bool(members.any()))
+    }  # fmt: skip
+    ordinary, length = points["ordinary"].pooled, torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
+    for name, point in points.items():
+        members = groups[name]
+        if not bool(members.any()):
             continue
-        point = point_of(state, members, ranked=False)
-        lengths = (x.norm(dim=-1) * members).sum(-1) / members.sum(-1)
+        lengths = (length * members).sum(-1) / members.sum(-1)
         beside = (point.pooled * ordinary).sum(1) / _lengths(point.pooled) / _lengths(ordinary)
         found[name] = {
             "count": point.count, "length": np.asarray(lengths.cpu().numpy()), "to_others": beside,

@@ -120,23 +120,28 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
     rank = torch.full_like(t_sim, torch.nan)
     if ranked and len(rank):
         rank = _rank(given, squares)
-    values = {"t_sim": t_sim, "cosine": cosine, "rank": rank}
-    return Point(
-        {name: np.where(np.isfinite(found := _array(one)), found, np.nan) for name, one in values.items()},
-        _array(mean), _array(energy), _array(count),
-    )  # fmt: skip
+    measured = _array(torch.stack([t_sim, cosine, rank]))
+    measured[~np.isfinite(measured)] = np.nan
+    values = dict(zip(("t_sim", "cosine", "rank"), measured, strict=True))
+    return Point(values, _array(mean), _array(energy), _array(count))
 
 
 def _rank(state: Tensor, squares: Tensor) -> Tensor:
+    """Return (tr G)^2 / tr G^2 of the Gram matrix G, whose off-diagonal half is computed once."""
     x = state.float() if state.element_size() < 8 else state
     unit = squares.amax(-1).sqrt()
-    scale = torch.where(unit > 0, 1 / torch.where(unit > 0, unit, 1.0), 0.0).to(x.dtype)[:, None, None]
-    x = x * scale
-    gram = x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
+    scale = torch.where(unit > 0, 1 / torch.where(unit > 0, unit, 1.0), 0.0)
+    x = x * scale.to(x.dtype)[:, None, None]
+    x = x if x.shape[-2] <= x.shape[-1] else x.mT
+    middle = x.shape[-2] // 2
+    upper, lower = x[:, :middle], x[:, middle:]
     # The trace of a square is the sum of the squares of a symmetric matrix.
-    square = torch.linalg.vector_norm(gram, dim=(-2, -1), dtype=torch.float64).square()
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
-    ranks: Tensor = trace.square() / square
+    one, beside, other = (
+        torch.linalg.vector_norm(left @ right.mT, dim=(-2, -1), dtype=torch.float64).square()
+        for left, right in ((upper, upper), (upper, lower), (lower, lower))
+    )
+    trace = squares.sum(-1) * scale.square()
+    ranks: Tensor = trace.square() / (one + 2 * beside + other)
     return ranks
 
 
@@ -192,7 +197,14 @@ class Course:
 
 
 def course_of(
-    one: Seen, layer: Layer | None, seen: Projected, tokens: Tensor, *, rows: Tensor | None, generator: torch.Generator
+    one: Seen,
+    layer: Layer | None,
+    seen: Projected,
+    tokens: Tensor,
+    *,
+    rows: Tensor | None,
+    generator: torch.Generator,
+    before: Point | None = None,
 ) -> Course:
     """Follow the stream of a block through its steps.
 
@@ -209,11 +221,16 @@ def course_of(
         Of the batch, for which there are nulls; None for no nulls.
     generator : torch.Generator
         Of the nulls, on the CPU.
+    before : Point, optional
+        Where the state before the block was measured already.
     """
     course = Course(tokens)
     assert one.before is not None  # checked by the caller
     assert one.after is not None
-    course.at("before", one.before)
+    if before is None:
+        course.at("before", one.before)
+    else:
+        course.points["before"] = before
     course.at("after", one.after)
     if not one.steps:
         course.reason = one.reason or "its steps are not known"
@@ -388,20 +405,22 @@ class _Corners:
         operator = operator_of(one, one.taken, state, added, walk.seen)
         n = operator.normed(state)
         traces, v = operator.traces.to(n.dtype), layer.v.to(n.dtype)
-        averaged, whole = _averages(layer, n, traces, walk.seen)
+        null = _Moved.of(layer, n, walk.rows, walk.generator) if walk.nulls else None
+        averaged, whole = _averages(layer, n, traces, walk.seen, null)
         course = walk.course
         course.operator = operator
-        course.contraction = {"P": _contraction(v, whole, layer.tokens)}
+        spread = _spread_of(v, layer.tokens)
+        course.contraction = {"P": _array(_spread_of(whole, layer.tokens) / spread)}
         if operator.norm is not None:
             course.scale = float((_length(n) / _length(state).clamp_min(_TINY))[layer.tokens].median())
         self.tensors = {"normed": traces.sum() * n, "mixed": averaged, "projected": operator.added(v)}
         self.others: dict[str, tuple[Tensor, Tensor]] = {}
-        if walk.nulls:
-            found = _null_averages(layer, n, traces, walk.rows, walk.generator)
-            for null, (summed, averages) in found.items():
-                self.others[null] = summed, operator.added(averages)
-                own = _contraction(v[walk.rows], averages, layer.tokens[walk.rows])
-                course.contraction[null] = _spread(own, walk.rows, len(v))
+        if null is not None:
+            random = _random_averages(null, traces, operator.values.to(n.dtype), walk.generator)
+            for name, (summed, averages) in {"keys": (null.averaged, null.whole), "random": random}.items():
+                self.others[name] = summed, operator.added(averages)
+                own = _spread_of(averages, layer.tokens[walk.rows]) / spread[walk.rows]
+                course.contraction[name] = _spread(_array(own), walk.rows, len(v))
 
 
 def _length(x: Tensor) -> Tensor:
@@ -409,11 +428,74 @@ def _length(x: Tensor) -> Tensor:
     return found
 
 
-def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected) -> tuple[Tensor, Tensor]:
-    """Return sum_h w_h P_h n, (B, N, D), and P_h v, (B, H, N, d)."""
+@dataclass(eq=False)
+class _Moved:
+    """The averages of some inputs with keys of other tokens.
+
+    P has its columns in another order then, where it hides no token that counts from another: the averages are those of
+    values in that order, with the P that is there. Elsewhere P is computed again.
+    """
+
+    layer: Layer  # of these inputs
+    rows: Tensor
+    n: Tensor
+    v: Tensor
+    order: Tensor
+    again: bool
+    averaged: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, layer: Layer, n: Tensor, rows: Tensor, generator: torch.Generator) -> _Moved:
+        few = layer.of(rows)
+        n, v = n[rows], few.v.to(n.dtype)
+        order = _shuffled(few.tokens, generator)
+        return cls(few, rows, n, v, order, not _free(few), torch.empty_like(n), torch.empty_like(v))
+
+    def take(self, place: Place, weights: Tensor) -> None:
+        """Take the matrices of some inputs and heads."""
+        here, weights = self._here(place[0], weights)
+        if len(weights):
+            self.whole[here, place[1]] = weights @ _taken_in(self.v[here, place[1]], self.order[here])
+
+    def take_sum(self, items: slice, summed: Tensor) -> None:
+        """Take the weighted sum of the matrices of some inputs over all heads."""
+        here, summed = self._here(items, summed)
+        if len(summed):
+            self.averaged[here] = summed @ _taken_in(self.n[here], self.order[here])
+
+    def _here(self, items: slice, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of the rows are among these inputs, and their matrices."""
+        here = (self.rows >= items.start) & (self.rows < items.stop)
+        local = self.rows[here] - items.start
+        return here, matrices if len(local) == len(matrices) else matrices[local]
+
+    def compute(self, traces: Tensor) -> None:
+        """Compute P again with keys of other tokens."""
+        keys = _taken_in(self.layer.k, self.order)
+        for items, places in _places(self.layer):
+            total = self.n.new_zeros(())
+            for place in places:
+                weights = matrices_of(self.layer, place, keys[place]).to(self.n.dtype)
+                total = total + torch.einsum("h,bhij->bij", traces[place[1]], weights)
+                self.whole[place] = weights @ self.v[place]
+            self.averaged[items] = total @ self.n[items]
+
+
+def _free(layer: Layer) -> bool:
+    """Return whether each token sees all that count, without a bias."""
+    if layer.mask is None:
+        return True
+    seen = layer.mask if layer.mask.dtype == torch.bool else layer.mask == 0
+    return bool((seen | ~layer.tokens[:, None, None, :]).all())
+
+
+def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected, null: _Moved | None) -> tuple[Tensor, Tensor]:
+    """Return sum_h w_h P_h n, (B, N, D), and P_h v, (B, H, N, d); those of the null are put into it."""
     v = layer.v.to(n.dtype)
     shown = _shown(seen, v)
     averaged, whole = torch.empty_like(n), torch.empty_like(v) if shown is None else shown
+    shared = None if null is None or null.again else null
     for items, places in _places(layer):
         summed = n.new_zeros(())
         for place in places:
@@ -423,7 +505,13 @@ def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected) -> tuple
                 whole[place] = weights @ v[place]
             else:
                 _check(weights, v[place], shown[place], layer.tokens[items])
+            if shared is not None:
+                shared.take(place, weights)
         averaged[items] = summed @ n[items]
+        if shared is not None:
+            shared.take_sum(items, summed)
+    if null is not None and null.again:
+        null.compute(traces)
     return averaged, whole
 
 
@@ -437,25 +525,14 @@ def _places(layer: Layer) -> Iterator[tuple[slice, list[Place]]]:
         yield own, [(own, slice(low, low + step)) for low in range(0, heads, step)]
 
 
-def _null_averages(
-    layer: Layer, n: Tensor, traces: Tensor, rows: Tensor, generator: torch.Generator
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the same of the inputs `rows`, with the P of nulls."""
-    few = layer.of(rows)
-    v, n = few.v.to(n.dtype), n[rows]
-    order = _shuffled(few.tokens, generator)
-    keys = _taken_in(few.k, order)
-    averaged, whole = torch.empty_like(n), torch.empty_like(v)
-    for items, places in _places(few):
-        total = n.new_zeros(())
-        for place in places:
-            weights = matrices_of(few, place, keys[place]).to(n.dtype)
-            total = total + torch.einsum("h,bhij->bij", traces[place[1]], weights)
-            whole[place] = weights @ v[place]
-        averaged[items] = total @ n[items]
-    random = _random(few, generator, n)
-    summed = traces.sum() * random[:, 0] if random.shape[1] == 1 else torch.einsum("h,bhij->bij", traces, random)
-    return {"keys": (averaged, whole), "random": (summed @ n, random @ v)}
+def _random_averages(null: _Moved, traces: Tensor, values: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the same averages with random stochastic matrices; `values` is W_V (H, D, d)."""
+    random = _random(null.layer, generator, null.n)
+    if random.shape[1] > 1:
+        return torch.einsum("h,bhij->bij", traces, random) @ null.n, random @ null.v
+    summed = random[:, 0] @ null.n  # P (n W_V + b) = (P n) W_V + b, in O(N D^2)
+    bias = null.v[:, :, :1] - null.n[:, None, :1] @ values
+    return traces.sum() * summed, summed[:, None] @ values + bias
 
 
 def _shown(seen: Projected, v: Tensor) -> Tensor | None:
@@ -511,12 +588,15 @@ def _random(layer: Layer, generator: torch.Generator, like: Tensor) -> Tensor:
     return drawn / drawn.sum(-1, keepdim=True)
 
 
-def _contraction(v: Tensor, averages: Tensor, tokens: Tensor) -> Floats:
-    counted = tokens[:, None, :, None].to(v.dtype)
-    total = counted.sum(-2, keepdim=True)
+def _spread_of(x: Tensor, tokens: Tensor) -> Tensor:
+    """Return the length (B, H) of what tells values (B, H, N, d) apart, over the tokens that count."""
+    if bool(tokens.all()):
+        return _whole(x - x.mean(-2, keepdim=True))
+    counted = tokens[:, None, :, None].to(x.dtype)
+    mean = (x * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True)
+    return _whole((x - mean) * counted)
 
-    def spread(x: Tensor) -> Tensor:
-        x = x - (x * counted).sum(-2, keepdim=True) / total
-        return _length((x * counted).double().flatten(2))
 
-    return _array(spread(averages) / spread(v))
+def _whole(x: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), dtype=torch.float64)
+    return found
