@@ -19,8 +19,8 @@ NAMES = (
     "pairwise", "scattered", "flows", "equilibrium", "stencil", "exponential", "convolution", "walks", "startup",
     "camera", "fates", "fractional", "functions", "graphs", "learning", "noisy", "particles",
 )  # fmt: skip
-BESIDE = ("cahn_hilliard", "gray_scott", "neighbours", "pde")
-"""Those whose peers are no extra of the package; they run when they are named."""
+BESIDE = ("cahn_hilliard", "gray_scott", "neighbours", "pde", "trained")
+"""Those whose peers or models are no extra of the package; they run when they are named."""
 
 
 def main() -> None:
@@ -30,7 +30,9 @@ def main() -> None:
                         help=f"any of {', '.join(known)}; without a name all but the last {len(BESIDE)}")  # fmt: skip
     parser.add_argument("--out", type=Path, help="folder for NAME.json and NAME.md")
     parser.add_argument("--small", action="store_true", help="the short form, of those that have one")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with Set12, for neighbours")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="for neighbours a folder with Set12, for trained one of models"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(known)
     if unknown:

@@ -16,6 +16,7 @@ from nlflow.attention.injection.blocks import Adapter, network_of
 from nlflow.attention.injection.cures import CURES
 from nlflow.attention.injection.everyday import gathered, inputs_of
 from nlflow.attention.probing.cause import Cause, explain
+from nlflow.attention.probing.findings import NAMES
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum
 from nlflow.attention.probing.survey import Survey, survey
@@ -113,26 +114,26 @@ class Report(Brief):
         """Return sentences about why, each from numbers beside their nulls; empty without a cause."""
         return [] if self.cause is None else self.cause.findings(self.spectra)
 
-    def parts(self) -> dict[str, float]:
-        """Return what each part changes in the mean cosine over all blocks; empty without a cause."""
-        if self.cause is None:
-            return {}
-        rows = self.cause.rows(_MEASURE)
-        return {
-            part: float(np.nansum([row[part] for row in rows]))
-            for part in PARTS if any(part in row for row in rows)
-        }  # fmt: skip
+    def parts(self) -> dict[str, dict[str, float]]:
+        """Return by stack what each part changes in the mean cosine over its blocks; empty without a cause."""
+        found: dict[str, dict[str, float]] = {}
+        for block in () if self.cause is None else self.cause.blocks:
+            own = found.setdefault(block.stack, {})
+            for part in (part for part in PARTS if part in block.parts):
+                value = block.part(part, _MEASURE)[0]
+                own[part] = own.get(part, 0.0) + (0.0 if np.isnan(value) else value)
+        return found
 
     def may(self) -> list[str]:
         """Return sentences that one may write about the model: what was measured, with its interval and its limits."""
         found = [_of_course(self, one) for one in self.courses()]
-        parts, told = self.parts(), 0 if self.cause is None else self.cause.count
-        if parts:
-            listed = ", ".join(f"{name} {value:+.2f}" for name, value in parts.items())
+        told = 0 if self.cause is None else self.cause.count
+        for stack, parts in self.parts().items():
+            listed = ", ".join(f"{NAMES[name]} {value:+.2f}" for name, value in parts.items())
             found.append(
-                f"On {told} of these inputs, summed over the blocks, the parts change the mean cosine by {listed}. "
-                "These are exact differences along one path through each block; another order of the parts would "
-                "share the change otherwise."
+                f"On {told} of these inputs, summed over the blocks of the {stack}, the parts change the mean cosine "
+                f"by {listed}. These are exact differences along one path through each block; another order of the "
+                "parts would share the change otherwise."
             )
         found += [f"{_capital(one)} ({told} of these inputs)." for one in self.findings()]
         for old, new in zip(self.courses(), self.courses(changed=True), strict=True):
@@ -160,9 +161,9 @@ class Report(Brief):
             found.append((f"The tokens of an input of {self.name} become one.",
                           f"Inputs point the same way too (mean cosine {isotropy:.2f} of two inputs): part of the "
                           "cosine is a direction that all tokens share, which says nothing of an input."))  # fmt: skip
-        if parts := self.parts():
-            largest = max(parts, key=lambda name: abs(parts[name]))
-            found.append((f"{_capital(largest)} causes the similarity of tokens in {self.name}.",
+        for stack, parts in self.parts().items():
+            largest = NAMES[max(parts, key=lambda name: abs(parts[name]))]
+            found.append((f"{_capital(largest)} causes the similarity of tokens in the {stack} of {self.name}.",
                           "It is the largest part along one path. A cause would be shown by a training without "
                           "it."))  # fmt: skip
         if self.sweep is not None:
@@ -204,13 +205,15 @@ class Report(Brief):
             "95 %. 1 in the first panel: all tokens of an input point the same way.":
                 survey_figure({"as it is": self.before.rows(), self.cure: self.after.rows()})
         }  # fmt: skip
-        if self.cause is not None:
-            rows = self.cause.rows(_MEASURE)
-            names = [part for part in PARTS if any(part in row for row in rows)]
+        for stack, parts in self.parts().items():
+            assert self.cause is not None
+            every = zip(self.cause.blocks, self.cause.rows(_MEASURE), strict=True)
             found[
-                "What each part of each block changes in the mean cosine of two tokens, mean over "
+                f"What each part of each block of the {stack} changes in the mean cosine of two tokens, mean over "
                 f"{self.cause.count} inputs; black: the change of the block with 1.96 standard errors on each side."
-            ] = parts_figure(rows, names, measure="the mean cosine")
+            ] = parts_figure(
+                [row for block, row in every if block.stack == stack], list(parts), measure="the mean cosine"
+            )
         if self.sweep is not None:
             found[
                 f"Gain in {self.sweep.metric} of each setting beside the model as it is ({self.sweep.stock:.4g}), "
@@ -235,7 +238,8 @@ class Report(Brief):
         )
         sections = [f"<h2>Do tokens grow alike?</h2><p>{text(does)}</p>{pictures[0]}"]
         told = "".join(f"<li>{text(one)}</li>" for one in self.findings())
-        told = f"<p>{text(why)}</p><ul>{told}</ul>{pictures[1] if self.cause is not None else ''}"
+        drawn = pictures[1 : 1 + len(self.parts())]
+        told = f"<p>{text(why)}</p><ul>{told}</ul>{''.join(drawn)}"
         sections.append(f"<h2>Why?</h2>{told}")
         if self.sweep is None:
             sections.append(f"<h2>What helps?</h2><p>{text(helps)}</p>")
@@ -271,17 +275,9 @@ class Report(Brief):
         """Return the three answers: do tokens grow alike, why, and what helps."""
         courses = self.courses()
         does = " ".join(_answer(one) for one in courses)
-        parts = self.parts()
-        if not parts:
-            why = f"Not told: {self.unexplained or 'no part of a block could be told apart'}."
-        else:
-            order = sorted(parts, key=lambda name: -abs(parts[name]))
-            total, count = sum(parts.values()), 0 if self.cause is None else self.cause.count
-            told = ", ".join(f"{name} {parts[name]:+.2f}" for name in order if abs(parts[name]) >= 0.005)
-            why = (
-                f"Of the change of {total:+.2f} in the mean cosine over all blocks, on {count} inputs: "
-                f"{told or 'no part is beyond 0.01'}."
-            )
+        count = 0 if self.cause is None else self.cause.count
+        why = " ".join(_shares(stack, parts, count) for stack, parts in self.parts().items())
+        why = why or f"Not told: {self.unexplained or 'no part of a block could be told apart'}."
         if self.sweep is None:
             helps = "Not measured: no task was given."
         else:
@@ -399,6 +395,15 @@ def _answer(one: Course) -> str:
     return (
         f"{_capital(one.stack)}: {words}; {numbers} ({_interval(one.change)}); the largest step is layer {layer}, "
         f"{step:+.2f}."
+    )
+
+
+def _shares(stack: str, parts: Mapping[str, float], count: int) -> str:
+    order = sorted(parts, key=lambda name: -abs(parts[name]))
+    told = ", ".join(f"{NAMES[name]} {parts[name]:+.2f}" for name in order if abs(parts[name]) >= 0.005)
+    return (
+        f"{_capital(stack)}: of the change of {sum(parts.values()):+.2f} in the mean cosine over its blocks, on "
+        f"{count} inputs: {told or 'no part is beyond 0.005'}."
     )
 
 

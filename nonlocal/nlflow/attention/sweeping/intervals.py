@@ -35,9 +35,11 @@ def paired_differences(
     of its own standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of
     experiments, however the settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may
     be picked afterwards. That each draw has its own error makes up for skewness (the symmetric bootstrap-t, Hall 1988,
-    10.1214/aos/1176350933): of 40 items and more, intervals at 0.95 held in 94 % to 98 % of simulated experiments,
-    with scores that are normal, exponential, 0 or 1, or mostly equal. Settings that change no item have intervals
-    without width, though more items might show a change. O(resamples S n) operations.
+    10.1214/aos/1176350933). Where some items change and others do not, as with scores of 0 and 1, how many change is
+    chance as well: errors are as of one item more that rises and one that falls (Bonett and Price 2012,
+    10.3102/1076998611411915), by the size that is usual in this setting, or in the others where it changes none. Of 20
+    items and more, intervals at 0.95 held in at least 93 % of simulated experiments, with scores that are normal,
+    exponential, 0 or 1, or mostly equal. O(resamples S n) operations.
     """
     gains = np.asarray(scores, float) - np.asarray(stock, float)
     count = gains.shape[1]
@@ -65,8 +67,21 @@ def paired_differences(
         sizes = np.divide(np.abs(means), own, out=np.zeros_like(means), where=own > 0)
         largest[start:stop] = sizes.max(axis=1)
     bound = np.quantile(largest, level, method="higher")
-    size = np.abs(mean) / np.where(scale[:, 0] > 0, scale[:, 0], 1)
+    error *= scale[:, 0]
+    error = _with_two_more(error, scale[:, 0, None] * gains)
+    size = np.abs(mean)
     found = np.divide(size, error, out=np.where(size > 0, np.inf, 0.0), where=error > 0)
     p = (1 + (largest >= found[:, None]).sum(axis=1)) / (resamples + 1)
-    reach = bound * error * scale[:, 0]
-    return Differences(mean, mean - reach, mean + reach, p)
+    return Differences(mean, mean - bound * error, mean + bound * error, p)
+
+
+def _with_two_more(error: Floats, gains: Floats) -> Floats:
+    """Return errors (S,) as of one item more that rises and one that falls, where some items (S, n) are equal."""
+    count = gains.shape[1]
+    changed = np.count_nonzero(gains, axis=1)
+    some = (changed > 0) & (changed < count)
+    if not some.any():
+        return error
+    wider = error * np.sqrt(np.divide((changed + 2) * count, changed * (count + 2), where=some, out=np.ones(len(some))))
+    usual = np.linalg.norm(gains[some]) / np.sqrt(changed[some].sum())  # size of a change
+    return np.where(changed == 0, usual * np.sqrt(2 / (count + 2) / count), wider)

@@ -1,0 +1,96 @@
+"""What a page about a model that others trained costs, and what `explain` costs beside a plain run of the model.
+
+``--data DIR`` has for each model of the table a folder NAME with ``model``, which transformers reads, and ``data``,
+which the command takes (a file of texts, pictures by class, or sounds). The page is written there as ``page.html``.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from benchmarks.harness import Row
+from nlflow.errors import InputError
+
+MODELS: dict[str, tuple[str, str, list[str]]] = {
+    "minilm": ("all-MiniLM-L6-v2, 60 pairs of passages", "--texts", ["--items", "60"]),
+    "antiberty": ("AntiBERTy, antibodies", "--texts", ["--items", "24"]),
+    "rxnfp": ("BERT of reactions, 24 reactions", "--texts", ["--items", "24"]),
+    "albert": ("ALBERT of reactions, 24 reactions", "--texts", ["--items", "24"]),
+    "dinov2": ("DINOv2 ViT-S/14, 150 pictures at 98 x 98", "--images",
+               ["--items", "150", "--size", "98", "--metric", "linear"]),
+    "whisper": ("Whisper tiny.en, 12 sounds", "--sounds", ["--items", "12"]),
+}  # fmt: skip
+_SECONDS = 40  # of the sweep
+_TURNS = {"whisper": 3}
+_INPUTS = 8  # of `explain`, as many as a report takes
+
+
+def run(data: Path | None = None) -> list[Row]:
+    """Return two rows for each model that is there."""
+    if data is None or not (found := [name for name in MODELS if (data / name / "model").exists()]):
+        raise InputError(f"--data: got {data}, expected a folder with NAME/model and NAME/data for {', '.join(MODELS)}")
+    rows = []
+    for name in found:
+        about, option, more = MODELS[name]
+        spent = _page(data / name, [option, str(_data(data / name)), *more])
+        rows.append(Row.of("trained", f"{about}: page, CPU seconds", "none", f"{spent:.0f} s", spent,
+                           most=180, unit=" s"))  # fmt: skip
+        plain, why = _explained(name, data / name)
+        rows.append(Row.of("trained", f"{about}: explain beside a plain run", f"{plain:.2f} s",
+                           f"{why * plain:.2f} s", why, most=3))  # fmt: skip
+    return rows
+
+
+def _data(folder: Path) -> Path:
+    return next(path for path in sorted(folder.iterdir()) if path.stem == "data")
+
+
+def _page(folder: Path, options: list[str]) -> float:
+    """Write the page of a model in a process of its own, and return the CPU seconds of all its threads."""
+    command = [str(Path(sys.executable).with_name("nonlocal")), "attention", str(folder / "model"), *options,
+               "--seconds", str(_SECONDS), "--report", str(folder / "page.html"), "--quiet"]  # fmt: skip
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _explained(name: str, folder: Path) -> tuple[float, float]:
+    """Return the CPU seconds of a plain run, and the ratio of `explain` and that: medians, in turns."""
+    import torch
+
+    from nlflow.attention import explain
+    from nlflow.attention.injection.everyday import gathered
+    from nlflow.backends.threads import one_torch_thread
+    from nlflow.desk.commands.attention_data import measured
+
+    given: dict[str, Any] = {MODELS[name][1].removeprefix("--"): _data(folder)}
+    given = {"texts": None, "images": None, "sounds": None, "metric": "auto", "words": 48, "size": None} | given
+    if name == "dinov2":
+        given |= {"metric": "linear", "size": 98}
+    found = measured(str(folder / "model"), items=24, **given)
+    batches = gathered(found.inputs[:_INPUTS])
+
+    def plain() -> None:
+        for one in batches:
+            found.network(**one)
+
+    with one_torch_thread(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one input alone, where a batch is one
+        times = [(_cpu(plain), _cpu(lambda: explain(found.network, batches))) for _ in range(1 + _TURNS.get(name, 7))]
+    each = times[1:]
+    return statistics.median(one for one, _ in each), statistics.median(why / one for one, why in each)
+
+
+def _cpu(task: Callable[[], Any]) -> float:
+    begin = process_time()
+    task()
+    return process_time() - begin
