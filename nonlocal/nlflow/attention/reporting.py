@@ -16,9 +16,9 @@ from nlflow.attention.injection.blocks import Adapter, network_of
 from nlflow.attention.injection.cures import CURES
 from nlflow.attention.injection.everyday import gathered, inputs_of
 from nlflow.attention.probing.cause import Cause, explain
-from nlflow.attention.probing.findings import NAMES
+from nlflow.attention.probing.findings import NAMES, findings
 from nlflow.attention.probing.parts import PARTS
-from nlflow.attention.probing.spectra import LayerSpectrum
+from nlflow.attention.probing.spectra import LayerSpectrum, verdict_of
 from nlflow.attention.probing.survey import Survey, survey
 from nlflow.attention.sweeping.intervals import Differences, paired_differences
 from nlflow.attention.sweeping.sweep import Sweep, price, sweep
@@ -112,7 +112,7 @@ class Report(Brief):
 
     def findings(self) -> list[str]:
         """Return sentences about why, each from numbers beside their nulls; empty without a cause."""
-        return [] if self.cause is None else self.cause.findings(self.spectra)
+        return [] if self.cause is None else findings(self.cause, self.spectra)
 
     def parts(self) -> dict[str, dict[str, float]]:
         """Return by stack what each part changes in the mean cosine over its blocks; empty without a cause."""
@@ -127,15 +127,9 @@ class Report(Brief):
     def may(self) -> list[str]:
         """Return sentences that one may write about the model: what was measured, with its interval and its limits."""
         found = [_of_course(self, one) for one in self.courses()]
-        told = 0 if self.cause is None else self.cause.count
-        for stack, parts in self.parts().items():
-            listed = ", ".join(f"{NAMES[name]} {value:+.2f}" for name, value in parts.items())
-            found.append(
-                f"On {told} of these inputs, summed over the blocks of the {stack}, the parts change the mean cosine "
-                f"by {listed}. These are exact differences along one path through each block; another order of the "
-                "parts would share the change otherwise."
-            )
-        found += [f"{_capital(one)} ({told} of these inputs)." for one in self.findings()]
+        if self.cause is not None:
+            found += [f"{_capital(one)} ({self.cause.count} of these inputs)." for one in findings(self.cause)]
+        found += [f"{_capital(verdict_of(self.spectra))}."] if self.spectra else []
         for old, new in zip(self.courses(), self.courses(changed=True), strict=True):
             way = "raises" if new.after > old.after else "lowers"
             found.append(
@@ -266,8 +260,8 @@ class Report(Brief):
         body = (
             f"<h1>{text(self.name)}: do its tokens grow alike, why, and what helps</h1>"
             f"<ul><li>{text(does)}</li><li>{text(why)}</li><li>{text(helps)}</li></ul>"
-            f"<p class='mute'>{self.before.count} inputs. nlflow {text(self.provenance.get('nlflow', ''))} "
-            f"{text(versions)}</p>" + "".join(f"<section>{one}</section>" for one in sections)
+            f"<p class='mute'>{self.before.count} inputs. {text(versions)}</p>"
+            + "".join(f"<section>{one}</section>" for one in sections)
         )
         return page(self.name, body)
 

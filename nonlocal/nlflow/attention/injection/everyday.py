@@ -63,14 +63,10 @@ def _is_picture(one: Any) -> bool:
 def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str, Tensor]:
     """Return the token numbers of texts, (B, N), with padding behind, and the mask of those that count."""
     limit = min(limit, int(min(getattr(tokenizer, "model_max_length", 10**9), 10**9)))
-    tokens = [tokenizer(one, truncation=True, max_length=limit)["input_ids"] for one in texts]
-    most = max(map(len, tokens))
-    ids = torch.full((len(tokens), most), int(getattr(tokenizer, "pad_token_id", 0) or 0))
-    mask = torch.zeros(len(tokens), most, dtype=torch.long)
-    for row, one in enumerate(tokens):
-        ids[row, : len(one)] = torch.tensor(one)
-        mask[row, : len(one)] = 1
-    return {"input_ids": ids, "attention_mask": mask}
+    tokens = [torch.tensor([tokenizer(one, truncation=True, max_length=limit)["input_ids"]]) for one in texts]
+    rows = [{"input_ids": one, "attention_mask": torch.ones_like(one)} for one in tokens]
+    found: dict[str, Tensor] = _joined(rows, int(getattr(tokenizer, "pad_token_id", 0) or 0))
+    return found
 
 
 def gathered(inputs: Iterable[Any], most: int = 8) -> list[Any]:
@@ -99,14 +95,15 @@ def _fit(one: Any, other: Any) -> bool:
     return padding or all(each.shape == beside.shape for _, each, beside in pairs)
 
 
-def _joined(group: list[Any]) -> Any:
+def _joined(group: list[Any], padding: int = 0) -> Any:
+    """Return inputs as one batch, with `padding` behind tokens and 0 behind all else."""
     if len(group) == 1:
         return group[0]
     found = {}
     for name in group[0]:
-        each = [one[name] for one in group]
+        each, behind = [one[name] for one in group], padding if name == "input_ids" else 0
         most = max(one.shape[-1] for one in each)
-        found[name] = torch.cat([torch.nn.functional.pad(one, (0, most - one.shape[-1])) for one in each])
+        found[name] = torch.cat([torch.nn.functional.pad(one, (0, most - one.shape[-1]), value=behind) for one in each])
     return found
 
 

@@ -17,6 +17,10 @@ class UnknownError(Exception):
     """The maps of a block cannot be told; the message says why."""
 
 
+class LayoutError(InputError):
+    """The values are no columns of what a projection makes, which the first call shows; the message says of which."""
+
+
 # ---- projections
 
 
@@ -158,7 +162,7 @@ class Layout:
             if bool(((averages >= low - near) & (averages <= high + near)).all()):
                 self.name = layout
                 return
-        raise InputError(
+        raise LayoutError(
             f"model: got {label}, whose averages do not lie between columns of what its projection of values "
             "makes (a fused one of unknown layout, values that are normed or scaled, or a gate), expected rows of P "
             "with sum 1 over such columns; leave it out with adapter=, or take a cure without W_V W_O"

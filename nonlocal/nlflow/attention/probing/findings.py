@@ -42,7 +42,10 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
     yield f"{stack}: the mean cosine of two tokens goes from {begin:.3g} to {end:.3g} over {len(blocks)} blocks"
     sums = {part: sum(block.part(part, "cosine")[0] for block in blocks if part in block.parts) for part in PARTS}
     shown = [f"{NAMES[part]} {value:+.3g}" for part, value in sums.items() if any(part in one.parts for one in blocks)]
-    yield f"{stack}: summed over the blocks, {', '.join(shown)}"
+    yield (
+        f"{stack}: summed over the blocks, {', '.join(shown)}; these are exact differences along one path through each "
+        "block, and another order of the parts would share the change otherwise"
+    )
     yield _largest(stack, blocks)
     centred = first.measured({"before": 1.0}, "centred")[0], last.measured({"after": 1.0}, "centred")[0]
     plain = first.measured({"before": 1.0}, "t_sim")[0], last.measured({"after": 1.0}, "t_sim")[0]

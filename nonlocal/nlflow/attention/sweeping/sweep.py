@@ -17,6 +17,7 @@ from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.blocks import Adapter, Block, blocks, network_of
 from nlflow.attention.injection.cures import CURES, held_bytes, in_range
 from nlflow.attention.injection.keeping import RECORD
+from nlflow.attention.injection.weights import LayoutError
 from nlflow.attention.sweeping.intervals import paired_differences
 from nlflow.backends.progress import bar
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number, checked_call
@@ -188,18 +189,30 @@ def sweep(
     for setting in bar(list(arguments), desc="sweep", disable=not progress):
         if setting[0] in left_out:
             continue
-        try:
-            attach(network, **arguments[setting])
-        except InputError as error:
-            if cures is not None:
-                raise
-            left_out[setting[0]] = str(error)
-            continue
-        try:
-            scores[setting], took[setting] = _scores(task, model, len(scores[None]))
-        finally:
-            detach(network)
+        found = _tried(network, model, task, arguments[setting], len(scores[None]))
+        if not isinstance(found, InputError):
+            scores[setting], took[setting] = found
+        elif cures is not None:
+            raise found
+        else:
+            left_out[setting[0]] = str(found)
     return _found(network, task, arguments, scores, took, left_out, level, resamples, rng)
+
+
+def _tried(
+    network: nn.Module, model: Any, task: Callable[[Any], Any], given: dict[str, Any], count: int
+) -> tuple[Floats, float] | InputError:
+    """Return scores and seconds with a cure, or why this model cannot have it."""
+    try:
+        attach(network, **given)
+    except InputError as error:
+        return error
+    try:
+        return _scores(task, model, count)
+    except LayoutError as error:  # the first call shows where values lie
+        return error
+    finally:
+        detach(network)
 
 
 def _within(arguments: dict[Setting, dict[str, Any]], most: float) -> tuple[dict[Setting, dict[str, Any]], int]:
