@@ -28,7 +28,7 @@ MODELS: dict[str, tuple[str, str, list[str]]] = {
                ["--items", "150", "--size", "98", "--metric", "linear"]),
     "whisper": ("Whisper tiny.en, 12 sounds", "--sounds", ["--items", "12"]),
 }  # fmt: skip
-_SECONDS = 40  # of the sweep
+_SECONDS = 20  # of the sweep
 _TURNS = {"whisper": 3}
 _INPUTS = 8  # of `explain`, as many as a report takes
 

@@ -119,6 +119,7 @@ TABLE: list[tuple[Any, Any, str, str]] = [
           ("sweep", NO_TERM), ("report", NO_OUTPUT))),
     (lambda: own("gated"), states(), "explain", "what comes to W_O is not the averages, head after head"),
     (lambda: own("gated"), states(), "cure", r"0.attn \(Own\), whose averages do not lie between columns"),
+    (lambda: own("gated"), states(), "sweep", r"0.attn \(Own\), whose averages do not lie between columns"),
     (lambda: own("gated"), states(), "attach", "averages whose columns are not those of the values"),
     (eight_bits, tokens(12, 6), "explain", r"weights of Rounded are quantised or packed \(torch.int8\)"),
     (eight_bits, tokens(12, 6), "cure", r"got no known W_V \(the weights of Rounded are quantised .*layer.1.attention"),

@@ -228,3 +228,11 @@ def test_rows_of_spectra_are_numbers_of_each_head() -> None:
     assert "3 layers" in sentence
     assert found.findings(layers)[-1] == sentence
     assert any("the largest single part is" in line for line in found.findings())
+
+
+def test_the_rate_of_many_tokens_is_that_of_all_eigenvalues() -> None:
+    rng = np.random.default_rng(3)
+    matrix = np.exp(rng.normal(size=(420, 3)) @ rng.normal(size=(3, 420)))
+    matrix /= matrix.sum(axis=1, keepdims=True)
+    every = np.sort(np.abs(np.linalg.eigvals(matrix)))
+    assert spectra._rate(matrix, causal=False) == pytest.approx(every[-2], rel=1e-8)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from nlflow.attention.injection.blocks import heads_of
 from nlflow.attention.injection.forward import Stack
 from nlflow.attention.injection.places import fresh
-from nlflow.attention.injection.weights import LAYOUTS, fits, part
+from nlflow.attention.injection.weights import LAYOUTS, LayoutError, fits, part
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
 from nlflow.attention.threads import OfThread, aside, end_with_values, evaluating, tracing
 from nlflow.errors import InputError
@@ -126,9 +126,9 @@ class Summed:
             self.constant.set(None)
         return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 
-    def refused(self, got: str) -> InputError:
+    def refused(self, got: str) -> LayoutError:
         """Return the error for a module that does not do what a term needs."""
-        return InputError(
+        return LayoutError(
             f"model: got {got} in {self.terms.label} ({type(self.module).__name__}), which sums by itself; expected "
             "averages of one row for each token between the projections of values and output; leave it out with "
             "adapter=, or give it fidelity 0"

@@ -18,7 +18,7 @@ class UnknownError(Exception):
 
 
 class LayoutError(InputError):
-    """The values are no columns of what a projection makes, which the first call shows; the message says of which."""
+    """The averages are not those of columns of a projection, which the first call shows; the message says of which."""
 
 
 # ---- projections

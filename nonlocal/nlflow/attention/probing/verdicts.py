@@ -203,8 +203,10 @@ def _radius(matrices: Floats, values: Floats, output: Floats, scale: float) -> t
     return (radius if width <= features else max(radius, 1.0)), residual
 
 
-def outermost(step: Callable[[Floats], Floats], size: int, *, steps: int) -> tuple[complex, float]:
-    """Return the eigenvalue w of a real linear map with the largest |1 + w|, and the residual of its pair.
+def outermost(
+    step: Callable[[Floats], Floats], size: int, *, steps: int, centre: float = -1.0
+) -> tuple[complex, float]:
+    """Return the eigenvalue of a real linear map that is farthest from `centre`, and the residual of its pair.
 
     Krylov-Schur iteration (Stewart 2001, 10.1137/S0895479800371529): Arnoldi's, whose restarts keep the outermost
     Ritz vectors. It ends when the residual is small enough, or after so many steps. 41 vectors of memory.
@@ -236,12 +238,12 @@ def outermost(step: Callable[[Floats], Floats], size: int, *, steps: int) -> tup
             vectors[end] = made / length
         square = small[:end, :end]
         found, pairs = np.linalg.eig(square)
-        place = int(np.abs(1 + found).argmax())
+        place = int(np.abs(found - centre).argmax())
         residual = float(abs(length * pairs[-1, place]))
         value = complex(found[place])
-        if residual <= _TOLERANCE * abs(1 + value) or done >= steps:
+        if residual <= _TOLERANCE * abs(value - centre) or done >= steps:
             return value, residual
-        form, turn, begin = _outer_first(square, np.sort(np.abs(1 + found))[-kept] * (1 - 1e-12))
+        form, turn, begin = _outer_first(square, centre, np.sort(np.abs(found - centre))[-kept] * (1 - 1e-12))
         if begin >= end - 1:  # they are all of one size
             return value, residual
         vectors[:begin] = turn[:, :begin].T @ vectors[:end]
@@ -251,11 +253,11 @@ def outermost(step: Callable[[Floats], Floats], size: int, *, steps: int) -> tup
         small[begin, :begin] = length * turn[-1, :begin]
 
 
-def _outer_first(matrix: Floats, level: float) -> tuple[Floats, Floats, int]:
-    """Return the real Schur form whose first eigenvalues w have |1 + w| >= level, its vectors, and how many."""
+def _outer_first(matrix: Floats, centre: float, level: float) -> tuple[Floats, Floats, int]:
+    """Return the real Schur form whose first eigenvalues are at least `level` from `centre`, its vectors, how many."""
 
     def outer(real: float, imaginary: float = 0.0) -> bool:
-        return abs(1 + complex(real, imaginary)) >= level
+        return abs(complex(real, imaginary) - centre) >= level
 
     form, turn, count = schur(matrix, sort=outer)
     return form, turn, int(count)
