@@ -84,4 +84,4 @@ def _with_two_more(error: Floats, gains: Floats) -> Floats:
         return error
     wider = error * np.sqrt(np.divide((changed + 2) * count, changed * (count + 2), where=some, out=np.ones(len(some))))
     usual = np.linalg.norm(gains[some]) / np.sqrt(changed[some].sum())  # size of a change
-    return np.where(changed == 0, usual * np.sqrt(2 / (count + 2) / count), wider)
+    return np.asarray(np.where(changed == 0, usual * np.sqrt(2 / (count + 2) / count), wider))
