@@ -33,7 +33,7 @@ def check_labels(name: str, matrix: Any) -> None:
     rows, columns = list(matrix.index), list(matrix.columns)
     if rows != columns and len(rows) == len(columns) and set(map(repr, rows)) == set(map(repr, columns)):
         raise InputError(
-            f"{name}: got a data frame whose rows and columns have the same names in another order, expected one order; "
+            f"{name}: got a data frame whose rows and columns have the same names in another order, expected one; "
             "take frame.loc[names, names]"
         )
 

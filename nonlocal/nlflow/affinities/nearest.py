@@ -106,7 +106,7 @@ def neighbour_graph(
     check_choice("keep", keep, KEPT)
     if kernel is not None and not isinstance(kernel, RadialKernel):
         raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial one, such as Gaussian(width=1.0)")
-    given = local if isinstance(local, bool | np.bool_) else _widths(local)
+    given = bool(local) if isinstance(local, bool | np.bool_) else _widths(local)
     if given is not False and kernel is None:
         raise InputError("local: got widths without a kernel, expected one, such as Gaussian(width=0.5**0.5)")
     found = nearest_neighbours(points, neighbours, search, memory_limit, metric=metric)
