@@ -102,7 +102,8 @@ def test_queries_share_keys() -> None:
     result = averages.average(q, k, v)[0]
     for h in range(4):
         alone = averages.average(q[:, h : h + 1], k[:, h // 2, None], v[:, h // 2, None])[0]
-        np.testing.assert_allclose(result[:, h : h + 1], alone, rtol=1e-13)
+        # Averages may be near 0: their roundings are those of the values.
+        np.testing.assert_allclose(result[:, h : h + 1], alone, rtol=0, atol=1e-13 * float(v.abs().max()))
 
 
 def test_means_of_visible_tokens() -> None:
