@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from nlflow import InputError
 from nlflow.attention import Adapter, explain, mean_cosine, participation_rank, probe, token_similarity  # needs torch
 from nlflow.attention.probing.cause import MEASURES
+from nlflow.attention.probing.findings import beside_nulls
 from nlflow.attention.probing.parts import PARTS, point_of
 from nlflow.errors import NlflowWarning
 from tests.transformer_models import MODELS, build, inputs, torch, transformers
@@ -445,13 +447,45 @@ def test_values_and_averages_that_are_changed_are_named(kind: str, why: str) -> 
     assert not any(block.reason for block in plain.blocks)
 
 
-def test_a_few_draws_of_a_null_are_held_against_the_law_of_a_few() -> None:
-    """One draw tells nothing, and two must agree well: Student's bound with one degree of freedom is 12.7 errors."""
+def test_no_part_is_beyond_chance_and_each_stands_beside_its_nulls() -> None:
+    """A null has too few draws for a test, so none is told; the sums of parts and nulls are those of the rows."""
     model, _ = family("bert")
     rows = torch.randint(3, 60, (9, 9))
-    assert "one draw, which tells no difference" in " ".join(explained(model, rows[:1]))
-    assert "2 draws; a difference is not sure" in " ".join(explained(model, rows[:2]))
-    assert "4 draws; " in " ".join(explained(model, rows))
+    for count in (1, 2, 9):
+        told = " ".join(explained(model, rows[:count]))
+        assert "too few draws to tell chance" in told
+        assert "beyond chance" not in told
+    cause = explain(model, rows[:2])  # of which both have nulls
+    found = beside_nulls(cause.blocks)
+    for part, null in (("mixing", "keys"), ("mixing", "random"), ("projection", "weights"), ("mlp", "weights")):
+        table = cause.rows("cosine")
+        own, under = (sum(row[name] for row in table) for name in (part, f"{part}, {null}"))
+        assert f"{own:+.3g} (" in found
+        assert f"{under:+.3g} with " in found
+
+
+@pytest.mark.parametrize(("size", "told"), [(0.5, "no larger, so it says nothing about training"), (2.0, "larger")])
+def test_a_part_no_larger_than_one_of_its_nulls_says_nothing(size: float, told: str) -> None:
+    """The mixing of each input is `size` times that with random matrices, and twice that with other keys."""
+    model, _ = family("bert")
+    cause = explain(model, torch.randint(3, 60, (2, 9)))
+    block = cause.blocks[0]
+    random = block.nulls["random"]["mixing"]
+    scaled = {name: {key: factor * weight for key, weight in random.items()}
+              for name, factor in (("own", size), ("keys", size / 2))}  # fmt: skip
+    nulls = {"random": {"mixing": random}, "keys": {"mixing": scaled["keys"]}}
+    sentence = beside_nulls([replace(block, parts={"mixing": scaled["own"]}, nulls=nulls)])
+    assert sentence.endswith(f": {told})")
+
+
+def test_what_raises_the_cosine_most_is_named_before_what_lowers_it() -> None:
+    model, _ = family("bert")
+    cause = explain(model, torch.randint(3, 60, (4, 9)))
+    parts = [(block.part(part, "cosine")[0], block.index) for block in cause.blocks for part in block.parts]
+    told = [line for line in cause.findings() if "the cosine most is" in line]
+    for line, word, (value, index) in zip(told, ("raises", "lowers"), (max(parts), min(parts)), strict=True):
+        assert f"what {word} the cosine" in line
+        assert f"in block {index}, {value:+.3g}" in line
 
 
 def explained(model: Any, rows: Any) -> list[str]:

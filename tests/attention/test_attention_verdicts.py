@@ -227,7 +227,7 @@ def test_rows_of_spectra_are_numbers_of_each_head() -> None:
     sentence = verdict_of(layers)
     assert "3 layers" in sentence
     assert found.findings(layers)[-1] == sentence
-    assert any("the largest single part is" in line for line in found.findings())
+    assert any("what raises the cosine most is" in line for line in found.findings())
 
 
 def test_the_rate_of_many_tokens_is_that_of_all_eigenvalues() -> None:

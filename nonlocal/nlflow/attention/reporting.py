@@ -16,7 +16,7 @@ from nlflow.attention.injection.blocks import Adapter, network_of
 from nlflow.attention.injection.cures import CURES
 from nlflow.attention.injection.everyday import gathered, inputs_of
 from nlflow.attention.probing.cause import Cause, explain
-from nlflow.attention.probing.findings import NAMES, findings
+from nlflow.attention.probing.findings import NAMES, beside_nulls, findings
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum, verdict_of
 from nlflow.attention.probing.survey import Survey, survey
@@ -270,13 +270,16 @@ class Report(Brief):
         courses = self.courses()
         does = " ".join(_answer(one) for one in courses)
         count = 0 if self.cause is None else self.cause.count
-        why = " ".join(_shares(stack, parts, count) for stack, parts in self.parts().items())
+        why = " ".join(_shares(stack, parts, count, self._nulls(stack)) for stack, parts in self.parts().items())
         why = why or f"Not told: {self.unexplained or 'no part of a block could be told apart'}."
         if self.sweep is None:
             helps = "Not measured: no task was given."
         else:
             helps = _capital(self.sweep.verdict) + "."
         return does, why, helps
+
+    def _nulls(self, stack: str) -> str:
+        return beside_nulls([one for one in self.cause.blocks if one.stack == stack]) if self.cause is not None else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the scores in JSON's types."""
@@ -392,12 +395,12 @@ def _answer(one: Course) -> str:
     )
 
 
-def _shares(stack: str, parts: Mapping[str, float], count: int) -> str:
+def _shares(stack: str, parts: Mapping[str, float], count: int, nulls: str) -> str:
     order = sorted(parts, key=lambda name: -abs(parts[name]))
     told = ", ".join(f"{NAMES[name]} {parts[name]:+.2f}" for name in order if abs(parts[name]) >= 0.005)
     return (
         f"{_capital(stack)}: of the change of {sum(parts.values()):+.2f} in the mean cosine over its blocks, on "
-        f"{count} inputs: {told or 'no part is beyond 0.005'}."
+        f"{count} inputs: {told or 'no part is beyond 0.005'}." + (f" {_capital(nulls)}." if nulls else "")
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
 
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum, verdict_of
@@ -21,7 +21,6 @@ NAMES = {
 }  # fmt: skip
 _NULLS = {"mixing": ("keys", "random"), "projection": ("weights",), "mlp": ("weights",), "norms": ("weights",)}
 _NULL_NAMES = {"keys": "keys of other tokens", "random": "random stochastic P", "weights": "random weights"}
-_LEVEL = 0.95  # of the interval of a difference that is told
 _SHARE = 0.05  # of the squared length: outlier channels that are told
 
 
@@ -46,7 +45,9 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
         f"{stack}: summed over the blocks, {', '.join(shown)}; these are exact differences along one path through each "
         "block, and another order of the parts would share the change otherwise"
     )
-    yield _largest(stack, blocks)
+    if told := beside_nulls(blocks):
+        yield f"{stack}: {told}"
+    yield from _largest(stack, blocks)
     centred = first.measured({"before": 1.0}, "centred")[0], last.measured({"after": 1.0}, "centred")[0]
     plain = first.measured({"before": 1.0}, "t_sim")[0], last.measured({"after": 1.0}, "t_sim")[0]
     if not any(math.isnan(one) for one in (*centred, *plain)):
@@ -65,30 +66,47 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
         )
 
 
-def _largest(stack: str, blocks: Sequence[CausedBlock]) -> str:
-    """Return which part of which block changes the cosine most, beside its null."""
-    value, part, block = max(
-        ((block.part(part, "cosine")[0], part, block) for block in blocks for part in block.parts),
-        key=lambda one: -1.0 if math.isnan(one[0]) else abs(one[0]),
-    )
-    text = f"{stack}: the largest single part is {NAMES[part]} in block {block.index}, {value:+.3g}"
-    beside = []
-    for null in _NULLS.get(part, ()):
-        if part not in block.nulls.get(null, {}):
+def beside_nulls(blocks: Sequence[CausedBlock]) -> str:
+    """Return the parts of some blocks, summed, beside those under their nulls, on the inputs that have nulls.
+
+    A part that is no larger than one of its nulls says nothing about training. That it is larger is no proof: the part
+    has one draw of the weights for all inputs, and a null one for each batch, so no spread over inputs is that of
+    chance.
+    """
+    told, drawn = [], 0
+    for part, nulls in _NULLS.items():
+        own = [block for block in blocks if part in block.parts]
+        having = [null for null in nulls if own and all(part in block.nulls.get(null, {}) for block in own)]
+        pairs = {null: found for null in having if (found := _pair(own, part, null))[2]}
+        if not pairs:
             continue
-        under = block.part(part, "cosine", null)[0]
-        less = {name: -weight for name, weight in block.nulls[null][part].items()}
-        own = block.parts[part]
-        both = {name: own.get(name, 0.0) + less.get(name, 0.0) for name in {**own, **less}}
-        beside.append(f"{under:+.3g} with {_NULL_NAMES[null]} ({_compared(block, both)})")
-    return f"{text}; {', '.join(beside)}" if beside else text
+        value, drawn = next(iter(pairs.values()))[0], max(drawn, *(count for _, _, count in pairs.values()))
+        beside = ", ".join(f"{under:+.3g} with {_NULL_NAMES[null]}" for null, (_, under, _) in pairs.items())
+        exceeded = all(np.sign(value) * under < abs(value) for _, under, _ in pairs.values())
+        size = "larger" if exceeded else "no larger, so it says nothing about training"
+        told.append(f"{NAMES[part]} {value:+.3g} ({beside}: {size})")
+    if not told:
+        return ""
+    count = len(blocks[0].points["before"].count)
+    return f"beside nulls, on {drawn} of {count} inputs, too few draws to tell chance: {'; '.join(told)}"
 
 
-def _compared(block: CausedBlock, both: Mapping[str, float]) -> str:
-    """Return whether a part differs from its null, by the inputs that have one: Student's law, since they are few."""
-    draws = int(np.isfinite(block.of_inputs(both, "cosine")).sum())
-    if draws < 2:
-        return "one draw, which tells no difference"
-    mean, error = block.measured(both, "cosine")
-    sure = abs(mean) > stats.t.ppf((1 + _LEVEL) / 2, draws - 1) * error
-    return f"{draws} draws; " + ("the difference is beyond chance" if sure else "a difference is not sure")
+def _pair(blocks: Sequence[CausedBlock], part: str, null: str) -> tuple[float, float, int]:
+    """Return what a part changes, and what it would under a null, on the same inputs, and how many these are."""
+    own = np.sum([block.of_inputs(block.parts[part], "cosine") for block in blocks], axis=0)
+    under = np.sum([block.of_inputs(block.nulls[null][part], "cosine") for block in blocks], axis=0)
+    known = np.isfinite(own) & np.isfinite(under)
+    count = int(known.sum())
+    return (float(own[known].mean()), float(under[known].mean()), count) if count else (math.nan, math.nan, 0)
+
+
+def _largest(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
+    """Yield which part of which block makes tokens more alike than any other, and which less, each beside its nulls."""
+    found = [(block.part(part, "cosine")[0], part, block) for block in blocks for part in block.parts]
+    for sign, word in ((1, "raises"), (-1, "lowers")):
+        value, part, block = max(found, key=lambda one: -math.inf if math.isnan(one[0]) else sign * one[0])
+        if not sign * value > 0:
+            continue
+        text = f"{stack}: what {word} the cosine most is {NAMES[part]} in block {block.index}, {value:+.3g}"
+        told = beside_nulls([replace(block, parts={part: block.parts[part]})])
+        yield f"{text}; {told}" if told else text
