@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.polynomial.chebyshev import Chebyshev
 from numpy.typing import NDArray
 from scipy.stats import multivariate_normal
 
@@ -71,6 +72,34 @@ def off_evidence(measure: str) -> float:
     return worst
 
 
+def off_curvature(measure: str) -> float:
+    """Return the largest difference of minus the curvature of the L-curve from that of polynomials through it.
+
+    Logarithms of residual and roughness, from dense systems, are interpolated around each fidelity, over its logarithm.
+    """
+    rng = np.random.default_rng(6)
+    n = 20
+    x, w = np.sort(rng.random((n, 1)), axis=0), rng.uniform(0.5, 2, n) / n
+    k, f = 20 * np.exp(-((x - x.T) ** 2) / (2 * 0.1**2)), np.sin(3 * x[:, 0]) + rng.normal(0, 0.5, n)
+    both = 2 * w[:, None] * k * w
+    laplacian = np.diag(both.sum(axis=1)) - both
+    m = w if measure == "l2" else w * (2 * k @ w)
+    found = choose_fidelity(E(from_matrix(k, Points(x, weights=w)), f, 1.0, measure=measure), GRID, method="lcurve")
+
+    def logs(log_strengths: Floats) -> Floats:
+        held = np.exp(log_strengths)[:, None] * m
+        u = np.linalg.solve(laplacian + held[..., None] * np.eye(n), (held * f)[..., None])[..., 0]
+        return np.log([(f - u) ** 2 @ m, np.sum(u * (u @ laplacian), axis=1)])
+
+    worst = 0.0
+    for fidelity, curve in zip(GRID, found.curve, strict=True):
+        ends = [math.log(fidelity) - 0.5, math.log(fidelity) + 0.5]
+        both_logs = [Chebyshev.interpolate(lambda t, i=i: logs(t)[i], 14, ends) for i in range(2)]
+        (x1, x2), (y1, y2) = ([log.deriv(order)(math.log(fidelity)) for order in (1, 2)] for log in both_logs)
+        worst = largest(worst, abs(-curve - (x1 * y2 - y1 * x2) / (x1**2 + y1**2) ** 1.5))
+    return worst
+
+
 def trace_off(side: int) -> tuple[float, float, int]:
     """Return how far tr S in 40 averages is from that of the transform, relative, and over its error; the averages."""
     grid = Grid((side, side), boundary="periodic")
@@ -128,6 +157,11 @@ def run(context: Context) -> Outcome:
             "evidence against SciPy's normal density of contrasts, in log",
             largest(off_evidence("l2"), off_evidence("degree")),
             1e-8,
+        ),
+        Check(
+            "curvature of the L-curve against that of polynomials through it",
+            largest(off_curvature("l2"), off_curvature("degree")),
+            1e-9,
         ),
         Check("GCV, Stein's estimate, residual, trace against hat matrices, relative", worst, 1e-8),
         Check(f"tr S of {side**2} nodes against the transform, relative", off, context.pick(0.01, 0.04)),

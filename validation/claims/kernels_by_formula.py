@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, kv
 
 from nlflow import ExpDotProduct, Formula, Gaussian, Grid, Patch, Points, affinity
+from nlflow.errors import InputError
 from nlflow.kernels import (
     Anisotropic,
     InverseMultiquadric,
@@ -17,6 +20,7 @@ from nlflow.kernels import (
     Matern,
     Morse,
     PowerLaws,
+    RadialKernel,
     RationalQuadratic,
     TopHat,
     TruncatedPower,
@@ -62,6 +66,27 @@ def off(told: Any, k: Floats, u: Floats) -> float:
     return largest(float(averages), float(np.abs(np.exp(told.log_degree) / degree - 1).max()))
 
 
+@dataclass(frozen=True)
+class Ending(RadialKernel):
+    """1 up to 1.1 lengths, beyond which its formula is no number."""
+
+    length: float
+    positive: ClassVar[tuple[str, ...]] = ("length",)
+
+    def log_profile(self, squared: Any) -> Any:
+        return np.where(squared > (1.1 * self.length) ** 2, np.nan, np.zeros_like(squared))
+
+
+def refused_beyond(length: float) -> float:
+    """Return the distance at which a kernel that ends is refused, over that where it ends; 0 if it is taken."""
+    try:
+        affinity(Ending(length), Points(np.arange(3.0)))
+    except InputError as error:
+        found = re.search(r"at the distance (\S+),", str(error))
+        return float(found[1]) / (1.1 * length) if found else 0.0
+    return 0.0
+
+
 def run(context: Context) -> Outcome:
     rng = np.random.default_rng(100)
     n = context.pick(300, 60)
@@ -75,6 +100,8 @@ def run(context: Context) -> Outcome:
         context.step(name)
         worst[name] = largest(worst.get(name, 0.0), off(affinity(kernel, points), profile(r) / n, u))
         worst[name] = largest(worst[name], off(affinity(kernel, line), 0.1 * profile(apart), u))
+        compiled = affinity(kernel, points, method="pairwise")
+        worst[name] = largest(worst[name], off(compiled, profile(r) / n, u))
         logs = kernel.log_profile(np.linspace(0.05, 2.5, 30) ** 2)
         with np.errstate(divide="ignore"):
             wanted = np.log(profile(np.linspace(0.05, 2.5, 30)))
@@ -104,7 +131,13 @@ def run(context: Context) -> Outcome:
     soft = PowerLaws(attraction=3.0, repulsion=1.5, softening=0.6)
     distance = np.sqrt(at**2 + 0.6**2)
     worst["PowerLaws"] = largest(worst["PowerLaws"], float(np.ptp(soft(at) - distance**3 / 3 + distance**1.5 / 1.5)))
-    return Outcome([Check(f"{name}: averages, degrees and logarithms", error, 1e-9) for name, error in worst.items()])
+    places = [refused_beyond(length) for length in (1e-6, 1.0, 1e6)]
+    checks = [Check(f"{name}: averages, degrees and logarithms", error, 1e-9) for name, error in worst.items()]
+    checks += [
+        Check("where kernels are refused that end, over where they end: least", min(places), 0.999, at_least=True),
+        Check("the same: largest", max(places), 1.3),
+    ]
+    return Outcome(checks)
 
 
 def _potential(pairs: Any, wanted: Profile, r: Floats) -> float:

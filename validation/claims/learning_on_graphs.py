@@ -71,6 +71,19 @@ def run(context: Context) -> Outcome:
         )
         for s in strengths
     ]
+    weighed = HarmonicClassifier(graph, tol=1e-12, class_prior=[3, 1], balance="mass").fit(x, few)
+    shares_of_mass = harmonic * [3, 1] / harmonic[free].sum(axis=0)
+    shares_of_mass /= shares_of_mass.sum(axis=1, keepdims=True)
+    mass = float(np.abs(weighed.label_distributions_ - shares_of_mass).max())
+    counted = HarmonicClassifier(graph, tol=1e-12, class_prior=[3, 1]).fit(x, few).transduction_[free]
+    asked = abs(int(np.sum(counted == 0)) - 0.75 * int(free.sum()))
+    drawn = 0.0  # to their labels, with loops or without: the fidelity is that of the edges to others
+    for given, name in ((graph, graph), (looped, "precomputed")):
+        near = HarmonicClassifier(name, fidelity=2.0, tol=1e-12).fit(x if given is graph else looped, few)
+        held = 2.0 * d * ~free
+        wanted = np.linalg.solve(laplacian + np.diag(held), held[:, None] * one_hot)
+        wanted /= wanted.sum(axis=1, keepdims=True)
+        drawn = largest(drawn, float(np.abs(near.label_distributions_ - wanted).max()))
     rate = float(np.polyfit(np.log(strengths[1:]), np.log(apart[1:]), 1)[0])
 
     context.step("Poisson learning")
@@ -107,6 +120,9 @@ def run(context: Context) -> Outcome:
         Check("label spreading: slope of E at its minimizer, relative", steep, 1e-8),
         Check("harmonic functions against the dense system", extension, 1e-8),
         Check("harmonic functions against committors", first, 1e-8),
+        Check("E with the fidelity 2 at the labels, with loops and without, against the dense system", drawn, 1e-8),
+        Check("class masses in the ratio 3 to 1, probabilities against f q / Σ f", mass, 1e-8),
+        Check("samples of a class off 3/4 of those without a label", asked, 1.0),
         Check("E with fidelity λ at the labels: slope of its distance to them over λ", rate, 0.05, expected=-1.0),
         Check("Poisson learning against the pseudo-inverse, relative", potential, 1e-8),
         Check("E with f = s/λ, λ = 1e−6, against Poisson learning, relative", towards, 1e-3),

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import Gaussian, GradientFlow, Grid, J, affinity
+from nlflow import Gaussian, GradientFlow, Grid, J, Points, affinity
+from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria
 from nlflow.flows import Reaction
 from validation.harness import Check, Claim, Context, Outcome, largest
@@ -50,6 +51,23 @@ class Circle:
         return int(np.count_nonzero(values > 1e-12))
 
 
+def told_of_fast() -> tuple[float, float]:
+    """Return the largest misplacement of the pitchfork of du/dt = c (r u - u^3) at r = 0, and error that is told of it.
+
+    Neither depends on the unit of time.
+    """
+    off, told = 0.0, 0.0
+    for c in (1.0, 1e3, 1e6):
+
+        def make_flow(r: float, c: float = c) -> GradientFlow:
+            reaction = Reaction(lambda u: c * (r * u - u**3), (-2, 2), derivative=lambda u: c * (r - 3 * u * u))
+            return GradientFlow(J(Unlinked(Points([0.0]))), "degree", reaction=reaction)
+
+        (point,) = continue_equilibria(make_flow, np.zeros(1), -0.3, (-0.3, 0.5)).points
+        off, told = largest(off, abs(point.parameter)), largest(told, point.error)
+    return off, told
+
+
 def run(context: Context) -> Outcome:
     misplaced, uneven, missed, miscounted, bent = 0.0, 0.0, 0.0, 0, 0.0
     details: dict[str, Any] = {}
@@ -75,7 +93,10 @@ def run(context: Context) -> Outcome:
             law = (branch.parameter[1] - expected[number]) / (0.75 * expected[number] * amplitude**2)
             bent = largest(bent, abs(law - 1))
         details[f"width {width}"] = {"found": [point.parameter for point in found], "expected": expected.tolist()}
+    off, told = told_of_fast()
     checks = [
+        Check("one node at any speed: its pitchfork from r = 0", off, 1e-13),
+        Check("the error that is told of that", told, 1e-13),
         Check("pitchforks against the eigenvalues of I − P, written out", misplaced, 1e-8),
         Check("pitchforks that are missing, or too many", uneven, 0),
         Check("|du/dt| of the patterns on branches, from the formula", missed, 1e-9),

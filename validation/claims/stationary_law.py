@@ -68,6 +68,8 @@ def run(context: Context) -> Outcome:
         found[name] = ways
     closed = _closed_form()
     checks = [
+        Check("log π of a path that rises by e^500, against its closed form", _steep(), 1e-10),
+        Check("modulus of all eigenvalues, above 1 by", _beyond_one(), 0.0),
         Check("closed form w d / Σ w d, degrees written out, symmetric k", closed, 1e-14),
         Check("left eigenvector by NumPy, worst chain (L¹)", eigenvalue, 1e-11),
         Check("every row of a high power of P (L¹)", spread, 1e-11),
@@ -89,6 +91,30 @@ def _closed_form() -> float:
         mass = w * (kernel @ w)
         law = MarkovChain(affinity(Gaussian(0.3), Points(x, w))).stationary
         worst = largest(worst, float(np.abs(law - mass / mass.sum()).sum()))
+    return worst
+
+
+def _steep() -> float:
+    """Return how far log pi of a walk on a path is from that of detailed balance, a geometric law, either way round."""
+    n, back = 60, 2e-4
+    p = np.diag(np.full(n - 1, 1 - back), 1) + np.diag(np.full(n - 1, back), -1)
+    p[0, 0], p[-1, -1] = back, 1 - back
+    logs = np.arange(n) * np.log((1 - back) / back)
+    logs -= np.logaddexp.reduce(logs)
+    worst = 0.0
+    for way in (1, -1):
+        found = MarkovChain.from_transitions(p[::way, ::way], balance=1e-9).log_law
+        worst = largest(worst, float(np.abs(found - logs[::way]).max()))
+    return worst
+
+
+def _beyond_one() -> float:
+    """Return by how much an eigenvalue of some chain that is not reversible is above 1 in modulus, or 0."""
+    worst = 0.0
+    for seed in range(8):
+        queries, keys = np.random.default_rng(seed).standard_normal((2, 30, 8))
+        chain = MarkovChain(affinity(ExpDotProduct(), Points(np.zeros(30)), keys, queries=queries))
+        worst = largest(worst, float(np.abs(chain.eigenvalues()).max()) - 1)
     return worst
 
 
