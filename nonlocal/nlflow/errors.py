@@ -412,15 +412,20 @@ def check_tensor(name: str, tensor: Any) -> None:
     if tensor.is_floating_point() and tensor.element_size() == 1:
         raise InputError(f"{name}: got {tensor.dtype}, whose two or three digits no average keeps, expected float32 or "
                          "float64; convert it with .float()")  # fmt: skip
-    if tensor.is_meta:
-        raise InputError(
-            f"{name}: it is on meta, where tensors have shapes and no values, expected a tensor on cpu or cuda; "
-            "load or make the values first"
-        )
+    check_filled(name, tensor)
     if tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
         raise InputError(
             f"{name}: a CUDA graph is being captured, which holds nothing that the host waits for, as checks of input "
             "and choices of steps do; call this before or after the capture"
+        )
+
+
+def check_filled(name: str, tensor: Any) -> None:
+    """Raise `InputError` for a tensor on the device meta, which has a shape and no values."""
+    if tensor.is_meta:
+        raise InputError(
+            f"{name}: it is on meta, where tensors have shapes and no values, expected a tensor on cpu or cuda; "
+            "load or make the values first"
         )
 
 

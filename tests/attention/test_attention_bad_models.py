@@ -77,6 +77,10 @@ def eight_bits() -> Any:
     return model.eval()
 
 
+def on_meta() -> Any:
+    return build("bert").to("meta")
+
+
 def tokens(count: int, length: int) -> Any:
     return {"input_ids": torch.randint(3, 40, (count, length), generator=torch.Generator().manual_seed(0))}
 
@@ -124,7 +128,7 @@ TABLE: list[tuple[Any, Any, str, str]] = [
     (eight_bits, tokens(12, 6), "explain", r"weights of Rounded are quantised or packed \(torch.int8\)"),
     (eight_bits, tokens(12, 6), "cure", r"got no known W_V \(the weights of Rounded are quantised .*layer.1.attention"),
     (eight_bits, tokens(12, 6), "sweep", r"no known W_V \(the weights of Rounded are quantised"),
-    (lambda: build("bert"), tokens(12, 1), "explain", "1 of 1 token count by 'all', " + ONE),
+    (lambda: build("bert"), tokens(12, 1), "explain", "1 of 1 token count by 'all', " + ONE + "; give a longer"),
     (lambda: build("bert"), tokens(12, 1), "survey", "got 12 of one token, " + ONE),
     (lambda: build("bert"), tokens(12, 1), "report", "got 12 of one token, " + ONE),
     (lambda: build("bert"), tokens(1, 6), "explain", "got one input, of which isotropy"),
@@ -132,6 +136,9 @@ TABLE: list[tuple[Any, Any, str, str]] = [
     (lambda: build("bert"), tokens(1, 6), "sweep", "task: got scores of 1 items, expected at least 10"),
     (lambda: build("bert"), tokens(1, 6), "report", "task: got scores of 1 items, expected at least 10"),
     (lambda: build("bert"), SPECIAL, "explain ordinary", "0 of 6 tokens count by 'ordinary'; all its tokens are spec"),
+    *((on_meta, tokens(12, 6), entrance, r"model: embeddings\.\S+: it is on meta, where tensors have shapes and no val")
+      for entrance in ("explain", "survey", "sweep", "report")),
+    (lambda: build("bert"), {"input_ids": tokens(12, 6)["input_ids"].to("meta")}, "survey", "input_ids: it is on meta"),
     (lambda: own("plain"), states() / 0, "explain", r"NaN or infinite states in 0.attn \(first of token 0 of sequ"),
     (lambda: own("plain"), states() / 0, "survey", r"NaN or infinite states in 0.attn \(first of token 0 of sequ"),
     (lambda: own("plain"), states() / 0, "sweep", "task: got 12 NaN or infinite value"),

@@ -447,6 +447,30 @@ def test_values_and_averages_that_are_changed_are_named(kind: str, why: str) -> 
     assert not any(block.reason for block in plain.blocks)
 
 
+@pytest.mark.parametrize("name", ["bert", "Llama"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_the_parts_and_nulls_of_single_within_its_roundings(name: str, dtype: Any) -> None:
+    """With padding, where P is computed again for the null; two blocks of roundings of 2^-8 each."""
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
+    given = {"input_ids": ids, "attention_mask": torch.arange(9) < torch.tensor([[9], [5]])}
+    given["attention_mask"] = given["attention_mask"].long()
+    half, single = (explain(family(name, one)[0], given) for one in (dtype, torch.float32))
+    assert not any(block.reason for block in half.blocks)
+    assert half.spectra()[0].row()["verdict"]
+    for row, expected in zip(half.rows("cosine"), single.rows("cosine"), strict=True):
+        numbers = [key for key, value in expected.items() if isinstance(value, float) and not key.endswith("_se")]
+        assert "mixing, keys" in numbers
+        assert [row[key] for key in numbers] == pytest.approx([expected[key] for key in numbers], abs=2**-5)
+
+
+def test_a_gate_is_seen_in_half_precision_too() -> None:
+    model, x = _Stack("gated").eval().bfloat16(), torch.randn(2, 6, 8).bfloat16()
+    with pytest.warns(
+        NlflowWarning, match=r"a gate, a norm or another term is between\), or torch.bfloat16 is too coarse"
+    ):
+        explain(model, x, adapter=Adapter("layers.*.attention", projection="out"))
+
+
 def test_no_part_is_beyond_chance_and_each_stands_beside_its_nulls() -> None:
     """A null has too few draws for a test, so none is told; the sums of parts and nulls are those of the rows."""
     model, _ = family("bert")

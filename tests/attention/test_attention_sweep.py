@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,10 @@ def test_sweeps_that_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=words):
             sweep(model, **{"task": task, "cures": ["explicit"], **arguments})  # type: ignore[arg-type]
+    single = copy.deepcopy(model)
+    single.encoder.layer = single.encoder.layer[:1]
+    with pytest.raises(InputError, match=r"got explicit, which act in the second .* of 1 layer that has none"):
+        sweep(single.eval(), task, cures=["explicit"])
     with pytest.raises(InputError, match=r"training, expected evaluation mode; call model.eval\(\)"):
         sweep(build("bert").train(), task)
     with pytest.raises(InputError, match="model: has terms already; take them off first"):
@@ -281,3 +286,10 @@ def test_sweeps_that_are_refused() -> None:
         Retrieval(Words(), [("a", "b"), ("a", " ")])
     with pytest.raises(InputError, match="gives no last_hidden_state"):
         Retrieval(Words(), [("a", "b"), ("c", "d")])(transformers.BertForMaskedLM(model.config).eval())
+
+
+def test_settings_for_which_no_time_is_left_are_named() -> None:
+    found = sweep(build("bert"), lambda model: np.arange(10.0), cures={"explicit": [0.1, 0.4]}, layers=["all"],
+                  seconds=1e-9, resamples=100)  # fmt: skip
+    assert [row["value"] for row in found.rows] == [0.1]
+    assert found.left_out == {"1 setting": "all would take longer than 1e-09 seconds: explicit λ̃ = 0.4 (all)"}

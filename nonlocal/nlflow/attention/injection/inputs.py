@@ -22,6 +22,7 @@ from nlflow.errors import (
     InputError,
     NlflowWarning,
     check_array,
+    check_filled,
     check_integer,
     not_installed,
     shortened,
@@ -307,11 +308,22 @@ def check_inputs(model: Any, inputs: Any) -> None:
         shown = inputs
     else:
         shown = {"inputs": inputs}
+    check_model_filled(model)
+    for name, one in shown.items():
+        if isinstance(one, Tensor):
+            check_filled(str(name), one)
     if main == "pixel_values":
         _check_images(model, shown)
     if isinstance(inputs, Mapping) or main == "input_ids":
         _check_ids(model, shown)
         _check_lengths(model, shown)
+
+
+def check_model_filled(model: nn.Module) -> None:
+    """Refuse a model on meta, which cannot run; what loads its weights layer by layer (Accelerate) has hooks."""
+    if not any(hasattr(module, "_hf_hook") for module in model.modules()):
+        for name, one in (*model.named_parameters(), *model.named_buffers()):
+            check_filled(f"model: {name}", one)
 
 
 def without_wrapper(model: Any) -> Any:

@@ -127,9 +127,11 @@ def chosen(choice: Choice, inputs: Any, stack: str, groups: Mapping[str, Tensor]
     if fewest < 2:
         row = int(found.sum(-1).argmin())
         of = int(tokens[row].sum())
+        others = "choose others, such as tokens='all', or give a longer input"
+        advice = "give a longer input" if of < 2 else others
         why = "; all its tokens are special" if of >= 2 and wanted == "ordinary" and not fewest else ""
         raise InputError(
             f"tokens: got an input of which {fewest} of {of} token{'s' * (of != 1)} count by {name}{why}, expected at "
-            "least 2, since similarity is between tokens; choose others, such as tokens='all', or give a longer input"
+            f"least 2, since similarity is between tokens; {advice}"
         )
     return found

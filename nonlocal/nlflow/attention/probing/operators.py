@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from nlflow.attention.injection.blocks import TORCH
 from nlflow.attention.injection.weights import UnknownError, weight_in_torch, weight_of
 from nlflow.attention.probing.branches import Seen, own, state_of
+from nlflow.attention.terms.neutreno import wide
 
 _ROWS = 16  # tokens by which columns are compared
-_OFF = 1e-4  # of the largest number: beyond rounding in float32
+_OFF, _ROUNDINGS = 1e-4, 4  # of the largest number: beyond rounding in float32; units of half precision
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
 
@@ -44,6 +45,7 @@ class Norm:
 
     def normed(self, x: Tensor) -> Tensor:
         """Return tokens (..., D) of root mean square 1, without gain and shift."""
+        x = wide(x)
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
 
@@ -91,12 +93,12 @@ class Operator:
     def added(self, averages: Tensor) -> Tensor:
         """Return what attention adds to the state where the averages of the values are these, (B, H, N, d)."""
         merged = averages.transpose(1, 2).flatten(2)
-        made = merged @ self.weight
+        made = merged @ self.weight.to(merged.dtype)
         return self.tail(made if self.bias is None else made + self.bias)
 
     def normed(self, x: Tensor) -> Tensor:
-        """Return the state as attention gets it, without gain and shift."""
-        return x if self.norm is None else self.norm.normed(x)
+        """Return the state as attention gets it, without gain and shift, in single precision at the least."""
+        return wide(x) if self.norm is None else self.norm.normed(x)
 
 
 @dataclass(eq=False)
@@ -247,7 +249,11 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and float((one - other).abs().max()) <= _OFF * float(other.abs().max())
+    if one.shape != other.shape:
+        return False
+    unit = max(torch.finfo(each.dtype).eps for each in (one, other))
+    off = float((wide(one) - wide(other)).abs().max())
+    return off <= max(_OFF, _ROUNDINGS * unit) * float(other.abs().max())
 
 
 def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:

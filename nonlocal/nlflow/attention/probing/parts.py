@@ -49,7 +49,7 @@ NULLS = ("weights", "keys", "random")
 order; keys: those of other tokens; random: stochastic matrices of exponential variables, masked as P is."""
 
 _CHUNK = 2**22  # bytes of attention matrices at a time
-_OFF = 1e-3  # of the largest value: what comes to W_O is something else
+_OFF, _ROUNDINGS = 1e-3, 8  # of the largest value: what comes to W_O is something else; units of half precision
 _ROWS = 8  # of each head that are compared
 _TINY = 1e-30
 
@@ -494,7 +494,7 @@ def _averages(layer: Layer, n: Tensor, traces: Tensor, seen: Projected, null: _M
     """Return sum_h w_h P_h n, (B, N, D), and P_h v, (B, H, N, d); those of the null are put into it."""
     v = layer.v.to(n.dtype)
     shown = _shown(seen, v)
-    averaged, whole = torch.empty_like(n), torch.empty_like(v) if shown is None else shown
+    averaged, whole = torch.empty_like(n), torch.empty_like(v) if shown is None else shown.to(v.dtype)
     shared = None if null is None or null.again else null
     for items, places in _places(layer):
         summed = n.new_zeros(())
@@ -536,23 +536,26 @@ def _random_averages(null: _Moved, traces: Tensor, values: Tensor, generator: to
 
 
 def _shown(seen: Projected, v: Tensor) -> Tensor | None:
-    """Return the averages (B, H, N, d) that came to W_O; None where that was not seen."""
+    """Return the averages (B, H, N, d) that came to W_O, in their own dtype; None where that was not seen."""
     given = seen.averaged
     if given is None:
         return None
     if given.numel() != v.numel():
         raise UnknownError("what comes to W_O has another shape than the averages of all heads")
     items, heads, count, width = v.shape
-    return given.reshape(items, count, heads, width).transpose(1, 2).to(v.dtype)
+    return given.reshape(items, count, heads, width).transpose(1, 2)
 
 
 def _check(weights: Tensor, v: Tensor, shown: Tensor, tokens: Tensor) -> None:
     """Refuse what comes to W_O where that is not the averages, head after head, by a few rows."""
     rows = torch.linspace(0, v.shape[-2] - 1, min(_ROWS, v.shape[-2]), device=v.device).long()
     off = (weights[..., rows, :] @ v - shown[..., rows, :]).abs() * tokens[:, None, rows, None]
-    if float(off.max()) > _OFF * float(v.abs().max()):
+    unit = torch.finfo(shown.dtype).eps
+    if float(off.max()) > max(_OFF, _ROUNDINGS * unit) * float(v.abs().max()):
+        coarse = f", or {shown.dtype} is too coarse for them; try model.float()" if unit > _OFF / _ROUNDINGS else ""
         raise UnknownError(
             "what comes to W_O is not the averages, head after head (a gate, a norm or another term is between)"
+            + coarse
         )
 
 

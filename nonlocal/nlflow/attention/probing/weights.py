@@ -8,6 +8,7 @@ from torch import Tensor
 from nlflow.attention.probing.recording import capped, kept_by_tokens
 from nlflow.attention.probing.trace import Layer
 from nlflow.attention.terms.averages import log_affinity, seen
+from nlflow.attention.terms.neutreno import wide
 
 Place = tuple[slice, slice]
 """Sequences and heads."""
@@ -39,7 +40,7 @@ def logarithms_of(layer: Layer, q: Tensor, k: Tensor, bias: Tensor | None) -> Te
 
 def matrices_of(layer: Layer, place: Place, k: Tensor | None = None) -> Tensor:
     """Return P of some sequences and heads, with sinks; `k`: of other keys than those of the layer."""
-    q, own = (part[place].float() if part.element_size() < 4 else part[place] for part in (layer.q, layer.k))
-    logarithms = logarithms_of(layer, q, own if k is None else k, bias_of(layer, place))
+    keys = layer.k[place] if k is None else k
+    logarithms = logarithms_of(layer, wide(layer.q[place]), wide(keys), bias_of(layer, place))
     weights = logarithms.softmax(-1)
     return weights if layer.sink is None else weights * kept_by_tokens(logarithms, layer.sink[place])

@@ -16,6 +16,7 @@ from nlflow._array import Brief
 from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.blocks import Adapter, Block, blocks, network_of
 from nlflow.attention.injection.cures import CURES, held_bytes, in_range
+from nlflow.attention.injection.inputs import check_model_filled
 from nlflow.attention.injection.keeping import RECORD
 from nlflow.attention.injection.weights import LayoutError
 from nlflow.attention.sweeping.intervals import paired_differences
@@ -81,7 +82,7 @@ class Sweep(Brief):
     @property
     def verdict(self) -> str:
         """What to do, in a sentence."""
-        tried = f"{len(self.rows)} setting{'s' * (len(self.rows) > 1)} tried on {self.items} items"
+        tried = f"{_settings(len(self.rows))} tried on {self.items} items"
         row = self.chosen
         if row is None:
             return f"none helps: {tried}, no interval of the gain lies above 0; leave the model as it is"
@@ -152,7 +153,7 @@ def sweep(
     rng : numpy.random.Generator or seed
     seconds : float, optional
         About how long all may take, by the time of the model as it is. Settings that would take longer are left out:
-        the last names of `layers` first, then the last numbers of each cure; ``left_out`` says how many.
+        the last names of `layers` first, then the last numbers of each cure; ``left_out`` names them.
     adapter : Adapter or sequence of Adapter, optional
         Where attention is, where it is not found.
     progress : bool
@@ -176,6 +177,7 @@ def sweep(
         raise InputError("model: has terms already; take them off first: nlflow.attention.detach(model)")
     if any(module.training for module in network.modules()):
         raise InputError("model: got one that is training, expected evaluation mode; call model.eval()")
+    check_model_filled(network)
     level = check_number("level", level, minimum=0, strict=True, below=1)
     resamples = check_integer("resamples", resamples, minimum=100)
     arguments = settings_of(network, cures=cures, layers=layers, adapter=adapter)
@@ -185,7 +187,9 @@ def sweep(
     left_out: dict[str, str] = {}
     if seconds is not None:
         arguments, left = _within(arguments, check_number("seconds", seconds, minimum=0, strict=True) / took[None])
-        left_out |= {f"{left} settings": f"all would take longer than {seconds:g} seconds"} if left else {}
+        names = ", ".join(f"{cure} {CURES[cure].parameter} = {value:g} ({part})" for cure, value, part in left)
+        if left:
+            left_out[_settings(len(left))] = f"all would take longer than {seconds:g} seconds: {names}"
     for setting in bar(list(arguments), desc="sweep", disable=not progress):
         if setting[0] in left_out:
             continue
@@ -215,8 +219,10 @@ def _tried(
         detach(network)
 
 
-def _within(arguments: dict[Setting, dict[str, Any]], most: float) -> tuple[dict[Setting, dict[str, Any]], int]:
-    """Return at most so many settings, of the first names of layers and the first numbers, and how many are left."""
+def _within(
+    arguments: dict[Setting, dict[str, Any]], most: float
+) -> tuple[dict[Setting, dict[str, Any]], list[Setting]]:
+    """Return at most so many settings, of the first names of layers and the first numbers, and those that are left."""
     parts = list(dict.fromkeys(name for _, _, name in arguments))
     values: dict[str, list[float]] = {}
     for cure, value, _ in arguments:
@@ -224,7 +230,11 @@ def _within(arguments: dict[Setting, dict[str, Any]], most: float) -> tuple[dict
             values[cure].append(value)
     order = sorted(arguments, key=lambda one: (parts.index(one[2]), values[one[0]].index(one[1])))
     kept = set(order[: max(1, int(most))])
-    return {one: arguments[one] for one in arguments if one in kept}, len(arguments) - len(kept)
+    return {one: arguments[one] for one in arguments if one in kept}, [one for one in arguments if one not in kept]
+
+
+def _settings(count: int) -> str:
+    return f"{count} setting{'s' * (count != 1)}"
 
 
 def _found(
@@ -293,7 +303,13 @@ def settings_of(
                 own = [value if on else cure.neutral for on in acting]
                 settings[name, value, part] = {**cure.arguments(own), **where}
     if not settings:
-        raise InputError("cures, layers: got no setting, expected at least one")
+        if not names:
+            raise InputError("cures: got no setting, expected at least one")
+        raise InputError(
+            f"cures: got {', '.join(names)}, which act in the second and further layers of a stack, for a model of "
+            f"{len(found)} layer{'s' * (len(found) != 1)} that has none; expected cures of the first one, such as "
+            "temperature"
+        )
     return settings
 
 

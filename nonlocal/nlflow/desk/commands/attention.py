@@ -376,7 +376,7 @@ def _run_sweep(
         known = None if adapter is None else Adapter(adapter)
         if not quiet:
             settings = settings_of(given.network, cures=tried, adapter=known)
-            for line in plan(given, len(settings), data["items"]):
+            for line in plan(given, len(settings), data["items"], bounded=seconds is not None):
                 echo(line, err=True)
         options: Any = {
             "cures": tried, "adapter": known, "progress": shows_progress(quiet), "seconds": seconds,
@@ -405,6 +405,8 @@ def _run_sweep(
         echo(f"{type(given.network).__name__}: {found.metric} {found.stock:.4g} as it is, {found.items} items\n")
         echo(found.table())
         echo(f"\n{found.verdict}")
+        for name, why in found.left_out.items():
+            echo(f"left out: {name}: {why}")
         if found.best is not None:
             echo(f"attach(model, {', '.join(f'{name}={value!r}' for name, value in found.best.items())})")
         if page is not None:

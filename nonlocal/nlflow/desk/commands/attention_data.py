@@ -81,11 +81,12 @@ def _kind(model: str) -> str:
     return "masked" if "MaskedLM" in names else "retrieval"
 
 
-def plan(found: Measured, settings: int, items: int) -> Iterator[str]:
+def plan(found: Measured, settings: int, items: int, *, bounded: bool) -> Iterator[str]:
     """Yield what a sweep will compute, and why it has fewer items than were asked for."""
     if found.held < items:
         yield f"--items {items}: the data hold {found.held} {found.kind}, and all are taken; more data give more"
-    yield f"{settings} settings and the model as it is, {found.held} {found.kind} each"
+    most = "up to " if bounded else ""
+    yield f"{most}{settings} settings and the model as it is, {found.held} {found.kind} each"
 
 
 # ---- texts
