@@ -274,6 +274,7 @@ def test_sweeps_that_are_refused() -> None:
             sweep(model, **{"task": task, "cures": ["explicit"], **arguments})  # type: ignore[arg-type]
     single = copy.deepcopy(model)
     single.encoder.layer = single.encoder.layer[:1]
+    single.config.num_hidden_layers = 1
     with pytest.raises(InputError, match=r"got explicit, which act in the second .* of 1 layer that has none"):
         sweep(single.eval(), task, cures=["explicit"])
     with pytest.raises(InputError, match=r"training, expected evaluation mode; call model.eval\(\)"):
