@@ -76,7 +76,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     widths_ : array of shape (N,)
         s_i, with beta.
     generator_ : array of shape (n_components,)
-        Eigenvalues of L, with beta; mu_k = 1 + generator_ min s_i^2 / 4 are those of moves of one length.
+        Eigenvalues of L, with beta; mu_k = 1 + ``generator_`` min s_i^2 / 4 are those of moves of one length.
     curve_ : WidthCurve
         With beta; how sums grow with a factor of r.
     dimension_ : int
