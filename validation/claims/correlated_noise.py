@@ -80,6 +80,57 @@ class Rows:
         return self.tokens(filter.step(self.groups, images, Stage(shrink=0.0, running=False))[0])
 
 
+def weighed_by_loops(
+    places: NDArray[np.intp], state: Floats, pilot: Floats, observed: Floats, variance: float, stage: Stage
+) -> tuple[Floats, Floats]:
+    """Return the estimate and the next state of planes, from groups (G, n, SIZE) of samples, in white noise.
+
+    Each sample of an estimate counts by one over the variance that the filter leaves of its noise and of the mean's.
+    """
+    total = np.zeros((3, state.size))
+    for group in places:
+        z, clean, seen = (image.ravel()[group] for image in (state, pilot, observed))
+        n = len(z)
+        left = max(1 - (seen - z).std() / np.sqrt(variance), stage.leave)
+        noise, mean = variance * left**2, z.mean(axis=0)
+        own = np.cov(clean.T, bias=True)
+        matrix = own @ np.linalg.inv(own + noise * np.eye(SIZE))
+        centred = clean - clean.mean(axis=0)
+        between = centred @ centred.T / SIZE
+        across = between @ np.linalg.inv(between + max(1, n / SIZE) * noise * np.eye(n))
+        u = (1 - stage.across) * (mean + (z - mean) @ matrix.T) + stage.across * (mean + across @ (z - mean))
+        kept = (1 - stage.across) * np.diag(matrix) + stage.across * np.diag(across)[:, None]
+        weights = 1 / (noise * (kept * (1 - 1 / n) + 1 / n))
+        for values, image in zip((u, z + (1 - stage.leave / left) * (u - z), np.ones_like(u)), total, strict=True):
+            np.add.at(image, group, weights * values)
+    return (total[0] / total[2]).reshape(state.shape), (total[1] / total[2]).reshape(state.shape)
+
+
+def off_loops() -> float:
+    """Return how far both filters are from loops on overlapping patches, relative to the largest value."""
+    rng, shape, variance, worst = np.random.default_rng(5), (14, 17), 1.5, 0.0
+    lattice = Lattice.of(shape, Grouping(SIDE, 20, 9, 2))
+    rows, columns = (np.arange(SIDE) for _ in range(2))
+    patch = (rows[:, None] * shape[1] + columns).ravel()
+    clean = 4 * np.sin(np.add.outer(np.arange(14) / 2, np.arange(17) / 3))
+    observed = clean + rng.normal(0, np.sqrt(variance), shape)
+    state = observed + 0.4 * (clean - observed)
+    planes = [np.ascontiguousarray(image.reshape(1, 1, *shape)) for image in (state, clean + 0.1 * state, observed)]
+    images = Images(*planes, np.full((1, 1, 1, 1), variance))
+    first = np.add.outer(lattice.rows * shape[1], lattice.columns).ravel()
+    for members in (12, 20):  # fewer and more than the samples of a patch
+        spread = rng.integers(0, shape[0] - SIDE + 1, (len(first), members)) * shape[1]
+        spread += rng.integers(0, shape[1] - SIDE + 1, spread.shape)
+        spread[:, 0] = first
+        groups = Groups(lattice, spread.astype(np.int32), np.full(len(first), members, np.int32))
+        for stage in (Stage(leave=0.2), Stage(leave=0.3, across=0.4)):
+            wanted = weighed_by_loops(spread[..., None] + patch, planes[0], planes[1], planes[2], variance, stage)
+            for filter in (PlainFilter(), CompiledFilter()):
+                found = filter.step(groups, images, stage)
+                worst = largest(worst, *(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True)))
+    return worst / float(np.abs(observed).max())
+
+
 def with_covariance(members: int, covariance: Floats, rng: np.random.Generator) -> Floats:
     """Return tokens (members, SIZE) whose covariance is exactly that, as far as so many tokens can have it."""
     white = rng.standard_normal((members, SIZE))
@@ -140,6 +191,7 @@ def run(context: Context) -> Outcome:
                 closed = largest(closed, abs(errors[0][1] / float(shown) - 1))
             excess += _others(best, prior, roots, rng, context.pick(400, 100))
     checks = [
+        Check("overlapping patches put together by their variances, against loops, relative", off_loops(), 1e-10),
         Check("steps against mean + C (C + Σ)⁻¹ (z − mean), np.linalg.inv", closed, 1e-10),
         Check(
             f"{len(p_values)} mean squared errors against the closed form: smallest p × their number",

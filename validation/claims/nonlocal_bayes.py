@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from skimage import data
 
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit
+from nlflow.denoising.patches import Stage
 from nlflow.plotting import new_figure
 from nlflow.studies.settings import solve_to_end
 from validation.harness import Check, Claim, Context, Outcome, largest, smallest
@@ -104,6 +106,38 @@ def plain_filter(
     return np.array(filtered), total / count, np.array(limits)
 
 
+def off_removed(shrink: float) -> float:
+    """Return how far the polynomial that stands for lowered eigenvalues is from that of SciPy's SLSQP, on [0, 1].
+
+    Nearest to 1 / (1 + max(v - shrink, 0)) in the mean square, between 0 and 1, with the value 0 and the slope 1 at 0.
+    """
+    low, high = (1 - math.sqrt(1 / 3)) ** 2, (1 + math.sqrt(1 / 3)) ** 2
+    noise, far, near = np.linspace(low, high, 801), np.geomspace(high, 1e3, 401), np.linspace(0, low, 101)
+    density = np.sqrt((high - noise) * (noise - low)) / noise  # of Marchenko and Pastur
+    v = np.concatenate((noise, far, near))
+    weights = np.concatenate((4 * density / density.sum(), far / 401, np.full(101, 1e-3)))
+    share, inside = 1 / (1 + v), np.linspace(0, 1, 1001)
+
+    def powers(b: Floats) -> Floats:
+        return np.stack([b**2 * np.polynomial.Legendre.basis(k)(2 * b - 1) for k in range(8)], axis=1)
+
+    root = np.sqrt(weights)[:, None]
+    basis, triangle = np.linalg.qr(root * powers(share))
+    wanted = root[:, 0] * (1 / (1 + np.maximum(v - shrink, 0)) - share)
+    rows = np.linalg.solve(triangle.T, powers(inside).T).T
+    found = minimize(
+        lambda c: float(np.sum((basis @ c - wanted) ** 2)), np.zeros(8), jac=lambda c: 2 * (c - basis.T @ wanted),
+        method="SLSQP", options={"ftol": 1e-15, "maxiter": 500},
+        constraints={
+            "type": "ineq",
+            "fun": lambda c: np.concatenate((inside + rows @ c, 1 - 1e-4 - inside - rows @ c)),
+            "jac": lambda c: np.concatenate((rows, -rows)),
+        },
+    )  # fmt: skip
+    ours = inside * np.polynomial.Polynomial(Stage(shrink=shrink).powers)(2 * inside - 1)
+    return float(np.abs(ours - inside - rows @ found.x).max())
+
+
 # ---- the same as a step of the flow of E
 
 
@@ -160,6 +194,7 @@ def run(context: Context) -> Outcome:
         Check("step against mean + C (C + σ²I)⁻¹ (patch − mean), np.linalg.solve per group", worst.step, 1e-12),
         Check("image put together against one by loops", worst.image, 1e-12),
         Check("minimizer of E against its closed form", worst.limit, 1e-12),
+        Check("polynomial of lowered eigenvalues against SciPy's SLSQP", off_removed(REMOVED), 1e-6),
         Check("(I + 0.7 Λ)⁻¹ f against np.linalg.solve", worst.damped, 1e-12),
         Check("gradient of E at the closed form", worst.gradient, 1e-13),
         Check("drop of E in a step over ½⟨δ, (I + Λ + P) δ⟩, minus 1", worst.drop, 1e-9),

@@ -32,7 +32,7 @@ _COUNTS = {
     *("zeros", "ones", "empty", "full", "eye", "reshape", "ceil", "floor", "perf_counter", "monotonic", "process_time"),
     *("check_memory", "finfo", "iinfo", "tiny", "eps", "join", "format", "Check", "roll", "nextafter", "spacing"),
     *("pad", "int", "slice", "chunk", "seconds", "warn", "stacklevel", "iterations", "maxiter", "rows", "columns"),
-    *("margin", "room", "references", "ends"),
+    *("margin", "room", "references"),
     *("rtol", "atol", "tol", "rounding", "rounding_of", "enough", "slack", "guess", "ulp", "needed", "bytes", "method"),
 }
 _COUNTED = ("_bytes", "_rtol", "_tol", "_eps", "_rounding")
