@@ -109,7 +109,7 @@ def weighed_by_loops(
 def off_loops() -> float:
     """Return how far both filters are from loops on overlapping patches, relative to the largest value."""
     rng, shape, variance, worst = np.random.default_rng(5), (14, 17), 1.5, 0.0
-    lattice = Lattice.of(shape, Grouping(SIDE, 20, 9, 2))
+    lattice = Lattice.of(shape, Grouping(SIDE, 20, 17, 2))
     rows, columns = (np.arange(SIDE) for _ in range(2))
     patch = (rows[:, None] * shape[1] + columns).ravel()
     clean = 4 * np.sin(np.add.outer(np.arange(14) / 2, np.arange(17) / 3))
