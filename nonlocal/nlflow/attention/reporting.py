@@ -31,6 +31,10 @@ from nlflow.studies.tables import render_csv
 _LEVEL = 0.95
 _EXPLAINED = 8  # inputs by which parts are told, which takes the time of several runs
 _MEASURE = "cosine"
+_WORDS = (
+    "P is the matrix of attention, whose rows are weights of averages; mixing is what it changes. W_V W_O maps a token "
+    "to what attention adds for it. Norms are layer norms. Each part is a difference along one path through a block."
+)
 _DEFAULT = "semi-implicit, λ̃ = 0.4, all layers"  # of `attach`
 
 
@@ -233,17 +237,19 @@ class Report(Brief):
         sections = [f"<h2>Do tokens grow alike?</h2><p>{text(does)}</p>{pictures[0]}"]
         told = "".join(f"<li>{text(one)}</li>" for one in self.findings())
         drawn = pictures[1 : 1 + len(self.parts())]
-        told = f"<p>{text(why)}</p><ul>{told}</ul>{''.join(drawn)}"
+        told = f"<p>{text(why)}</p><p class='mute'>{text(_WORDS)}</p><ul>{told}</ul>{''.join(drawn)}"
         sections.append(f"<h2>Why?</h2>{told}")
         if self.sweep is None:
             sections.append(f"<h2>What helps?</h2><p>{text(helps)}</p>")
         else:
             columns = {"cure": "cure", "value": "number", "layers": "layers", "metric": self.sweep.metric,
-                       "gain": "gain", "low": "from", "high": "to", "verdict": "verdict"}  # fmt: skip
+                       "gain": "gain", "low": "from", "high": "to", "verdict": "verdict", "time": "times the seconds",
+                       "kept": "bytes beside the model", "token": "bytes a token"}  # fmt: skip
             shown = [
-                {**row, "verdict": "helps" if row["helps"] else "harms" if row["harms"] else "no difference seen"}
+                {**row, "kept": row["bytes"][0], "token": row["bytes"][1],
+                 "verdict": "helps" if row["helps"] else "harms" if row["harms"] else "no difference seen"}
                 for row in sorted(self.sweep.rows, key=lambda row: -row["gain"])
-            ]
+            ]  # fmt: skip
             best = table(shown[:5], columns) + "<p class='mute'>The five largest gains; the CSV has all.</p>"
             left = "".join(f"<li>{text(name)}: {text(why)}</li>" for name, why in self.sweep.left_out.items())
             left = f"<p>Left out:</p><ul>{left}</ul>" if left else ""
@@ -260,10 +266,18 @@ class Report(Brief):
         body = (
             f"<h1>{text(self.name)}: do its tokens grow alike, why, and what helps</h1>"
             f"<ul><li>{text(does)}</li><li>{text(why)}</li><li>{text(helps)}</li></ul>"
-            f"<p class='mute'>{self.before.count} inputs. {text(versions)}</p>"
+            f"<p class='mute'>{text(self._measured())} {text(versions)}</p>"
             + "".join(f"<section>{one}</section>" for one in sections)
         )
         return page(self.name, body)
+
+    def _measured(self) -> str:
+        """Return on what the page was measured."""
+        found = f"{self.before.count} inputs"
+        if self.cause is not None:
+            counts = self.cause.blocks[0].points["before"].count
+            found += f", parts on {self.cause.count} of them ({counts.min():g} to {counts.max():g} tokens)"
+        return found + ("." if self.sweep is None else f"; {self.sweep.metric} on {self.sweep.items} items.")
 
     def answers(self) -> tuple[str, str, str]:
         """Return the three answers: do tokens grow alike, why, and what helps."""

@@ -107,7 +107,8 @@ def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> 
     for name, given in (cures or {}).items():
         if name in TERMS_OF_V0:
             raise InputError(
-                f"cures: got {name!r}, expected other cures; fidelity= and semi_implicit= are its arguments"
+                f"cures: got {name!r}, which attach has as arguments of its own, expected other cures; write "
+                f"attach(model, fidelity=0.4, semi_implicit={name == TERMS_OF_V0[0]})"
             )
         cure = CURES[check_choice("cures", name, names)]
         several = isinstance(given, Sequence) and not isinstance(given, str)

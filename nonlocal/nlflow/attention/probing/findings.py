@@ -58,10 +58,11 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
     found = last.outliers()
     if (share := sum(one for _, one in found)) > _SHARE:
         channels = ", ".join(str(channel) for channel, _ in found[:6])
+        verb = "holds" if len(found) == 1 else "hold"
         without = last.similarity_without([channel for channel, _ in found])[0]
         yield (
             f"{stack}: after the last block {len(found)} outlier channel{'s' * (len(found) > 1)} ({channels}"
-            f"{', …' if found[6:] else ''}) hold {share:.0%} of the squared length; t_sim is {plain[1]:.3g} with them, "
+            f"{', …' if found[6:] else ''}) {verb} {share:.0%} of the squared length; t_sim is {plain[1]:.3g} with them, "
             f"{without:.3g} without"
         )
 

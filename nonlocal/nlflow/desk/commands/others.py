@@ -42,7 +42,8 @@ part. A Python program, or a command, that computes the same can be copied. FILE
 clip with noise, whatever nonlocal denoise reads, with the same --axes and --array; --clean is the same
 without, --trace a result.json of nonlocal attention --out. Without FILE there is an example. Ctrl-C ends it.
 
---host opens the page at another address: anybody who reaches it can use the page, without a password.
+The address that is printed holds a token, without which nobody gets the page. --host opens it at another address, to
+which the token goes unencrypted.
 
 Needs pip install 'nlflow[explore]'.
 

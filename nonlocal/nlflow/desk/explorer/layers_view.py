@@ -75,7 +75,9 @@ def read_layers(path: str | os.PathLike[str], name: str | None = None) -> Layers
         content = _content(Path(path))
         return _checked(name, _parsed(content), content)
     except _UnfitError as error:
-        raise FileFormatError(f"{name}: {error}; write it anew with nonlocal attention --out DIR") from error
+        raise FileFormatError(
+            f"{name}: {error}; write it anew with nonlocal attention MODEL --text TEXT --out DIR"
+        ) from error
 
 
 def _content(path: Path) -> bytes:
@@ -130,6 +132,9 @@ def _fit(value: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
 
 
 def _checked(name: str, report: Any, content: bytes) -> LayersFile:
+    for option, key in (("--why", "findings"), ("--sweep or --report", "stock")):
+        if isinstance(report, dict) and key in report:
+            raise _UnfitError(f"result.json of nonlocal attention {option}", "that of a run without this option")
     runs: dict[float, list[Mapping[str, Any]]] = {}
     for row in _of(report, "rows", _ROWS):
         runs.setdefault(float(_of(row, "fidelity", _NUMBER)), []).append(row)
