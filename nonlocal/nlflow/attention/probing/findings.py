@@ -62,8 +62,8 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
         without = last.similarity_without([channel for channel, _ in found])[0]
         yield (
             f"{stack}: after the last block {len(found)} outlier channel{'s' * (len(found) > 1)} ({channels}"
-            f"{', …' if found[6:] else ''}) {verb} {share:.0%} of the squared length; t_sim is {plain[1]:.3g} with them, "
-            f"{without:.3g} without"
+            f"{', …' if found[6:] else ''}) {verb} {share:.0%} of the squared length; t_sim is {plain[1]:.3g} "
+            f"with them, {without:.3g} without"
         )
 
 
