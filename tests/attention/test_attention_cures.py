@@ -258,7 +258,7 @@ def test_cures_that_are_refused() -> None:
     model = build("bert")
     for cures, words in (
         ({"heat": 1.0}, "cures: got 'heat', expected one of"),
-        ({"explicit": 1.0}, "cures: got 'explicit', expected other cures; fidelity="),
+        ({"explicit": 1.0}, "cures: got 'explicit', which attach has as arguments of its own, expected other cures"),
         ({"temperature": 0.0}, r"cures\['temperature'\]: got 0, expected T from 0.01 to 100"),
         ({"similarity-removal": 1.5}, "expected τ from 0 to 1 for similarity-removal"),
         ({"layer-scale": [1.0]}, "got 1 values, expected 3, one for each block"),
