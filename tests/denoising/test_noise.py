@@ -8,7 +8,7 @@ from scipy.ndimage import maximum_filter, minimum_filter
 from skimage import data
 from skimage.restoration import estimate_sigma as median_of_wavelets
 
-from nlflow import estimate_sigma
+from nlflow import estimate_noise, estimate_sigma
 from nlflow.denoising.noise import estimate_sigmas
 from nlflow.denoising.noise.finding import sigma as estimation
 
@@ -119,6 +119,16 @@ def test_transposition_and_flips():
 def test_any_type_of_number(dtype):
     values = (100 + 100 * picture() + white((128, 128), 10)).astype(dtype)
     assert estimate_sigma(values) == pytest.approx(10, rel=0.04)
+
+
+@pytest.mark.parametrize("offset", [1e10, -1e12])
+def test_an_offset_that_leaves_the_digits_of_the_noise_leaves_the_verdict(offset):
+    rows, columns = np.mgrid[:256, :256]
+    clean = 128 + 60 * np.sin(columns / 20) * np.cos(rows / 31) + 40 * (columns > 128)
+    noisy = clean + 25 * np.random.default_rng(0).standard_normal(clean.shape)
+    found, shifted = estimate_noise(noisy), estimate_noise(noisy + offset)
+    assert (type(shifted.model), shifted.confidence) == (type(found.model), found.confidence)
+    np.testing.assert_allclose(shifted.model.white_sigma, found.model.white_sigma, rtol=1e-4)
 
 
 def test_a_large_offset_in_wide_integers_leaves_the_noise():

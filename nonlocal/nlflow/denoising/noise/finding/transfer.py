@@ -225,21 +225,25 @@ def line_through(
     means: NDArray[np.float64], variances: NDArray[np.float64], errors: NDArray[np.float64], _: float
 ) -> tuple[float, float, NDArray[np.float64]]:
     """Return slope and value at 0 of a line, and their covariance."""
-    design = np.stack([means, np.ones_like(means)], axis=1)
+    # About the middle of the means: with a large offset the columns of the design are otherwise alike to all digits.
+    middle = float(means.mean())
+    design = np.stack([means - middle, np.ones_like(means)], axis=1)
     relative = errors / variances
     expected, weights = variances, np.ones_like(means)
     for _sweep in range(OfTransfer.sweeps):
         # Errors in proportion to the expected variance: those of points that are low by chance are too small.
         spread = relative * np.maximum(expected, 1e-3 * variances.max())
         normal = design.T @ (design * (weights / spread**2)[:, None])
-        slope, at_zero = np.linalg.solve(normal, design.T @ (variances * weights / spread**2))
-        expected = design @ np.array([slope, at_zero])
+        slope, level = np.linalg.solve(normal, design.T @ (variances * weights / spread**2))
+        expected = design @ np.array([slope, level])
         off = (variances - expected) / spread
         scale = max(TO_SIGMA * float(np.median(np.abs(off))), 1.0)
         # Structure makes variances larger, hardly anything makes them smaller.
         weights = (OfTransfer.outlier * scale / np.maximum(off, OfTransfer.outlier * scale)) ** 2
     inflation = max(float((weights * off**2).sum() / max(len(means) - 2, 1)), 1.0)
-    return float(slope), float(at_zero), np.asarray(np.linalg.inv(normal) * inflation)
+    to_zero = np.array([[1.0, 0.0], [-middle, 1.0]])
+    covariance = to_zero @ (np.linalg.inv(normal) * inflation) @ to_zero.T
+    return float(slope), float(level - slope * middle), covariance
 
 
 def _check_line(slope: float, at_zero: float, error: float, points: _Points) -> None:
