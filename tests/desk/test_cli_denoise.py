@@ -92,6 +92,13 @@ def test_what_is_only_copied_says_so_first(
     assert f"{said}: OUT is a copy of IN; sigma" in result.stdout
 
 
+def test_a_jpeg_that_is_left_alone_is_coded_anew(folder: Path) -> None:
+    Image.fromarray(IMAGE).save("in.jpg")
+    told = run("denoise", "in.jpg", "out.jpg", "--sigma", "0", "--quality", "fast").stdout
+    assert "there is no noise to remove (sigma=0): OUT is IN coded anew, as JPEG loses digits" in told
+    assert "if wrong" not in told
+
+
 def test_options_are_passed_on(folder: Path, denoiser: Denoiser) -> None:
     result = run(
         "denoise", "in.npy", "out.npy", "--sigma", "0.5", "--kind", "signal", "--channel-axis", "1",

@@ -37,7 +37,7 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     rows = [("result", nothing)] if nothing else []
     alpha = "; its alpha channel is kept as it is" if report.get("alpha") else ""
     rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}{alpha}")]
-    rows += [("noise", bare(_noise(report))), *_doubts(details, report["kind"])]
+    rows += [("noise", bare(_noise(report))), *_doubts(details, report["kind"], removed=not nothing)]
     if has_sigma(details.get("model")):
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
@@ -54,14 +54,14 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     return rows + ([("figure", report["figure"])] if report["figure"] else [])
 
 
-def _doubts(details: dict[str, Any], kind: str) -> list[tuple[str, str]]:
-    """Return what a verdict that is not sure rests on, and what to do."""
+def _doubts(details: dict[str, Any], kind: str, *, removed: bool) -> list[tuple[str, str]]:
+    """Return what a verdict that is not sure rests on, and what to do where something was removed by it."""
     if details.get("confidence", "") in ("", "high") or not details.get("reasons"):
         return []
     hint = "structure may be taken for noise: --strength 0.5 keeps more of it, --sigma says how strong the noise is"
     if kind == "image":
         hint = "texture may be taken for noise: --strength 0.5 keeps more, --flat ROWS,COLUMNS measures a flat part"
-    return [("because", in_shell(reason)) for reason in details["reasons"]] + [("if wrong", hint)]
+    return [("because", in_shell(reason)) for reason in details["reasons"]] + [("if wrong", hint)] * removed
 
 
 def bare(noise: str) -> str:
@@ -100,18 +100,20 @@ def _unit(report: dict[str, Any]) -> str:
 
 
 def _unchanged(report: dict[str, Any]) -> str:
-    """Return why OUT is a copy of IN, where nothing of it was denoised; empty otherwise."""
+    """Return why nothing of IN was denoised, and what OUT is then; empty otherwise."""
     details = report["denoise"]
     prefix = "returned unchanged: "
     parts = report.get("columns") or details.get("volumes") or [details]
     whys = dict.fromkeys(part.get("stopped_by", "") for part in parts)
     if not all(why.startswith(prefix) for why in whys):
         return ""
+    jpeg = str(report.get("output", "")).lower().endswith((".jpg", ".jpeg"))
+    copied = "OUT is IN coded anew, as JPEG loses digits" if jpeg else "OUT is a copy of IN"
     if report.get("strength") == 0:
-        return "strength 0: nothing was to be removed; OUT is a copy of IN"
+        return f"strength 0: nothing was to be removed; {copied}"
     found = details["sigma_estimated"] and all("no noise to remove" in why for why in whys)
     why = "no noise was found" if found else "; ".join(why.removeprefix(prefix) for why in whys)
-    return f"{why}: OUT is a copy of IN"
+    return f"{why}: {copied}"
 
 
 def _given_sigma(report: dict[str, Any]) -> str:
