@@ -421,6 +421,9 @@ class OfFlat(Figures, source=ON_FLAT_PARTS):
         2.0, "mean power of its blocks over their median, at most: it is 1.1 for noise, 1.9 after compression"
     )
     smooth = figure(0.88, "correlation of neighbours, at most: that of white noise blurred by 1.4 px")
+    near = figure(8, "lags up to which correlations count as those of noise")
+    far = figure((12, 5.5), "lags from which on correlations are at most so many standard errors: 4 for noise")
+    skew = figure(0.9, "at half the size, at most: 0.6 for a Rayleigh law, 1 to 2 for print")
     beyond = figure(2.0, "spread of its samples about a surface over the noise that was found, at most")
     nothing = figure(1e-9, "of the range: less is rounding", OF_ROUNDING)
     at_end = figure(0.25, "of its samples: so many are at an end where noise was clipped or rounded")

@@ -59,7 +59,7 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     ------
     InputError
         For a part that is too small or not flat: its samples lie at an end of their range, some of its blocks have much
-        more power than others, or its level varies by more than the noise.
+        more power than others, samples far apart are alike, or its level varies by more than the noise.
     """
     own = samples[part].astype(np.float64)
     place = f"flat: rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
@@ -78,6 +78,7 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
         raise InputError(f"{place}: got no noise at all, expected some; take a part that has it")
     sigma, correlation = _moments(rest)
     _check_flat(planes[..., :1], place)
+    _check_far(planes[..., 0], place)
     spread = float(planes[..., 0].std())
     found = look_at_all(planes)
     reason = "noise is as strong at high frequencies as at low ones"
@@ -108,11 +109,38 @@ def _check_flat(plane: Array, place: str) -> None:
         raise InputError(f"{place}: got blocks of {excess:.3g} times their median power on average, expected at "
                          f"most {OfFlat.excess:g} times; it is not flat (an edge or letters); take another "
                          "part")  # fmt: skip
+    skew = abs(float(np.mean((half - half.mean()) ** 3) / half.std() ** 3))
+    if skew > OfFlat.skew:
+        raise InputError(f"{place}: got samples of skewness {skew:.2g} at half the size, expected at most "
+                         f"{OfFlat.skew:g} of noise; it is not flat (letters, spots or specks); take another "
+                         "part")  # fmt: skip
     alike = float(_moments(plane)[1].min())
     if alike > OfFlat.smooth:
         raise InputError(f"{place}: got neighbours with a correlation of {alike:.2f}, expected at most "
                          f"{OfFlat.smooth:g} of noise; it is not flat (shades, letters or texture); take "
                          "another part")  # fmt: skip
+
+
+def _check_far(plane: Array, place: str) -> None:
+    """Refuse a part whose luminance (H, W) is alike at lags beyond those of noise: lines of print, waves of light.
+
+    Autocorrelations of noise beyond its own reach have a variance of sum_k rho_k^2 / N (Bartlett, 1946). O(N log N).
+    """
+    from scipy.fft import irfft2, next_fast_len, rfft2
+
+    (height, width), reach = plane.shape, OfFlat.far[0]
+    whole = [next_fast_len(2 * size, real=True) for size in plane.shape]
+    alike = irfft2(np.square(np.abs(rfft2(plane, whole))), whole)
+    rows, columns = (np.abs(np.fft.fftfreq(size, 1 / size)) for size in whole)
+    lags = np.maximum(rows[:, None], columns)
+    measured = (rows[:, None] < min(height, width) // 2) & (columns < min(height, width) // 2)
+    alike /= alike[0, 0]
+    error = np.sqrt(np.square(alike[lags <= OfFlat.near]).sum() / plane.size)
+    greatest = float(np.abs(alike[measured & (lags >= reach)]).max() / error)
+    if greatest > OfFlat.far[1]:
+        raise InputError(f"{place}: got samples {reach} px and more apart that are alike by {greatest:.3g} standard "
+                         f"errors, expected at most {OfFlat.far[1]:g} of noise; it is not flat (print, shades, "
+                         "stripes or a pattern); take another part")  # fmt: skip
 
 
 def _without_shading(own: Array) -> Array:

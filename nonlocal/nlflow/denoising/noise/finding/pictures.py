@@ -19,8 +19,8 @@ from nlflow.denoising.noise.models.gaussian import GaussianNoise
 
 Array = NDArray[Any]
 _ADVICE: Final = (
-    "structure is everywhere, so that the strength is uncertain; where the picture is flat, flat=np.s_[:, :] measures "
-    "all of it (flat=np.s_[20:84, 300:400] a part), best in the whole photograph"
+    "structure is everywhere, so that the strength is uncertain; name a part without print or edges, such as "
+    "flat=np.s_[20:84, 300:400], best in the whole photograph"
 )
 _HARM: Final = 2.0  # what it costs to take structure for noise, where noise that stays costs 1
 _MORE: Final = 1.15  # times the noise of the highest frequencies: more is in lower ones, and noise is not white
