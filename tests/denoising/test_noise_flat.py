@@ -125,7 +125,8 @@ def _print(picture: Floats) -> Floats:
     ("spoil", "said"),
     [
         (_letters, "an edge or letters"),
-        (_print, "letters"),
+        (_print, "letters, spots"),
+        (lambda picture: picture + 10 * np.sin(np.arange(180) / 4), "print, shades, stripes"),
         (_texture, "shades, letters or texture"),
         (lambda picture: np.minimum(picture, 102), "clipped or rounded away"),
         (lambda picture: np.round(picture / 60) * 60, "clipped or rounded away"),
