@@ -246,7 +246,7 @@ def test_advice_of_the_library_is_given_in_words_of_the_shell(capsys: pytest.Cap
     samples = np.random.default_rng(0).uniform(0, 255, (40, 40, 1))
     estimate = NoiseEstimate(GaussianNoise(0.02), "medium")
     for text, command in (
-        (pictures._ADVICE, " (--flat 20:84,300:400 a part)"),
+        (pictures._ADVICE, "without print or edges, such as --flat 20:84,300:400, best in the whole photograph"),
         (doubts(samples, 0.02, estimate)[0], "(nonlocal denoise IN OUT --flat 20:84,300:400)"),
         (
             doubts(samples, 0.02, estimate)[0],
