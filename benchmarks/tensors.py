@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.harness import keep, machine
 from benchmarks.volumes import brain
 from nlflow import denoise
+from nlflow.backends.threads import one_torch_thread
 from nlflow.denoising.quality import psnr
 
 APART, SAMPLES, SHARE = 0.005, 0.02, 0.999
@@ -227,7 +227,7 @@ def batch(repeats: int) -> dict[str, Any]:
 
     works, flops = works_of(images), []
     for work in works_of(images[:2]):
-        with FlopCounterMode(display=False) as counter, _on_this_thread():
+        with FlopCounterMode(display=False) as counter, one_torch_thread():  # modes see this thread alone
             work()
         flops.append(counter.get_total_flops())
     (alone, together), seconds, cpu = interleaved(works, repeats)
@@ -239,17 +239,6 @@ def batch(repeats: int) -> dict[str, Any]:
     }  # fmt: skip
     told(row)
     return row
-
-
-@contextmanager
-def _on_this_thread() -> Iterator[None]:
-    """Compute on one thread, the only one that a mode of torch sees."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def told(row: dict[str, Any]) -> None:

@@ -266,7 +266,7 @@ class Affinity(ABC):
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal that this affinity can average, or raise `InputError`."""
         self._check_device(name, value)
-        return self.check_kind(name, self.domain.check_signal(name, value))
+        return self._check_dtype(name, self.domain.check_signal(name, value))
 
     def _check_device(self, name: str, value: Any) -> None:
         device = None if is_numpy(value) else getattr(value, "device", None)
@@ -282,15 +282,17 @@ class Affinity(ABC):
         Its numbers are not looked at, for which a device would wait.
         """
         self._check_device(name, array)
+        return self._check_dtype(name, array)
+
+    def _check_dtype(self, name: str, array: Array) -> Array:
         if self.dtype is None:
             if not is_numpy(array):
                 raise InputError(
                     f"{name}: got a tensor of {array.dtype}, expected a NumPy array, in which this affinity is computed"
                     "; convert it (.cpu().numpy()), or build the affinity from torch features"
                 )
-        elif array.dtype is not self.dtype and str(array.dtype) != str(
-            self.dtype
-        ):  # as text: NumPy and torch do not compare their dtypes
+        # As text: NumPy and torch do not compare their dtypes.
+        elif array.dtype is not self.dtype and str(array.dtype) != str(self.dtype):
             raise InputError(
                 f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the affinity "
                 "was built from; convert one of them"

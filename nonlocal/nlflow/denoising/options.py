@@ -97,7 +97,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, check in {**_CHECKS, **OF_PIXELS}.items():
             value = getattr(self, name)
-            if value is not None or name in ("strength", "separate", "seed", "device"):
+            if value is not None or getattr(type(self), name) is not None:  # None is a default alone
                 object.__setattr__(self, name, check(name, value))
 
     @classmethod

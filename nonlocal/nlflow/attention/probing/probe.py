@@ -23,6 +23,7 @@ from nlflow.attention.probing.recording import Take, kept_by_tokens, recording, 
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.probing.weights import bias_of, logarithms_of
 from nlflow.attention.terms.averages import repeated, seen
+from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
 from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
 
@@ -333,14 +334,14 @@ class Averages:
 
 
 def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
-    q, k, v = (part[place].float() if part.element_size() < 4 else part[place] for part in (layer.q, layer.k, layer.v))
+    q, k, v = (wide(part[place]) for part in (layer.q, layer.k, layer.v))
     tokens = layer.tokens[place[0], None].expand(q.shape[:-1])
     padded = layer.padded and not bool(tokens.all())
     counted = tokens.to(v.dtype)[..., None]
     # A constant does not change J and the directions of tokens. Without it they have more digits.
     values = v - (v * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True)
     bias = bias_of(layer, place)
-    wide = torch.cat([values, values.square().sum(-1, keepdim=True)], dim=-1)
+    augmented = torch.cat([values, values.square().sum(-1, keepdim=True)], dim=-1)
     logarithms = logarithms_of(layer, q, k, bias)
     weights = logarithms.softmax(-1)
     # The log-sum-exp without another exponential: the largest weight of a row is exp(its logarithm) / d.
@@ -353,7 +354,7 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     if layer.matrices is not None:
         matrices = (weights if kept is None else weights * kept).masked_fill(~tokens[..., None], 0.0).float()
         layer.matrices[place] = matrices.detach()
-    moved = weights @ wide
+    moved = weights @ augmented
     average = symmetric = moved[..., :-1]
     if layer.q is not layer.k:
         if (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from nlflow.denoising.noise.names import has_sigma
+from nlflow.desk.formats.media import format_of
 from nlflow.desk.terminal import in_shell
 from nlflow.errors import format_bytes
 
@@ -107,7 +109,7 @@ def _unchanged(report: dict[str, Any]) -> str:
     whys = dict.fromkeys(part.get("stopped_by", "") for part in parts)
     if not all(why.startswith(prefix) for why in whys):
         return ""
-    jpeg = str(report.get("output", "")).lower().endswith((".jpg", ".jpeg"))
+    jpeg = format_of(Path(report["output"])) == "jpeg"
     copied = "OUT is IN coded anew, as JPEG loses digits" if jpeg else "OUT is a copy of IN"
     if report.get("strength") == 0:
         return f"strength 0: nothing was to be removed; {copied}"

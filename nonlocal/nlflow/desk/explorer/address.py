@@ -1,6 +1,6 @@
 """The state of a page in its address, after ``#``: the tab, and the words of its controls, as ``tab=flow&width=0.05``.
 
-An address may come from anybody and from another version. What it says and the page does not know is named, key by key.
+Anybody, or another version, may have written an address. The page names each key that it does not know.
 """
 
 from __future__ import annotations
