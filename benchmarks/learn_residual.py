@@ -6,8 +6,8 @@ DIR holds BSD68-even, a volume and a clip. Pieces of photographs and of what `be
 noise: white, correlated, or rising with the intensity; pieces of the volume and the clip, and recordings, get white
 noise. They are denoised with that noise (as it is, and clipped and rounded to 8 bits, by 'fast' and 'balanced'), and
 with others: too strong, correlated where it is white, rising or falling. `nlflow.denoising.residual.figures_of` looks
-at each residual. Where it was right, no figure may pass its limit (`LIMITS`: the largest that was seen here, rounded
-up); where the result is worse than the noisy picture, one should. residual.md says the largest of each figure, and
+at each residual. Recordings are met on several scales, as those are whose noise was found. Where it was right, no
+figure may pass its limit (`LIMITS`: the largest that was seen here, rounded up; `OF_RECORDINGS`); where the result is worse than the noisy picture, one should. residual.md says the largest of each figure, and
 both shares.
 """
 
@@ -29,8 +29,9 @@ from benchmarks.blind.methods import psnr
 from nlflow.denoising.frame import observe
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise import GaussianNoise
+from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.options import Options
-from nlflow.denoising.residual import LIMITS, Figures, figures_of, seen_in
+from nlflow.denoising.residual import LIMITS, OF_RECORDINGS, WORDS, Figures, figures_of, seen_in
 from nlflow.denoising.runs import ALONE
 from nlflow.desk.files import read
 from nlflow.store.atomic import make_folder, write_content
@@ -90,7 +91,8 @@ def inputs(data: Path, every: int) -> Iterator[tuple[str, Any]]:
 def looked_at(noisy: Any, noise: GaussianNoise, axes: str, quality: str = "balanced") -> tuple[Any, Figures | None]:
     """Return the estimate under a noise, and what its residual shows."""
     placed = Axes.of(noisy.shape, None, axes if noisy.ndim == 3 else None, None)
-    frame, part = observe(noisy, None, noise, placed, quality, Options())
+    found = NoiseEstimate(noise, "high", ("it was given",)) if noisy.ndim == 1 else None
+    frame, part = observe(noisy, None, noise if found is None else "auto", placed, quality, Options(), found=found)
     estimate, _, _ = frame.solve(part, ALONE)
     return part.restore(part.result(estimate, frame)), figures_of(part.f, estimate, frame)
 
@@ -100,8 +102,8 @@ def finite(name: str, found: list[Figures]) -> list[float]:
     return [value for f in found if math.isfinite(value := getattr(f, name))] or [math.nan]
 
 
-def doubted(found: list[Figures]) -> str:
-    return f"{sum(bool(seen_in(one)) for one in found)} of {len(found)}"
+def doubted(found: list[Figures], axes: str) -> str:
+    return f"{sum(bool(seen_in(one, len(axes))) for one in found)} of {len(found)}"
 
 
 def main() -> None:
@@ -126,11 +128,12 @@ def main() -> None:
     lines = []
     for name in names:
         largest = [f"{max(finite(name, own)):.3f}" for own in good.values()]
-        told = float(np.mean([getattr(f, name) > getattr(LIMITS, name) for own in bad.values() for f in own]))
-        lines.append([name, *largest, f"{getattr(LIMITS, name):g}", f"{told:.0%}"])
+        told = float(np.mean([WORDS[name] in seen_in(f, len(axes)) for axes, own in bad.items() for f in own]))
+        limits = dict.fromkeys(f"{getattr(one, name):g}" for one in (LIMITS, OF_RECORDINGS))
+        lines.append([name, *largest, ", ".join(limits), f"{told:.0%}"])
     columns = ["figure", *(f"largest where right, {kind}" for kind in KINDS.values()), "limit", "tells of harm"]
     said = " ".join(
-        f"{KINDS[axes].capitalize()}: doubted are {doubted(good[axes])} that are right, and {doubted(bad[axes])} that "
+        f"{KINDS[axes].capitalize()}: doubted are {doubted(good[axes], axes)} that are right, and {doubted(bad[axes], axes)} that "
         "do harm."
         for axes in KINDS
     )

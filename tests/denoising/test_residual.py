@@ -10,7 +10,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 from skimage import data
 
-from nlflow import NlflowWarning, denoise
+from nlflow import NlflowWarning, denoise, estimate_noise
 from nlflow.denoising.frame import observe
 from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise import GaussianNoise
@@ -28,7 +28,8 @@ CAMERA = np.asarray(data.camera(), np.float64)[100:228, 180:308]
 def seen(noisy: Floats, estimate: Floats, noise: Any) -> tuple[str, ...]:
     """Return what the residual of an estimate shows under a noise."""
     frame, part = observe(noisy, None, noise, Axes.of(noisy.shape, None, None, None), "balanced", Options())
-    return seen_in(figures_of(part.f, ((estimate - frame.offset) / frame.level)[..., None], frame))
+    figures = figures_of(part.f, ((estimate - frame.offset) / frame.level)[..., None], frame)
+    return seen_in(figures, noisy.ndim)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,38 @@ def test_lines_in_the_residual_are_seen() -> None:
     assert seen(noisy, clean, GaussianNoise(7.0)) == ()
     said = seen(noisy, gaussian_filter(clean, 1.5), GaussianNoise(7.0))
     assert "lines and edges of the picture are in it" in said
+
+
+def fading(size: int = 16384, every: int = 4096) -> Floats:
+    """Return sounds of four harmonics that fade below noise of 1, as syllables and strings do."""
+    time, rng = np.arange(size), np.random.default_rng(0)
+    loud, low = 30 * rng.uniform(0.02, 1, size // every), 0.02 * rng.uniform(0.7, 1.5, size // every)
+    tones = sum(np.sin(k * low[time // every] * time) / k for k in range(1, 5))
+    return np.asarray(loud[time // every] * np.exp(-(time % every) / 700) * tones)
+
+
+def test_what_fades_below_the_noise_of_a_recording_may_go_with_it() -> None:
+    clean = fading()
+    noisy = clean + white(clean.shape)
+    loud = gaussian_filter(np.abs(clean), 40)
+    weak, half = (np.where(loud > level, clean, 0.0) for level in (1.2, 3.0))
+    assert np.std(weak - clean) < 0.4
+    assert seen(noisy, weak, GaussianNoise(1.0)) == ()
+    assert any("neighbours" in text for text in seen(noisy, half, GaussianNoise(1.0)))
+
+
+@pytest.mark.slow
+def test_the_noise_that_is_found_in_a_recording_is_taken_out_of_it() -> None:
+    """Coarser scales take the weak ends of tones for noise, which is no reason to leave the noise."""
+    clean = fading()
+    noisy = clean + white(clean.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, info = denoise(noisy, return_info=True)
+    found = estimate_noise(noisy)
+    assert info.sigma == found.model.white_sigma == pytest.approx(1.0, rel=0.05)
+    assert info.confidence == found.confidence == "high"
+    assert np.std(result - clean) < 0.2
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch, noise: Any) -> None:
