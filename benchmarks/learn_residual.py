@@ -6,8 +6,9 @@ DIR holds BSD68-even, a volume and a clip. Pieces of photographs and of what `be
 noise: white, correlated, or rising with the intensity; pieces of the volume and the clip, and recordings, get white
 noise. They are denoised with that noise (as it is, and clipped and rounded to 8 bits, by 'fast' and 'balanced'), and
 with others: too strong, correlated where it is white, rising or falling. `nlflow.denoising.residual.figures_of` looks
-at each residual. Recordings are met on several scales, as those are whose noise was found. Where it was right, no
-figure may pass its limit (`LIMITS`: the largest that was seen here, rounded up; `OF_RECORDINGS`); where the result is worse than the noisy picture, one should. residual.md says the largest of each figure, and
+at each residual; recordings are met on several scales, as those are whose noise was found. Where it was right, no
+figure may pass its limit (`LIMITS`: the largest that was seen here, rounded up; `OF_RECORDINGS` says why one is larger
+there); where the result is worse than the noisy picture, one should. residual.md says the largest of each figure, and
 both shares.
 """
 
@@ -133,8 +134,8 @@ def main() -> None:
         lines.append([name, *largest, ", ".join(limits), f"{told:.0%}"])
     columns = ["figure", *(f"largest where right, {kind}" for kind in KINDS.values()), "limit", "tells of harm"]
     said = " ".join(
-        f"{KINDS[axes].capitalize()}: doubted are {doubted(good[axes], axes)} that are right, and {doubted(bad[axes], axes)} that "
-        "do harm."
+        f"{KINDS[axes].capitalize()}: doubted are {doubted(good[axes], axes)} that are right, and "
+        f"{doubted(bad[axes], axes)} that do harm."
         for axes in KINDS
     )
     head = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2]
