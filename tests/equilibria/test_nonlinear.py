@@ -332,3 +332,15 @@ def test_nonlocal_cahn_hilliard_keeps_its_mass() -> None:
     values = np.sort(np.linalg.eigvals(equations.matrix(found.u)).real)[::-1]
     assert told.neutral == 1
     assert np.abs(told.eigenvalues.real - values[np.abs(values) > 1e-9][:6]).max() < 1e-9
+
+
+def test_a_front_that_hardly_moves_is_not_called_an_equilibrium() -> None:
+    """Between the nodes of a lattice that it does not feel, |du/dt| is 1e-13; the next equilibrium is a node away."""
+    weights = nl.affinity(nl.Gaussian(3.0), nl.Grid(200))
+    flow = nl.GradientFlow(nl.J(weights), "degree", reaction=nl.AllenCahn(0.2))
+    found = find_equilibrium(flow, np.tanh((np.arange(200) - 60.3) / 6))
+    assert found.residual < 1e-12
+    assert not found.success
+    assert "nearly singular" in found.message
+    felt = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(200))), "degree", reaction=nl.AllenCahn(0.2))
+    assert find_equilibrium(felt, np.tanh((np.arange(200) - 60.3) / 2)).success

@@ -29,7 +29,7 @@ from nlflow.functionals.krylov import gmres
 DENSE = 600
 """Unknowns up to which the Jacobian is formed as a matrix."""
 _TIMES = 0.1234567, 0.7390851, 1.6180340, 3.7, 12.345678, 98.7654, 1234.567, 23456.78  # looked at for changes
-_SINGULAR = 1e-13  # reciprocal condition number below which a matrix counts as singular
+_SINGULAR, _BLURRED = 1e-13, 1e-7  # reciprocal condition numbers of singular matrices; of those by differences
 ALMOST, NONE = 1e-2, -1.0
 """Of the Jacobian: what a grid may hold a pattern by that is not moved along it; and for patterns that are moved."""
 _NEUTRAL = 1e-6  # of the Jacobian: what a neutral direction may be moved by
@@ -444,9 +444,10 @@ class Tangent:
         norm = float(np.abs(scaled).sum(axis=0).max())
         lu, pivots, failed = lapack.dgetrf(scaled)
         known = 0.0 if failed else float(lapack.dgecon(lu, norm)[0])
-        singular = not known > _SINGULAR
+        least = _BLURRED if self.equations.flow.evolving else _SINGULAR
+        singular = not known > least
         if singular:
-            found = columns * np.linalg.lstsq(scaled, rows * right, rcond=1e-11)[0]
+            found = columns * np.linalg.lstsq(scaled, rows * right, rcond=100 * least)[0]
         else:
             found = columns * lu_solve((lu, pivots), rows * right, check_finite=False)
         size = float(np.linalg.norm(right))

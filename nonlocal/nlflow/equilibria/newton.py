@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Brief, Floats, to_numpy, underflowing
-from nlflow.equilibria.equations import ALMOST, NONE, Border, Equations, Neutral, Tangent
+from nlflow.equilibria.equations import ALMOST, NONE, Answer, Border, Equations, Neutral, Tangent
 from nlflow.equilibria.limits import Equilibrium
 from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import LinearFlow
-from nlflow.functionals.krylov import default_rtol
+from nlflow.functionals.krylov import default_rtol, error_allowed, verdict
 
 _METHODS = ("auto", "newton", "transient")
 _SHORTEST = 2.0**-20  # share of a Newton step below which there is no descent
@@ -34,10 +34,13 @@ class Search(Brief):
     x: Floats
     iterations: int = 0
     singular: bool = False
+    error: float = math.nan  # what one more Newton step would change, relative to the signal; NaN where nobody asked
     size: float = field(init=False)
+    least: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.size = _SMALL * self.equations.cancelling(self.x)
+        self.least = _SMALL * self.equations.norm(self.x)
 
     def residual(self, x: Floats, value: Floats | None = None) -> float:
         """Return |F(x)| relative to the size of what cancels in it."""
@@ -50,17 +53,19 @@ class Search(Brief):
     def newton(
         self, maxiter: int, deflated: Deflation | None = None, *, bordered: bool = True, damped: bool = True
     ) -> bool:
-        """Iterate from where it stands; return whether F(x) = 0 was reached. Damped: each step lowers |F|."""
+        """Iterate from where it stands; return whether F(x) = 0 was reached. Damped: each step lowers |F|.
+
+        Where |F| is small it goes on while a step still moves x: beside a Jacobian that is nearly singular, as that of
+        a front that hardly moves, |F| is small far from any equilibrium.
+        """
         equations, x = self.equations, self.x
         value = equations(x)
         for _ in range(maxiter):
-            if self.residual(x, value) <= self.rtol:
+            answer = self._step(x, value, bordered)
+            if self.residual(x, value) <= self.rtol and not self.error > error_allowed(self.rtol):
                 break
-            neutral = equations.neutral(x, ALMOST if bordered else NONE)
-            answer = Tangent(equations, x).solve(-value, Border.of(equations, neutral), np.zeros(neutral.count))
             self.iterations += 1
-            self.singular = answer.singular
-            if not np.isfinite(answer.v).all() or answer.residual > 0.9:
+            if not math.isfinite(self.error):
                 break
             step = answer.v if deflated is None else deflated.factor(x, answer.v) * answer.v
             weight = (lambda y: 1.0) if deflated is None else deflated.value
@@ -74,9 +79,19 @@ class Search(Brief):
                 share /= 2
             if not (after < before or (not damped and math.isfinite(after))):
                 break
-            x, value = there, found
+            x, value, self.error = there, found, math.nan
         self.x = x
         return self.residual(x, value) <= self.rtol
+
+    def _step(self, x: Floats, value: Floats, bordered: bool = True) -> Answer:
+        """Return a Newton step, and keep what it says: how far x is off, infinite where there is none."""
+        equations = self.equations
+        neutral = equations.neutral(x, ALMOST if bordered else NONE)
+        answer = Tangent(equations, x).solve(-value, Border.of(equations, neutral), np.zeros(neutral.count))
+        self.singular = answer.singular
+        moved = equations.norm(answer.v) if answer.residual <= 0.9 else math.inf
+        self.error = moved / max(equations.norm(x), self.least, min(moved, 1.0), 1e-300)
+        return answer
 
     def transient(self, maxiter: int) -> bool:
         """Follow the flow by implicit Euler steps that grow as |F| falls; return whether F(x) = 0 was reached.
@@ -104,7 +119,7 @@ class Search(Brief):
                 continue
             step *= min(max(before / after if after > 0 else _GROWTH, 0.3), _GROWTH)
             x, value = there, found
-        self.x = x
+        self.x, self.error = x, math.nan
         return self.residual(x, value) <= self.rtol
 
     def result(self, method: str) -> Equilibrium:
@@ -112,10 +127,18 @@ class Search(Brief):
         equations = self.equations
         u = equations.signal(self.x)
         residual = self.residual(equations._vector(u))
-        success = residual <= self.rtol * 1.0001
+        if residual <= self.rtol * 1.0001 and math.isnan(self.error):
+            self._step(self.x, equations(self.x))
+        success, _ = verdict(residual, self.rtol, self.error)
         how = "Newton's method" if method == "newton" else "pseudo-transient continuation"
         words = [f"residual {residual:.3g} by {how}"]
-        if not success:
+        if not success and residual <= self.rtol * 1.0001:
+            known = f"by {self.error:.2g} of its size" if self.error < math.inf else "nobody can tell how far"
+            words.append(
+                f"but it may be off, {known}: the Jacobian is nearly singular, as beside a front that hardly moves or "
+                "near a bifurcation; start nearer to an equilibrium, in float64, or lower rtol"
+            )
+        elif not success:
             words.append(
                 f"above rtol={self.rtol:g}: start nearer to an equilibrium, for instance from the end of solve(flow, "
                 "...), take method='transient', or raise maxiter or rtol"
@@ -169,8 +192,9 @@ def find_equilibrium(
     Returns
     -------
     Equilibrium
-        ``success`` says whether the residual of ``u`` itself is within `rtol`; how far off an equilibrium is then
-        depends on the Jacobian. Whether it is stable says `stability`.
+        ``success`` says that the residual of ``u`` itself is within `rtol`, and that one more Newton step would move
+        it by less than 10^4 times that, relative to its size: a front that hardly moves has a small residual too.
+        Whether it is stable says `stability`.
 
     Raises
     ------
