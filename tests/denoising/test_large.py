@@ -535,6 +535,8 @@ def test_half_a_chunk_and_half_a_record_are_no_part_of_a_store(tmp_path: Path):
 def test_files_that_are_refused(tmp_path: Path):
     with pytest.raises(FileFormatError, match="no such file"):
         open_image(tmp_path / "none.zarr")
+    with pytest.raises(InputError, match="path: got None, expected the path of a file"):
+        open_image(None)
     (tmp_path / "empty.zarr").mkdir()
     (tmp_path / "bad.zarr").mkdir()
     (tmp_path / "bad.zarr" / "zarr.json").write_text("{")

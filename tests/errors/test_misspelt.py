@@ -115,6 +115,11 @@ def test_what_is_called_first_names_the_near_word(name: str, words: dict[str, An
         getattr(nlflow, name)(**words)
 
 
+def test_the_problem_of_a_picture_names_what_it_takes() -> None:
+    with pytest.raises(KeywordError, match=r"^problem: got an argument 'separate'; leave it out"):
+        nlflow.denoising.problem(np.ones((4, 4)), separate=True)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("name", "words", "near"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 import nlflow as nl
 from nlflow import E, Ep, Gaussian, Grid, InputError, J, Jp, MemoryLimitError, NumericalError, Patch, Points, affinity
-from nlflow.affinities import SparseAffinity
+from nlflow.affinities import SparseAffinity, TableStencil
 from nlflow.functionals.variational import reweighted
 from nlflow.functionals.variational.jp import Graph
 from tests.covering import pairs
@@ -142,6 +142,19 @@ def test_memory_is_checked_before_edges_are_listed() -> None:
     e._memory_limit = 10_000
     with pytest.raises(MemoryLimitError, match="the reweighting of"):
         e.minimizer()
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflect"])
+def test_a_wide_stencil_asks_for_memory_before_it_sums_at_all_nodes(
+    boundary: nl.domains.Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = affinity(Gaussian(width=0.7), Grid((9, 7), boundary=boundary), method="stencil")
+    np.testing.assert_allclose(narrow.average(np.ones((9, 7))), 1, rtol=0, atol=1e-14)
+    monkeypatch.delattr(TableStencil, "_average")
+    monkeypatch.delattr("nlflow.affinities.stencil._Stencil._weighted_sums")
+    wide = affinity(Gaussian(width=9.0), Grid((900, 900), boundary=boundary), method="stencil")
+    with pytest.raises(MemoryLimitError, match=r"up to \d+ edges between 810000 nodes needs"):
+        Jp(wide, 1.5)
 
 
 def test_weights_that_overflow() -> None:

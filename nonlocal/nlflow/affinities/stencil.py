@@ -255,10 +255,25 @@ class TableStencil(_Stencil):
         self._rows = _rows_in(grid, self._radii)
         self._table = np.ascontiguousarray(table.reshape(*self._rows[1].shape, -1))
         self._tables: dict[Any, NDArray[Any]] = {}
-        self._degrees = self._weighted_sums(np.ones(grid.shape))
+        self._degrees = self._sums_of_ones()
         with np.errstate(divide="ignore"):
             check_rows(np.log(self._degrees).ravel())
         self._narrow = fits(np.float32, self._degrees)
+
+    def _sums_of_ones(self) -> NDArray[Any]:
+        """Return the degrees, shape (1, rows, columns); beside periodic and reflecting edges, all are that of a node.
+
+        So a kernel as wide as the grid costs its functionals no time before they ask for memory.
+        """
+        if self._grid.boundary == "isolated":
+            return self._weighted_sums(np.ones(self._grid.shape))
+        steps, columns = self._rows[1], self._table.shape[-1]
+        one = np.empty((1, 1, 1))
+        window = np.ones((1, steps.size, columns))
+        rows = np.arange(steps.size, dtype=np.int64).reshape(steps.shape)
+        _loop("apply_table", one.dtype)(self._table, np.zeros(1, np.int64), rows, window, one)
+        shape = (1, self._grid.size // self._grid.shape[-1], self._grid.shape[-1])
+        return np.full(shape, one[0, 0, 0])
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         if self._narrow:

@@ -273,6 +273,7 @@ def _solved(frame: Frame, part: Part, watch: Watch) -> tuple[Array, dict[str, An
     return part.result(estimate, frame), {**told, "risk": risk}, less
 
 
+@checked_call
 def problem(
     image: Any,
     sigma: Any = None,

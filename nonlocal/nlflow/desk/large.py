@@ -25,7 +25,16 @@ from nlflow.denoising.options import Options
 from nlflow.desk.apart import call
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.tiff_pages import NODATA, check_compression, check_own, no_data_value, opened
-from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, file_error, memory_limit, shortened
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    NlflowError,
+    WorkerError,
+    check_path,
+    file_error,
+    memory_limit,
+    shortened,
+)
 from nlflow.store.atomic import locked, put_folder, remove, sweep, write_folder
 from nlflow.store.encoding import digest, encode, misfit
 from nlflow.store.storage import load_record, save_record
@@ -97,7 +106,7 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
     InputError
         Without Dask.
     """
-    image, axis, _ = open_stack(Path(path), channel_axis, None, block, "fast")
+    image, axis, _ = open_stack(check_path("path", path), channel_axis, None, block, "fast")
     return image, axis
 
 
@@ -320,7 +329,7 @@ def denoise_store(
     WorkerError
         When workers keep dying on a block.
     """
-    source, target = Path(os.path.realpath(source)), Path(os.path.realpath(target))
+    source, target = (Path(os.path.realpath(check_path(*one))) for one in (("source", source), ("target", target)))
     partial = partial_name(target)
     chosen = Options.of(options, more)
     _check_place(source, target, existing)

@@ -275,8 +275,11 @@ class GaussianNoise(Noise):
         Raises
         ------
         InputError
-            Where the sum is no such model: one noise follows the intensity, or opponent colours, the other does not.
+            Where the sum is no such model: one noise follows the intensity, or opponent colours, the other does not; or
+            the other is no Gaussian noise.
         """
+        if not isinstance(other, GaussianNoise):
+            raise InputError(f"other: got {type(other).__name__}, expected a GaussianNoise; put others in a Mixture")
         if other.is_white and not np.any(other.sigma):
             return self
         if self.is_white and not np.any(self.sigma):
