@@ -50,6 +50,7 @@ EMPTY = {func for func in MAKERS if func.__name__.startswith("empty")}
 # Where nlflow moves numbers between host and device, and why.
 HOSTED = "estimators give scikit-learn's arrays: labels and memberships lie on the host"
 DRAWN = "what blocks are compared with is drawn on the host, the same everywhere"
+TOLD = "what an error says"
 PROBED = "what is measured of a model is told as NumPy arrays"
 COPIES: dict[str, str] = {
     "_array.py kept_like": "what a flow is made of and never changes, once",
@@ -67,6 +68,7 @@ COPIES: dict[str, str] = {
     "attention/loading.py _fill": "what is read from a file",
     "attention/probing/cause.py _block": PROBED,
     "attention/probing/cause.py _groups": PROBED,
+    "attention/probing/cause.py _squares": PROBED,
     "attention/probing/operators.py columns_of": "numbers to tell columns by, the same ones everywhere: once a module",
     "attention/probing/parts.py _array": PROBED,
     "attention/probing/parts.py _random": DRAWN,
@@ -109,8 +111,11 @@ COPIES: dict[str, str] = {
     "equilibria/equations.py __init__": "states of rest are found by SciPy, of NumPy arrays",
     "equilibria/equations.py _direction": "states of rest are found by SciPy, of NumPy arrays",
     "equilibria/equations.py signal": "states of rest are found by SciPy, of NumPy arrays",
+    "flows/consensus.py _degrees": TOLD + " where a particle sees nothing",
     "flows/functions.py _by_iteration": "the solution in a Krylov space, once",
     "flows/functions.py _root_measure": "the measure of few nodes, for LAPACK",
+    "flows/particles.py _overflowed": TOLD + " where forces overflow",
+    "flows/particles.py total_energy": "energies of particles are sums of the host in float64, once for each output",
     "flows/result.py save": "what is written to a file",
     "flows/spectrum.py on_columns": "the matrix of a flow between few nodes, which LAPACK takes apart",
     "functionals/accuracy.py _compared": "one random vector of channels, once for each solution",

@@ -222,20 +222,6 @@ def test_linear_systems_of_flows_that_are_not_symmetric_ask_once_an_iteration() 
     assert abs(lanczos.eigen(0)[0][-1] - np.linalg.eigvalsh((matrix + matrix.mT).numpy())[-1]) < 0.05
 
 
-@pytest.mark.parametrize("act", ["velocity", "energy"])
-def test_a_signal_of_another_device_or_kind_is_named_before_it_is_averaged(act: str) -> None:
-    x = drawn(N, 4)
-    flow = j_flow(x)
-    with pretended.gpu():
-        wrong = {"it is on cuda:0, expected cpu": pretended.put(x), "got dtype torch.float64": x.double()}
-        for words, u in wrong.items():
-            with pytest.raises(InputError, match=f"u: {words}"):
-                getattr(flow, act)(u)
-    on_host = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), POINTS)), "degree")
-    with pytest.raises(InputError, match=r"u: got a tensor of torch\.float32, expected a NumPy array"):
-        getattr(on_host, act)(x)
-
-
 # ---- what is found late is told
 
 

@@ -35,7 +35,15 @@ from nlflow.affinities import shown
 from nlflow.affinities.graph import Sparse, functional_graph
 from nlflow.backends.memory import Need, free_bytes
 from nlflow.domains import Domain
-from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory, check_number
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_array,
+    check_dense,
+    check_integer,
+    check_memory,
+    check_number,
+)
 from nlflow.kernels import Kernel
 from nlflow.store.notebook import card
 
@@ -116,11 +124,15 @@ _SIGNALS, _TILES = 12, 2**28
 
 
 @contextmanager
-def _within(need: Need, device: Any) -> Iterator[None]:
+def _within(need: Callable[[], Need], device: Any) -> Iterator[None]:
     from nlflow.backends.torch.workers import exact_products
 
-    with need.guarded(str(device), lambda: free_bytes(device)), exact_products(device):
-        yield
+    with exact_products(device):
+        try:
+            yield
+        except RuntimeError as error:
+            with need().guarded(str(device), lambda: free_bytes(device)):
+                raise error
 
 
 @underflowing
@@ -277,11 +289,16 @@ class Affinity(ABC):
             )
 
     def check_kind(self, name: str, array: Array) -> Array:
-        """Return an array of the namespace, dtype and device that are averaged, or raise `InputError`.
+        """Return an array of the namespace, dtype, device and shape that are averaged, or raise `InputError`.
 
         Its numbers are not looked at, for which a device would wait.
         """
+        if is_tensor(array):
+            check_dense(name, array)
+        elif not is_numpy(array):
+            raise InputError(f"{name}: got {type(array).__name__}, expected an array or a tensor, a signal as it is")
         self._check_device(name, array)
+        self.domain.check_shape(name, array)
         return self._check_dtype(name, array)
 
     def _check_dtype(self, name: str, array: Array) -> Array:
@@ -291,6 +308,8 @@ class Affinity(ABC):
                     f"{name}: got a tensor of {array.dtype}, expected a NumPy array, in which this affinity is computed"
                     "; convert it (.cpu().numpy()), or build the affinity from torch features"
                 )
+            if array.dtype.char not in "fd":
+                raise InputError(f"{name}: got dtype {array.dtype}, expected float32 or float64; convert it")
         # As text: NumPy and torch do not compare their dtypes.
         elif array.dtype is not self.dtype and str(array.dtype) != str(self.dtype):
             raise InputError(
@@ -584,7 +603,10 @@ class Affinity(ABC):
         """
         if self.device is None:
             return nullcontext()
-        nodes, device = self.domain.size, self.device
+        return _within(lambda: self._need(u), self.device)
+
+    def _need(self, u: Array | None) -> Need:
+        nodes = self.domain.size
         channels = 1 if u is None else max(1, math.prod(u.shape) // nodes)
         itemsize = 8 if self.dtype is None else int(self.dtype.itemsize)
 
@@ -593,12 +615,11 @@ class Affinity(ABC):
             kept = self.memory_bytes * (share**2 if self.method == "dense" else share)
             return int(kept + _SIGNALS * count * channels * itemsize) + _TILES
 
-        need = Need(
+        return Need(
             needed, nodes, f"with {channels} channel(s) in {str(self.dtype).split('.')[-1]} by method {self.method!r}",
             "use fewer nodes, or fewer channels at a time, or close other programs that use the device",
             argument="affinity",
         )  # fmt: skip
-        return _within(need, device)
 
     def _log_degree_for(self, u: Array) -> Array:
         """Return log d without the amplitude, in the precision that averages of the signal `u` are computed in."""

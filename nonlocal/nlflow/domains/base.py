@@ -59,10 +59,14 @@ class Domain:
             Naming the argument, the shape that was got and the shapes that are expected.
         """
         array = check_array(name, value, missing="give a fidelity of 0 there" if name == "observed" else "")
-        got, n = tuple(array.shape), len(self.shape)
-        if got[:n] != self.shape or len(got) > n + 1:
+        self.check_shape(name, array)
+        return array
+
+    def check_shape(self, name: str, array: Any) -> None:
+        """Raise `InputError` for an array whose shape is not that of a signal."""
+        got, own = tuple(array.shape), self.shape
+        if got[: len(own)] != own or len(got) > len(own) + 1:
             raise InputError(
-                f"{name}: got shape {got}, expected {self.shape} or {(*self.shape, 'D')}: "
+                f"{name}: got shape {got}, expected {own} or {(*own, 'D')}: "
                 "the node axes of the domain first, then at most one channel axis"
             )
-        return array

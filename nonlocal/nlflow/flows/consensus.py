@@ -20,7 +20,7 @@ from nlflow.errors import (
     check_number,
     checked_call,
 )
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, of_signal
 from nlflow.kernels import Gaussian, RadialKernel, TopHat
 
 _UNSEEN = {4: 1e-11, 8: 1e-20}
@@ -119,13 +119,9 @@ class AveragingFlow(Flow):
             return math.inf
         return -(width**2) * scalar(namespace(u).mean(namespace(u).log(degrees)))
 
-    def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as positions of the particles, or raise `InputError`."""
-        u = check_array(name, value)
-        same_kind(name, u, self._like)
-        if tuple(u.shape) != self._size:
-            raise InputError(f"{name}: got shape {tuple(u.shape)}, expected {self._size}, that of the particles")
-        return u
+    @property
+    def _shape(self) -> tuple[tuple[int, ...], str]:
+        return self._size, "that of the particles"
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow itself: each velocity takes the weights of the positions that it gets."""
@@ -226,8 +222,10 @@ class Kuramoto(Flow):
         check_detached("frequencies", frequencies)  # the order parameter is taken out of autograd
         omega = check_array("frequencies", frequencies, ndim=1)
         super().__init__(Unlinked(Points(np.arange(float(omega.shape[0]))), omega), "l2", None, evolving=False, every=1)
-        self.frequencies, self.coupling = omega, check_number("coupling", coupling)
+        self.frequencies = self._like = omega
+        self.coupling = check_number("coupling", coupling)
 
+    @of_signal
     def order_parameter(self, theta: Array) -> tuple[float, float]:
         """Return r and psi, in (-pi, pi]."""
         xp = namespace(theta)
@@ -250,13 +248,9 @@ class Kuramoto(Flow):
         xp = namespace(u)
         return -self.coupling * self.order_parameter(u)[0] ** 2 / 2 - scalar(xp.mean(self.frequencies * u))
 
-    def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as phases, or raise `InputError`."""
-        u = check_array(name, value)
-        same_kind(name, u, self.frequencies)
-        if tuple(u.shape) != tuple(self.frequencies.shape):
-            raise InputError(f"{name}: got shape {tuple(u.shape)}, expected {tuple(self.frequencies.shape)}, phases")
-        return u
+    @property
+    def _shape(self) -> tuple[tuple[int, ...], str]:
+        return tuple(self.frequencies.shape), "phases"
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow itself."""

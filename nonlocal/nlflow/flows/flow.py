@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +33,36 @@ def difference(function: Callable[[Array], Array], u: Array, v: Array) -> Array:
     # The step that balances rounding against the third derivative, in units of the signal; of 1 where that is 0.
     h = float(xp.finfo(u.dtype).eps) ** (1 / 3) * (scalar(xp.max(xp.abs(u))) or 1.0) / length
     return (function(u + h * v) - function(u - h * v)) / (2 * h)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_looked_at: ContextVar[list[int] | None] = ContextVar("looked_at", default=None)
+"""Whose signals are known to be of the right kind: the count that flows share which come of one another."""
+
+_ASKED = frozenset(("velocity", "jacobian", "energy", "speed", "distance_to_constant"))
+
+
+def of_signal(method: Method) -> Method:
+    """Let a method of a flow name a signal that it cannot take, and keep the digits of its dtype under autocast.
+
+    Values are not looked at, for which a device would wait: of NaN comes NaN, or an error that names it.
+    """
+
+    @wraps(method)
+    def checked(self: Flow, u: Array, *others: Any) -> Any:
+        if _looked_at.get() is self._count:
+            return method(self, u, *others)
+        self.check_kind("u", u)
+        try:
+            with self.looking_at(u):
+                return method(self, u, *others)
+        except (InputError, NumericalError) as error:
+            if "NaN" in str(error) or bool(namespace(u).all(namespace(u).isfinite(u))):
+                raise
+            raise type(error)(f"u: got NaN or infinity, expected finite values: {error}") from error
+
+    return cast(Method, checked)
 
 
 @underflowing
@@ -87,6 +120,14 @@ class Flow:
     takes_noise: bool = True
     dissipation: float = 1.0
 
+    _like: Array | None  # what signals share their kind with
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Look at the signals that methods of a subclass are asked of; see `of_signal`."""
+        super().__init_subclass__(**options)
+        for name in _ASKED & vars(cls).keys():
+            setattr(cls, name, of_signal(vars(cls)[name]))
+
     def __init__(
         self,
         affinity: Affinity,
@@ -98,7 +139,7 @@ class Flow:
     ) -> None:
         self.inner = as_metric(metric)
         self.metric = self.inner.name
-        self.observed = observed
+        self.observed = self._like = observed
         self.evolving = bool(evolving)
         self.every = check_integer("every", every, minimum=1)
         self._count = [0]  # one for all flows that come of this one by `rebuilt`
@@ -198,6 +239,7 @@ class Flow:
         """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`)."""
         raise NotImplementedError  # pragma: no cover - abstract
 
+    @of_signal
     def jacobian(self, u: Array, v: Array) -> Array:
         """Return the derivative of `velocity` at `u` along `v`, a signal like `u`.
 
@@ -207,6 +249,7 @@ class Flow:
         """
         return difference(self.velocity, u, v)
 
+    @of_signal
     def energy(self, u: Array) -> float:
         """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
         try:
@@ -277,6 +320,7 @@ class Flow:
         """Return the mean that the J-flow conserves and tends to, for each channel (symmetric affinities)."""
         return self.affinity.mean(u, self.inner.measure)
 
+    @of_signal
     def distance_to_constant(self, u: Array) -> float:
         """Return the root mean square of u - mean(u) in the flow's measure, over nodes; channels are added up."""
         now = self.at(u)
@@ -289,6 +333,7 @@ class Flow:
         now = self.at(u)
         return now._pending_norm(u - now.mean(u))
 
+    @of_signal
     def speed(self, u: Array) -> float:
         """Return the root mean square of du/dt in the flow's measure. One average."""
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
@@ -319,14 +364,32 @@ class Flow:
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, or raise `InputError`."""
         u = self.affinity.check_signal(name, value)
-        if self.observed is not None:
-            same_kind(name, u, self.observed)
-        if self.observed is not None and tuple(u.shape) != tuple(self.observed.shape):
-            raise InputError(
-                f"{name}: got shape {tuple(u.shape)}, expected {tuple(self.observed.shape)}, that of the observed "
-                "signal"
-            )
+        self.check_kind(name, u)
         return u
+
+    @contextmanager
+    def looking_at(self, u: Array) -> Iterator[None]:
+        """Look at no signal of this flow again, which are all like `u`; see also `Affinity.within_memory`."""
+        with self.affinity.within_memory(u):
+            token = _looked_at.set(self._count)
+            try:
+                yield
+            finally:
+                _looked_at.reset(token)
+
+    def check_kind(self, name: str, u: Array) -> None:
+        """Raise `InputError` for what has not the shape, dtype and device of a signal; no values are looked at."""
+        self.affinity.check_kind(name, u)
+        if self._like is not None:
+            same_kind(name, u, self._like)
+        expected, words = self._shape
+        if expected is not None and tuple(u.shape) != expected:
+            raise InputError(f"{name}: got shape {tuple(u.shape)}, expected {expected}, {words}")
+
+    @property
+    def _shape(self) -> tuple[tuple[int, ...] | None, str]:
+        """The only shape that signals have, if there is one, and what it is, in words."""
+        return (None, "") if self.observed is None else (tuple(self.observed.shape), "that of the observed signal")
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""

@@ -17,7 +17,6 @@ from nlflow._array import (
     is_numpy,
     kept_like,
     namespace,
-    same_kind,
     scalar,
     to_numpy,
     underflowing,
@@ -365,15 +364,14 @@ class ParticleFlow(SecondOrder):
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, or raise `InputError`."""
-        u = check_array(name, value)
-        same_kind(name, u, self._like)
-        width = self.dimensions * (2 if self.inertial else 1)
-        expected = (len(self.weights), width)
-        if tuple(u.shape) != expected:
-            what = "positions and velocities side by side" if self.inertial else "positions"
-            raise InputError(f"{name}: got shape {tuple(u.shape)}, expected {expected}: {what} of the particles")
+        u = super().check_signal(name, value)
         self._check_apart(name, self.wrapped(u), InputError)
         return u
+
+    @property
+    def _shape(self) -> tuple[tuple[int, ...], str]:
+        what = "positions and velocities side by side" if self.inertial else "positions"
+        return (len(self.weights), self.dimensions * (2 if self.inertial else 1)), f"{what} of the particles"
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow itself: it has no kernel that a signal changes."""

@@ -293,7 +293,7 @@ def solve(
     watchers = [*trackers, Progress()] if progress else list(trackers)
     if dense:
         _check_dense(integrator, resume)
-    with flow.affinity.within_memory(u):
+    with flow.looking_at(u):
         return _Loop(flow, u, times, integrator, watchers, energies, dense).run(resume)
 
 

@@ -25,7 +25,7 @@ from nlflow.affinities.rows import RowAffinity
 from nlflow.domains import Points
 from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_number
-from nlflow.flows.flow import Flow
+from nlflow.flows.flow import Flow, of_signal
 from nlflow.flows.integrators import FixedStep, StepFailureError
 from nlflow.kernels import ExpDotProduct
 
@@ -164,10 +164,11 @@ class SphereFlow(Flow):
             affinity(kernel, domain, x, *rest), "l2" if normalization == "none" else "degree", None,
             evolving=True, every=1,
         )  # fmt: skip
-        self._mask = mask
+        self._mask, self._like = mask, x
 
     # ---- what moves the tokens
 
+    @of_signal
     def attention(self, x: Array) -> Array:
         """Return sum_j a_ij x_j W_V, what attention adds to the tokens, shape (N, d), before it is made tangent."""
         now = self.at(x)
@@ -220,6 +221,7 @@ class SphereFlow(Flow):
         """Whether W_V = c W_Q W_K^T with a symmetric W_Q W_K^T, and nothing is masked; then `energy` is a number."""
         return self._slope is not None and self._mask is None and self.beta > 0
 
+    @of_signal
     def interaction(self, x: Array) -> float:
         """Return the interaction energy of the tokens, E_beta = sum_ij exp(beta q_i . k_j) / (2 beta N^2).
 
@@ -299,13 +301,12 @@ class SphereFlow(Flow):
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as tokens of this flow, or raise `InputError`; those on the sphere get length 1 exactly."""
         u = super().check_signal(name, value)
-        like = self.affinity.tokens
-        if tuple(u.shape) != tuple(like.shape):
-            raise InputError(
-                f"{name}: got shape {tuple(u.shape)}, expected {tuple(like.shape)}, that of the flow's tokens"
-            )
         _check_lengths(name, u)
         return self.held(u)
+
+    @property
+    def _shape(self) -> tuple[tuple[int, ...], str]:
+        return tuple(self._like.shape), "that of the flow's tokens"
 
     def given(self) -> list[Any]:
         """Return what the flow was given beside its kernel."""

@@ -241,15 +241,10 @@ class SystemFlow(LinearFlow):
         except NumericalError:
             return math.inf
 
-    def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as a signal of D channels, or raise `InputError`."""
-        shape, nodes = tuple(getattr(value, "shape", np.shape(value))), self.affinity.domain.shape
-        if shape[: len(nodes)] == nodes and shape != (*nodes, self.channels):
-            raise InputError(
-                f"{name}: got shape {shape}, expected {(*nodes, self.channels)}, a value of each of the system's "
-                f"{self.channels} channels at each node"
-            )
-        return super().check_signal(name, value)
+    @property
+    def _shape(self) -> tuple[tuple[int, ...], str]:
+        words = f"a value of each of the system's {self.channels} channels at each node"
+        return (*self.affinity.domain.shape, self.channels), words
 
     def given(self) -> list[Any]:
         """Return what the flow was given beside its kernel; see `Flow.given`."""

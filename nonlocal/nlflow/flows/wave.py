@@ -113,14 +113,18 @@ class WaveFlow(SecondOrder):
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a state of this flow, or raise `InputError`."""
-        y = self.affinity.check_signal(name, value)
+        y = super().check_signal(name, value)
+        self.flow.check_signal(name, self.displacement(y))
+        return self.held(y)
+
+    def check_kind(self, name: str, y: Array) -> None:
+        """Raise `InputError` for what has not the shape, dtype and device of a state; no values are looked at."""
+        super().check_kind(name, y)
         if y.ndim != len(self.affinity.domain.shape) + 1 or int(y.shape[-1]) % 2:
             raise InputError(
                 f"{name}: got shape {tuple(y.shape)}, expected displacements and velocities side by side as channels, "
                 f"{(*self.affinity.domain.shape, 2)} or more; make it with flow.state(displacement, velocity)"
             )
-        self.flow.check_signal(name, self.displacement(y))
-        return self.held(y)
 
     # ---- what moves it
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
@@ -56,14 +56,17 @@ def workers_for(device: torch.device) -> Iterator[int]:
         _held.reset(token)
 
 
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
+def exact_products(device: torch.device) -> AbstractContextManager[None]:
     """Let products of matrices keep all digits of their dtype, whatever the caller has allowed elsewhere."""
     before = torch.get_float32_matmul_precision()
+    if before == "highest" and not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # it is entered at each velocity
+    return _exact_products(device, before)
+
+
+@contextmanager
+def _exact_products(device: torch.device, before: str) -> Iterator[None]:
     with torch.autocast(device.type, enabled=False):
-        if before == "highest":
-            yield
-            return
         torch.set_float32_matmul_precision("highest")
         try:
             yield
