@@ -104,6 +104,18 @@ def test_several_events_and_a_section_of_time() -> None:
     assert found.stats["steps"] == 4
 
 
+def test_events_at_one_moment_happen_all_of_them() -> None:
+    """The resets last: others have the signal before."""
+    half = lambda t, u: u[0] - 0.5  # noqa: E731
+    reset = nl.Event(half, action=lambda t, u: 3 * u, name="reset")
+    events = [reset, nl.Event(half, name="both", signals=True), nl.Event(half, direction=-1, name="falls")]
+    found = nl.solve(FLOW, MODE, t=1.5 * HALF, integrator=nl.Exponential(), trackers=events)
+    for name in ("reset", "both", "falls"):
+        assert found.records[name]["t"] == pytest.approx([HALF], abs=1e-9), name
+    assert found.records["both"]["u"][0, 0] == pytest.approx(0.5)
+    assert found.final[0] == pytest.approx(1.5 * 0.5**0.5)
+
+
 @pytest.mark.parametrize("integrator", [nl.RungeKutta(), nl.RungeKutta(dt=0.3, adaptive=False), None])
 def test_a_ball_that_loses_speed(integrator: Any) -> None:
     """From the ground with speed 1, keeping 0.8 of it: it comes down at 2, 2 + 1.6, 2 + 1.6 + 1.28, ..."""

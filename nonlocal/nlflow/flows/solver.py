@@ -485,7 +485,7 @@ class _Loop:
                 target = _landing(self._own_times, now.t, float(ahead[0 if self._pieces is None else -1]))
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
                 u = self.flow.when(t).held(u)
-                u, t, memory, event = self._until_event(u, t, memory)
+                u, t, memory, events = self._until_event(u, t, memory)
             waits, told = self._waits(t), memory.pop(FINITE, None)
             seen = self._seen(u, t, told) if waits or t in self.times else None
             if waits and (failed := self._settled()):
@@ -504,8 +504,8 @@ class _Loop:
                 seen.flow, seen.state = self.flow, self.state
             if too_long := self._too_long(t - now.t):
                 return Status.STEP_FAILED, too_long
-            if event is not None and (reason := self._happened(event)):
-                return Status.STOPPED, reason
+            if reasons := [reason for event in events if (reason := self._happened(event))]:
+                return Status.STOPPED, reasons[0]
             for one in self._events:
                 one.arm(self.state.t, self.state.u, self.flow)
             if self.with_energies and self._descent.due(self.state.steps):
@@ -517,14 +517,18 @@ class _Loop:
 
     def _until_event(
         self, u: Array, t: float, memory: dict[str, Any]
-    ) -> tuple[Array, float, dict[str, Any], Event | None]:
-        """Return where the step ends: at the first of the events in it, or where it did."""
-        now, first = self.state, None
+    ) -> tuple[Array, float, dict[str, Any], list[Event]]:
+        """Return where the step ends, at the first of the events in it, or where it did; and all that happen there."""
+        now = self.state
         for event in self._events:
             if bool(namespace(u).all(namespace(u).isfinite(u))) and event.crossed(t, u):
-                first, before = event, dict(now.memory)
+                before = dict(now.memory)
                 u, t, memory = event.located(self.integrator, self.flow, (now.u, now.t), (u, t, memory), before)
-        return u, t, memory, first
+        if not bool(namespace(u).all(namespace(u).isfinite(u))):
+            return u, t, memory, []
+        # Resets come last: what others record and look at is the signal before.
+        found = [event for event in self._events if event.crossed(t, u)]
+        return u, t, memory, sorted(found, key=lambda event: callable(event.action))
 
     def _happened(self, event: Event) -> str | None:
         """Let an event happen; return why the run stops, if it does."""

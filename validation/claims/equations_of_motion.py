@@ -1,0 +1,371 @@
+"""Particles, waves, oscillators and kinetics: velocities, energies and motions against equations written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.integrate import solve_ivp
+from scipy.linalg import eigvalsh, expm
+
+from nlflow import (
+    AllenCahn,
+    E,
+    FisherKPP,
+    Gaussian,
+    GradientFlow,
+    Grid,
+    J,
+    Points,
+    Reaction,
+    RungeKutta,
+    StoermerVerlet,
+    WaveExponential,
+    WaveFlow,
+    affinity,
+    from_matrix,
+    solve,
+)
+from nlflow.affinities import Unlinked
+from nlflow.flows import (
+    AveragingFlow,
+    Event,
+    FitzHughNagumo,
+    GrayScott,
+    Kuramoto,
+    ParticleFlow,
+    PredatorPrey,
+    mean_shift,
+    trap,
+)
+from nlflow.flows.flow import Flow
+from nlflow.kernels import Interaction, Morse, PowerLaws, TopHat
+from validation.harness import Check, Claim, Context, Outcome, largest
+
+Floats = NDArray[np.float64]
+Field = Callable[[Floats], Floats]
+
+END = 0.9
+
+
+@dataclass
+class Found:
+    """The largest errors so far: of velocities, derivatives, energies and motions."""
+
+    velocities: float = 0.0
+    derivatives: float = 0.0
+    energies: float = 0.0
+    motions: float = 0.0
+    steps: float = 0.0
+
+    def velocity(self, flow: Flow, u: Floats, field: Field) -> None:
+        self.velocities = largest(self.velocities, apart(flow.velocity(u), field(u)))
+
+    def derivative(self, flow: Flow, u: Floats, field: Field) -> None:
+        """Hold the derivative along a direction against that of analytic functions, Im f(u + ih v) / h."""
+        v = np.cos(1.0 + np.arange(u.size)).reshape(u.shape)
+        slope = np.imag(field(u + 1e-30j * v)) / 1e-30
+        self.derivatives = largest(self.derivatives, apart(flow.jacobian(u, v), slope))
+
+    def energy(self, told: float, wanted: float) -> None:
+        self.energies = largest(self.energies, abs(told / wanted - 1))
+
+    def motion(self, flow: Flow, u: Floats, field: Field, integrator: Any, order: int = 0) -> None:
+        """Hold a solution against that of DOP853; steps of an order are extrapolated from two lengths."""
+        exact = dop853(field, u)
+        if not order:
+            self.motions = largest(self.motions, apart(solve(flow, u, t=END, integrator=integrator).final, exact))
+            return
+        errors = [apart(solve(flow, u, t=END, integrator=integrator(END / n)).final, exact) for n in (16, 32)]
+        self.steps = largest(self.steps, abs(np.log2(errors[0] / errors[1]) - order), errors[1] / 1e-2)
+
+
+def apart(found: Any, wanted: Floats) -> float:
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def dop853(field: Field, u: Floats, **options: Any) -> Any:
+    found = solve_ivp(lambda t, y: field(y.reshape(u.shape)).ravel(), (0, END), u.ravel(), method="DOP853",
+                      rtol=1e-12, atol=1e-13, **options)  # fmt: skip
+    return found if options else found.y[:, -1].reshape(u.shape)
+
+
+# ---- particles
+
+
+def particles(found: Found, rng: np.random.Generator) -> None:
+    """Hold particles with and without inertia against double sums, in and out of a box."""
+    x, v = rng.uniform(0, 2, (6, 2)), rng.standard_normal((6, 2))
+    w = rng.uniform(0.5, 1.5, 6)
+    centre = np.array([0.9, 1.2])
+    gauss = 0.4
+    cases: list[tuple[Any, Callable[[Floats], Floats], Callable[[Floats], Floats], float]] = [
+        (Morse(1.2, 0.4, 0.7, 1.1),
+         lambda r: 1.2 * np.exp(-r / 0.4) - 0.7 * np.exp(-r / 1.1),
+         lambda r: -3.0 * np.exp(-r / 0.4) + 0.7 / 1.1 * np.exp(-r / 1.1), 0.0),
+        (PowerLaws(3.0, 0.0, softening=0.2),
+         lambda r: (r**2 + 0.04) ** 1.5 / 3 - np.log(r**2 + 0.04) / 2,
+         lambda r: r * np.sqrt(r**2 + 0.04) - r / (r**2 + 0.04), 0.0),
+        (Interaction(Gaussian(gauss), 1.5), lambda r: 1.5 * np.exp(-(r**2) / (2 * gauss**2)),
+         lambda r: -1.5 * r / gauss**2 * np.exp(-(r**2) / (2 * gauss**2)), 9.0),
+    ]  # fmt: skip
+    for interaction, potential, slope, box in cases:
+
+        def pairs(x: Floats) -> tuple[Floats, Floats]:
+            between = x[:, None] - x[None]
+            if box:  # noqa: B023
+                between = between - box * np.round(np.real(between) / box)  # noqa: B023
+            return between, np.sqrt((between**2).sum(axis=2) + np.eye(6))
+
+        def force(x: Floats) -> Floats:
+            between, r = pairs(x)  # noqa: B023
+            return np.asarray(-((w * slope(r) / r)[:, :, None] * between).sum(axis=1) - 0.7 * (x - centre))  # noqa: B023
+
+        def energy(x: Floats) -> float:
+            values = w[:, None] * w * potential(pairs(x)[1])  # noqa: B023
+            return float((values.sum() - np.trace(values)) / 2 + 0.35 * w @ ((x - centre) ** 2).sum(axis=1))
+
+        given: dict[str, Any] = {"weights": w, "potential": trap(0.7, centre), "box": box or None}
+        places = x + (np.arange(6) % 2 * box)[:, None]  # some of them beside the box
+        flow = ParticleFlow(x, interaction, **given)
+        found.velocity(flow, places, force)
+        found.energy(flow.energy(places), energy(places))
+        both = np.concatenate([places, v], axis=1)
+        for friction, drag in ((0.0, 0.0), (0.8, 0.0), (-0.5, 0.6), (0.0, 0.3)):
+            heavy = ParticleFlow(x, interaction, friction=friction, drag=drag, **given)
+
+            def field(y: Floats) -> Floats:
+                a, b = y[:, :2], y[:, 2:]
+                resistance = friction + drag * (b**2).sum(axis=1, keepdims=True)  # noqa: B023
+                return np.concatenate([b, force(a) - resistance * b], axis=1)  # noqa: B023
+
+            found.velocity(heavy, both, field)
+            found.energy(heavy.total_energy(both), energy(places) + float(w @ (v**2).sum(axis=1)) / 2)
+            if interaction is cases[0][0] and drag:
+                found.motion(heavy, both, field, StoermerVerlet, order=2)
+            # Friction and drag alone are exact.
+            free = ParticleFlow(x, friction=friction, drag=drag)
+            slowed = dop853(lambda b: -(friction + drag * (b**2).sum(axis=1, keepdims=True)) * b, v)  # noqa: B023
+            kicked = free.kicked(v, 0 * v, END)
+            found.motions = largest(found.motions, apart(kicked, slowed))
+
+
+def oscillators(found: Found, rng: np.random.Generator) -> None:
+    """Hold means of what particles see, and phase oscillators, against sums."""
+    x, data = rng.standard_normal((5, 2)), rng.standard_normal((8, 2))
+    weights = rng.uniform(0.5, 1.5, 8)
+
+    def seen(x: Floats, y: Floats, w: Floats, near: Any) -> Floats:
+        k = w * near(((x[:, None] - y) ** 2).sum(axis=2))
+        return np.asarray(k @ y / k.sum(axis=1, keepdims=True) - x)
+
+    def bell(squared: Floats) -> Floats:
+        return np.asarray(np.exp(-squared / (2 * 0.8**2)))
+
+    shift = AveragingFlow(x, Gaussian(0.8), data=data, weights=weights)
+    found.velocity(shift, x, lambda x: seen(x, data, weights, bell))
+    k = bell(((x[:, None] - data) ** 2).sum(axis=2))
+    found.energy(shift.energy(x), -(0.8**2) * float(np.log(k @ weights).mean()))
+    found.motion(mean_shift(data, 0.8, x), x, lambda x: seen(x, data, np.ones(8), bell), RungeKutta(1e-10, 1e-11))
+    found.velocity(AveragingFlow(x, TopHat(1.3)), x, lambda x: seen(x, x, np.ones(5), lambda s: s <= 1.3**2))
+    theta, omega = rng.uniform(0, 9, 7), rng.standard_normal(7)
+
+    def phases(theta: Floats) -> Floats:
+        return np.asarray(omega + 1.4 / 7 * np.sin(theta - theta[:, None]).sum(axis=1))
+
+    kuramoto = Kuramoto(omega, 1.4)
+    found.velocity(kuramoto, theta, phases)
+    found.motion(kuramoto, theta, phases, RungeKutta(1e-10, 1e-11))
+    together = float(np.cos(theta - theta[:, None]).mean())  # r²
+    found.energy(kuramoto.energy(theta), -1.4 * together / 2 - float((omega * theta).mean()))
+    found.energy(kuramoto.order_parameter(theta)[0], float(np.sqrt(together)))
+
+
+# ---- waves
+
+
+def waves(found: Found, rng: np.random.Generator) -> None:
+    """Hold waves with damping, densities, a fidelity and a reaction against matrices of sums and their exponentials."""
+    n = 6
+    k, w, f = rng.random((n, n)), rng.uniform(0.5, 1.5, n) / n, rng.standard_normal(n)
+    u, v = rng.standard_normal((2, n))
+    links = (k + k.T) * w
+    matrix = np.diag(links.sum(axis=1)) - links + 0.7 * np.eye(n)
+    weights = from_matrix(k, Points(np.zeros(n), weights=w))
+    rho, gamma = rng.uniform(0.5, 2.0, n), rng.uniform(0.0, 1.5, n)
+    plain = GradientFlow(E(weights, f, 0.7))
+
+    def energy(u: Floats, v: Floats, rho: Any) -> float:
+        apart = float(((links * w[:, None]) * (u - u[:, None]) ** 2).sum()) / 4
+        return apart + float(w @ (rho * v**2 + 0.7 * (u - f) ** 2)) / 2
+
+    # Nodes of their own density and damping, with a reaction.
+    pulled = WaveFlow(plain + AllenCahn(0.4, interval=(-4.0, 4.0)), damping=gamma, density=rho)
+
+    def field(y: Floats) -> Floats:
+        u, v = y[:, 0], y[:, 1]
+        force = 0.7 * f - matrix @ u + 0.4 * (u - u**3)
+        return np.stack([v, force / rho - gamma * v], axis=1)
+
+    state = np.stack([u, v], axis=1)
+    found.velocity(pulled, state, field)
+    found.derivative(pulled, state, field)
+    found.energy(pulled.energy(state), energy(u, v, rho) + 0.1 * float(w @ (u**2 - 1) ** 2))
+    found.motion(pulled, state, field, RungeKutta(1e-10, 1e-11))
+    found.motion(pulled, state, field, StoermerVerlet, order=2)
+    uneven = WaveFlow(plain, density=rho)
+    fastest = float(np.sqrt(eigvalsh(w[:, None] * matrix, np.diag(w * rho)).max()))
+    found.energy(uneven.largest_frequency(), fastest)
+    found.energy(StoermerVerlet(0.1).stability_limit(uneven), 2 / fastest)
+    steep = WaveFlow(plain + AllenCahn(0.4), density=rho)  # slopes of s (u − u³) are at most 2s
+    found.energy(steep.fastest() ** 2, fastest**2 + 0.8 / float(rho.min()))
+    for at in (gamma, 0.0):
+        # Strides are products with a matrix.
+        stepped = WaveFlow(plain, damping=at, density=rho)
+        many, one = (solve(stepped, state, t=END, integrator=StoermerVerlet(END / 24, stride)).final
+                     for stride in (6, 1))  # fmt: skip
+        found.velocities = largest(found.velocities, apart(many, np.asarray(one)))
+    # One damping: exact at any time, for weak and strong damping.
+    ring = Grid(12, spacing=0.1, boundary="periodic")
+    circle = GradientFlow(J(affinity(Gaussian(0.15), ring)))
+    rows = -np.stack([circle.velocity(row) for row in np.eye(12)], axis=1)
+    turning = np.sin(2 * np.pi * ring.nodes[:, 0] / 1.2) + 0.3
+    for flow, a, start, push in (
+        (plain, matrix, state, 0.7 * f),
+        (circle, rows, np.stack([turning, np.roll(turning, 2) - 0.3], axis=1), np.zeros(12)),
+    ):
+        size = len(a)
+        for damping, times in ((0.0, (0.2, 7.0)), (0.4, (0.1, 3.0)), (6.0, (0.2, 4.0))):
+            whole = np.zeros((2 * size + 1, 2 * size + 1))
+            whole[:size, size : 2 * size] = np.eye(size)
+            whole[size : 2 * size, :size], whole[size : 2 * size, -1] = -a / 1.3, push / 1.3
+            whole[size : 2 * size, size : 2 * size] = -damping * np.eye(size)
+            wave = WaveFlow(flow, damping=damping, density=1.3)
+            for t in times:
+                exact = (expm(t * whole) @ np.append(start.T.ravel(), 1.0))[:-1].reshape(2, size).T
+                reached = solve(wave, start, t=t, integrator=WaveExponential()).final
+                found.motions = largest(found.motions, apart(reached, exact))
+
+
+# ---- kinetics, moments within steps
+
+
+def lone(reaction: Reaction) -> GradientFlow:
+    """Return the flow of a reaction alone, at nodes without links."""
+    return GradientFlow(J(Unlinked(Points(np.zeros(3)))), "degree", reaction=reaction)
+
+
+def kinetics(found: Found, rng: np.random.Generator) -> None:
+    """Hold reactions and their slopes against formulas written out."""
+    u = rng.uniform(0.1, 0.9, (3, 2))
+
+    def gray_scott(u: Floats) -> Floats:
+        a, b = u.T
+        return np.stack([-a * b**2 + 0.05 * (1 - a), a * b**2 - (0.05 + 0.06) * b], axis=1)
+
+    def nagumo(u: Floats) -> Floats:
+        a, b = u.T
+        return np.stack([a - a**3 / 3 - b + 0.3, 0.1 * (a + 0.7 - 0.8 * b)], axis=1)
+
+    def predators(u: Floats) -> Floats:
+        a, b = u.T
+        eaten = a * b / (a + 0.4)
+        return np.stack([1.2 * a * (1 - a) - eaten, 0.9 * eaten - 0.35 * b], axis=1)
+
+    kinds = (
+        (GrayScott(0.05, 0.06), gray_scott),
+        (FitzHughNagumo(0.7, 0.8, 0.1, 0.3), nagumo),
+        (PredatorPrey(growth=1.2, saturation=0.4, conversion=0.9, mortality=0.35), predators),
+        (GrayScott(0.05, 0.06) + FitzHughNagumo(0.7, 0.8, 0.1, 0.3), lambda u: gray_scott(u) + nagumo(u)),
+    )
+    for reaction, field in kinds:
+        found.velocity(lone(reaction), u, field)
+        found.derivative(lone(reaction), u, field)
+    found.motion(lone(kinds[1][0]), u, nagumo, RungeKutta(1e-10, 1e-11))
+    a = u[:, 0]
+    for one, field in (
+        (FisherKPP(1.3), lambda a: 1.3 * a * (1 - a)),
+        (FisherKPP(1.3) + AllenCahn(0.4), lambda a: 1.3 * a * (1 - a) + 0.4 * (a - a**3)),
+    ):
+        found.velocity(lone(one), a, field)
+        found.derivative(lone(one), a, field)
+    assert kinds and FisherKPP(1.3).potential is not None
+    potential: Any = (FisherKPP(1.3) + AllenCahn(0.4)).potential
+    by_hand = 1.3 * (a**3 / 3 - a**2 / 2) + 0.1 * (a**2 - 1) ** 2
+    found.energies = largest(found.energies, apart(potential(a), by_hand))
+    # Competition with an average of the prey.
+    k = rng.random((3, 3))
+    k += k.T
+    around = from_matrix(k, Points(np.zeros(3)))
+    share = k / k.sum(axis=1, keepdims=True)
+
+    def far(u: Floats) -> Floats:
+        change = predators(u)
+        change[:, 0] += 1.2 * u[:, 0] * (u[:, 0] - share @ u[:, 0])
+        return change
+
+    reaction = PredatorPrey(around, growth=1.2, saturation=0.4, conversion=0.9, mortality=0.35)
+    flow = GradientFlow(J(around), "degree", reaction=reaction)
+    found.velocity(flow, u, lambda u: far(u) + share @ u - u)
+    found.derivative(flow, u, lambda u: far(u) + share @ u - u)
+
+
+def moments(found: Found) -> float:
+    """Return errors of events, and of signals within long steps: a pendulum against SciPy's events and its own."""
+    swing = Reaction(lambda u: np.stack([u[..., 1], -np.sin(u[..., 0])], -1), (-3, 3), components=2, bound=2)
+    flow = GradientFlow(J(Unlinked(Points([0.0]))), "degree", reaction=swing)
+    start = np.array([[1.5, 0.3]])
+
+    def field(y: Floats) -> Floats:
+        return np.stack([y[..., 1], -np.sin(y[..., 0])], -1)
+
+    def over(t: float, y: Floats) -> float:
+        return float(y.ravel()[0] - 0.4)
+
+    span, times = (0, 12.0), np.linspace(0, 12.0, 25)
+    exact = solve_ivp(lambda t, y: field(y), span, start[0], method="DOP853", rtol=1e-12, atol=1e-13, events=over,
+                      t_eval=times)  # fmt: skip
+    both, falling = (Event(over, direction=d, name=f"over {d}") for d in (0, -1))
+    kept = solve(flow, start, t_eval=times, integrator=RungeKutta(1e-10, 1e-11), trackers=[both, falling])
+    found.motions = largest(found.motions, apart(kept.u[:, 0], exact.y.T))
+    moments = np.array(exact.t_events[0])
+    worst = float(np.abs(kept.records["over 0"]["t"] - moments).max())
+    return largest(worst, float(np.abs(kept.records["over -1"]["t"] - moments[::2]).max()))
+
+
+def run(context: Context) -> Outcome:
+    found, rng = Found(), np.random.default_rng(41)
+    for part in (particles, oscillators, waves, kinetics):
+        context.step(part.__name__)
+        part(found, rng)
+    late = moments(found)
+    return Outcome([
+        Check("velocities against sums written out, relative", found.velocities, 1e-12),
+        Check("derivatives of velocities along a direction, relative", found.derivatives, 1e-12),
+        Check("energies and frequencies, relative", found.energies, 1e-12),
+        Check("motions against SciPy's DOP853, and waves against exponentials, relative", found.motions, 1e-8),
+        Check("order of Störmer and Verlet's steps, less 2; and their error over 1e-2", found.steps, 1.0),
+        Check("moments of events against those of SciPy", late, 1e-8),
+    ])  # fmt: skip
+
+
+CLAIM = Claim(
+    name="equations-of-motion",
+    title="Particles, waves, oscillators and kinetics move as their equations say",
+    statement=(
+        "dx/dt = −Σ w ∇W − ∇V and with inertia dv/dt = −Σ w ∇W − ∇V − (γ + δ|v|²) v; ρ u'' = −∇E − ργ u'; means of what "
+        "is seen less the place; dθ/dt = ω + K/N Σ sin(θ_j − θ_i); the kinetics of Gray and Scott, FitzHugh and Nagumo, "
+        "Rosenzweig and MacArthur, Fisher: velocities, their derivatives and energies are sums written out, motions "
+        "those of SciPy's DOP853, waves of one damping exponentials of matrices at any time. Events happen when "
+        "SciPy's do."
+    ),
+    source=(
+        "D'Orsogna et al. 2006, doi 10.1103/PhysRevLett.96.104302; Silling 2000, doi 10.1016/S0022-5096(99)00029-0; "
+        "Cheng 1995, doi 10.1109/34.400568; Strogatz 2000, doi 10.1016/S0167-2789(00)00094-4; Hairer, Lubich and "
+        "Wanner 2003, doi 10.1017/S0962492902000144"
+    ),
+    run=run,
+)
