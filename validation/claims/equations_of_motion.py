@@ -121,7 +121,7 @@ def particles(found: Found, rng: np.random.Generator) -> None:
             return between, np.sqrt((between**2).sum(axis=2) + np.eye(6))
 
         def force(x: Floats) -> Floats:
-            between, r = pairs(x)  # noqa: B023
+            between, r = pairs(x)
             return np.asarray(-((w * slope(r) / r)[:, :, None] * between).sum(axis=1) - 0.7 * (x - centre))  # noqa: B023
 
         def energy(x: Floats) -> float:
@@ -140,7 +140,7 @@ def particles(found: Found, rng: np.random.Generator) -> None:
             def field(y: Floats) -> Floats:
                 a, b = y[:, :2], y[:, 2:]
                 resistance = friction + drag * (b**2).sum(axis=1, keepdims=True)  # noqa: B023
-                return np.concatenate([b, force(a) - resistance * b], axis=1)  # noqa: B023
+                return np.concatenate([b, force(a) - resistance * b], axis=1)
 
             found.velocity(heavy, both, field)
             found.energy(heavy.total_energy(both), energy(places) + float(w @ (v**2).sum(axis=1)) / 2)
@@ -292,7 +292,6 @@ def kinetics(found: Found, rng: np.random.Generator) -> None:
     ):
         found.velocity(lone(one), a, field)
         found.derivative(lone(one), a, field)
-    assert kinds and FisherKPP(1.3).potential is not None
     potential: Any = (FisherKPP(1.3) + AllenCahn(0.4)).potential
     by_hand = 1.3 * (a**3 / 3 - a**2 / 2) + 0.1 * (a**2 - 1) ** 2
     found.energies = largest(found.energies, apart(potential(a), by_hand))
@@ -356,11 +355,11 @@ CLAIM = Claim(
     name="equations-of-motion",
     title="Particles, waves, oscillators and kinetics move as their equations say",
     statement=(
-        "dx/dt = −Σ w ∇W − ∇V and with inertia dv/dt = −Σ w ∇W − ∇V − (γ + δ|v|²) v; ρ u'' = −∇E − ργ u'; means of what "
-        "is seen less the place; dθ/dt = ω + K/N Σ sin(θ_j − θ_i); the kinetics of Gray and Scott, FitzHugh and Nagumo, "
-        "Rosenzweig and MacArthur, Fisher: velocities, their derivatives and energies are sums written out, motions "
-        "those of SciPy's DOP853, waves of one damping exponentials of matrices at any time. Events happen when "
-        "SciPy's do."
+        "dx/dt = −Σ w ∇W − ∇V and with inertia dv/dt = −Σ w ∇W − ∇V − (γ + δ|v|²) v; ρ u'' = −∇E − ργ u'; means of "
+        "what is seen less the place; dθ/dt = ω + K/N Σ sin(θ_j − θ_i); kinetics of Gray and Scott, FitzHugh and "
+        "Nagumo, Rosenzweig and MacArthur, Fisher: velocities, their derivatives and energies are sums written out, "
+        "motions are those of SciPy's DOP853, waves of one damping are exponentials of matrices at any time. Events "
+        "happen when SciPy's do."
     ),
     source=(
         "D'Orsogna et al. 2006, doi 10.1103/PhysRevLett.96.104302; Silling 2000, doi 10.1016/S0022-5096(99)00029-0; "
