@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
@@ -11,7 +13,7 @@ from skimage import data
 from benchmarks.blind.delicate import letters
 from nlflow import NlflowWarning, denoise, estimate_noise
 from nlflow.denoising.noise import Poisson, Speckle
-from nlflow.denoising.noise.finding import evidence
+from nlflow.denoising.noise.finding import evidence, pictures
 from nlflow.denoising.noise.finding.sigma import channel_levels
 from tests.pictures import Floats
 
@@ -45,6 +47,30 @@ def test_letters_without_noise_stay() -> None:
     """Letters are as strong at high frequencies as noise, and no flat part shows any."""
     clean = np.rint(page())
     assert np.array_equal(denoise(clean), clean)
+
+
+@pytest.mark.parametrize(
+    ("clean", "tails", "says"), [(0.03, 20.0, "not its law"), (0.9, 0.0, "clean with probability 90%")]
+)
+def test_a_verdict_that_all_stays_says_what_it_rests_on(
+    clean: float, tails: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No picture is left as it is because it is clean "with probability 3 %"."""
+    look, believe = pictures.look, pictures.believe
+    odds = {"clean": clean, "white": 1 - clean, "correlated": 0.0}
+    monkeypatch.setattr(pictures, "look", lambda *given: replace(look(*given), tails=tails))
+    monkeypatch.setattr(pictures, "believe", lambda *given: replace(believe(*given), probabilities=odds))
+    noisy = 100 + 5 * white((96, 96))
+    found = estimate_noise(noisy)
+    assert str(found) == f"no noise found (confidence {found.confidence})"
+    assert found.confidence == ("low" if tails else "medium")
+    assert says in found.reasons[0]
+    assert found.measured["probabilities"]["clean"] > 1 / 3  # what the decision rests on
+    assert sum(found.measured["probabilities"].values()) == pytest.approx(1)
+    with pytest.warns(NlflowWarning, match="no noise found"):
+        result, info = denoise(noisy, return_info=True)
+    assert info.noise == "no noise"
+    assert np.array_equal(result, noisy)
 
 
 def test_correlated_noise_that_flat_parts_show_stays_correlated() -> None:

@@ -257,6 +257,9 @@ def test_the_noise_of_a_camera_has_no_law_by_place() -> None:
 def test_words() -> None:
     white, varying = GaussianNoise(0.1), GaussianNoise(2.0, intensities=[0, 1], strengths=[0.5, 1.5])
     assert white.describe() == "white noise: sigma 0.1"
+    nothing = GaussianNoise(np.zeros(3))
+    assert nothing.describe() == Mixture([nothing, nothing]).describe() == "no noise"
+    assert Mixture([Impulses(0.1, 0, 255), nothing]).describe() == Impulses(0.1, 0, 255).describe()
     assert varying.describe() == "white noise: sigma 1 in dark parts to 3 in light parts"
     assert white.is_white
     assert not varying.is_white

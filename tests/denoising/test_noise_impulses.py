@@ -174,6 +174,12 @@ def test_bad_models_are_refused(arguments, name):
         Impulses(*arguments)
 
 
+def test_a_density_without_values_is_refused_by_name():
+    for given in ({}, {"low": 0.0}):
+        with pytest.raises(InputError, match=r"^(low|high): got none beside density=0.1, expected the value"):
+            Impulses(0.1, **given)
+
+
 def test_strength_cannot_be_scaled_and_every_sample_cannot_be_missing():
     noise = Impulses(0.1, 0.0, 0.0)
     assert noise.scaled(1.0) == noise

@@ -121,7 +121,10 @@ def test_structure_and_low_counts_and_masks():
     y = rng.poisson(CLEAN).astype(float)
     gone = rng.random(y.shape) < 0.002
     y[gone] = 1e6
-    assert photon_transfer(y, mask=gone).gain == pytest.approx(1, abs=0.15)
+    free = photon_transfer(y, mask=gone)
+    assert free.gain == pytest.approx(1, abs=0.15)
+    assert "one pair of many" in str(free)  # read noise and dark level, of which their sum is known
+    assert f"± {free.sigma_error:.2g}, offset" not in str(free)
 
 
 @pytest.mark.parametrize(

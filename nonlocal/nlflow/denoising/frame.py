@@ -20,7 +20,7 @@ from nlflow.denoising.given import Known, as_given, refuse_unordered
 from nlflow.denoising.info import check_units
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
-from nlflow.denoising.noise.names import choose_noise
+from nlflow.denoising.noise.names import NO_NOISE, choose_noise
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
@@ -154,6 +154,8 @@ class Frame:
         """The noise in words."""
         if self.model is not None:
             return self.model.describe()
+        if self.found is not None and not np.any(self.found.model.white_sigma):
+            return NO_NOISE
         return "white noise" + (", varying" if self.variance is not None else "")
 
     def told(self) -> dict[str, Any]:
@@ -173,7 +175,7 @@ class Frame:
 
     def without_noise(self, found: NoiseEstimate) -> Frame:
         """Return the frame of samples of which nothing is removed, as a verdict says."""
-        idle, level = "the residual was not the noise that was found", np.zeros_like(self.level)
+        idle, level = "what was taken for noise has not its law", np.zeros_like(self.level)
         return replace(self, found=found, model=found.model, idle=idle, level=level, sigma=0.0, sigma_effective=None,
                        flow=None, coloured=None)  # fmt: skip
 

@@ -32,6 +32,10 @@ KINDS: Final = {
 """Public classes of `nlflow.denoising.noise` by their `Noise.kind`."""
 
 
+#: What a model without any noise is called.
+NO_NOISE: Final = "no noise"
+
+
 class Word(NamedTuple):
     """What people read beside a word: in lists to choose from, and in the help of the command."""
 
@@ -95,6 +99,13 @@ def has_sigma(word_or_model: str | Mapping[str, Any] | None) -> bool:
     kind = word_or_model.get("kind") if isinstance(word_or_model, Mapping) else word_or_model
     kind = WORDS[kind].kind or None if kind in WORDS else kind
     return kind is None or kind not in kinds() or model_class(kind).scalable
+
+
+def verdict_of(noise: str, confidence: str) -> str:
+    """Return noise in words, and how sure it is where it was found out."""
+    if not confidence:
+        return noise
+    return f"{noise}{' found' if noise == NO_NOISE else ''} (confidence {confidence})"
 
 
 def _defined() -> dict[str, type[Noise]]:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nlflow.denoising.noise.names import has_sigma
+from nlflow.denoising.noise.names import has_sigma, verdict_of
 from nlflow.desk.formats.media import format_of
 from nlflow.desk.terminal import in_shell
 from nlflow.errors import format_bytes
@@ -135,17 +135,12 @@ def _given_sigma(report: dict[str, Any]) -> str:
 def _noise(report: dict[str, Any]) -> str:
     """Return what the noise was taken to be; of each column of a table where they differ."""
     columns = report.get("columns", ())
-    told = [verdict(column.get("noise", ""), column.get("confidence", "")) for column in columns[:_SHOWN]]
+    told = [verdict_of(column.get("noise", ""), column.get("confidence", "")) for column in columns[:_SHOWN]]
     if len(set(told)) > 1:
         more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
         return "; ".join(f"{column['name']} {text}" for column, text in zip(columns, told, strict=False)) + more
     details = report["denoise"]
-    return verdict(details["noise"], details.get("confidence", ""))
-
-
-def verdict(noise: str, confidence: str) -> str:
-    """Return a model of noise in words, and how sure it is where it was found out."""
-    return f"{noise} (confidence {confidence})" if confidence else noise
+    return verdict_of(details["noise"], details.get("confidence", ""))
 
 
 def _of_all(report: dict[str, Any], name: str) -> str:

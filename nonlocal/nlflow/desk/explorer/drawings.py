@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.denoising import DenoiseInfo
-from nlflow.denoising.noise.names import has_sigma
+from nlflow.denoising.noise.names import NO_NOISE, has_sigma, verdict_of
 from nlflow.desk.explorer import sources
 from nlflow.desk.explorer.denoising_view import DenoiseResult
 from nlflow.desk.explorer.pictures import (
@@ -207,8 +207,8 @@ def of_counts(info: DenoiseInfo) -> bool:
 
 def verdict(info: DenoiseInfo) -> str:
     """Return the model of the noise in words, and how sure it is."""
-    words = info.noise if info.model is not None else f"{info.noise}, σ {digits(info.sigma)}"
-    return f"{words} (confidence {info.confidence})" if info.confidence else words
+    white = info.model is None and info.noise != NO_NOISE
+    return verdict_of(f"{info.noise}, σ {digits(info.sigma)}" if white else info.noise, info.confidence)
 
 
 def _words(value: Any) -> str:

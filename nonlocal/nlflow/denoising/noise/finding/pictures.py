@@ -28,6 +28,9 @@ _VARIES: Final = 1.5  # ratio of standard deviations at two intensities from whi
 _ERRORS: Final = 3.0  # up to which the law of quiet blocks may be that of noise
 _UNLIKE: Final = 10.0  # times as often as noisy pictures, clean ones are beyond (a Bayes factor)
 _STAYS: Final = "hardly any of what quiet parts show need be noise, and all of it stays (clean with probability {:.0%})"
+_LAW: Final = (
+    "what quiet parts show has the spectrum of noise (probability {:.0%}), but not its law, and all of it stays"
+)
 #: Up to which frequency, in units of the highest, each size of blocks is asked, the largest first.
 _REACH: Final = {32: 0.2, 16: 0.42, 8: 2.0}
 _FILLED: Final = 0.3  # `GaussianNoise.compressed` of colours: 0.2 to 0.4 are best on PolyU and simulated cameras
@@ -46,16 +49,18 @@ def noise_of_picture(
         return None
     belief = believe(found.features, 1 if found.grey else len(found.powers))
     shares = np.broadcast_to(belief.shares, found.powers.shape)
-    odds, sure = belief.probabilities, belief.confidence
+    odds, sure = revised(belief.probabilities, found.tails), belief.confidence
     unit = found.reference
     low, strength, high = unit * belief.limits
     measured: dict[str, Any] = {
         "probabilities": odds, "interval": (low, high), "strength": strength, "intensities": found.intensities,
         "strengths": np.sqrt(found.strengths), "light": belief.light,
     }  # fmt: skip
-    if not acts(odds["clean"], found.tails):
-        sure = "medium" if acts(1 - odds["clean"]) else "low"
-        return NoiseEstimate(GaussianNoise(0.0), sure, (_STAYS.format(odds["clean"]),), measured)
+    if not acts(odds["clean"]):
+        by_spectrum = belief.probabilities["clean"]
+        sure = "medium" if acts(1 - by_spectrum) else "low"
+        why = _STAYS.format(odds["clean"]) if not acts(by_spectrum) else _LAW.format(1 - by_spectrum)
+        return NoiseEstimate(GaussianNoise(0.0), sure, (why,), measured)
     kind = max(("white", "correlated"), key=lambda name: odds[name])
     places, relative = _light(found, belief)
     advice = [] if sure != "low" else [_ADVICE]
@@ -72,14 +77,20 @@ def noise_of_picture(
     return NoiseEstimate(coloured(found, shares, places, relative), sure, tuple(reasons), measured)
 
 
-def acts(clean: float, tails: float = 0.0) -> bool:
-    """Tell whether to take out noise costs less than to leave it, where a picture is so likely to be clean.
+def acts(clean: float) -> bool:
+    """Tell whether to take out noise costs less than to leave it, where a picture is so likely to be clean."""
+    return _HARM * clean < 1 - clean
 
-    It is more likely to be where the law of its quietest blocks is not that of noise: ten times so, as JPEG changes
-    that law too, and by the square of many standard errors.
+
+def revised(odds: dict[str, float], tails: float) -> dict[str, float]:
+    """Return the probabilities of kinds with what the law of the quietest blocks says, so many standard errors off.
+
+    A picture is more likely to be clean where that is not the law of noise: ten times so, as JPEG changes that law too,
+    and by the square of many standard errors.
     """
     factor = max((tails / _ERRORS) ** 2, _UNLIKE) if abs(tails) > _ERRORS else 1.0
-    return _HARM * clean * factor < 1 - clean
+    weighed = odds | {"clean": factor * odds["clean"]}
+    return {kind: one / sum(weighed.values()) for kind, one in weighed.items()}
 
 
 def coloured(

@@ -55,9 +55,13 @@ class PhotonTransfer:
 
     def __str__(self) -> str:
         """Return the figures for people."""
-        offset = f"offset {self.model.offset:.4g} ({'given' if self.offset_known else 'assumed'})"
+        gain, read = f"gain {self.gain:.4g} ± {self.gain_error:.2g} a count", f"read noise {self.sigma:.3g}"
+        if not self.offset_known:
+            return (f"{gain}, variance {self.intercept:.4g} ± {self.intercept_error:.2g} where the mean is 0; it does "
+                    f"not tell how much of that is read noise, and how much the dark level: {read} and "
+                    f"{self.model.offset:.4g} are one pair of many")  # fmt: skip
         error = f" ± {self.sigma_error:.2g}" if math.isfinite(self.sigma_error) else ""
-        return f"gain {self.gain:.4g} ± {self.gain_error:.2g} a count, read noise {self.sigma:.3g}{error}, {offset}"
+        return f"{gain}, {read}{error}, offset {self.model.offset:.4g} (given)"
 
 
 @underflowing

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import OfFiles
-from nlflow.denoising.noise.names import kinds, model_class
+from nlflow.denoising.noise.names import NO_NOISE, kinds, model_class, verdict_of
 from nlflow.domains.samples import as_signal
 from nlflow.errors import FileFormatError, InputError, check_array, check_flag, check_number, check_path, shortened
 from nlflow.store.atomic import write_content
@@ -399,7 +399,7 @@ class NoiseEstimate:
 
     def __str__(self) -> str:
         """Return the verdict for people."""
-        return f"{self.model.describe()} (confidence {self.confidence})"
+        return verdict_of(self.model.describe(), self.confidence)
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,8 @@ class Mixture(Noise):
 
     def describe(self) -> str:
         """Return what this noise is, in a few words."""
-        return "; ".join(part.describe() for part in self.parts)
+        told = [text for part in self.parts if (text := part.describe()) != NO_NOISE]
+        return "; ".join(told) or NO_NOISE
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Undo one after the other; see `Noise.reduce`. What Gaussian parts leave adds up.

@@ -13,6 +13,7 @@ from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.noise.models.base import Array, Noise, Reduction
+from nlflow.denoising.noise.names import NO_NOISE
 from nlflow.errors import InputError, check_floats, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
@@ -328,6 +329,8 @@ class GaussianNoise(Noise):
     def describe(self) -> str:
         """Return what this noise is, in a few words."""
         level = root_mean_square(np.atleast_1d(self.sigma))
+        if level == 0:
+            return NO_NOISE
         words = "noise of a camera" if self.opponent else "white noise" if self.spectrum is None else "correlated noise"
         reach = ""
         if self.places is not None:

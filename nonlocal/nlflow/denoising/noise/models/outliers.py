@@ -66,6 +66,10 @@ class Impulses(Strewn):
     def __post_init__(self) -> None:
         if self.density is None:
             return
+        for name in ("low", "high"):
+            if getattr(self, name) is math.nan:
+                raise InputError(f"{name}: got none beside density={self.density!r}, expected the value that replaces "
+                                 "samples, such as 255; give both, or leave density out: all is found")  # fmt: skip
         super().__post_init__()
         if self.low > self.high:
             raise InputError(f"low: got {self.low:g}, expected at most high={self.high:g}; swap the two")
