@@ -89,7 +89,8 @@ class Search(Brief):
         neutral = equations.neutral(x, ALMOST if bordered else NONE)
         answer = Tangent(equations, x).solve(-value, Border.of(equations, neutral), np.zeros(neutral.count))
         self.singular = answer.singular
-        moved = equations.norm(answer.v) if answer.residual <= 0.9 else math.inf
+        # Of a singular matrix what is left may lie where it moves nothing; the solution of least squares counts.
+        moved = equations.norm(answer.v) if answer.residual <= 0.9 or answer.singular else math.inf
         self.error = moved / max(equations.norm(x), self.least, min(moved, 1.0), 1e-300)
         return answer
 
