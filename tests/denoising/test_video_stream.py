@@ -202,3 +202,19 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run("denoise", "in.mkv", "out.mkv", *given, code=130).stdout == ""
     assert len(calls) == 2
     assert listing() == before
+
+
+@pytest.mark.slow
+def test_a_film_that_is_left_alone_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    film(Path("in.mp4"), scene(30), sound=True)
+    for words in ((), ("--max-memory", "1400000")):
+        told = run("denoise", "in.mp4", "out.mp4", "--sigma", "0", *words)
+        assert ("in parts of" in told.stderr) == bool(words)
+        assert "OUT is a copy of IN" in told.stdout
+        assert "coded as" not in told.stderr
+        assert Path("out.mp4").read_bytes() == Path("in.mp4").read_bytes()
+        Path("out.mp4").unlink()
+    told = run("denoise", "in.mp4", "out.mkv", "--sigma", "0")
+    assert "OUT is IN coded anew, as films are" in told.stdout
+    assert "coded as" in told.stderr

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
+from scipy.io import wavfile
 
 import nlflow
 from nlflow.denoising import options as denoising_options
@@ -86,17 +87,36 @@ def test_what_is_only_copied_says_so_first(
     Path("in").mkdir()
     np.save("in/a.npy", image)
     result = run("denoise", "in/a.npy", "out.npy", "--kind", "image", "--quality", "fast", *words)
-    assert result.stdout.splitlines()[0].split(None, 1) == ["result", f"{said}: OUT is a copy of IN"]
+    assert result.stdout.splitlines()[0].split(None, 1) == ["result", f"{said}: OUT has the samples of IN"]
     np.testing.assert_array_equal(np.load("out.npy"), image)
     result = run("denoise", "in", "many", "--kind", "image", "--quality", "fast", *words)
-    assert f"{said}: OUT is a copy of IN; sigma" in result.stdout
+    assert f"{said}: OUT has the samples of IN; sigma" in result.stdout
 
 
-def test_a_jpeg_that_is_left_alone_is_coded_anew(folder: Path) -> None:
-    Image.fromarray(IMAGE).save("in.jpg")
-    told = run("denoise", "in.jpg", "out.jpg", "--sigma", "0", "--quality", "fast").stdout
-    assert "there is no noise to remove (sigma=0): OUT is IN coded anew, as JPEG loses digits" in told
+@pytest.mark.parametrize(("name", "other"), [("in.jpg", "out.jpeg"), ("in.png", "out.png"), ("in.wav", "out.wav")])
+def test_a_file_that_is_left_alone_is_copied(folder: Path, name: str, other: str) -> None:
+    if name == "in.wav":
+        wavfile.write(name, 8000, IMAGE.ravel().astype(np.int16))
+    elif name == "in.jpg":
+        Image.fromarray(np.dstack([IMAGE] * 3)).save(name, subsampling="4:2:0", quality=60)
+    told = run("denoise", name, other, "--sigma", "0", "--quality", "fast").stdout
+    assert "there is no noise to remove (sigma=0): OUT is a copy of IN" in told
+    assert Path(other).read_bytes() == Path(name).read_bytes()
     assert "if wrong" not in told
+    assert json.loads(run("denoise", name, "again" + Path(name).suffix, "--sigma", "0", "--json").stdout)["copied"]
+
+
+def test_a_file_that_is_left_alone_is_coded_anew_where_that_is_asked_for(folder: Path) -> None:
+    Image.fromarray(IMAGE).save("in.jpg")
+    given = ("--sigma", "0", "--quality", "fast")
+    told = run("denoise", "in.jpg", "out.jpg", *given, "--write", "quality=40").stdout
+    assert "OUT is IN coded anew, as JPEG loses digits" in told
+    assert Path("out.jpg").stat().st_size < Path("in.jpg").stat().st_size
+    assert "OUT has the samples of IN" in run("denoise", "in.png", "out.tif", *given).stdout
+    Image.fromarray(IMAGE).convert("P").save("palette.png")
+    palette = run("denoise", "palette.png", "colours.png", *given)
+    assert "palette colours converted" in palette.stderr
+    assert "OUT has the samples of IN" in palette.stdout
 
 
 def test_options_are_passed_on(folder: Path, denoiser: Denoiser) -> None:
@@ -603,7 +623,7 @@ def test_a_report_says_what_it_rests_on_and_what_the_preset_works_with() -> None
 def test_a_report_tells_of_the_strength() -> None:
     nothing = "returned unchanged: there is no noise to remove (sigma=0)"
     none = dict(summary(report_of(sigma=0.0, stopped_by=nothing) | {"strength": 0.0}))
-    assert none["result"] == "strength 0: nothing was to be removed; OUT is a copy of IN"
+    assert none["result"] == "strength 0: nothing was to be removed; OUT has the samples of IN"
     assert dict(summary(report_of() | {"strength": 1000.0}))["sigma"].startswith("2 (1000 times what was found)")
 
 

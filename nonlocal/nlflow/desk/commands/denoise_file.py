@@ -7,9 +7,10 @@ whole.
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -35,6 +36,7 @@ _IN_FAST = 8  # times as many, with --quality fast: 24 megapixels of colour take
 _FASTER = {"image": "3 to 12", "volume": "about 14"}  # times: grey 0.7 s against 0.2 s, a photograph 310 s against 25 s
 _BYTES = 40  # of a sample, while a clip is denoised as a whole
 FIGURES = ("png", "pdf", "svg")
+_COPIED = ("png", "jpeg", "tiff", "bmp", "webp", "pnm", "wav", "au", "video")  # formats of one picture, sound or film
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,9 @@ def _whole(
     if request.flat is not None:
         request = replace(request, noise=noise_of_flat(media, request.flat).model)
     form = "" if job.figure is None else check_figure("--compare", job.figure)
-    given.notes = [*media.notes, *files.check_output(writing, media), *given.notes]
-    for text in given.notes:
-        tell("note", text)
+    coded, copies = files.check_output(writing, media), may_copy(media, writing, request)
+    given.notes = [*media.notes, *given.notes]
+    _tell(given, () if copies else coded, tell)
     if isinstance(progress, Log):
         _announce(media, request.quality, progress)
     result, details, given.warned = _denoise(given, request, progress)
@@ -135,14 +137,46 @@ def _whole(
     if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
         levels = [column["sigma"] for column in columns] if len(columns) > 1 else details["sigma"]
         drawn = _draw(given, result, levels, job.source.name, form)
+    copies = copies and details.get("residual") == 0 and np.array_equal(result, media.data, equal_nan=True)
     begin()
-    files.write(writing, result, media)
+    if copies:
+        copy(media, writing)
+    else:
+        files.write(writing, result, media)
     if job.figure is not None:
         write_content(job.figure, drawn, replace=job.figure not in job.free)
     clean, figures = given.reference, {}
     if clean is not None:
         figures = companions.nearness(media, clean, media.data, result)
-    return given, details, {**({"columns": columns} if columns else {}), **figures}
+    return given, details, {"copied": copies, **({"columns": columns} if columns else {}), **figures}
+
+
+def _tell(given: Inputs, more: Iterable[str], tell: Callable[[str, str], None]) -> None:
+    """Tell the notes on what was given, and more, which then belong to them."""
+    given.notes += more
+    for text in given.notes:
+        tell("note", text)
+
+
+def may_copy(media: Media, writing: Writing, request: Request) -> bool:
+    """Tell whether the file of an input is the output where no sample changes: nobody asks for it otherwise.
+
+    What was left out or converted while it was read is told of, and is not in the output.
+    """
+    same = files.format_of(writing.path) == media.format in _COPIED and writing.quality is None
+    if media.format in ("video", "pnm"):  # whose names say more than the format
+        same &= files.extension(writing.path) == files.extension(media.path)
+    return same and media.path.is_file() and not request.reading and (media.format == "video" or not media.notes)
+
+
+def copy(media: Media, writing: Writing) -> None:
+    """Write the file of an input as it is."""
+
+    def write(stream: BinaryIO) -> None:
+        with media.path.open("rb") as source:
+            shutil.copyfileobj(source, stream)
+
+    write_atomic(writing.path, write, replace=writing.replaces)
 
 
 def _announce(media: Media, quality: str, log: Log) -> None:
@@ -483,15 +517,16 @@ class _Film:
             given = Inputs(self._clip(request.reading.get("axes")), request.sigma)
             media, count = given.media, len(self.times)
             core, _ = window(found, limit)
-            given.notes = [*media.notes, *files.check_output(writing, media)]
+            coded = files.check_output(writing, media)
+            copies = bool(found.idle) and may_copy(media, writing, request)
+            given.notes = [*media.notes, *(() if copies else coded)]
             given.notes.append(f"{job.source}: is denoised in parts of {core} frames, so that it fits the memory")
             if found.estimated:
                 first = min(FIRST, count)
                 given.notes.append(
                     f"{job.source}: the noise is taken to be white, and as strong as in the first {first} frames"
                 )
-            for text in given.notes:
-                tell("note", text)
+            _tell(given, (), tell)
             begin()
             squares = 0.0
 
@@ -512,10 +547,13 @@ class _Film:
                         if callable(progress):
                             progress((number + 1) / count)
 
-            write_atomic(job.target, write, replace=writing.replaces)
+            if copies:
+                copy(media, writing)
+            else:
+                write_atomic(job.target, write, replace=writing.replaces)
             details = told(found, limit, math.sqrt(squares / math.prod(media.data.shape))).as_dict()
         details["seconds"] = time.perf_counter() - start
         given.warned = warned
         for text in warned:
             tell("warning", text)
-        return given, details, {}
+        return given, details, {"copied": copies}

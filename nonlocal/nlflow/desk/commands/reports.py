@@ -109,8 +109,9 @@ def _unchanged(report: dict[str, Any]) -> str:
     whys = dict.fromkeys(part.get("stopped_by", "") for part in parts)
     if not all(why.startswith(prefix) for why in whys):
         return ""
-    jpeg = format_of(Path(report["output"])) == "jpeg"
-    copied = "OUT is IN coded anew, as JPEG loses digits" if jpeg else "OUT is a copy of IN"
+    lossy = {"jpeg": "JPEG loses digits", "video": "films are"}.get(format_of(Path(report["output"])))
+    anew = f"OUT is IN coded anew, as {lossy}" if lossy else "OUT has the samples of IN"
+    copied = "OUT is a copy of IN" if report.get("copied") else anew
     if report.get("strength") == 0:
         return f"strength 0: nothing was to be removed; {copied}"
     found = details["sigma_estimated"] and all("no noise to remove" in why for why in whys)
