@@ -1,78 +1,72 @@
 """Pictures that blind denoising may not harm: clean ones, letters with noise, isolated stars.
 
-    python -m benchmarks.clean [--only "two values" letters stars ...] [--quality balanced] [--out FOLDER]
+    python -m benchmarks clean [--only "two values" letters sky ...] [--out FOLDER]
 
 A clean picture comes back at 45 dB or more to itself, one of two values to the bit; what is refused by name, as labels
 are, is not changed. Letters of 18 px, a little out of
 focus, with white noise of 7 reach 37.5 dB; all pages lose nothing. Stars on a background of 100 electrons keep their
 flux: the mean over stars of 500 counts and more, against the flux of the noisy picture in the same apertures, is within
-3 %. Photographs are in ``python -m benchmarks.real_noise --only clean``. clean.md and .json are written to `--out`.
+3 %. Photographs are in ``python -m benchmarks.real_noise --only clean``.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 import warnings
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.blind.delicate import CLEAN, LEAST_FLUX, NOISY, fluxes_of, scanned, sky
 from benchmarks.blind.methods import psnr
-from benchmarks.denoising.report import about
-from benchmarks.harness import Row, keep, listed, table
+from benchmarks.harness import Row
 from nlflow import NlflowWarning, denoise
 from nlflow.errors import InputError
-from nlflow.store.atomic import make_folder
 
 NAME: Final = "clean"
 LEAST, LEAST_OF_LETTERS, FLUX = 45.0, 37.5, 0.03
 WIDTHS: Final = (0.9, 1.2, 1.5)  # of stars
-KINDS: Final = (*CLEAN, "letters", "sky")
+PARTS: Final = (*CLEAN, "letters", "sky")
 
 
-def blind(picture: Any, quality: str) -> tuple[Any, str]:
+def blind(picture: Any) -> tuple[Any, str]:
     """Return what `denoise` makes of a picture alone, and what it says of its noise."""
     axis = -1 if picture.ndim == 3 else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NlflowWarning)
         try:
-            result, info = denoise(picture, channel_axis=axis, preserve_range=True, return_info=True, quality=quality)
+            result, info = denoise(picture, channel_axis=axis, preserve_range=True, return_info=True)
         except InputError as refused:
             return np.asarray(picture, np.float64), f"refused: {str(refused).partition(';')[0]}"
     return np.asarray(result, np.float64), info.noise
 
 
-def clean_rows(kind: str, quality: str) -> Iterator[Row]:
+def clean_rows(kind: str) -> Iterator[Row]:
     for name, make in CLEAN[kind].items():
         picture = np.asarray(make())
-        result, told = blind(picture, quality)
+        result, told = blind(picture)
         reached = psnr(picture.astype(np.float64), result, max(float(np.max(picture)), 1.0))
         least = math.inf if kind == "two values" else LEAST
         yield Row.of(NAME, f"{kind}: {name}", told, f"{reached:.2f} dB", reached, least=least)
 
 
-def letter_rows(quality: str) -> Iterator[Row]:
+def letter_rows() -> Iterator[Row]:
     for size, blur, sigma in NOISY:
         clean = scanned(size, blur)
         noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
-        result, told = blind(noisy, quality)
+        result, told = blind(noisy)
         given, reached = psnr(clean, noisy), psnr(clean, result)
         least = LEAST_OF_LETTERS if (size, blur, sigma) == (18, 0.8, 7.0) else given
         work = f"letters of {size} px, blurred by {blur:g}, white noise of {sigma:g}: {told}"
         yield Row.of(NAME, work, f"{given:.2f} dB", f"{reached:.2f} dB", reached, least=round(least, 2), unit=" dB")
 
 
-def sky_rows(quality: str) -> Iterator[Row]:
+def sky_rows() -> Iterator[Row]:
     for number, width in enumerate(WIDTHS):
         clean, places, fluxes = sky(number, width=width)
         noisy = np.random.default_rng(number).poisson(clean).astype(np.float64)
-        result, told = blind(noisy, quality)
+        result, told = blind(noisy)
         bright = fluxes >= LEAST_FLUX
         kept = fluxes_of(result, places)[bright] / fluxes_of(noisy, places)[bright]
         lost = abs(float(np.mean(kept)) - 1)
@@ -80,29 +74,7 @@ def sky_rows(quality: str) -> Iterator[Row]:
         yield Row.of(NAME, work, "1", f"{np.mean(kept):.3f}", lost, most=FLUX)
 
 
-def rows(kinds: list[str], quality: str) -> Iterator[Row]:
-    for kind in kinds:
-        if kind in CLEAN:
-            yield from clean_rows(kind, quality)
-        else:
-            yield from (letter_rows if kind == "letters" else sky_rows)(quality)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--quality", default="balanced")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="where the results go")
-    arguments = parser.parse_args()
-    found: list[Row] = []
-    for row in rows(arguments.only, arguments.quality):
-        print(f"{row.work}: {row.ours}{'' if row.met else '  NOT MET'}", file=sys.stderr, flush=True)
-        found.append(row)
-    head = (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2]
-    document = "\n\n".join(["# Pictures that may not be harmed", head, table(found), listed(about())]) + "\n"
-    content = {"machine": about(), "rows": [asdict(row) for row in found]}
-    keep(make_folder(arguments.out), NAME, content, document)
-
-
-if __name__ == "__main__":
-    main()
+def run(only: Sequence[str] = PARTS) -> list[Row]:
+    """Return the rows of some kinds of pictures."""
+    others = {"letters": letter_rows, "sky": sky_rows}
+    return [row for kind in only for row in (clean_rows(kind) if kind in CLEAN else others[kind]())]

@@ -1,6 +1,6 @@
 """Plug-and-play deblurring: the same loop with our denoiser and with bm3d, where the user has installed that.
 
-    python -m benchmarks.deblurring --data DIR [--only 1 2 3 4] [--images 01 02 04] [--out benchmarks/results]
+    python -m benchmarks deblurring --data DIR [--only 1 2 3 4] [--out DIR]
 
 DIR holds Set12/*.png. Blurs and noise are the first four settings of Danielyan, Katkovnik and Egiazarian 2012
 (IDD-BM3D, arXiv 1106.6180), which Tirer and Giryes 2019 (IDBP, arXiv 1710.06647) take as well; blurs are circular. The
@@ -8,16 +8,13 @@ loop is `nlflow.denoising.priors.reconstruct` with 8 strengths from 49 to that o
 of Zhang et al. 2021 (DPIR, arXiv 2008.13751); it was tuned for none of the denoisers. The noise is drawn with
 `default_rng(0)`, neither clipped nor rounded, on the scale 0...255. Times are seconds of all threads together.
 
-bm3d is for non-commercial use: it is compared where the user has installed it. What is not measured keeps its rows. A
-full run takes an hour on one core, so it is not part of ``python -m benchmarks``.
+bm3d is for non-commercial use: it is compared where the user has installed it. A full run takes an hour on one core.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.denoising.tasks import image, score
-from benchmarks.harness import KIND, Row, keep, listed, machine, table
+from benchmarks.harness import Row
 from nlflow.denoising.priors import Denoiser, Forward, reconstruct
-from nlflow.store.storage import load_record
+from nlflow.errors import InputError
 
 Array = NDArray[Any]
 NAME = "deblurring"
@@ -50,6 +47,7 @@ SETTINGS: dict[str, tuple[Array, float | None, str]] = {
     "3": (np.ones((9, 9)), None, "9 x 9 uniform, 40 dB"),
     "4": (np.outer([1, 4, 6, 4, 1], [1, 4, 6, 4, 1]), 49.0, "[1 4 6 4 1], σ² = 49"),
 }
+PARTS = tuple(SETTINGS)
 
 
 def blur(kernel: Array, shape: tuple[int, int]) -> Forward:
@@ -93,10 +91,10 @@ def restored(clean: Array, setting: str, denoiser: Callable[[Array, float], Any]
     return score(clean, found.u, "grey")["psnr"], seconds
 
 
-def measured(data: Path, setting: str, images: list[str]) -> Iterator[Row]:
+def measured(data: Path, setting: str) -> Iterator[Row]:
     """Each image under one blur: both qualities beside bm3d in the same loop."""
     rival, what = bm3d(), SETTINGS[setting][2]
-    for name in images:
+    for name in IMAGES:
         clean = image(data / "Set12" / f"{name}.png")
         blurred = score(clean, observed(clean, setting)[1], "grey")["psnr"]
         peer = None if rival is None else restored(clean, setting, rival)
@@ -110,26 +108,9 @@ def measured(data: Path, setting: str, images: list[str]) -> Iterator[Row]:
                 yield row(work, f"bm3d {peer[0]:.2f} dB, {peer[1]:.0f} s", ours, value - peer[0], least=0.0, unit=" dB")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with Set12/")
-    parser.add_argument("--only", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="settings")
-    parser.add_argument("--images", nargs="+", default=list(IMAGES), help="of Set12")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="where the results go")
-    arguments = parser.parse_args()
-    path = arguments.out / f"{NAME}.json"
-    about = machine()
-    known = load_record(path, KIND)["sections"] if path.exists() else {}
+def run(only: Sequence[str] = PARTS, data: Path | None = None) -> list[Row]:
+    """Return the rows of some settings."""
+    if data is None:
+        raise InputError("--data: needed for deblurring, expected a folder with Set12/*.png")
     Denoiser("best")(np.random.default_rng(0).normal(100, 25, (48, 48)), 25.0)  # loops are compiled, or loaded
-    for setting in arguments.only:
-        known[setting] = []
-        for found in measured(arguments.data, setting, arguments.images):
-            known[setting].append(asdict(found))
-            print(table([found]).splitlines()[-1], flush=True)
-            rows = [asdict(Row(**one)) for _, part in sorted(known.items()) for one in part]
-            page = f"# Plug-and-play deblurring\n\n{table([Row(**one) for one in rows])}\n\nMachine and versions:\n\n"
-            keep(arguments.out, NAME, {"machine": about, "sections": known, "rows": rows}, f"{page}{listed(about)}\n")
-
-
-if __name__ == "__main__":
-    main()
+    return [row for setting in only for row in measured(data, setting)]

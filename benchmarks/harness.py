@@ -18,7 +18,7 @@ from benchmarks.sources import measured
 from nlflow.backends.machine import processor
 from nlflow.store.atomic import make_folder
 from nlflow.store.encoding import plain
-from nlflow.store.storage import save_record
+from nlflow.store.storage import load_record, save_record
 from validation.tables import markdown, save_page
 
 KIND = "benchmark"
@@ -123,8 +123,17 @@ def keep(out: Path, name: str, content: dict[str, Any], page: str | None = None)
         save_page(path, KIND, plain(content), page)
 
 
-def write(rows: list[Row], out: Path, name: str, title: str) -> None:
-    """Write the rows of a benchmark and what it was measured on, as ``<name>.json`` and ``<name>.md``."""
-    about = machine()
+def sections_of(out: Path, name: str) -> dict[str, list[Row]]:
+    """Return the rows that a record in a folder holds, by part of the benchmark; none where there is no record."""
+    path = out / f"{name}.json"
+    known = load_record(path, KIND).get("sections", {}) if path.exists() else {}
+    return {part: [Row(**row) for row in rows] for part, rows in known.items()}
+
+
+def write(found: list[Row] | dict[str, list[Row]], out: Path, name: str, title: str) -> None:
+    """Write the rows of a benchmark, or of its parts, and what it was measured on, as ``<name>.json`` and ``.md``."""
+    sections = found if isinstance(found, dict) else {"": found}
+    about, rows = machine(), [row for part in sections.values() for row in part]
     page = f"# {title}\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
-    keep(out, name, {"machine": about, "rows": [asdict(row) for row in rows]}, page)
+    parts = {part: [asdict(row) for row in one] for part, one in sections.items()}
+    keep(out, name, {"machine": about, **({"rows": parts[""]} if "" in parts else {"sections": parts})}, page)

@@ -1,9 +1,9 @@
 """Learning on graphs beside scikit-learn, GraphLearning, pydiffmap and deeptime: the same points, weights and labels.
 
-``python -m benchmarks learning`` runs all rows but those of CIFAR-10. ``python -m benchmarks.learning --data DIR --out
-OUT`` runs these too, where DIR holds ``cifar10-train.zip`` and ``cifar10-test.zip``, and writes ``learning.json`` and
-``learning.md``. Times are processor seconds, the sides taking turns; start it with one thread (``OMP_NUM_THREADS=1
-NUMBA_NUM_THREADS=1``), which the largest cases do not take over. A peer that is not installed has rows 'not installed'.
+``python -m benchmarks learning`` runs all rows but those of CIFAR-10; with ``--data DIR`` these too, where DIR holds
+``cifar10-train.zip`` and ``cifar10-test.zip``. Times are processor seconds, the sides taking turns; start it with one
+thread (``OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1``), which the largest cases do not take over. A peer that is not
+installed has rows 'not installed'.
 
 GraphLearning's ``plaplace`` solves the game-theoretic equation, for each class alone: a node is (p - 2) / (p - 1) of
 the mean of its largest and least neighbour and 1 / (p - 1) of the average of all. Ours is the minimizer of J_p, of all
@@ -13,7 +13,6 @@ side without a target.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,8 @@ import numpy as np
 
 from benchmarks import learning_pictures
 from benchmarks.equilibrium import peak
-from benchmarks.harness import Row, missing, table, write
+from benchmarks.harness import Row, missing
 from nlflow import affinity_from_graph, neighbour_graph
-from nlflow.store.atomic import make_folder
 
 NAME = "learning"
 TRIALS = 100
@@ -362,7 +360,8 @@ def large() -> list[Row]:
     """Return the rows of 697 526 points in 15 dimensions, each in a process of its own, with all cores."""
     rows, everything = [], {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"}
     for cloud in CLOUDS:
-        command = [sys.executable, "-m", "benchmarks.learning", "--many", cloud]
+        program = f"import json; from benchmarks.learning import many; print(json.dumps(many({cloud!r})))"
+        command = [sys.executable, "-c", program]
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=everything)
         found = json.loads(done.stdout.splitlines()[-1])
         size = found["bytes"] / 2**30
@@ -388,42 +387,21 @@ SECTIONS: dict[str, Callable[[], list[Row]]] = {
     "roll": roll,
     "large": large,
 }
-"""The parts of a run, in their order."""
+PARTS = ("spreading", "digits", "pictures", "chains", "growth", "roll", "large")
+"""The parts of a run, in their order; that of pictures has no rows without the folder of CIFAR-10."""
 
 
-def run(names: Iterable[str] = tuple(SECTIONS)) -> list[Row]:
+def run(only: Sequence[str] = PARTS, data: Path | None = None) -> list[Row]:
+    """Return the rows of some parts."""
     absent = missing(NAME, "all rows", "sklearn", "scikit-learn")
-    return [absent] if absent is not None else [row for name in names for row in SECTIONS[name]()]
+    if absent is not None:
+        return [absent]
+    return [row for name in only for row in (_pictures(data) if name == "pictures" else SECTIONS[name]())]
 
 
-def _pictures(data: Path, out: Path | None) -> list[Row]:
+def _pictures(data: Path | None) -> list[Row]:
     """Return the rows of CIFAR-10."""
-    features, y = learning_pictures.graphs(data, None if out is None else out / "cifar10-features.npz")
+    if data is None:
+        return []
+    features, y = learning_pictures.graphs(data)
     return [row for name, X in features.items() for row in on_graph(name, graph_of(X), y, 10, TRIALS)]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder with cifar10-train.zip and cifar10-test.zip")
-    parser.add_argument("--out", type=Path, help="folder for learning.json and learning.md, renewed after each part")
-    parser.add_argument("--parts", nargs="+", choices=tuple(SECTIONS), default=tuple(SECTIONS), help="all by default")
-    parser.add_argument("--many", choices=list(CLOUDS), help="print what one of the large cases takes, alone")
-    arguments = parser.parse_args()
-    if arguments.many:
-        print(json.dumps(many(arguments.many)))
-        return
-    if arguments.out is not None:
-        make_folder(arguments.out)
-    rows: list[Row] = []
-    parts: list[Callable[[], list[Row]]] = [lambda name=name: run([name]) for name in arguments.parts]
-    if arguments.data is not None:
-        parts.insert(min(2, len(parts)), lambda: _pictures(arguments.data, arguments.out))
-    for part in parts:
-        rows += part()
-        if arguments.out is not None:
-            write(rows, arguments.out, NAME, "Learning on graphs")
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
 """Features of CIFAR-10 for the benchmark of learning on graphs: principal components, and a small network's.
 
 The graph is that of the 10 000 test pictures. The network is trained on the 50 000 training pictures and their labels,
-for a few minutes on one thread; the test pictures have no part in it. Its features are kept in a file beside the
-results, so that a second run does not train again.
+for a few minutes on one thread; the test pictures have no part in it.
 """
 
 from __future__ import annotations
@@ -82,25 +81,11 @@ def _tensor(pictures: Any) -> Any:
     return torch.as_tensor(pictures).permute(0, 3, 1, 2).float().div(127.5).sub(1)
 
 
-def graphs(folder: Path, kept: Path | None = None) -> tuple[dict[str, Any], Any]:
-    """Return the features by name, and the classes of the pictures.
-
-    Parameters
-    ----------
-    folder : Path
-        With ``cifar10-train.zip`` and ``cifar10-test.zip``.
-    kept : Path, optional
-        File (``.npz``) from which the network's features are read, and to which they are written where there is none.
-    """
+def graphs(folder: Path) -> tuple[dict[str, Any], Any]:
+    """Return features by name, and the classes of the pictures; the folder holds two archives of CIFAR-10."""
     pictures, y = load(folder / "cifar10-test.zip")
-    if kept is not None and kept.exists():
-        with np.load(kept, allow_pickle=False) as file:
-            learnt, right = file["features"], float(file["right"])
-    else:
-        learnt, told = convolutional(folder, pictures)
-        right = 100 * float((told == y).mean())
-        if kept is not None:
-            np.savez(kept, features=learnt, right=right)
+    learnt, told = convolutional(folder, pictures)
+    right = 100 * float((told == y).mean())
     names = {
         f"{len(y)} test pictures of CIFAR-10, {COMPONENTS} principal components": components(pictures),
         f"{len(y)} test pictures of CIFAR-10, features of a network that tells {right:.1f} % of them": learnt,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy.ndimage import convolve
 
+from benchmarks import __main__ as program
 from benchmarks import deblurring
-from benchmarks.harness import KIND
-from nlflow.store.storage import load_record
+from benchmarks.harness import Row, sections_of
+from nlflow import InputError
 
 
 @pytest.mark.parametrize("setting", deblurring.SETTINGS)
@@ -38,23 +38,29 @@ def test_the_loop_restores() -> None:
     assert seconds > 0
 
 
-@pytest.mark.slow
-def test_settings_that_are_not_measured_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_are_not_measured_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = 1.0
 
-    def measured(data: Path, setting: str, images: list[str]) -> Iterator[Any]:
-        yield deblurring.row(f"setting {setting}, {images[0]}", "peer", "ours", value, least=0.0, unit=" dB")
+    def run(only: Sequence[str], data: Path) -> list[Row]:
+        return [deblurring.row(f"setting {one}", "peer", data.name, value, least=0.0, unit=" dB") for one in only]
 
-    monkeypatch.setattr(deblurring, "measured", measured)
+    monkeypatch.setattr(deblurring, "run", run)
 
-    def run(*more: str) -> list[float]:
-        words = ["deblurring", "--data", str(tmp_path), "--out", str(tmp_path), *more]
+    def rows(*more: str) -> list[float]:
+        words = ["benchmarks", "deblurring", "--data", str(tmp_path), "--out", str(tmp_path), *more]
         monkeypatch.setattr("sys.argv", words)
-        deblurring.main()
-        return [one["ratio"] for one in load_record(tmp_path / "deblurring.json", KIND)["rows"]]
+        program.main()
+        return [one.ratio for part in sections_of(tmp_path, "deblurring").values() for one in part]
 
-    assert run() == [1.0] * 4
+    assert rows() == [1.0] * 4
     value = -2.0
-    assert run("--only", "3") == [1.0, 1.0, -2.0, 1.0]
+    assert rows("--only", "3") == [1.0, 1.0, -2.0, 1.0]
     page = (tmp_path / "deblurring.md").read_text(encoding="utf-8")
     assert page.count("**no**") == 1
+    with pytest.raises(InputError, match=r"--only: got 9 for deblurring, expected any of 1, 2, 3, 4"):
+        rows("--only", "9")
+
+
+def test_without_its_pictures_it_says_what_it_needs() -> None:
+    with pytest.raises(InputError, match=r"--data: needed for deblurring, expected a folder with Set12"):
+        deblurring.run(["1"])
