@@ -19,6 +19,7 @@ MODULES = (
     "learning_on_graphs",
     "variable_bandwidths",
     "stationary_law",
+    "numbers_of_chains",
     "limit_of_averages",
     "proposition_1",
     "gaussian_field",

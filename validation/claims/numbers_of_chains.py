@@ -1,0 +1,195 @@
+"""Numbers of Markov chains: spectra, passages, likeliest chains, sets and pseudotime against closed forms and NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.sparse import coo_array, csr_array
+
+from nlflow import MarkovChain
+from validation.harness import Check, Claim, Context, Outcome, largest
+
+Floats = NDArray[np.float64]
+
+
+def path(nodes: int, ends: float = 0.0) -> csr_array:
+    """Return the edges of a path, with loops of a weight at its ends."""
+    i = np.arange(nodes - 1)
+    rows, columns = np.concatenate([i, i + 1, [0, nodes - 1]]), np.concatenate([i + 1, i, [0, nodes - 1]])
+    return csr_array(coo_array((np.append(np.ones(2 * nodes - 2), [ends, ends]), (rows, columns))))
+
+
+def ring(nodes: int, loops: float) -> csr_array:
+    i = np.arange(nodes)
+    weights = np.concatenate([np.ones(2 * nodes), np.full(nodes, loops)])
+    return csr_array(coo_array((weights, (np.tile(i, 3), np.concatenate([(i + 1) % nodes, (i - 1) % nodes, i])))))
+
+
+def many_states(nodes: int) -> float:
+    """Return relative errors of paths and rings of more states than have a matrix, whose numbers are known."""
+    worst = 0.0
+    # 1 − cos(πk/(n − 1)) of a path, and 1 − (2 cos(2πk/n) + a)/(2 + a) of a ring with loops.
+    chain = MarkovChain.from_graph(path(nodes), laziness=0.25)
+    gap = 0.75 * 2 * np.sin(np.pi / (nodes - 1) / 2) ** 2
+    worst = largest(worst, abs(chain.spectral_gap / gap - 1), abs(chain.relaxation_time * gap - 1))
+    worst = largest(worst, abs(chain.smallest_eigenvalue / -0.5 - 1))
+    values = chain.modes(3).values
+    expected = 1 - 1.5 * np.sin(np.pi * np.arange(3) / (nodes - 1) / 2) ** 2
+    worst = largest(worst, float(np.abs(values - expected).max()))
+    even, loops = nodes + nodes % 2, 1e-3
+    slow = MarkovChain.from_graph(ring(even, loops))
+    worst = largest(worst, abs((1 + slow.smallest_eigenvalue) * (2 + loops) / (2 * loops) - 1))
+    # On a path of equal edges it takes k² moves from the end to node k, and targets are met in proportion.
+    times = chain.hitting_times(0)
+    k = np.arange(nodes)
+    worst = largest(worst, float(np.abs(times[1:] * 0.75 / (k * (2 * (nodes - 1) - k))[1:] - 1).max()))
+    return largest(worst, float(np.abs(chain.committor(0, nodes - 1) - k / (nodes - 1)).max()))
+
+
+def dense(rng: np.random.Generator) -> float:
+    """Return errors of chains that are not reversible, or lazy, against NumPy's solutions."""
+    n, worst = 9, 0.0
+    p = rng.random((n, n)) ** 3
+    p /= p.sum(axis=1, keepdims=True)
+    for laziness in (0.0, 0.3):
+        chain, lazy = MarkovChain.from_transitions(p, laziness=laziness), laziness * np.eye(n) + (1 - laziness) * p
+        values = np.linalg.eigvals(lazy)
+        values = values[np.argsort(-np.abs(values))]
+        law = np.linalg.matrix_power(lazy, 4096)[0]
+        worst = largest(
+            worst,
+            float(np.abs(np.sort(np.abs(chain.eigenvalues())) - np.sort(np.abs(values))).max()),
+            abs(chain.spectral_gap / (1 - abs(values[1])) - 1),
+            float(np.abs(chain.stationary / law - 1).max()),
+        )
+        times = np.zeros((n, n))
+        for target in range(n):
+            free = np.arange(n) != target
+            times[free, target] = np.linalg.solve(np.eye(n - 1) - lazy[np.ix_(free, free)], np.ones(n - 1))
+        found = chain.mean_first_passage_times()
+        worst = largest(worst, float(np.abs(found - times).max() / times.max()))
+        source, target = [0, 4], [2, 7]
+        free = ~np.isin(np.arange(n), target)
+        to = np.zeros(n)
+        to[free] = np.linalg.solve(np.eye(n - 2) - lazy[np.ix_(free, free)], np.ones(n - 2))
+        worst = largest(worst, abs(chain.mean_first_passage_time(source, target) * law[source].sum()
+                                   / (law[source] @ to[source]) - 1))  # fmt: skip
+        # Backward: the chain as it is seen in reverse, and the last of the two sets that was met.
+        back = lazy.T * law / law[:, None]
+        free &= ~np.isin(np.arange(n), source)
+        q = np.zeros(n)
+        q[source] = 1.0
+        q[free] = np.linalg.solve(np.eye(free.sum()) - back[np.ix_(free, free)],
+                                  back[np.ix_(free, source)].sum(axis=1))  # fmt: skip
+        worst = largest(worst, float(np.abs(chain.committor(source, target, backward=True) - q).max()))
+    return worst
+
+
+def likeliest(rng: np.random.Generator) -> float:
+    """Return by how much the likeliest reversible chain of counts differs from what SciPy's BFGS finds."""
+    n = 5
+    counts = rng.poisson(20 * rng.random((n, n))) + 1.0
+    upper = np.triu_indices(n)
+
+    def chain(logs: Floats) -> Floats:
+        x = np.zeros((n, n))
+        x[upper] = np.exp(logs)
+        x = np.triu(x) + np.triu(x, 1).T
+        return np.asarray(x / x.sum(axis=1, keepdims=True))
+
+    found = MarkovChain.from_counts(counts)
+    exact = minimize(lambda logs: -float((counts * np.log(chain(logs))).sum()), np.zeros(len(upper[0])), tol=1e-10)
+    told = found.matrix()
+    flux = found.stationary[:, None] * told
+    gain = float((counts * np.log(told)).sum()) + exact.fun  # likelier, or as likely
+    plain = MarkovChain.from_counts(counts, reversible=False).matrix()
+    return largest(
+        float(np.abs(told - chain(exact.x)).max()) / 1e-3, max(-gain, 0.0) / 1e-6,
+        float(np.abs(flux - flux.T).max()) / 1e-12,
+        float(np.abs(plain - counts / counts.sum(axis=1, keepdims=True)).max()) / 1e-14,
+    )  # fmt: skip
+
+
+def sets(rng: np.random.Generator) -> float:
+    """Return errors of metastable sets of weakly joined blocks, and of what is told of them."""
+    worst = 0.0
+    for reversible in (True, False):
+        k = rng.random((12, 12))
+        k = k + k.T if reversible else k
+        block = np.arange(12) // 4
+        k = np.where(block[:, None] == block, k, 1e-3 * k)
+        p = k / k.sum(axis=1, keepdims=True)
+        chain = MarkovChain.from_transitions(p)
+        found = chain.metastable_sets(3)
+        chi, w = found.memberships, found.weights
+        pairs = {(one, int(other)) for one, other in zip(block.tolist(), found.sets, strict=True)}
+        inner = chi.T @ (w[:, None] * chi)
+        coarse = np.linalg.solve(inner, chi.T @ (w[:, None] * (p @ chi)))
+        # Sets that P keeps but for what it moves between them: P χ = χ coarse.
+        worst = largest(
+            worst,
+            abs(len(pairs) - 3),
+            float(np.abs(chi.sum(axis=1) - 1).max()) / 1e-10,
+            -float(chi.min()) / 1e-10,
+            float(np.abs(found.coarse - coarse).max()) / 1e-10,
+            float(np.abs(p @ chi - chi @ coarse).max()) / 1e-8,
+            float(np.abs(found.stationary - chain.stationary @ chi).max()) / 1e-10,
+            abs(found.crispness - (np.diag(inner) / (w @ chi)).mean()) / 1e-10,
+            (1 - found.crispness) / 0.02,
+        )
+    return worst
+
+
+def pseudotime(rng: np.random.Generator) -> float:
+    """Return errors of pseudotime, |Σ_t (P^t − 1π)| seen from two nodes in the symmetric form, and of branches."""
+    k = rng.random((10, 10))
+    k += k.T
+    chain = MarkovChain.from_graph(k)
+    d = k.sum(axis=1)
+    likes = k / np.sqrt(d[:, None] * d)
+    root = np.sqrt(d / d.sum())
+    rest = likes - np.outer(root, root)
+    sums = np.linalg.solve(np.eye(10) - rest, rest)  # Σ over t ≥ 1
+    apart = np.linalg.norm(sums - sums[3], axis=1)
+    found = chain.pseudotime(3, modes=10)
+    worst = largest(float(np.abs(found.distances[0] - apart).max()) / 1e-9,
+                    float(np.abs(found.times - apart / apart.max()).max()) / 1e-9)  # fmt: skip
+    # Three arms of a star, 15 nodes each, and the node in the middle: each arm is a branch, up to some near the middle.
+    i = np.arange(45)
+    rows, columns = i + 1, np.where(i % 15 == 0, 0, i)
+    star = csr_array(coo_array((np.ones(90), (np.append(rows, columns), np.append(columns, rows)))))
+    told = MarkovChain.from_graph(star, laziness=0.5).pseudotime(15, modes=10, branching=True)
+    assert told.branches is not None
+    arms = [set(told.branches[arm * 15 + 4 : arm * 15 + 16].tolist()) for arm in range(3)]
+    return largest(worst, float(arms[0] != {0}), float(sorted(map(len, arms)) != [1, 1, 1]),
+                   float(arms[1] == arms[2]) * 2, 2 * float(any(-1 in arm for arm in arms)))  # fmt: skip
+
+
+def run(context: Context) -> Outcome:
+    rng = np.random.default_rng(12)
+    return Outcome([
+        Check("gaps, modes and passages of paths and rings, relative", many_states(context.pick(4000, 1201)), 1e-10),
+        Check("chains that are not reversible, and lazy ones, against NumPy", dense(rng), 1e-10),
+        Check("the likeliest reversible chain of counts, over what BFGS may be off", likeliest(rng), 1.0),
+        Check("metastable sets of blocks, over what they may be off", sets(rng), 1.0),
+        Check("pseudotime and branches, over what they may be off", pseudotime(rng), 1.0),
+    ])  # fmt: skip
+
+
+CLAIM = Claim(
+    name="numbers-of-chains",
+    title="Spectra, passages, sets and pseudotime of Markov chains",
+    statement=(
+        "Gaps, modes, passage times and committors of long paths and rings are those of their cosines and parabolas; "
+        "of chains that are not reversible, lazy ones too, those of NumPy's eigenvalues and linear systems. The "
+        "likeliest chain of counts in detailed balance is the one that BFGS finds. Memberships of metastable sets are "
+        "≥ 0, sum to 1 and span a space that P keeps; pseudotime is the distance of rows of Σ (P^t − 1π) in the "
+        "symmetric form."
+    ),
+    source=(
+        "Prinz et al. 2011, doi 10.1063/1.3565032; Röblitz and Weber 2013, doi 10.1007/s11634-013-0134-6; Haghverdi et "
+        "al. 2016, doi 10.1038/nmeth.3971; Levin, Peres and Wilmer 2009"
+    ),
+    run=run,
+)
