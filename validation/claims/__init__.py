@@ -13,6 +13,7 @@ MODULES = (
     "fourier_flows",
     "fractional_poisson",
     "attention_step",
+    "derivatives_of_flows",
     "continuum_limit",
     "convergence_to_constants",
     "law_of_the_walk",

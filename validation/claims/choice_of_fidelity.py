@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import multivariate_normal
 
 from nlflow import E, Gaussian, Grid, J, Points, affinity, from_matrix
-from nlflow.equilibria import choose_fidelity
+from nlflow.equilibria import GaussianField, choose_fidelity
 from nlflow.equilibria.sums import spectral_sums
 from nlflow.flows.functions import symmetric_flow
 from validation.harness import Check, Claim, Context, Outcome, largest
@@ -69,6 +69,14 @@ def off_evidence(measure: str) -> float:
             beta = (n - 1) / (2 * least) if known is None else n / (sigma**2 * m.sum() * fidelity)
             exact = multivariate_normal.logpdf(z, cov=spread / beta)
             worst = largest(worst, abs(-found.curve[i] - exact))
+    # The same of one energy, with a temperature or a noise that is told, and a fidelity of each node.
+    weights, uneven = from_matrix(k, Points(x, weights=w)), rng.uniform(0.3, 2.0, n)
+    for strength, options, beta in (
+        (0.7, {"beta": 3.0}, 3.0), (uneven, {"beta": 0.4}, 0.4), (2.0 / m, {"sigma": sigma}, 1 / (2 * sigma**2)),
+    ):  # fmt: skip
+        spread = contrasts.T @ (np.linalg.pinv(laplacian) + np.diag(1 / (strength * m))) @ contrasts / beta
+        told = GaussianField(E(weights, f, strength, measure=measure), **options).log_evidence().value
+        worst = largest(worst, abs(told - multivariate_normal.logpdf(z, cov=spread)))
     return worst
 
 

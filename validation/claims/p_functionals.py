@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import xlogy
 
 from nlflow import Ep, Huber, PFlow, Points, RungeKutta, from_matrix, solve
 from nlflow.flows import ForwardBackward, LaggedDiffusivity
-from nlflow.functionals import Jp, KullbackLeibler
+from nlflow.functionals import L1, Jp, KullbackLeibler
+from nlflow.functionals.misfits import Squares
 from validation.harness import Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
@@ -71,7 +73,55 @@ def huber(u: Floats, f: Floats) -> Floats:
 
 def divergence(u: Floats, f: Floats) -> Floats:
     """Return u − f + f log(f/u)."""
-    return np.asarray(u - f + f * np.log(f / u))
+    return np.asarray(u - f + xlogy(f, f / u))
+
+
+def proximal() -> float:
+    """Return errors of proximal maps, conjugates, slopes and curvatures of misfits against SciPy's and formulas."""
+    rng, worst, ends = np.random.default_rng(82), 0.0, np.array([0.2, 4.0])
+    v, f = rng.uniform(0.3, 3.5, (2, 12))
+    f[:2] = 0.0
+    step, eps = 0.7, 0.4
+    d = v - f
+    length = np.sqrt(d**2 + eps**2)
+    for misfit, g, slopes in (
+        (Squares(), squares, (d, np.ones(12))),
+        (Huber(DELTA), huber, (np.clip(d, -DELTA, DELTA), np.where(np.abs(d) <= DELTA, 1.0, eps))),
+        (L1(), lambda u, f: np.abs(u - f), (d / length, eps**2 / length**3)),
+        (KullbackLeibler(), divergence, (1 - (f + eps) / v, (f + eps) / v**2)),
+    ):
+        inside = np.clip(f, 0.25, 3.9)
+        found, curve = misfit.slopes(v, f, eps)
+        moved = [_argmin(lambda z, a, b: g(z, b) + (z - a) ** 2 / (2 * step), a, b, (-6.0, 6.0))  # noqa: B023
+                 for a, b in zip(v, f, strict=True)]  # fmt: skip
+        # z ↦ pull z − g(z, f) over a box; pulls below and above the steepest slope.
+        pulls = np.array([-0.9, -0.2, 0.1, 0.25, 0.6, 0.8])
+        best = [_argmin(lambda z, a, b: g(z, b) - a * z, a, b, (0.2, 4.0))  # noqa: B023
+                for a, b in zip(pulls, inside[:6], strict=True)]  # fmt: skip
+        worst = largest(
+            worst,
+            float(np.abs(misfit.prox(v, f, step) - moved).max()),
+            float(np.abs(misfit.best(pulls, inside[:6], ends) - best).max()),
+            float(np.abs(found - slopes[0]).max()), float(np.abs(curve - slopes[1]).max()),
+        )  # fmt: skip
+    q = 0.3
+    worst = largest(worst, float(np.abs(L1().bent(v, f, eps, np.full(12, q)) - (1 - q * d / length) / length).max()))
+    # In other units and from another zero: g(2 u + 1, 2 f + 1) is 2 g'(u, f), and 4 g' of Huber's function.
+    worst = largest(worst, float(np.abs(2 * KullbackLeibler().scaled(2.0, 1.0).value(v, f)
+                                        - divergence(2 * v + 1, 2 * f + 1)).max()))  # fmt: skip
+    return largest(worst, float(np.abs(4 * Huber(DELTA).scaled(2.0, 1.0).value(v, f) - huber(2 * v, 2 * f)).max()))
+
+
+def _argmin(function: Callable[[Any, Any, Any], Any], a: float, b: float, ends: tuple[float, float]) -> float:
+    """Return where a convex function is least, by SciPy from the best of many places; infinite where it is no number."""
+    places = np.append(np.linspace(*ends, 2401), np.clip(b, *ends))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.nan_to_num(function(places, a, b), nan=np.inf)
+        first = float(places[np.argmin(values)])
+        low, high = max(first - 0.01, ends[0]), min(first + 0.01, ends[1])
+        near = minimize_scalar(lambda z: float(np.nan_to_num(function(z, a, b), nan=np.inf)), bounds=(low, high),
+                               method="bounded", options={"xatol": 1e-12})  # fmt: skip
+    return float(near.x) if near.fun < values.min() else first
 
 
 def slope(function: Callable[[Floats], float], u: Floats, direction: Floats) -> float:
@@ -135,6 +185,7 @@ def run(context: Context) -> Outcome:
         Check("gradients against difference quotients of the double sums, relative", gradients, 1e-9),
         Check("least of E_p by SciPy's BFGS less that of the minimizer, relative", gain, -1e-9, at_least=True),
         Check("minimizers apart", distance, 2e-5),
+        Check("proximal maps and conjugates of misfits against SciPy's minima, slopes against formulas", proximal(), 1e-6),
         Check("total variation: excess over the least found by SciPy, over the tolerance", above, 1.0),
         Check("lower bounds that rough minimizers tell, above the minimum, relative", beyond, 1e-9),
         *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)
