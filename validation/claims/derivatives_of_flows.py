@@ -114,8 +114,8 @@ CLAIM = Claim(
     name="derivatives-of-flows",
     title="Derivatives of energies, layers, minimizers and limits",
     statement=(
-        "Gradients of J and E, of some steps of a flow, of the minimizer of E and of the limit ((1 + λ̃) − P)⁻¹ λ̃ f with "
-        "respect to signals, observed signals, fidelities, queries and keys, those of minimizers by the implicit "
+        "Gradients of J and E, of some steps of a flow, of the minimizer of E and of the limit ((1 + λ̃) − P)⁻¹ λ̃ f "
+        "with respect to signals, observed signals, fidelities, queries and keys, those of minimizers by the implicit "
         "function theorem, are those that torch finds through the same formulas, written out with dense matrices."
     ),
     source="derived; implicit function theorem",

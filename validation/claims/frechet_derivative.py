@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import E, J, Points, from_matrix
+from nlflow.functionals.forward import EA, Forward
 from validation.harness import PAPER, Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -48,7 +49,37 @@ def run(context: Context) -> Outcome:
             # A quadratic functional has no third derivative: the central difference is exact at any step.
             ahead, behind = (double_sum(k, w, u + s * direction, f, fidelity) for s in (0.5, -0.5))
             worst[name] = largest(worst[name], abs(ahead - behind - predicted) / (abs(ahead) + abs(behind)))
-    return Outcome([Check(f"{name}, against the difference quotient", value, 1e-13) for name, value in worst.items()])
+    checks = [Check(f"{name}, against the difference quotient", value, 1e-13) for name, value in worst.items()]
+    return Outcome([*checks, Check("J and E with what is measured, Au, and values over Σ w d", measured(), 1e-12)])
+
+
+def measured() -> float:
+    """Return errors of E with ½ |Au − f|²/σ² in the place of its fidelity, and of values over the total degree."""
+    rng = np.random.default_rng(3)
+    n, sigma, channels = 9, 0.4, 2
+    k, w, a = rng.random((n, n)), rng.uniform(0.2, 2.0, n) / n, rng.standard_normal((4, n))
+    u, data = rng.standard_normal((n, channels)), rng.standard_normal((4, channels))
+    weights = from_matrix(k, Points(np.zeros(n), weights=w))
+    links = w[:, None] * (k + k.T) * w
+    degree = (k + k.T) @ w
+    matrix = np.diag(links.sum(axis=1)) - links
+    energy = EA(weights, data, Forward((lambda u: a @ u, lambda f: a.T @ f), (n, channels)), sigma)
+    j = float(np.sum(u * (matrix @ u))) / 2
+    whole = j + float(((a @ u - data) ** 2).sum()) / (2 * sigma**2)
+    slope = matrix @ u + a.T @ (a @ u - data) / sigma**2
+    best = np.linalg.solve(matrix + a.T @ a / sigma**2, a.T @ data / sigma**2)
+    pull = float((w * degree * 0.6) @ ((u - 1) ** 2).sum(axis=1)) / 2
+    held = float((w * 0.6) @ ((u - 1) ** 2).sum(axis=1)) / 2
+    total, ones = float(w @ degree), np.ones((n, channels))
+    return largest(
+        abs(energy.value(u) / whole - 1), abs(energy.value(u, normalize=True) * total / whole - 1),
+        float(np.abs(energy.gradient(u) - slope / w[:, None]).max() / np.abs(slope / w[:, None]).max()),
+        float(np.abs(energy.gradient(u, "degree") - slope / (w * degree)[:, None]).max() / np.abs(slope).max()),
+        float(np.abs(energy.minimizer(rtol=1e-13).u - best).max() / np.abs(best).max()) / 1e3,
+        abs(J(weights).value(u, normalize=True) * total / j - 1),
+        abs(E(weights, ones, 0.6, measure="degree").value(u, normalize=True) * total / (j + pull) - 1),
+        abs(E(weights, ones, 0.6).value(u, normalize=True) * total / (j + held) - 1),
+    )  # fmt: skip
 
 
 CLAIM = Claim(

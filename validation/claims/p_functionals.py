@@ -113,7 +113,7 @@ def proximal() -> float:
 
 
 def _argmin(function: Callable[[Any, Any, Any], Any], a: float, b: float, ends: tuple[float, float]) -> float:
-    """Return where a convex function is least, by SciPy from the best of many places; infinite where it is no number."""
+    """Return where a convex function is least, by SciPy from the best of many places."""
     places = np.append(np.linspace(*ends, 2401), np.clip(b, *ends))
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.nan_to_num(function(places, a, b), nan=np.inf)
@@ -185,7 +185,7 @@ def run(context: Context) -> Outcome:
         Check("gradients against difference quotients of the double sums, relative", gradients, 1e-9),
         Check("least of E_p by SciPy's BFGS less that of the minimizer, relative", gain, -1e-9, at_least=True),
         Check("minimizers apart", distance, 2e-5),
-        Check("proximal maps and conjugates of misfits against SciPy's minima, slopes against formulas", proximal(), 1e-6),
+        Check("proximal maps, conjugates and slopes of misfits against SciPy's minima and formulas", proximal(), 1e-6),
         Check("total variation: excess over the least found by SciPy, over the tolerance", above, 1.0),
         Check("lower bounds that rough minimizers tell, above the minimum, relative", beyond, 1e-9),
         *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import root
 
-from nlflow import Gaussian, GradientFlow, Grid, J, Points, affinity
+from nlflow import Gaussian, GradientFlow, Grid, J, Points, affinity, from_matrix
 from nlflow.affinities import Unlinked
-from nlflow.equilibria import continue_equilibria
+from nlflow.equilibria import continue_equilibria, find_equilibria, find_equilibrium
+from nlflow.equilibria.equations import Equations
+from nlflow.equilibria.newton import Deflation
 from nlflow.flows import Reaction
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -68,6 +71,44 @@ def told_of_fast() -> tuple[float, float]:
     return off, told
 
 
+def several() -> float:
+    """Return errors of equilibria of four nodes, by deflation and by transients, of the factor, and of its slope."""
+    rng = np.random.default_rng(14)
+    k, r = rng.random((4, 4)), 2.5
+    k += k.T
+    p = k / k.sum(axis=1, keepdims=True)
+    reaction = Reaction(lambda u: r * (u - u**3), (-2, 2), derivative=lambda u: r * (1 - 3 * u * u))
+    flow = GradientFlow(J(from_matrix(k, Points(np.zeros(4)))), "degree", reaction=reaction)
+
+    def velocity(u: Floats) -> Floats:
+        return np.asarray(p @ u - u + r * (u - u**3))
+
+    exact: list[Floats] = []
+    for start in np.stack(np.meshgrid(*[np.linspace(-1.1, 1.1, 4)] * 4), axis=-1).reshape(-1, 4):
+        u = root(velocity, start, tol=1e-13).x
+        if np.abs(velocity(u)).max() < 1e-11 and all(np.abs(u - other).max() > 1e-5 for other in exact):
+            exact.append(u)
+    found = find_equilibria(flow, [rng.uniform(-1, 1, 4) for _ in range(4)], most=9)
+    apart = [[float(np.abs(one.u - other).max()) for other in exact] for one in found]
+    worst = largest(max(min(row) for row in apart) / 1e-8, len(found) - len({int(np.argmin(row)) for row in apart}))
+    worst = largest(worst, float(len(found) < 9))
+    settled = find_equilibrium(flow, np.array([0.3, -0.2, 0.5, 0.1]), method="transient")
+    worst = largest(worst, float(np.abs(velocity(np.asarray(settled.u))).max()) / 1e-8)
+    # Along a Newton step of F the step of the deflated m F is shorter by 1 / (1 − slope of log m).
+    known, x, step = [np.ones(4), -np.ones(4)], rng.uniform(-1, 1, 4), rng.standard_normal(4)
+    size, w = 1.7, k.sum(axis=1) / k.sum()
+
+    def log_m(s: float) -> float:
+        return float(sum(np.log(1 / (w @ ((x + s * step - one) / size) ** 2) + 1) for one in known))
+
+    deflation = Deflation(Equations(flow, "start", x), known, size)
+    norm = deflation.equations.norm(np.ones(4))  # of which powers the measure is
+    assert abs(norm - 1) < 1e-12
+    slope = (8 * (log_m(1e-3) - log_m(-1e-3)) - log_m(2e-3) + log_m(-2e-3)) / 12e-3
+    return largest(worst, abs(deflation.factor(x, step) * (1 - slope) - 1) / 1e-7,
+                   abs(np.log(deflation.value(x)) - log_m(0.0)) / 1e-10)  # fmt: skip
+
+
 def run(context: Context) -> Outcome:
     misplaced, uneven, missed, miscounted, bent = 0.0, 0.0, 0.0, 0, 0.0
     details: dict[str, Any] = {}
@@ -97,6 +138,7 @@ def run(context: Context) -> Outcome:
     checks = [
         Check("one node at any speed: its pitchfork from r = 0", off, 1e-13),
         Check("the error that is told of that", told, 1e-13),
+        Check("several equilibria by deflation against SciPy's, over what they may be off", several(), 1.0),
         Check("pitchforks against the eigenvalues of I − P, written out", misplaced, 1e-8),
         Check("pitchforks that are missing, or too many", uneven, 0),
         Check("|du/dt| of the patterns on branches, from the formula", missed, 1e-9),
