@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from nlflow import InputError, NlflowWarning
 from tests.problems import torch_on_one_thread
@@ -16,6 +17,7 @@ torch = torch_on_one_thread()
 pytest.importorskip("transformers")
 
 from nlflow.attention import SurveyedState, attach, probe, survey  # noqa: E402
+from nlflow.attention.probing.survey import growth_of  # noqa: E402
 from nlflow.plotting import survey_figure  # noqa: E402
 from tests.transformer_models import build as known  # noqa: E402
 
@@ -72,6 +74,33 @@ def test_means_and_errors_are_those_of_the_inputs_one_by_one(model: Any) -> None
         assert row["isotropy"] == pytest.approx(mean, rel=1e-4)
         assert row["isotropy_se"] == pytest.approx(error, rel=1e-3)
     assert len(heads) == sum(layer.heads for layer in alone[0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "verdict"),
+    [
+        ((0.1, 0.6), (0.5, 0.2), "over-smooths, since"),
+        ((0.1, 0.6), (0.2, 0.9), "makes tokens alike, and inputs too"),
+        ((0.6, 0.1), (0.2, 0.9), "does not over-smooth, since tokens grow apart"),
+        ((0.3, 0.3), (0.2, 0.2), "is not seen to over-smooth"),
+    ],
+)
+def test_over_smoothing_is_tokens_that_grow_alike_where_inputs_do_not(
+    tokens: tuple[float, float], inputs: tuple[float, float], verdict: str
+) -> None:
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.standard_normal((30, 11)))[0].T
+    own, common = basis[:10], basis[10]
+    cosines = [mean + 0.01 * rng.standard_normal(10) for mean in tokens]
+    states = [math.sqrt(mean) * common + math.sqrt(1 - mean) * own for mean in inputs]  # cosines of all pairs: mean
+    growth = growth_of("encoder", cosines, *states)
+    assert growth.verdict.startswith(verdict)
+    np.testing.assert_allclose(growth.isotropy, inputs, rtol=1e-12)
+    expected = stats.ttest_1samp(cosines[1] - cosines[0], 0).confidence_interval(0.95)
+    np.testing.assert_allclose(growth.change[1:], tuple(expected), rtol=1e-12)
+    few = growth_of("encoder", [one[:2] for one in cosines], *(one[:2] for one in states))
+    assert few.verdict == "over-smooths or not, which takes three inputs or more to tell"
+    assert "shows no states" in growth_of("encoder", [np.full(2, np.nan)] * 2, None, None).sentence()
 
 
 def jackknife(states: Any) -> tuple[float, float]:

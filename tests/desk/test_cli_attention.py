@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,11 +89,16 @@ def test_table(folder: Path) -> None:
     lines = run(folder / "bert", "--text", TEXT).stdout.splitlines()
     assert lines[0] == "BertModel: 2 layers of 2 heads, 11 tokens"
     assert lines[2].split()[:4] == ["layer", "cosine", "t_sim", "rank"] or lines[2].startswith("fidelity")
-    assert lines[-1].startswith("encoder.layer.1.attention.self")
+    assert lines[6].startswith("encoder.layer.1.attention.self")
+    assert lines[-2].startswith(
+        "the encoder over-smooths or not, which takes three inputs or more to tell; mean cosine"
+    )
+    assert lines[-1].endswith("takes several: --why --texts PATH")
     model = load_model(folder / "bert")
     rows = probe(model, text_inputs(model, folder / "bert", TEXT)).rows()
-    assert f"{rows[2]['cosine']:.5g}" in lines[-1].split()
-    assert f"{rows[2]['stable_least']:.5g}" in lines[-1].split()
+    assert f"{rows[2]['cosine']:.5g}" in lines[6].split()
+    assert f"{rows[2]['stable_least']:.5g}" in lines[6].split()
+    assert f"{rows[0]['cosine']:.2f} before the first layer, {rows[2]['cosine']:.2f} after the last" in lines[-2]
     assert list(Path().iterdir()) == []
 
 
@@ -468,6 +474,8 @@ def test_why(folder: Path) -> None:
     np.testing.assert_allclose(*mixing, rtol=1e-4, atol=1e-5)
     assert report["groups"][0]["count"] == 2
     assert report["findings"][0] in result.stdout
+    assert re.match("the encoder .*over-smooth.*(isotropy).* before the first layer, .* after", report["findings"][0])
+    assert "\n  doubt " in result.stdout  # each column of the spectra is explained
 
 
 def test_why_of_one_input(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from nlflow.attention.injection.blocks import Adapter, network_of
 from nlflow.attention.injection.cures import CURES
 from nlflow.attention.injection.everyday import gathered, inputs_of
 from nlflow.attention.probing.cause import Cause, explain
-from nlflow.attention.probing.findings import NAMES, beside_nulls, findings
+from nlflow.attention.probing.findings import NAMES, beside_nulls, causes
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum, verdict_of
 from nlflow.attention.probing.survey import Survey, survey
-from nlflow.attention.sweeping.intervals import Differences, paired_differences
 from nlflow.attention.sweeping.sweep import Sweep, price, sweep
 from nlflow.backends.machine import provenance
 from nlflow.errors import InputError, NlflowError, check_path, checked_call
@@ -28,7 +28,6 @@ from nlflow.store.atomic import write_content
 from nlflow.store.encoding import plain
 from nlflow.studies.tables import render_csv
 
-_LEVEL = 0.95
 _EXPLAINED = 8  # inputs by which parts are told, which takes the time of several runs
 _MEASURE = "cosine"
 _WORDS = (
@@ -36,27 +35,6 @@ _WORDS = (
     "to what attention adds for it. Norms are layer norms. Each part is a difference along one path through a block."
 )
 _DEFAULT = "semi-implicit, λ̃ = 0.4, all layers"  # of `attach`
-
-
-@dataclass(frozen=True)
-class Course:
-    """How alike the tokens of a stack are before its first layer and after its last one.
-
-    `change` has the mean difference over inputs and its interval of 95 %; NaN of fewer than ten inputs.
-    """
-
-    stack: str
-    before: float
-    after: float
-    change: Differences | None
-    steepest: tuple[int, float]
-
-    @property
-    def alike(self) -> bool | None:
-        """Whether tokens are more alike in the end; None where the interval has 0 in it, or is not known."""
-        if self.change is None:
-            return None
-        return True if self.change.low[0] > 0 else False if self.change.high[0] < 0 else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,6 +59,10 @@ class Report(Brief):
         Why there is no cause; empty where there is one.
     sweep : Sweep or None
         None without a task.
+    source : str
+        What the inputs are, if told.
+    date : str
+        When the model was looked into, in UTC (ISO 8601).
     provenance : dict
         Versions and platform.
     """
@@ -93,30 +75,13 @@ class Report(Brief):
     spectra: list[LayerSpectrum]
     unexplained: str
     sweep: Sweep | None
+    source: str = ""
+    date: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
-
-    def courses(self, changed: bool = False) -> list[Course]:
-        """Return how alike tokens become, one for each stack; `changed`: with the cure."""
-        states = (self.after if changed else self.before).states
-        begins = [number for number, state in enumerate(states) if state.index == 0]
-        found = []
-        for first, last in zip(begins, [*begins[1:], len(states)], strict=True):
-            own = states[first:last]
-            values = [state.values[_MEASURE] for state in own]
-            known = np.isfinite(values[0]) & np.isfinite(values[-1])
-            means = [float(np.nanmean(one)) if np.isfinite(one).any() else float("nan") for one in values]
-            steps = np.nan_to_num(np.diff(means), nan=-np.inf)
-            change = None
-            if known.sum() >= 10:
-                change = paired_differences([values[-1][known]], values[0][known], level=_LEVEL)
-            best = int(np.argmax(steps)) if len(steps) else 0
-            step = float(steps[best]) if len(steps) else float("nan")
-            found.append(Course(own[0].layer.removesuffix(" input"), means[0], means[-1], change, (best + 1, step)))
-        return found
 
     def findings(self) -> list[str]:
         """Return sentences about why, each from numbers beside their nulls; empty without a cause."""
-        return [] if self.cause is None else findings(self.cause, self.spectra)
+        return [] if self.cause is None else causes(self.cause, self.spectra)
 
     def parts(self) -> dict[str, dict[str, float]]:
         """Return by stack what each part changes in the mean cosine over its blocks; empty without a cause."""
@@ -130,15 +95,16 @@ class Report(Brief):
 
     def may(self) -> list[str]:
         """Return sentences that one may write about the model: what was measured, with its interval and its limits."""
-        found = [_of_course(self, one) for one in self.courses()]
+        found = [f"On {self.before.count} inputs of {self.name}, {one}." for one in self.before.findings()]
         if self.cause is not None:
-            found += [f"{_capital(one)} ({self.cause.count} of these inputs)." for one in findings(self.cause)]
+            found += [f"{_capital(one)} ({self.cause.count} of these inputs)." for one in causes(self.cause)]
         found += [f"{_capital(verdict_of(self.spectra))}."] if self.spectra else []
-        for old, new in zip(self.courses(), self.courses(changed=True), strict=True):
-            way = "raises" if new.after > old.after else "lowers"
+        for old, new in zip(self.before.growths(), self.after.growths(), strict=True):
+            before, after = old.cosine[1], new.cosine[1]
+            way = "raises" if after > before else "lowers"
             found.append(
                 f"{_capital(self.cure)}, attached without training, {way} the mean cosine after the last layer of the "
-                f"{old.stack} from {old.after:.2f} to {new.after:.2f} on these inputs."
+                f"{old.stack} from {before:.2f} to {after:.2f} on these inputs."
             )
         if self.sweep is not None:
             found += _of_sweep(self.name, self.sweep)
@@ -147,11 +113,12 @@ class Report(Brief):
     def may_not(self) -> list[tuple[str, str]]:
         """Return sentences that one may not write about it, each with the reason."""
         found = []
-        rising = [one for one in self.courses() if one.after > one.before]
+        growths = self.before.growths()
+        rising = [one for one in growths if one.cosine[1] > one.cosine[0]]
         if rising:
             found.append((f"{self.name} over-smooths, and is worse for it.",
                           "That tokens are alike is no loss by itself; only a task measures a loss."))  # fmt: skip
-        if len(rising) < len(self.courses()):
+        if len(rising) < len(growths):
             found.append((f"{self.name} does not over-smooth.",
                           "One measure on these inputs did not rise. Others may, and other inputs may."))  # fmt: skip
         isotropy = self.before.states[-1].isotropy()[0]
@@ -273,7 +240,7 @@ class Report(Brief):
 
     def _measured(self) -> str:
         """Return on what the page was measured."""
-        found = f"{self.before.count} inputs"
+        found = f"{self.date}: " + (f"{self.source}; " if self.source else "") + f"{self.before.count} inputs"
         if self.cause is not None:
             counts = self.cause.blocks[0].points["before"].count
             found += f", parts on {self.cause.count} of them ({counts.min():g} to {counts.max():g} tokens)"
@@ -281,8 +248,7 @@ class Report(Brief):
 
     def answers(self) -> tuple[str, str, str]:
         """Return the three answers: do tokens grow alike, why, and what helps."""
-        courses = self.courses()
-        does = " ".join(_answer(one) for one in courses)
+        does = " ".join(f"{_capital(one)}." for one in self.before.findings())
         count = 0 if self.cause is None else self.cause.count
         why = " ".join(_shares(stack, parts, count, self._nulls(stack)) for stack, parts in self.parts().items())
         why = why or f"Not told: {self.unexplained or 'no part of a block could be told apart'}."
@@ -298,9 +264,9 @@ class Report(Brief):
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the scores in JSON's types."""
         found: dict[str, Any] = {
-            "model": self.name, "answers": self.answers(), "cure": self.cure, "may": self.may(),
-            "may_not": self.may_not(), "tables": self.tables(), "provenance": self.provenance,
-            "sweep": None if self.sweep is None else self.sweep.as_dict(),
+            "model": self.name, "source": self.source, "date": self.date, "answers": self.answers(),
+            "cure": self.cure, "may": self.may(), "may_not": self.may_not(), "tables": self.tables(),
+            "provenance": self.provenance, "sweep": None if self.sweep is None else self.sweep.as_dict(),
         }  # fmt: skip
         return dict(plain(found))
 
@@ -321,6 +287,7 @@ def report(
     layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
     seconds: float | None = None,
     name: str = "",
+    source: str = "",
     adapter: Adapter | Sequence[Adapter] | None = None,
     progress: bool = False,
 ) -> Report:
@@ -331,7 +298,7 @@ def report(
     model : torch.nn.Module or pipeline
         As for `nlflow.attention.probe`, in evaluation mode, without terms. It is left as it was.
     inputs : iterable
-        Texts, pictures, or batches that `probe` takes: at least ten inputs give intervals.
+        Texts, pictures, or batches that `probe` takes: at least three inputs give intervals.
     task : callable, optional
         As for `nlflow.attention.sweep`. Without one nothing is said of what helps.
     cures, layers
@@ -340,6 +307,8 @@ def report(
         About how long the sweep may take; see there.
     name : str
         Of the model on the page; by default that of its class.
+    source : str
+        What the inputs are, such as which texts, for the page.
     adapter : Adapter or sequence of Adapter, optional
         Where attention is, where it is not found.
     progress : bool
@@ -382,7 +351,8 @@ def report(
     finally:
         detach(network)
     return Report(
-        name or type(network).__name__, before, after, label, cause, spectra, unexplained, found, provenance()
+        name or type(network).__name__, before, after, label, cause, spectra, unexplained, found, source,
+        datetime.now(UTC).date().isoformat(), provenance(),
     )  # fmt: skip
 
 
@@ -393,36 +363,12 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _interval(change: Differences) -> str:
-    return f"{change.mean[0]:+.2f}, 95 % interval {change.low[0]:+.2f} to {change.high[0]:+.2f}"
-
-
-def _answer(one: Course) -> str:
-    numbers = f"mean cosine of two tokens {one.before:.2f} at the input, {one.after:.2f} after the last layer"
-    if one.change is None:
-        return f"{_capital(one.stack)}: {numbers}; fewer than ten inputs give no interval."
-    words = {True: "yes", False: "no, they grow apart", None: "no change is seen"}[one.alike]
-    layer, step = one.steepest
-    return (
-        f"{_capital(one.stack)}: {words}; {numbers} ({_interval(one.change)}); the largest step is layer {layer}, "
-        f"{step:+.2f}."
-    )
-
-
 def _shares(stack: str, parts: Mapping[str, float], count: int, nulls: str) -> str:
     order = sorted(parts, key=lambda name: -abs(parts[name]))
     told = ", ".join(f"{NAMES[name]} {parts[name]:+.2f}" for name in order if abs(parts[name]) >= 0.005)
     return (
         f"{_capital(stack)}: of the change of {sum(parts.values()):+.2f} in the mean cosine over its blocks, on "
         f"{count} inputs: {told or 'no part is beyond 0.005'}." + (f" {_capital(nulls)}." if nulls else "")
-    )
-
-
-def _of_course(report: Report, one: Course) -> str:
-    change = "" if one.change is None else f" (change {_interval(one.change)})"
-    return (
-        f"On {report.before.count} inputs, the mean cosine of two tokens in the {one.stack} of {report.name} goes from "
-        f"{one.before:.2f} at the input to {one.after:.2f} after the last layer{change}."
     )
 
 

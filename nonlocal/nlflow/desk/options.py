@@ -383,6 +383,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
              "is for --sweep and --report; add one of them, or leave it out"),
         Rule("texts items words", lambda words: words["sweep"] or words["why"] or words["report"] is not None,
              "is for --sweep, --why and --report; add one of them, or leave it out"),
+        Rule("name", lambda words: words["report"] is not None, "is for --report; add that, or leave it out"),
         Rule("which", lambda words: words["why"], "is for --why; add that, or leave it out"),
         Rule("why", lambda words: not words["sweep"] and words["report"] is None,
              "is not for --sweep and --report; leave one of them out"),

@@ -32,7 +32,8 @@ def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure
     Returns
     -------
     matplotlib.figure.Figure
-        A line for each setting. Intervals above 0 are green, those below are orange.
+        A line for each setting. Intervals above 0 are green, those below are orange. The view ends at three times the
+        usual reach; an arrow marks an interval that goes on, with the gain where that lies outside.
 
     Raises
     ------
@@ -51,9 +52,14 @@ def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure
         shade = _GOOD if row["helps"] else _BAD if row["harms"] else _NEITHER
         axis.plot([row["low"], row["high"]], [place, place], color=shade, linewidth=1.8, solid_capstyle="butt")
         axis.plot(row["gain"], place, "o", color=shade, markersize=4)
-        if row["high"] < -usual:
-            axis.annotate(f"{row['gain']:.2g}", (-usual, place), xytext=(3, 0), textcoords="offset points", fontsize=7,
-                          color=shade, va="center", annotation_clip=False)  # fmt: skip
+        # An arrow where an interval goes on beyond the view, with its gain where that is not shown either.
+        for end, beyond, mark in ((-usual, row["low"] < -usual, "<"), (usual, row["high"] > usual, ">")):
+            if beyond:
+                axis.plot(end, place, mark, color=shade, markersize=5)
+        if abs(row["gain"]) > usual:
+            side = math.copysign(1, row["gain"])
+            axis.annotate(f"{row['gain']:.2g}", (side * usual, place), xytext=(-7 * side, 0), fontsize=7, color=shade,
+                          textcoords="offset points", va="center", ha="left" if side < 0 else "right")  # fmt: skip
     low, high = max(float(ends.min()), -usual), min(float(ends.max()), usual)
     room = 0.05 * (high - low) or 0.1
     axis.set_xlim(low - room, high + room)

@@ -326,7 +326,11 @@ def _used(module: nn.Module) -> set[str]:
 
 def asks(module: nn.Module) -> bool:
     """Return whether the forward of a module asks transformers' ``AttentionInterface`` for its attention."""
-    forward = own_forward(module)
+    return _asks(own_forward(module))
+
+
+@lru_cache(maxsize=4096)
+def _asks(forward: Any) -> bool:
     code = getattr(forward, "__code__", None)
     if code is None:
         return False

@@ -166,3 +166,22 @@ def write_columns(method: Method) -> Method:
         lines = (f"- ``{one.name}`` ({span}): {one.meaning}" for one, span in zip(COLUMNS, ranges, strict=True))
         method.__doc__ = method.__doc__.replace("{columns}", indent("\n".join(lines), " " * 12).lstrip())
     return method
+
+
+SPECTRA = {
+    "omega": "eigenvalue of W_V W_O, summed over heads, of the largest modulus, with the gain of the norm before; its "
+             "imaginary part is omega_imaginary",
+    "omega_random": "modulus that the eigenvalues of random weights of the same norms have at the most",
+    "scale": "s, what the norm before attention multiplies tokens by (median)",
+    "smooth": "factor a layer of what tokens share: the largest |1 + s w| over the eigenvalues w of W_V W_O",
+    "other": "factor a layer of what tells tokens apart, with the P of the first input; the larger of both rules",
+    "doubt": "residual of other, where its eigenvalue was found by an iteration: 0 is exact; where smooth and other "
+             "differ by less, the verdict is undecided",
+    "layers": "after how many such layers the ruling part is 10 times the other",
+    "heads_smoothing": "of all heads by themselves; heads_smoothing_random: of random weights of the same norms",
+    "rate": "|mu_2|, factor by which P alone makes tokens equal; rate_keys: with keys of other tokens; rate_random: "
+            "of a random stochastic matrix",
+    "bound": "no values shrink less in one application of P",
+    "leading": "1 where equal tokens are what P stretches most",
+}  # fmt: skip
+"""What the columns of spectra are; see `nlflow.attention.probing.spectra`."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum, verdict_of
+from nlflow.attention.probing.survey import growth_of
 
 if TYPE_CHECKING:
     from nlflow.attention.probing.cause import Cause, CausedBlock
@@ -25,25 +26,33 @@ _SHARE = 0.05  # of the squared length: outlier channels that are told
 
 
 def findings(cause: Cause, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
-    """Return sentences about a model, of its mean cosine first."""
-    told: list[str] = []
-    for stack in dict.fromkeys(block.stack for block in cause.blocks):
-        blocks = [block for block in cause.blocks if block.stack == stack]
-        told += _of_stack(stack, blocks)
-    if spectra:
-        told.append(verdict_of(spectra))
-    return told
+    """Return sentences about a model: does it over-smooth, and why."""
+    return [*(_growth(stack, blocks) for stack, blocks in _stacks(cause).items()), *causes(cause, spectra)]
+
+
+def causes(cause: Cause, spectra: Sequence[LayerSpectrum] | None = None) -> list[str]:
+    """Return the sentences that say why."""
+    told = [one for stack, blocks in _stacks(cause).items() for one in _of_stack(stack, blocks)]
+    return [*told, verdict_of(spectra)] if spectra else told
+
+
+def _stacks(cause: Cause) -> dict[str, list[CausedBlock]]:
+    names = dict.fromkeys(block.stack for block in cause.blocks)
+    return {name: [block for block in cause.blocks if block.stack == name] for name in names}
+
+
+def _growth(stack: str, blocks: Sequence[CausedBlock]) -> str:
+    points = [blocks[0].points["before"], *(block.points["after"] for block in blocks)]
+    return growth_of(stack, [one.values["cosine"] for one in points], points[0].pooled, points[-1].pooled).sentence()
 
 
 def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
     first, last = blocks[0], blocks[-1]
-    begin, end = first.measured({"before": 1.0}, "cosine")[0], last.measured({"after": 1.0}, "cosine")[0]
-    yield f"{stack}: the mean cosine of two tokens goes from {begin:.3g} to {end:.3g} over {len(blocks)} blocks"
     sums = {part: sum(block.part(part, "cosine")[0] for block in blocks if part in block.parts) for part in PARTS}
     shown = [f"{NAMES[part]} {value:+.3g}" for part, value in sums.items() if any(part in one.parts for one in blocks)]
     yield (
-        f"{stack}: summed over the blocks, {', '.join(shown)}; these are exact differences along one path through each "
-        "block, and another order of the parts would share the change otherwise"
+        f"{stack}: summed over {len(blocks)} blocks, {', '.join(shown)} in the cosine; these are exact differences "
+        "along one path through each block, and another order of the parts would share the change otherwise"
     )
     if told := beside_nulls(blocks):
         yield f"{stack}: {told}"

@@ -49,6 +49,7 @@ NULLS = ("weights", "keys", "random")
 order; keys: those of other tokens; random: stochastic matrices of exponential variables, masked as P is."""
 
 _CHUNK = 2**22  # bytes of attention matrices at a time
+_TOGETHER = 2**21  # bytes of states that are measured in one go: many small ones cost their calls, large ones memory
 _OFF, _ROUNDINGS = 1e-3, 8  # of the largest value: what comes to W_O is something else; units of half precision
 _ROWS = 8  # of each head that are compared
 _TINY = 1e-30
@@ -78,7 +79,7 @@ class Point:
         values = {name: _spread(each, rows, items) for name, each in self.values.items()}
         return Point(values, *(_spread(each, rows, items) for each in (self.pooled, self.energy, self.count)))
 
-    def part(self, rows: NDArray[np.bool_]) -> Point:
+    def part(self, rows: NDArray[np.bool_] | slice) -> Point:
         """Return the point of some of the inputs."""
         values = {name: each[rows] for name, each in self.values.items()}
         return Point(values, self.pooled[rows], self.energy[rows], self.count[rows])
@@ -175,6 +176,7 @@ class Course:
 
     tokens: Tensor
     points: dict[str, Point] = field(default_factory=dict)
+    waiting: list[tuple[str, Tensor, Tensor | None]] = field(default_factory=list)
     parts: dict[str, Formula] = field(default_factory=dict)
     orders: dict[str, Formula] = field(default_factory=dict)
     nulls: dict[str, dict[str, Formula]] = field(default_factory=dict)
@@ -183,11 +185,32 @@ class Course:
     scale: float = 1.0
     contraction: dict[str, Floats] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """Number of points so far."""
+        return len(self.points) + len(self.waiting)
+
     def at(self, name: str, state: Tensor, rows: Tensor | None = None) -> str:
-        """Measure a state, of the inputs `rows` alone where they are given, and return the name of the point."""
-        found = point_of(state, self.tokens if rows is None else self.tokens[rows])
-        self.points[name] = found if rows is None else found.spread(rows, len(self.tokens))
+        """Take a state as a point, and return its name; `rows`: of these inputs alone, without the rank."""
+        self.waiting.append((name, state, rows))
+        if sum(each.nbytes for _, each, _ in self.waiting) >= _TOGETHER:
+            self.measure()
         return name
+
+    def measure(self) -> None:
+        """Measure the states that wait."""
+        for whole in (True, False):
+            own = [one for one in self.waiting if (one[2] is None) == whole]
+            if not own:
+                continue
+            tokens = [self.tokens if rows is None else self.tokens[rows] for *_, rows in own]
+            found = point_of(torch.cat([state for _, state, _ in own]), torch.cat(tokens), ranked=whole)
+            end = 0
+            for name, state, rows in own:
+                end += len(state)
+                point = found.part(slice(end - len(state), end))
+                self.points[name] = point if rows is None else point.spread(rows, len(self.tokens))
+        self.waiting.clear()
 
     def give(self, part: str, formula: Mapping[str, float], null: str = "", weight: float = 1.0) -> None:
         """Add a formula to a part, or to that of a null."""
@@ -235,8 +258,10 @@ def course_of(
     if not one.steps:
         course.reason = one.reason or "its steps are not known"
         course.give("unknown", {"after": 1.0, "before": -1.0})
+        course.measure()
         return course
     _Walk(course, one, layer, seen, rows, generator).go()
+    course.measure()
     return course
 
 
@@ -289,7 +314,7 @@ class _Walk:
         if last:
             assert self.one.after is not None
             return "after", self.one.after
-        return self.course.at(f"point {len(self.course.points)}", state), state
+        return self.course.at(f"point {self.course.count}", state), state
 
     def add(self, step: Step, *, last: bool = False) -> None:
         name, state = self.reached(self.state + step.tensor, last)
@@ -305,7 +330,7 @@ class _Walk:
 
     def null_at(self, base: Tensor, added: Tensor) -> str:
         """Measure a state of the inputs that have nulls; `added` is of these alone."""
-        return self.course.at(f"null {len(self.course.points)}", base[self.rows] + added, self.rows)
+        return self.course.at(f"null {self.course.count}", base[self.rows] + added, self.rows)
 
     def norm(self, step: Step) -> None:
         name, state = self.reached(step.tensor, not self.left)
@@ -313,7 +338,7 @@ class _Walk:
         if self.nulls and (norm := self.known_norm(step.tensor)) is not None:
             order = torch.randperm(len(norm.gain), generator=self.generator).to(norm.gain.device)
             other = Norm(norm.gain[order], norm.shift[order], norm.centred, norm.epsilon)
-            null = self.course.at(f"weights {len(self.course.points)}", other(self.state[self.rows]), self.rows)
+            null = self.course.at(f"weights {self.course.count}", other(self.state[self.rows]), self.rows)
             self.course.give("norms", {null: 1.0, self.name: -1.0}, "weights")
         self.state, self.name = state, name
 
@@ -351,8 +376,8 @@ class _Walk:
             self.state, self.name = state, name
             return
         both, state = self.reached(self.state + step.tensor + other, last)
-        attended = self.course.at(f"point {len(self.course.points)}", self.state + step.tensor)
-        without = self.course.at(f"point {len(self.course.points)}", self.state + other)
+        attended = self.course.at(f"point {self.course.count}", self.state + step.tensor)
+        without = self.course.at(f"point {self.course.count}", self.state + other)
         self.split(corners, step.tensor, self.name, self.state, attended, 0.5)
         self.split(corners, step.tensor, without, self.state + other, both, 0.5)
         self.course.give("mlp", {without: 0.5, self.name: -0.5, both: 0.5, attended: -0.5})
@@ -367,7 +392,7 @@ class _Walk:
             if self.nulls:
                 self.null_of("attention", added)
             return
-        mark = len(course.points)
+        mark = course.count
         normed, mixed, projected = (
             course.at(f"{name} {mark}", base + tensor) for name, tensor in corners.tensors.items()
         )

@@ -6,10 +6,12 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 from torch import Tensor
 
 from nlflow._array import Brief, underflowing
@@ -27,8 +29,95 @@ ONE_INPUT = (
     "inputs: got one input, of which isotropy, what all inputs have in common, and standard errors are not known "
     "(NaN); give several"
 )
+_LEVEL = 0.95  # of intervals
 _OF_INPUTS = tuple(one for one in COLUMNS if one.of in ("state", "layer"))
 _OF_HEADS = tuple(one for one in COLUMNS if one.of == "heads")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How alike the tokens of a stack are before its first layer and after its last, and how alike inputs are.
+
+    Attributes
+    ----------
+    stack : str
+    count : int
+        Number of inputs whose tokens have a cosine.
+    cosine, isotropy : tuple of two floats
+        Mean cosine of two tokens, and of the mean tokens of two inputs, before and after.
+    change, drift : tuple of three floats
+        How far cosine and isotropy moved, with the ends of the interval of 95 % (of Student's t); NaN where not known.
+    steepest : tuple of int and float
+        The layer that raises the cosine most, and by how much.
+    """
+
+    stack: str
+    count: int
+    cosine: tuple[float, float]
+    change: tuple[float, float, float]
+    isotropy: tuple[float, float]
+    drift: tuple[float, float, float]
+    steepest: tuple[int, float]
+
+    @property
+    def alike(self) -> bool | None:
+        """Whether tokens are more alike in the end; None where the interval has 0 in it, or is not known."""
+        return True if self.change[1] > 0 else False if self.change[2] < 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the stack over-smooths on these inputs, so that its tokens grow alike and inputs do not."""
+        if math.isnan(self.change[1]) or math.isnan(self.drift[1]):
+            return "over-smooths or not, which takes three inputs or more to tell"
+        if not self.alike:
+            seen = "is not seen to over-smooth, since no growth of the cosine is seen"
+            return seen if self.alike is None else "does not over-smooth, since tokens grow apart"
+        if self.drift[1] > 0:
+            return "makes tokens alike, and inputs too, which go one common way: that is not over-smoothing alone"
+        return "over-smooths, since tokens grow alike and inputs are not seen to"
+
+    def sentence(self) -> str:
+        """Return the verdict with its numbers."""
+        if math.isnan(self.cosine[1] - self.cosine[0]):
+            return f"the {self.stack} has no cosine of two tokens: one token alone, or a layer that shows no states"
+        told = f"the {self.stack} {self.verdict}; mean cosine of two tokens {_moved(self.cosine)}"
+        if not math.isnan(self.change[1]):
+            told += f" ({_interval(self.change)}), the largest step in layer {self.steepest[0]}"
+        if not math.isnan(self.isotropy[1]):
+            told += f"; of the mean tokens of two inputs (isotropy) {_moved(self.isotropy)}"
+        return told if math.isnan(self.drift[1]) else f"{told} ({_interval(self.drift)})"
+
+
+def _moved(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.2f} before the first layer, {ends[1]:.2f} after the last"
+
+
+def _interval(change: tuple[float, float, float]) -> str:
+    return f"{change[0]:+.2f}, 95 % interval {change[1]:+.2f} to {change[2]:+.2f}"
+
+
+def growth_of(stack: str, cosines: Sequence[Floats], before: Floats | None, after: Floats | None) -> Growth:
+    """Return the growth in a stack from the cosine (n,) of each state, and the mean tokens (n, D) of first and last."""
+    step = np.array([mean_of(late - early)[0] for early, late in pairwise(cosines)])
+    layer = int(np.nan_to_num(step, nan=-np.inf).argmax())
+    ends = mean_of(cosines[0])[0], mean_of(cosines[-1])[0]
+    change = cosines[-1] - cosines[0]
+    count = int((~np.isnan(change)).sum())
+    isotropy, drift = (math.nan, math.nan), (math.nan, math.nan)
+    if before is not None and after is not None:
+        first, last = isotropy_of(before), isotropy_of(after)
+        isotropy, drift = (first[0], last[0]), (last[0] - first[0], jackknife_error(last[1] - first[1]))
+    of_change, of_drift = (
+        _with_ends(*moved, number) for moved, number in ((mean_of(change), count), (drift, len(change)))
+    )
+    return Growth(stack, count, ends, of_change, isotropy, of_drift, (layer + 1, float(step[layer])))
+
+
+def _with_ends(mean: float, error: float, count: int) -> tuple[float, float, float]:
+    if count < 3:
+        return mean, math.nan, math.nan
+    half = float(student.ppf((1 + _LEVEL) / 2, count - 1)) * error
+    return mean, mean - half, mean + half
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,6 +208,19 @@ class Survey(Brief):
             result.append(row)
         return result
 
+    def growths(self) -> list[Growth]:
+        """Return for each stack how much more alike its tokens and its inputs are in the end."""
+        begins = [number for number, state in enumerate(self.states) if state.index == 0]
+        several = [self.states[i:j] for i, j in zip(begins, [*begins[1:], None], strict=True)]
+        return [
+            growth_of(own[0].layer.removesuffix(" input"), [one.values["cosine"] for one in own],
+                      own[0].pooled, own[-1].pooled) for own in several
+        ]  # fmt: skip
+
+    def findings(self) -> list[str]:
+        """Return a sentence for each stack: does it over-smooth, and by which numbers."""
+        return [growth.sentence() for growth in self.growths()]
+
     def to_pandas(self, *, by_head: bool = False) -> Any:
         """Return the rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
         return as_frame(self.rows(by_head=by_head))
@@ -190,8 +292,17 @@ def survey(
             )
     if not parts:
         raise InputError("inputs: got no batch, expected at least one; a generator can be gone through once")
-    states = tuple(_joined(several) for several in zip(*parts, strict=True))
     _tell(np.concatenate(lonely, axis=1))
+    return _survey(name, parts)
+
+
+def surveyed(trace: LayerTrace) -> Survey:
+    """Return one run of a model as a survey of its sequences."""
+    return _survey(trace.model, [_states(trace)])
+
+
+def _survey(name: str, parts: list[list[SurveyedState]]) -> Survey:
+    states = tuple(_joined(several) for several in zip(*parts, strict=True))
     return Survey(name, len(states[0].values["cosine"]), states)
 
 

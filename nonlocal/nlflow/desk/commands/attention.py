@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nlflow.attention.probing.columns import COLUMNS, Column
+from nlflow.attention.probing.columns import COLUMNS, SPECTRA, Column
 from nlflow.desk.options import AsJson, Quiet
 from nlflow.desk.terminal import (
     check_installed,
@@ -76,15 +76,19 @@ number of settings: all of them contain their true gains together with probabili
 the winner (bootstrap of the largest |t| over the items). It recommends the largest gain whose interval lies above 0 as
 a whole, or says that none helps. With --out tables (CSV) and result.json are written to the folder.
 
---report PAGE does the same, looks into the layers on some of the inputs, and writes one HTML page: whether tokens grow
-alike, what in the blocks makes them so, what helps, figures and numbers, and sentences that one may write about the
-model and those that one may not.
+--report PAGE does the same, looks into the layers on some of the inputs, and writes one HTML page with the --name of
+the model, the data and the date: whether it over-smooths (the cosine of tokens rises over the layers, and isotropy,
+that of the mean tokens of two inputs, does not), what in the blocks makes tokens alike, what helps, figures and
+numbers, and sentences that one may write about the model and those that one may not.
 
 --why says what makes tokens alike: how much norms, the averages P (mixing), W_V W_O (projection), cross-attention and
 the MLP of each layer change the cosine of tokens; the parts add up. Beside each stands its null: keys of other tokens
-or random stochastic matrices for mixing, random weights of the same norms for the others. The second table has the
-eigenvalue of W_V W_O that is largest, that of random weights, and which part grows faster in many layers like this one:
-what tokens share (smoothing) or what tells them apart (sharpening). Of --text, --image or --tokens, or of the passages
+or random stochastic matrices for mixing, random weights of the same norms for the others. The second table says which
+part grows faster in many layers like this one: what tokens share (smoothing) or what tells them apart (sharpening):
+
+{spectra}
+
+Of --text, --image or --tokens, or of the passages
 of --texts (--items of --words each), with standard errors in table.csv. --which leaves out the other tokens.
 
 Needs pip install 'nlflow[attention]'.
@@ -101,13 +105,18 @@ Examples:
 """
 
 _HELP_WIDTH = 120
+_TOLD = 3  # inputs from which over-smoothing is told
 
 
 def _explained(columns: Iterable[Column]) -> str:
-    """Return a line, or several, for each column."""
-    names = [_heading(one.name) for one in columns]
+    return lines_of({_heading(one.name): one.meaning for one in columns})
+
+
+def lines_of(meanings: Mapping[str, str]) -> str:
+    """Return a line, or several, for each column: its name, and what it is."""
+    names = list(meanings)
     width = max(map(len, names)) + 4
-    texts = [fill(one.meaning, _HELP_WIDTH - width).split("\n") for one in columns]
+    texts = [fill(one, _HELP_WIDTH - width).split("\n") for one in meanings.values()]
     return "\n".join(
         f"  {name if number == 0 else '':<{width - 2}}{line}"
         for name, lines in zip(names, texts, strict=True)
@@ -122,6 +131,7 @@ def _heading(name: str) -> str:
 HELP = _HELP.format(
     printed=_explained([one for one in COLUMNS if one.printed]),
     others=_explained([one for one in COLUMNS if not one.printed]),
+    spectra=lines_of(SPECTRA),
 )
 _PRINTED = ("fidelity", "layer", *(one.name for one in COLUMNS if one.printed))
 
@@ -166,6 +176,9 @@ def attention(
     report: Annotated[
         Path | None, typer.Option(metavar="PAGE", help="Write one HTML page: does it, why, and what helps.")
     ] = None,
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="For --report: name of the model on the page. [default: of its folder]")
+    ] = "",
     texts: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Text for a sweep and --why: a file, or a folder of *.txt and *.md."),
@@ -219,7 +232,7 @@ def attention(
                 "items": 400 if items is None else items, "words": words,
                 "size": size}  # fmt: skip
         _run_sweep(
-            model, data, page=report, cures=cure, seconds=seconds, adapter=adapter, out=out, as_json=as_json,
+            model, data, page=report, name=name, cures=cure, seconds=seconds, adapter=adapter, out=out, as_json=as_json,
             quiet=quiet,
         )  # fmt: skip
         return
@@ -243,6 +256,7 @@ def attention(
     check_out(out)
     check_installed("attention", "torch", "torch")
     from nlflow.attention import Adapter, attach, load_model, probe
+    from nlflow.attention.probing.survey import surveyed
     from nlflow.backends.machine import provenance
     from nlflow.studies.tables import render_rows
 
@@ -255,6 +269,7 @@ def attention(
         own = _own_fidelity(network)
         runs = {own: trace.rows(spectra=spectra, progress=progress)}
         heads = _by_head(own, trace, spectra)
+        findings = {own: surveyed(trace).findings()}
         if neutreno is not None and neutreno != own:
             _tell_of_replaced_terms(network)
             if spectra and explicit:
@@ -263,6 +278,7 @@ def attention(
             changed = probe(network, inputs, adapter=known)
             runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
             heads += _by_head(neutreno, changed, spectra)
+            findings[neutreno] = surveyed(changed).findings()
     for text in () if quiet else warned:
         say("warning", text)
     rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
@@ -278,6 +294,7 @@ def attention(
         "form": None if neutreno is None else "explicit" if explicit else "semi-implicit",
         "rows": rows,
         "by_head": heads,
+        "findings": {f"{value:g}": sentences for value, sentences in findings.items()},
         "warnings": warned,
         "provenance": provenance(),
     }
@@ -288,7 +305,12 @@ def attention(
     elif not quiet:
         sequences = "" if first.items == 1 else f"{first.items} sequences of "
         echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{told['tokens']} tokens\n")
-        echo(render_rows([{_heading(name): row[name] for name in _PRINTED if name in row} for row in rows]))
+        echo(render_rows([{_heading(name): row[name] for name in _PRINTED if name in row} for row in rows]) + "\n")
+        for value, sentences in findings.items():
+            for sentence in sentences:
+                echo(f"fidelity {value:g}: {sentence}" if neutreno is not None else sentence)
+        if first.items < _TOLD:
+            echo("whether inputs grow alike as well (isotropy) takes several: --why --texts PATH")
         if out is not None:
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
 
@@ -362,8 +384,8 @@ def quiet_library() -> Iterator[None]:
 
 
 def _run_sweep(
-    model: str, data: dict[str, Any], *, page: Path | None, cures: list[str] | None, seconds: float | None,
-    adapter: str | None, out: Path | None, as_json: bool, quiet: bool,
+    model: str, data: dict[str, Any], *, page: Path | None, name: str, cures: list[str] | None,
+    seconds: float | None, adapter: str | None, out: Path | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     from nlflow.attention import Adapter, report, sweep
     from nlflow.attention.sweeping.sweep import settings_of
@@ -382,8 +404,10 @@ def _run_sweep(
             "cures": tried, "adapter": known, "progress": shows_progress(quiet), "seconds": seconds,
         }  # fmt: skip
         if page is not None:
-            name = Path(model).resolve().name if Path(model).is_dir() else model
-            made = report(given.network, given.inputs, given.task, name=name, **options)
+            name = name or (Path(model).resolve().name if Path(model).is_dir() else model)
+            place = next(str(data[one]) for one in ("texts", "images", "sounds") if data[one] is not None)
+            source = f"{place}, {given.held} {given.kind}"
+            made = report(given.network, given.inputs, given.task, name=name, source=source, **options)
             found = made.sweep
         else:
             found = sweep(given.network, given.task, **options)

@@ -30,8 +30,9 @@ def run_why(
     if sum(value is not None for value in (text, image, tokens, texts)) != 1:
         raise typer.BadParameter("--why takes one of --text, --texts, --image and --tokens")
     from nlflow.attention import Adapter, explain, load_model
+    from nlflow.attention.probing.columns import SPECTRA
     from nlflow.backends.machine import provenance
-    from nlflow.desk.commands.attention import quiet_library
+    from nlflow.desk.commands.attention import lines_of, quiet_library
     from nlflow.studies.tables import render_rows
 
     progress = shows_progress(quiet)
@@ -60,6 +61,7 @@ def run_why(
         if layers:
             echo("\nspectra of attention on the first input\n")
             echo(render_rows([layer.row() for layer in layers]))
+            echo("\n" + lines_of(SPECTRA))
         echo("")
         for line in sentences:
             echo(line)
