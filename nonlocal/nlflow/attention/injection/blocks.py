@@ -354,7 +354,7 @@ def own_eager(module: nn.Module) -> Callable[..., Any] | None:
 def sums(module: nn.Module) -> bool:
     """Return whether a module computes averages of attention by itself, between two projections of its own."""
     direct = dict(module.named_children())
-    if not any(isinstance(direct.get(name), nn.Module) for name in _VALUES):
+    if direct.keys().isdisjoint(_VALUES):
         return False
     if _SUMMED & _used(module) or any(isinstance(child, nn.Softmax) for child in direct.values()):
         return True

@@ -108,11 +108,17 @@ class Seen:
 
 
 def own(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that acts in this thread alone, and not where a layer runs for its values."""
+    """Return a hook that acts in this thread alone, and not where a layer runs for its values.
+
+    What it computes is no part of the model, so nothing watches it.
+    """
     thread = get_ident()
 
     def acting(*args: Any, **kwargs: Any) -> Any:
-        return hook(*args, **kwargs) if get_ident() == thread and not tracing() else None
+        if get_ident() != thread or tracing():
+            return None
+        with torch._C.DisableTorchFunction():
+            return hook(*args, **kwargs)
 
     return acting
 
@@ -206,7 +212,7 @@ class _Watch(TorchFunctionMode):
             handles.append(layer.register_forward_pre_hook(own(enter), with_kwargs=True))
             handles.append(layer.register_forward_hook(own(leave)))
             for module in layer.modules():
-                if re.search("norm", type(module).__name__, re.IGNORECASE):
+                if "norm" in type(module).__name__.lower():
                     handles.append(module.register_forward_hook(own(normed)))
         attending: list[tuple[Seen | None, nn.Module]] = [(one, one.block.module) for one in several]
         if calls and layer is not several[0].block.module:

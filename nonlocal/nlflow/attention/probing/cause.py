@@ -286,7 +286,8 @@ def explain(
         one of these.
     nulls : bool
         With what parts would change under nulls: random weights of the same norms, keys of other tokens, random
-        stochastic matrices. They are drawn for the first two inputs, and for each fourth from there on.
+        stochastic matrices. They are drawn for the first two inputs, and for each fourth from there on; their rank is
+        not measured (NaN).
     rng : int
         Seed of the nulls.
     adapter, take

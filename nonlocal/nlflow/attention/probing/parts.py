@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg.blas import dsyrk, ssyrk
 from torch import Tensor
 
 from nlflow.attention.injection.weights import UnknownError
@@ -36,6 +37,7 @@ from nlflow.attention.probing.branches import ATTENTION, CROSS, MLP, NORM, Seen,
 from nlflow.attention.probing.operators import Norm, Operator, Projected, norm_of, operator_of
 from nlflow.attention.probing.trace import Layer
 from nlflow.attention.probing.weights import Place, bias_of, matrices_of
+from nlflow.attention.terms.neutreno import wide
 
 Floats = NDArray[np.float64]
 Formula = dict[str, float]
@@ -49,9 +51,10 @@ NULLS = ("weights", "keys", "random")
 order; keys: those of other tokens; random: stochastic matrices of exponential variables, masked as P is."""
 
 _CHUNK = 2**22  # bytes of attention matrices at a time
-_TOGETHER = 2**21  # bytes of states that are measured in one go: many small ones cost their calls, large ones memory
+_TOGETHER = 2**20  # bytes of states that are measured in one go: many small ones cost their calls, large ones memory
 _OFF, _ROUNDINGS = 1e-3, 8  # of the largest value: what comes to W_O is something else; units of half precision
 _ROWS = 8  # of each head that are compared
+_LARGE = 128  # rows of a Gram matrix from which computing half of it pays for its calls
 _TINY = 1e-30
 
 
@@ -106,44 +109,50 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
     rank, which takes more time than all else; NaN without.
     """
     given = state.detach()
-    given = given if bool(tokens.all()) else given.masked_fill(~tokens[..., None], 0.0)  # padding may be anything
-    x, counted = given.double(), tokens.double()
-    squares = torch.linalg.vecdot(x, x)
-    lengths = squares.sqrt()
-    some = lengths > 0
+    if not bool(tokens.all()):
+        given = given.clone(memory_format=torch.contiguous_format)
+        given.flatten(0, 1).index_fill_(0, (~tokens).flatten().nonzero()[:, 0], 0.0)  # padding may be anything
+    x, counted = wide(given), tokens.double()
+    lengths = torch.linalg.vector_norm(x, dim=-1).double()
+    squares, some = lengths.square(), lengths > 0
     inverse = torch.where(some, 1 / torch.where(some, lengths, 1.0), 0.0)
-    sums = torch.stack([counted, inverse], 1) @ x  # (B, 2, D)
+    units = (inverse.to(x.dtype)[:, None] @ x).double().squeeze(1)  # the sum of the tokens as units
     count, energy = counted.sum(-1), squares.sum(-1)
-    mean = sums[:, 0] / count[:, None]
+    mean = x.sum(1).double() / count[:, None]  # torch adds pairwise
     pairs = count * (count - 1)
-    cosine = (sums[:, 1].square().sum(-1) - some.double().sum(-1)) / pairs
+    cosine = (units.square().sum(-1) - some.double().sum(-1)) / pairs
     t_sim = count * mean.square().sum(-1) / energy
     rank = torch.full_like(t_sim, torch.nan)
     if ranked and len(rank):
-        rank = _rank(given, squares)
+        rank = _rank(x, squares)
     measured = _array(torch.stack([t_sim, cosine, rank]))
     measured[~np.isfinite(measured)] = np.nan
     values = dict(zip(("t_sim", "cosine", "rank"), measured, strict=True))
     return Point(values, _array(mean), _array(energy), _array(count))
 
 
-def _rank(state: Tensor, squares: Tensor) -> Tensor:
-    """Return (tr G)^2 / tr G^2 of the Gram matrix G, whose off-diagonal half is computed once."""
-    x = state.float() if state.element_size() < 8 else state
+def _rank(x: Tensor, squares: Tensor) -> Tensor:
+    """Return (tr G)^2 / tr G^2 of the Gram matrix G."""
     unit = squares.amax(-1).sqrt()
     scale = torch.where(unit > 0, 1 / torch.where(unit > 0, unit, 1.0), 0.0)
     x = x * scale.to(x.dtype)[:, None, None]
-    x = x if x.shape[-2] <= x.shape[-1] else x.mT
-    middle = x.shape[-2] // 2
-    upper, lower = x[:, :middle], x[:, middle:]
     # The trace of a square is the sum of the squares of a symmetric matrix.
-    one, beside, other = (
-        torch.linalg.vector_norm(left @ right.mT, dim=(-2, -1), dtype=torch.float64).square()
-        for left, right in ((upper, upper), (upper, lower), (lower, lower))
-    )
-    trace = squares.sum(-1) * scale.square()
-    ranks: Tensor = trace.square() / (one + 2 * beside + other)
-    return ranks
+    x = x if x.shape[-2] <= x.shape[-1] else x.mT
+    if x.device.type == "cpu" and x.shape[-2] > _LARGE:
+        whole = torch.stack([_square_of_gram(one) for one in x])
+    else:
+        whole = torch.linalg.vector_norm(x @ x.mT, dim=(-2, -1), dtype=torch.float64).square()
+    trace: Tensor = squares.sum(-1) * scale.square()
+    return trace.square() / whole
+
+
+def _square_of_gram(x: Tensor) -> Tensor:
+    """Return the sum of the squares of x x^T, of which BLAS computes half."""
+    rows = x.is_contiguous()
+    syrk = ssyrk if x.dtype == torch.float32 else dsyrk
+    half = torch.from_numpy(syrk(1.0, (x.mT if rows else x).numpy(), trans=rows).T)
+    both = torch.linalg.vector_norm(half, dtype=torch.float64).square()
+    return 2 * both - torch.linalg.vector_norm(half.diagonal(), dtype=torch.float64).square()
 
 
 def _array(values: Tensor) -> Floats:
@@ -557,7 +566,9 @@ def _random_averages(null: _Moved, traces: Tensor, values: Tensor, generator: to
         return torch.einsum("h,bhij->bij", traces, random) @ null.n, random @ null.v
     summed = random[:, 0] @ null.n  # P (n W_V + b) = (P n) W_V + b, in O(N D^2)
     bias = null.v[:, :, :1] - null.n[:, None, :1] @ values
-    return traces.sum() * summed, summed[:, None] @ values + bias
+    heads, width, d = values.shape
+    made = summed @ values.transpose(0, 1).reshape(width, heads * d)  # of all heads in one product
+    return traces.sum() * summed, made.unflatten(-1, (heads, d)).transpose(1, 2) + bias
 
 
 def _shown(seen: Projected, v: Tensor) -> Tensor | None:
