@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import DenoiseInfo, InputError, Poisson, denoise
+from nlflow import DenoiseInfo, InputError, NlflowWarning, Poisson, denoise
 from nlflow.denoising.frame import filled
 from nlflow.denoising.groupwise import filling_levels
 from tests.covering import pairs
@@ -153,18 +153,31 @@ def test_a_pixel_is_missing_where_any_channel_is(image: Floats, quality: str):
         ("mask", np.zeros((36, 31), bool), r"mask: got shape \(36, 31\), expected \(36, 32\), one boolean for each"),
         ("mask", np.zeros((36, 32, 1), bool), r"mask: got shape \(36, 32, 1\)"),
         ("mask", True, r"mask: got shape \(\)"),
-        ("mask", np.zeros((36, 32)), r"mask: got values of type float64, expected booleans; compare first"),
-        ("mask", np.zeros((36, 32), np.uint8), "mask: got values of type uint8"),
+        ("mask", np.zeros((36, 32), complex), r"mask: got values of type complex128, expected booleans, or numbers"),
+        ("mask", np.full((36, 32), np.nan), "mask: got NaN or infinite values, expected numbers"),
         ("mask", "inf", "mask: got 'inf', expected booleans, True where a sample is missing, or 'nan'"),
         ("mask", [[True], [True, False]], "mask: got"),
         ("keep", np.zeros((32, 36), bool), r"keep: got shape \(32, 36\)"),
-        ("keep", np.zeros((36, 32), int), "keep: got values of type int64"),
         ("keep", "nan", "keep: got values of type"),
     ],
 )  # fmt: skip
 def test_unusable_masks_are_refused(image: Floats, quality: str, name: str, value: Any, message: str):
     with pytest.raises(InputError, match=message):
         denoise(image, 1.0, quality=quality, **{name: value})
+
+
+def test_a_mask_may_be_drawn_in_numbers_as_one_in_a_file(image: Floats) -> None:
+    """What is not 0 is marked; more than two values are told, as soft edges are."""
+    where = np.zeros((36, 32), bool)
+    where[9:14, 8:20] = True
+    expected = denoise(image, 1.0, quality="fast", mask=where, keep=~where)
+    for kind, value in (("u1", 255), ("f4", 1), ("i2", -1)):
+        drawn, kept = where * np.dtype(kind).type(value), ~where * np.dtype(kind).type(value)
+        np.testing.assert_array_equal(denoise(image, 1.0, quality="fast", mask=drawn, keep=kept), expected)
+    soft = np.where(where, 255, 0)
+    soft[9, 8:20] = 80
+    with pytest.warns(NlflowWarning, match="mask: got 3 different values; all but 0 count as marked"):
+        np.testing.assert_array_equal(denoise(image, 1.0, quality="fast", mask=soft, keep=~where), expected)
 
 
 def test_nan_everywhere_hides_everything():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nlflow import InputError, Poisson, denoise, estimate_sigma
+from nlflow import InputError, NlflowWarning, Poisson, denoise, estimate_sigma
 from nlflow.denoising import frame
 from nlflow.denoising.frame import Spread, channels_for
 from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture, Rician, Speckle
@@ -407,6 +408,20 @@ def test_a_sigma_beside_an_open_model_is_its_strength() -> None:
     assert np.array_equal(denoise(magnitudes, 5.0, noise="rician", quality="pixels"), expected)
     with pytest.raises(InputError, match="sigma"):
         denoise(magnitudes, 5.0, noise=Rician(4.0), quality="pixels")
+
+
+def test_a_sigma_of_other_units_is_told() -> None:
+    """Grey levels for samples from 0 to 1, of which nothing is left, and the other way round."""
+    image = noisy(0.3 * waves(32, 33), 0.02)
+    with pytest.warns(NlflowWarning, match=r"sigma: got 20, more than the range .* 20 of 255 grey levels is 0\.0784"):
+        denoise(image, 20, quality="fast")
+    with pytest.warns(NlflowWarning, match="sigma: got 20, more than the range"):
+        denoise(image, noise=GaussianNoise(20.0), quality="fast")
+    with pytest.warns(NlflowWarning, match="sigma: got 0.08 for integers"):
+        denoise(np.uint8(100 * waves(32, 33) % 200), 0.08, quality="fast")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        denoise(0.01 * np.random.default_rng(0).poisson(40 + 9 * waves(32, 33)), noise=Poisson(0.01), quality="fast")
 
 
 def test_a_strength_counts_for_what_is_left_to_the_flow() -> None:

@@ -457,7 +457,7 @@ REFUSED = [
     (T, {"sigma": torch.ones(12, 12, requires_grad=True)}, "sigma: got a tensor that requires a gradient"),
     (T, {"mask": torch.zeros(12, 12, dtype=torch.bool, device="meta")}, "mask: it is on meta, expected cpu"),
     (T, {"keep": np.zeros((12, 12), bool)}, "keep: got an array beside a tensor"),
-    (T, {"keep": T}, "keep: got values of type torch.float32, expected booleans"),
+    (T, {"keep": T + torch.nan}, "keep: got NaN or infinite values, expected numbers"),
     (T, {"quality": "pixels"}, "quality: got 'pixels' for a tensor, a flow of pixels on the CPU alone"),
     (T, {"width": 3.0}, "width: only quality='pixels' has it"),
     (torch.zeros(9, 9, 9), {"axes": "TYX"}, "axes: got a clip for a tensor, whose search follows no motion"),

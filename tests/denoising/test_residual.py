@@ -116,6 +116,15 @@ def test_nothing_is_taken_out_of_clean_letters(monkeypatch: pytest.MonkeyPatch) 
     assert info.confidence == "low"
 
 
+def test_nothing_is_doubted_where_nothing_was_to_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No advice to measure a flat part where the strength is 0."""
+    clean = page(64)
+    monkeypatch.setattr(verdict, "examine", lambda *_: NoiseEstimate(GaussianNoise(9.0), "low", ("a rule",)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(denoise(clean, strength=0), clean)
+
+
 def test_noise_that_was_told_is_not_held_against_the_residual() -> None:
     clean = page(64)
     with warnings.catch_warnings():

@@ -620,6 +620,39 @@ def test_a_report_says_what_it_rests_on_and_what_the_preset_works_with() -> None
     assert dict(summary(report_of() | {"alpha": True}))["input"].endswith("uint8; its alpha channel is kept as it is")
 
 
+def test_a_report_tells_of_several_sigmas_and_of_what_alpha_hides() -> None:
+    several = dict(summary(report_of(sigma_estimated=False) | {"sigma_given": [15.0, 20.0, 25.0]}, verbose=True))
+    assert several["sigma"].startswith("15, 20, 25 (given): standard deviation")
+    less = dict(summary(report_of(sigma_estimated=False) | {"sigma_given": [15.0, 20.0], "strength": 0.5}))
+    assert less["sigma"].startswith("7.5, 10 (given, times 0.5): ")
+    seen = report_of() | {"hidden": 4, "missing": 12, "channel_axis": 2}
+    assert dict(summary(seen))["hidden"] == "4 pixel(s) by the alpha channel, which stay as they are"
+    assert "missing" not in dict(summary(seen))
+    assert dict(summary(seen | {"missing": 15}))["missing"] == "3 sample(s)"
+
+
+def test_what_alpha_hides_is_counted(folder: Path, denoiser: Denoiser) -> None:
+    alpha = np.full((12, 16), 255, np.uint8)
+    alpha[:2] = 0
+    Image.fromarray(np.dstack([IMAGE] * 3 + [alpha])).save("alpha.png")
+    for command in (("denoise", "alpha.png", "out.png"), ("noise", "alpha.png")):
+        assert re.search(r"^hidden +32 pixel\(s\) by the alpha channel", run(*command).stdout, re.MULTILINE)
+
+
+def test_the_residual_of_counts_has_colours_that_reach_as_far(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts have no sigma in the units of the file."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(denoise_file, "_draw", lambda given, result, sigma, *_: drawn.append(sigma) or b"")
+    tifffile.imwrite("counts.tif", np.random.default_rng(0).poisson(60, (24, 24)).astype(np.uint16) * 50)
+    model = "gain.json"
+    nlflow.Poisson(50.0).save(model)
+    report = json.loads(
+        run("denoise", "counts.tif", "out.tif", "--noise", model, "--compare", "a.png", "--json").stdout
+    )
+    assert drawn == [report["denoise"]["residual"]]
+    assert drawn[0] > 100
+
+
 def test_a_report_tells_of_the_strength() -> None:
     nothing = "returned unchanged: there is no noise to remove (sigma=0)"
     none = dict(summary(report_of(sigma=0.0, stopped_by=nothing) | {"strength": 0.0}))

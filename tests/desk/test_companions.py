@@ -78,7 +78,7 @@ def test_masks_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--mask: got .*a\.npy of shape \(8, 5\), expected \(5, 8\) as in in\.x"):
         read_mask("--mask", tmp_path / "a.npy", media((5, 8)))
     np.save(tmp_path / "a.npy", np.where(WHERE, np.nan, 0))
-    with pytest.raises(InputError, match=r"--keep: got NaN .*write 0 or 1"):
+    with pytest.raises(InputError, match=r"--keep: .*a\.npy: got NaN .*write 0 or 1"):
         read_mask("--keep", tmp_path / "a.npy", media((5, 8)))
 
 

@@ -109,9 +109,9 @@ def denoise(
         Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
         thinner along axes whose samples lie farther apart. Equal by default.
     mask : array_like of bool, or 'nan', optional
-        True where samples are **missing** and are to be filled in: the fidelity is 0 there, so that patches that are
-        alike tell them. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing
-        where any channel is). ``'nan'``: what is not finite is missing.
+        True, or a number that is not 0, where samples are **missing** and are to be filled in: the fidelity is 0 there,
+        so that patches that are alike tell them. Their values are never looked at. Of the spatial shape, or of the
+        image's (a pixel is missing where any channel is). ``'nan'``: what is not finite is missing.
     keep : array_like of bool, optional
         True where the result is the input, exactly, unless it is missing. These samples still help to denoise the
         others.
@@ -253,7 +253,7 @@ def denoise(
         words = {**frame.told(), "residual": removed, **told}
         seconds, loaded = time.perf_counter() - begun, loading.seconds - compiled
         result = finish(image, part.restore(u), preserve_range)
-        for text in (frame.too_strong(range_of(samples)), *doubts(samples, removed, frame.found)):
+        for text in (frame.too_strong(range_of(samples)), *doubts(samples, removed, frame.doubted)):
             if text:
                 warnings.warn(text, NlflowWarning, stacklevel=4)
         if tell is not None:

@@ -179,11 +179,22 @@ class Frame:
         return replace(self, found=found, model=found.model, idle=idle, level=level, sigma=0.0, sigma_effective=None,
                        flow=None, coloured=None)  # fmt: skip
 
+    @property
+    def doubted(self) -> NoiseEstimate | None:
+        """The verdict that a result is held against; None where nothing was to be removed."""
+        return self.found if self.options.strength else None
+
     def too_strong(self, span: float) -> str:
-        """Return what to say of a strength with which the noise is larger than the range; empty otherwise."""
+        """Return what to say of a strength or sigma with which the noise is larger than the range; empty otherwise."""
         strength = self.options.strength
-        if strength <= 1 or not self.sigma > span > 0:
+        in_units = self.model is None or self.model.is_coloured or self.model.white_sigma is not None
+        if not self.sigma > span > 0 or not in_units:
             return ""
+        if strength <= 1:
+            return "" if self.estimated else (
+                f"sigma: got {self.sigma:.4g}, more than the range of the samples ({span:.4g}), of which next to "
+                f"nothing is left; it is in the units of the input: {self.sigma:.4g} of 255 grey levels is "
+                f"{self.sigma / 255:.3g} of samples from 0 to 1")  # fmt: skip
         return (f"strength: got {strength:g}, with which the noise is {self.sigma:.4g}, more than the range of the "
                 f"samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
 

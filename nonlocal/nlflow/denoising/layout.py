@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import on_host
-from nlflow.errors import InputError, check_array, check_floats, check_integer
+from nlflow.errors import InputError, NlflowWarning, check_array, check_floats, check_integer
 
 _LETTERS = "TZYX"
 _LEAST = 8  # samples along each axis of an array that is taken for a volume without being told
+
+
+def marks_of(name: str, values: NDArray[Any]) -> tuple[NDArray[np.bool_], str]:
+    """Return where a mask is True, or not 0 as masks in files are, and what to tell of one of more than two values.
+
+    Raises
+    ------
+    InputError
+        For anything but booleans and finite numbers.
+    """
+    if values.dtype.kind == "b":
+        return values, ""
+    if values.dtype.kind not in "iuf":
+        raise InputError(f"{name}: got values of type {values.dtype}, expected booleans, or numbers that are not 0 "
+                         "where a sample is marked")  # fmt: skip
+    if not np.isfinite(values).all():
+        raise InputError(f"{name}: got NaN or infinite values, expected numbers; write 0 or 1 instead")
+    levels = len(np.unique(values))
+    told = f"{name}: got {levels} different values; all but 0 count as marked" if levels > 2 else ""
+    return values != 0, told
 
 
 @dataclass(frozen=True)
@@ -92,11 +113,9 @@ class Axes:
     def place(self, name: str, value: Any) -> NDArray[np.bool_]:
         """Return a mask as a bool array of the spatial shape; a sample counts where any channel does."""
         shape_of(name, value)
-        mask = on_host(value)
-        if mask.dtype.kind != "b":
-            raise InputError(
-                f"{name}: got values of type {mask.dtype}, expected booleans; compare first, e.g. mask > 0"
-            )
+        mask, told = marks_of(name, on_host(value))
+        if told:
+            warnings.warn(told, NlflowWarning, stacklevel=6)
         if mask.shape == self.spatial:
             return mask
         if self.channel is not None and mask.shape == self.shape:

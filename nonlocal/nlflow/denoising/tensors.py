@@ -32,7 +32,7 @@ from nlflow.denoising.frame import (
 )
 from nlflow.denoising.groupwise import Groups, bytes_needed, in_tiles, problem
 from nlflow.denoising.info import DenoiseInfo, doubts
-from nlflow.denoising.layout import Axes
+from nlflow.denoising.layout import Axes, marks_of
 from nlflow.denoising.looked import Looked
 from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.finding.verdict import examine
@@ -115,7 +115,7 @@ def denoised_tensor(
         ):  # fmt: skip
             said = [frame.too_strong(looked.span(number))]
             if frame.found is not None:
-                said += doubts(to_numpy(sample), root_mean_square(to_numpy(u - sample)), frame.found)
+                said += doubts(to_numpy(sample), root_mean_square(to_numpy(u - sample)), frame.doubted)
             for text in filter(None, said):
                 warnings.warn(text, NlflowWarning, stacklevel=5)
         if tell is not None:
@@ -389,9 +389,10 @@ class Items:
         items = axes.items(image.detach())
         frames, kept = frames_of(items, noisy, axes, quality, options, looked), None
         if keep is not None:
-            if keep.dtype != torch.bool:
-                raise InputError(f"keep: got values of type {keep.dtype}, expected booleans; compare first")
-            kept = axes.spread("keep", keep).any(dim=-1, keepdim=True)
+            marked, told = marks_of("keep", to_numpy(keep))
+            if told:
+                warnings.warn(told, NlflowWarning, stacklevel=5)
+            kept = axes.spread("keep", torch.from_numpy(marked).to(keep.device)).any(dim=-1, keepdim=True)
         kinds: dict[Any, list[int]] = {}
         for number, frame in enumerate(frames):
             if not frame.idle:

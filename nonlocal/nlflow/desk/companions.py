@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nlflow.denoising.layout import marks_of
 from nlflow.desk.files import Array, Media, as_stored, load, upright
 from nlflow.desk.formats.media import ARRAYS, PICTURES, TABLES
 from nlflow.errors import FileFormatError, InputError
@@ -55,11 +56,9 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     """
     found = _opened(path, media, (media.spatial_shape, media.data.shape))
     data, notes = found.data, list(found.notes)
-    if found.data.dtype.kind == "f" and not np.isfinite(data).all():
-        raise InputError(f"{option}: got NaN or infinite values in {path}, expected numbers; write 0 or 1 instead")
-    if data.dtype != np.bool_ and len(levels := np.unique(data)) > 2:
-        notes.append(f"{path}: {len(levels)} different values; all but 0 count as marked")
-    marked = _matched(media, found, data != 0)
+    marked, told = marks_of(f"{option}: {path}", data)
+    notes += [told] if told else []
+    marked = _matched(media, found, marked)
     if found.format in PICTURES and not found.axes and marked.ndim == 3:
         marked = np.asarray(marked.any(axis=-1))
     if found.alpha is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from nlflow.backends.interrupts import stopping
+from nlflow.denoising.noise.names import has_sigma
 from nlflow.desk import companions, files
 from nlflow.desk.commands.jobs import Job
 from nlflow.desk.files import Array, Media, Writing
@@ -68,6 +69,13 @@ class Inputs:
     notes: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
 
+    @property
+    def hidden(self) -> int:
+        """How many pixels of a picture an alpha channel hides; their samples count as missing, and stay."""
+        alpha = self.media.alpha
+        told = self.media.absent is not None and alpha is not None and alpha.ndim == 2
+        return int(np.count_nonzero(alpha == 0)) if told else 0
+
 
 def denoise_file(
     job: Job,
@@ -103,6 +111,7 @@ def denoise_file(
         "sigma_given": str(job.beside["--sigma"]) if "--sigma" in job.beside else request.sigma,
         "strength": request.options.strength,
         "missing": 0 if given.missing is None else int(np.count_nonzero(given.missing)),
+        "hidden": given.hidden,
         "kept": 0 if given.keep is None else int(np.count_nonzero(given.keep)),
         **more,
         "denoise": details,
@@ -135,7 +144,10 @@ def _whole(
         tell("note", text)
     drawn = b""
     if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
-        levels = [column["sigma"] for column in columns] if len(columns) > 1 else details["sigma"]
+        # Counts have no sigma in the units of the file: what was removed says how far colours reach.
+        parts = columns if len(columns) > 1 else [details]
+        each = [one["sigma" if has_sigma(one.get("model")) else "residual"] for one in parts]
+        levels = each if len(columns) > 1 else each[0]
         drawn = _draw(given, result, levels, job.source.name, form)
     copies = copies and details.get("residual") == 0 and np.array_equal(result, media.data, equal_nan=True)
     begin()

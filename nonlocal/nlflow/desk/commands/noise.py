@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from nlflow.desk.commands.reports import lost
 from nlflow.desk.options import ArrayName, AsJson, Axes, Flat, Mask, Quiet, parse_axes, split_flat
 from nlflow.desk.terminal import in_shell, print_json, print_table, say
 
@@ -180,8 +181,8 @@ def _print_words(
     media = given.media
     size = " x ".join(map(str, media.data.shape))
     rows = [("input", f"{source}, {media.kind} of {size}, {media.data.dtype}")]
-    if given.missing is not None:
-        rows.append(("missing", f"{int(given.missing.sum())} sample(s)"))
+    missing = 0 if given.missing is None else int(given.missing.sum())
+    rows += lost(missing, given.hidden, media.data.shape, media.channel_axis)
     for name, one in found.items():
         if len(found) > 1:
             rows.append((f"noise of {name}", f"{one}{_because(one)}"))

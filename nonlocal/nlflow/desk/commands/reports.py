@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     rows += [("noise", bare(_noise(report))), *_doubts(details, report["kind"], removed=not nothing)]
     if has_sigma(details.get("model")):
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
-    rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
+    rows += [*lost(report["missing"], report.get("hidden", 0), report["shape"], report.get("channel_axis"))]
+    rows += [("kept", f"{report['kept']} sample(s)")] if report["kept"] else []
     rows += [("seen", in_shell(text)) for text in details.get("given", ())]
     rows += [*_figures(report), ("time", f"{details.get('seconds', report['seconds_total']):.2f} s")]
     if verbose:
@@ -54,6 +56,13 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
         rows += _how(details)
     rows.append(("written", report["output"]))
     return rows + ([("figure", report["figure"])] if report["figure"] else [])
+
+
+def lost(missing: int, hidden: int, shape: Sequence[int], channel_axis: int | None) -> list[tuple[str, str]]:
+    """Return the rows about samples that are missing, of which an alpha channel hides all those of so many pixels."""
+    rows = [("hidden", f"{hidden} pixel(s) by the alpha channel, which stay as they are")] if hidden else []
+    others = missing - hidden * (1 if channel_axis is None else shape[channel_axis])
+    return [*rows, ("missing", f"{others} sample(s)")] if others else rows
 
 
 def _doubts(details: dict[str, Any], kind: str, *, removed: bool) -> list[tuple[str, str]]:
@@ -124,6 +133,9 @@ def _given_sigma(report: dict[str, Any]) -> str:
     found = "estimated" if report["denoise"]["sigma_estimated"] else "of the model"
     words = found if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
     strength = report.get("strength", 1.0)
+    if isinstance(origin, list) and len(report.get("columns", ())) < 2:  # of channels
+        each = ", ".join(f"{strength * one:.4g}" for one in origin)
+        return f"{each} (given{f', times {strength:g}' if strength != 1 else ''})"
     if strength == 1 or len(report.get("columns", ())) > 1:
         return f"{_of_all(report, 'sigma')} ({words})"
     return (
