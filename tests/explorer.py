@@ -76,8 +76,8 @@ class Page:
         assert len(found) == 1, (selector, len(found))
         return found[0]
 
-    def wait(self, what: Callable[[], Any], name: str, seconds: float = 25) -> Any:
-        """Wait until something is true, and return it."""
+    def wait(self, what: Callable[[], Any], name: str, seconds: float = 240) -> Any:
+        """Wait until something is true, and return it; how long that takes beside other programs is not tested."""
         from selenium.common.exceptions import WebDriverException
 
         end, last = time.monotonic() + seconds, ""

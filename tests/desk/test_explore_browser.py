@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import Image
 from scipy.io import wavfile
 from skimage import data
 
+from nlflow import NlflowWarning
 from nlflow.desk.explorer import pictures
 from tests.desk.test_explore_colours import contrast, luminance
 from tests.desk.test_explore_views import executed, layers_report, small_image, small_sound
@@ -84,7 +86,11 @@ def last_line(page: Page) -> str:
 def agrees(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Run the Python text that the page shows, hold what is seen against it, and return what it makes."""
     monkeypatch.chdir(folder)
-    copied = executed(page.python())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", NlflowWarning)
+        copied = executed(page.python())
+    shown = [one.text for one in page.all("p.note")]
+    assert all(str(one.message) in shown for one in told), (told, shown)
     levels = pictures.grey_scale(copied["noisy"]).levels
     assert np.array_equal(seen(page, "noisy"), levels(copied["noisy"]))
     assert np.array_equal(seen(page, "result"), levels(copied["result"]))
@@ -255,22 +261,24 @@ def test_twelve_bits_are_not_black(page: Page, place: Path) -> None:
 def test_the_last_picture_is_grey_until_the_next(page: Page, place: Path) -> None:
     send(page, place / "large.png")
     quality = page.choice("quality")
-    grey = """
-    for (let one = arguments[0]; one; one = one.parentNode || one.host)
-      if (one.nodeType === 1 && getComputedStyle(one).opacity < 1) return true;
-    return false;
+    script = """
+    const dim = (one) => one.nodeType === 1 && getComputedStyle(one).opacity < 1;
+    const grey = (one) => one && (dim(one) || grey(one.parentNode || one.host));
+    return [...arguments].filter(grey).length;
     """
-    view = page.all(".frame")[0]
-    numbers = page.one("table.numbers")
-    assert not page.driver.execute_script(grey, view)
+
+    def grey() -> int:
+        """Return how many of the picture and the numbers are grey, at one moment; a result brings new ones."""
+        return int(page.driver.execute_script(script, page.all(".frame")[0], page.one("table.numbers")))
+
+    assert grey() == 0
 
     def begin() -> None:
         quality.send_keys("best")
-        page.wait(lambda: page.driver.execute_script(grey, view), "grey")
-        assert page.driver.execute_script(grey, numbers)
+        page.wait(lambda: grey() == 2, "grey")
 
     page.settled(begin)
-    page.wait(lambda: not page.driver.execute_script(grey, view), "the new picture")
+    page.wait(lambda: grey() == 0, "the new picture")
     page.settled(lambda: quality.send_keys("fast"))
 
 
