@@ -16,7 +16,7 @@ import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, NumericalError, told, waiting_looks
 
 Item = TypeVar("Item")
 
@@ -170,13 +170,15 @@ def scalar(array: Array) -> float:
 def numbers(*given: Array | float) -> list[float]:
     """Return arrays of one number each, and floats, as floats; the numbers of a device come over in one copy."""
     there = [place for place, one in enumerate(given) if hasattr(one, "detach")]
-    if len(there) < 2:
+    beside = waiting_looks(given[there[0]].device) if there else []  # type: ignore[union-attr]  # it has one
+    if len(there) + len(beside) < 2:
         return [scalar(one) for one in given]
     tensors = [given[place].detach() for place in there]  # type: ignore[union-attr]  # those that have it
     xp = namespace(*tensors)
-    found = xp.stack([xp.astype(one, xp.float64) for one in tensors]).tolist()
+    found = xp.stack([xp.astype(one, xp.float64) for one in (*tensors, *beside)]).tolist()
+    told(found[len(there) :])
     result = [0.0 if hasattr(one, "detach") else scalar(one) for one in given]
-    for place, number in zip(there, found, strict=True):
+    for place, number in zip(there, found, strict=False):
         result[place] = number
     return result
 

@@ -161,12 +161,41 @@ def test_a_flow_that_is_solved_exactly_moves_nothing() -> None:
     assert counts.operations <= 26 * solution.stats["applications"] + 60, str(counts)
 
 
+def test_a_flow_and_its_affinity_look_at_a_device_once_each() -> None:
+    """Whether features are finite, and how large logits are; then whether the start and the end are, and energies."""
+    x = drawn(N, 4) / 4
+    found, counts = counted(lambda x: nl.solve(j_flow(x), x.flip(0), t=3.0), x)
+    assert found.success
+    assert counts.synchronizations <= 2, str(counts)
+
+
+@pytest.mark.parametrize("where", ["features", "start"])
+def test_what_is_looked_at_late_is_named_as_it_was(where: str) -> None:
+    x = drawn(N, 4) / 4
+    spoiled = x.clone()
+    spoiled[3, 2] = torch.nan
+    features, start = (spoiled, x) if where == "features" else (x, spoiled)
+    words = rf"^{where}: got 1 NaN or infinite value\(s\) \(the first at index \(3, 2\)\)"
+
+    def run(make: Any, **options: Any) -> None:
+        nl.solve(make(pretended.put(features)), pretended.put(start), t=1.0, **options)
+
+    with pretended.gpu():
+        for integrator in (None, nl.ExplicitEuler(0.1), nl.RungeKutta(), nl.SemiImplicit(0.1)):
+            for watchers in ([], [trackers.Energy()]):
+                with pytest.raises(InputError, match=words):
+                    run(j_flow, integrator=integrator, trackers=watchers)
+        with pytest.raises(InputError, match=words):
+            run(evolving_flow)
+
+
 def test_energies_and_distances_of_all_steps_come_in_one_copy() -> None:
     plain, without = run(j_flow, nl.ExplicitEuler(0.03), t=2.1)
     watchers = [trackers.Energy(), trackers.DistanceToConstant()]
     solution, counts = run(j_flow, nl.ExplicitEuler(0.03), t=2.1, trackers=watchers)
     assert len(solution.records["energy"]["t"]) == len(solution.records["distance"]["t"]) == 71
-    assert counts.synchronizations == without.synchronizations + 2
+    # Once for each, and before they see the start, whether that is finite.
+    assert counts.synchronizations == without.synchronizations + 3
     assert counts.copies == without.copies
     assert torch.equal(pretended.take(plain.final), pretended.take(solution.final))
     cpu = nl.solve(j_flow(drawn(N, 4) / 4), drawn(N, 4) / 4, t=2.1, integrator=nl.ExplicitEuler(0.03), trackers=[

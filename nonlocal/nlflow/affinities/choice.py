@@ -29,6 +29,7 @@ from nlflow.errors import (
     check_integer,
     check_number,
     checked_call,
+    looking_once,
 )
 from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
 
@@ -250,8 +251,10 @@ def affinity(
     pairs = features is not None or not isinstance(domain.item, Grid)
     if mask is not None and (isinstance(kernel, Patch) or not pairs):
         raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
-    made = _built(Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit))
-    made.settle()
+    asked = Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit)
+    with looking_once():  # whether features are finite, and how large logits are
+        made = _built(asked)
+        made.settle()
     return made
 
 

@@ -39,6 +39,8 @@ from nlflow.errors import (
     StabilityError,
     check_number,
     checked_call,
+    look_now,
+    looking_once,
 )
 from nlflow.flows.checkpoints import (
     ANOTHER,
@@ -183,6 +185,7 @@ def solve(
 ) -> Solution[Any]: ...
 @checked_call
 @underflowing
+@looking_once()
 def solve(
     flow: Flow,
     start: Any = None,
@@ -293,6 +296,8 @@ def solve(
     watchers = [*trackers, Progress()] if progress else list(trackers)
     if dense:
         _check_dense(integrator, resume)
+    if watchers or flow.evolving:
+        look_now()  # who looks at the start gets one that is finite
     with flow.looking_at(u):
         return _Loop(flow, u, times, integrator, watchers, energies, dense).run(resume)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, is_numpy, namespace, underflowing
-from nlflow.errors import InputError, NumericalError, check_array
+from nlflow.errors import InputError, NumericalError, assure, check_array
 
 _ROUNDINGS = 16  # units of rounding: a direction that is shorter, relative to its token, is rounding
 
@@ -136,9 +136,12 @@ def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any
         per_token = xp.vecdot(values, values - 2 * mean) + squares
         count = xp.sum(counted, axis=-1)
         energy = xp.sum(per_token * counted, axis=-1) / (2 * xp.where(count > 0, count, xp.ones_like(count)))
-    if not bool(xp.all(xp.isfinite(energy))):
-        raise NumericalError("v: the squares of the values overflow; scale them down (J is quadratic)")
+    assure(xp.all(xp.isfinite(energy)), _tell_of_overflow)
     return xp.where(energy > 0, energy, xp.zeros_like(energy))  # rounding may leave it below 0
+
+
+def _tell_of_overflow() -> None:
+    raise NumericalError("v: the squares of the values overflow; scale them down (J is quadratic)")
 
 
 @underflowing

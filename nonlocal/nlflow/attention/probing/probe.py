@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from nlflow.attention.probing.weights import bias_of, logarithms_of
 from nlflow.attention.terms.averages import repeated, seen
 from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
-from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
+from nlflow.errors import InputError, NlflowWarning, assure, check_memory, checked_call, looking_once
 
 Floats = NDArray[np.float64]
 _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head
@@ -161,12 +162,13 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
     run = [one for last in watched for one in (*last.earlier, last) if one.attended or one.taken is not None]
     for one in seen_ones(model, run):
         layer = layer_of(one, inputs, several=len({other.block.stack for other in run}) > 1)
-        check_finite(layer.name, (layer.before, layer.after), layer.tokens)
-        if layer.stack not in entering:
-            entering[layer.stack] = _of_state(layer.before, layer)
-        found = {
-            **_of_heads(layer, keep_matrices), **_of_state(layer.after, layer), **_of_layer(layer, one.summed)
-        }  # fmt: skip
+        with looking_once():  # whether states are finite, and what is measured of them
+            check_finite(layer.name, (layer.before, layer.after), layer.tokens)
+            if layer.stack not in entering:
+                entering[layer.stack] = _of_state(layer.before, layer)
+            found = {
+                **_of_heads(layer, keep_matrices), **_of_state(layer.after, layer), **_of_layer(layer, one.summed)
+            }  # fmt: skip
         measured.append(found)
         if torch.is_grad_enabled():
             layer.differentiable.update(found)
@@ -256,15 +258,19 @@ def check_finite(name: str, states: Iterable[Tensor | None], tokens: Tensor) -> 
         if state is None or state.shape[:2] != tokens.shape:
             continue
         here = tokens.to(state.device)
-        if bool((state.detach().sum(-1, dtype=torch.float64).isfinite() | ~here).all()):
-            continue  # as it nearly always is, without the cost of the rest
-        wrong = ~torch.isfinite(state.detach()).all(-1) & here
-        if bool(wrong.any()):
-            row, token = wrong.nonzero()[0].tolist()
-            raise InputError(
-                f"inputs: got NaN or infinite states in {name} (first of token {token} of sequence {row}), expected "
-                "finite ones; look for NaN among inputs and weights, or load the model in float32"
-            )
+        # A sum for each token, as nearly all are finite, without the cost of the rest.
+        finite = state.detach().sum(-1, dtype=torch.float64).isfinite() | ~here
+        assure(finite.all(), partial(_look_at, name, state.detach(), here))
+
+
+def _look_at(name: str, state: Tensor, tokens: Tensor) -> None:
+    wrong = ~torch.isfinite(state).all(-1) & tokens
+    if bool(wrong.any()):
+        row, token = wrong.nonzero()[0].tolist()
+        raise InputError(
+            f"inputs: got NaN or infinite states in {name} (first of token {token} of sequence {row}), expected "
+            "finite ones; look for NaN among inputs and weights, or load the model in float32"
+        )
 
 
 def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Floats]]:

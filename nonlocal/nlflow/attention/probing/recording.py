@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from nlflow._array import Brief
+from nlflow._array import Brief, numbers
 from nlflow.attention.injection.attach import REGISTERED
 from nlflow.attention.injection.blocks import INTERFACE, Block, own_eager, transformers_library
 from nlflow.attention.probing.branches import Seen, own
@@ -308,9 +308,9 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
         weights = weights * kept_by_tokens(logits, sink[:, :, rows])
     blind = logits.amax(-1) <= torch.finfo(logits.dtype).min / 2  # rows of padding, whose averages mean nothing
     ours, theirs = (weights @ value.float()).transpose(1, 2), output[:, rows].float()
-    off = float((ours - theirs).abs().amax(-1).masked_fill(blind.transpose(1, 2), 0).max()) / (
-        float(value.abs().max()) or 1.0
-    )
+    furthest = (ours - theirs).abs().amax(-1).masked_fill(blind.transpose(1, 2), 0).max()
+    off, size = numbers(furthest, value.abs().max())
+    off /= size or 1.0
     if off > (_OFF if output.element_size() >= 4 else _OFF_HALF):
         raise InputError(
             f"model: got attention in {name} whose averages are not those of a softmax of its queries, keys, mask, "

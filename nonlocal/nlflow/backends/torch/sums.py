@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from nlflow._array import numbers
 from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, told, widened, width_for
 from nlflow.backends.triton import radial
 from nlflow.domains.mask import Sight
@@ -253,7 +254,7 @@ class TorchSums:
             return torch.float32 if y.dtype == torch.float32 and self._inner else torch.float64
         x, y = (t[..., :-1] if self._far else t for t in (x, y))
         tops = [torch.linalg.vector_norm(t, dim=-1, dtype=torch.float32).max() for t in (x, y)]
-        lengths = torch.stack(tops).tolist()  # the device is asked once
+        lengths = numbers(*tops)  # the device is asked once
         size = abs(self._form.scale if self.fused else _scale(self._kernel, y)) * lengths[0] * lengths[1]
         # Products of numbers in half precision have no more digits than float32 has.
         exact = size * torch.finfo(torch.float32).eps / 2 <= _LAW_ROUNDING
