@@ -16,6 +16,7 @@ from nlflow import Ep, Huber, PFlow, Points, RungeKutta, from_matrix, solve
 from nlflow.flows import ForwardBackward, LaggedDiffusivity
 from nlflow.functionals import L1, Jp, KullbackLeibler
 from nlflow.functionals.misfits import Squares
+from nlflow.functionals.variational.newton import Problem as NewtonProblem
 from validation.harness import Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
@@ -180,12 +181,16 @@ def run(context: Context) -> Outcome:
                 rough = variation.minimizer(rtol=tolerance)
                 beyond = largest(beyond, ((1 - rough.residual) * rough.value - least) / least)
                 above = largest(above, (held.total(rough.u, 1, squares) - least) / least / tolerance)
+    excess, lower = held_by_misfits()
     checks = [
         Check("values of J_p and E_p against double sums, relative", values, 1e-12),
         Check("gradients against difference quotients of the double sums, relative", gradients, 1e-9),
         Check("least of E_p by SciPy's BFGS less that of the minimizer, relative", gain, -1e-9, at_least=True),
         Check("minimizers apart", distance, 2e-5),
         Check("proximal maps, conjugates and slopes of misfits against SciPy's minima and formulas", proximal(), 1e-6),
+        Check("derivatives in Newton's method against difference quotients, relative", newton(), 1e-6),
+        Check("other misfits: excess over the least found by SciPy, over the tolerance", excess, 1.0),
+        Check("other misfits: lower bounds above the minimum, and values, relative", lower, 1e-9),
         Check("total variation: excess over the least found by SciPy, over the tolerance", above, 1.0),
         Check("lower bounds that rough minimizers tell, above the minimum, relative", beyond, 1e-9),
         *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)
@@ -211,6 +216,50 @@ def _least_variation(problem: Problem) -> float:
         found = minimize(smoothed, u, args=(eps,), jac=True, method="L-BFGS-B", options={"gtol": 1e-12, "ftol": 1e-15})
         u = found.x
     return problem.total(u.reshape(N, CHANNELS), 1, squares)
+
+
+def newton() -> float:
+    """Return errors of the derivatives in Newton's method, first and second, against difference quotients, relative."""
+    p_ = Problem.drawn(7)
+    weights, rng, worst = from_matrix(p_.k, Points(np.zeros(N), weights=p_.w)), np.random.default_rng(83), 0.0
+    rigid, way, h = p_.w * p_.fidelity, rng.standard_normal((N, CHANNELS)), 1e-4
+    for p, misfit, isotropic, channels, eps in (
+        (1.3, L1(), False, 2, 0.3), (1.3, L1(), True, 2, 0.3), (3.0, Squares(), False, 2, 0.3),
+        (3.0, Squares(), True, 2, 0.3), (4.0, Squares(), False, 1, 0.3), (1.6, Squares(), False, 1, 0.1),
+    ):  # fmt: skip
+        u, f, v = p_.u[:, :channels], p_.f[:, :channels], way[:, :channels]
+        # With the slope as dual field the second derivative of the misfit is its own.
+        dual = misfit.slopes(u, f, eps)[0] if isinstance(misfit, L1) else 0.0
+        problem = NewtonProblem(Jp(weights, p, isotropic=isotropic), f, rigid, misfit, 1.4, dual)
+        product = problem.hessian(u, eps)[0](v)
+        ahead, behind, far, back = (problem.gradient(u + n * h * v, eps) for n in (1, -1, 2, -2))
+        quotient = (8 * (ahead - behind) - far + back) / (12 * h)
+        told = float(np.sum(problem.gradient(u, eps) * v))
+        values = [problem.value(u + n * h * v, eps) for n in (1, -1, 2, -2)]
+        plain = (8 * (values[0] - values[1]) - values[2] + values[3]) / (12 * h)
+        worst = largest(worst, float(np.abs(product - quotient).max() / np.abs(quotient).max()), abs(told / plain - 1))
+    return worst
+
+
+def held_by_misfits() -> tuple[float, float]:
+    """Return the excess over SciPy's least of minimizers with other misfits, over the tolerance, and of bounds."""
+    p_, excess, beyond = Problem.drawn(3), -np.inf, -np.inf
+    weights, rtol = from_matrix(p_.k, Points(np.zeros(N), weights=p_.w)), 1e-4
+    positive = replace(p_, u=np.abs(p_.u) + 0.5, f=np.abs(p_.f) + 0.5)
+    for p, isotropic in ((1.0, False), (1.0, True), (1.5, False), (3.0, True)):
+        for misfit, g, one in ((Huber(DELTA), huber, p_), (KullbackLeibler(), divergence, positive)):
+            found = Ep(weights, one.f, one.fidelity, p, misfit=misfit, isotropic=isotropic).minimizer(rtol=rtol)
+
+            def total(flat: Floats) -> float:
+                u = np.maximum(flat.reshape(N, CHANNELS), 1e-3 if g is divergence else -np.inf)  # noqa: B023
+                return one.total(u, p, g, isotropic)  # noqa: B023
+
+            least = min(minimize(total, at.ravel(), method="Powell", options={"ftol": 1e-9, "maxfev": 20_000}).fun
+                        for at in (found.u,))  # fmt: skip
+            value = total(found.u.ravel())
+            excess = largest(excess, (value - least) / least / rtol)
+            beyond = largest(beyond, ((1 - found.residual) * found.value - least) / least, abs(found.value / value - 1))
+    return excess, beyond
 
 
 def _apart(problem: Problem, functional: Jp, value: Callable[[Floats], float], u: Floats) -> float:

@@ -143,29 +143,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _campaign(args, Path(name))
 
 
-def _drawn(args: argparse.Namespace, root: Path, claims: Claims | None = None) -> tuple[list[Mutant], dict[str, str]]:
-    """Return the mutants that are asked for, and what they change by name; with a map of claims those that they run."""
+def _drawn(
+    args: argparse.Namespace, root: Path, claims: Claims | None = None
+) -> tuple[list[Mutant], dict[str, str], str]:
+    """Return the mutants that are asked for, what they change by name, and among which; with a map those that it runs.
+
+    So `draw` never takes a formula that no claim runs: how many there are is told with the table.
+    """
     scope, finder = (FORMULAS, Formulas) if args.claims else (SCOPE, Finder)
     there = mutants_under(root, scope, finder)
+    among = f"{len(there)} changes"
     if claims is not None:
-        run = [mutant for mutant in there if claims.tests_of(mutant)]
-        print(f"formulas of the package: {len(there)} changes; {len(run)} in what the quick claims run")
-        there = run
+        there = [mutant for mutant in there if claims.tests_of(mutant)]
+        among = f"the {len(there)} of {among} that a quick claim runs"
     drawn = draw(there, args.number, args.seed, scope)
     drawn = [mutant for mutant in drawn if not args.only or any(part in mutant.name for part in args.only)]
-    return drawn, {mutant.name: mutant.change((root / mutant.file).read_bytes()) for mutant in drawn}
+    return drawn, {mutant.name: mutant.change((root / mutant.file).read_bytes()) for mutant in drawn}, among
 
 
 def _campaign(args: argparse.Namespace, folder: Path) -> int:
     """Do what was asked for with the checkout as it is now, whatever becomes of it meanwhile."""
     root = folder / "checkout"
     copy(ROOT, root)
-    claims = Claims(args.map or make_claims_map(args.out, root), root) if args.claims else None
-    drawn, changes = _drawn(args, root, claims)
+    claims = Claims([args.map] if args.map else make_claims_map(args.out, root), root) if args.claims else None
+    drawn, changes, among = _drawn(args, root, claims)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # loops that never end are ended in any case
     unsound: set[str] = set()
     command = 'make mutants ARGS="--claims"' if args.claims else "make mutants"
-    title = f"Written by `{command}`: {args.number} drawn with seed {args.seed}."
+    title = f"Written by `{command}`: {args.number} drawn with seed {args.seed} among {among}."
     scope, name = (FORMULAS, "broken-formulas") if args.claims else (SCOPE, "mutants")
     results = results_table(args.out, title, unsound, scope, name)
     if args.resume:

@@ -163,11 +163,10 @@ import json, sys, time
 from coverage import Coverage
 cover = Coverage(data_file=sys.argv[1], source=["nonlocal/nlflow"], branch=False, config_file=False)
 cover.start()
-from validation.claims import all_claims
 from validation.harness import Context
-from validation.runner import run_one
+from validation.runner import run_one, select
 seconds = {}
-for claim in all_claims():
+for claim in select(sys.argv[2:]):
     cover.switch_context(claim.name + "|run")
     begun = time.process_time()
     if run_one(claim, Context(quick=True)).status == "pass":
@@ -178,15 +177,26 @@ json.dump(seconds, open(sys.argv[1] + ".json", "w"))
 """
 
 
-def make_claims_map(folder: Path, root: Path = ROOT) -> Path:
-    """Run all claims in their quick form in a copy of the checkout, which stays; return what `coverage` wrote there."""
-    tree = folder / "claims-map"
-    found = tree / ".coverage"
-    if not found.with_name(".coverage.json").exists():
+def make_claims_map(folder: Path, root: Path = ROOT) -> list[Path]:
+    """Run claims in their quick form in a copy of the checkout, which stays; return what `coverage` wrote, by age.
+
+    Those whose own source is as it was in a copy that is there are not run again: lines that have moved are found.
+    """
+    kept = sorted(folder.glob("claims-map*/.coverage.json"))
+    sources = {path.stem.replace("_", "-"): path for path in (root / "validation/claims").glob("[!_]*.py")}
+    known = set()
+    for path in kept:
+        for name in json.loads(path.read_text()):
+            then = path.parent / "validation/claims" / f"{name.replace('-', '_')}.py"
+            if name in sources and then.read_bytes() == sources[name].read_bytes():
+                known.add(name)
+    if names := sorted(set(sources) - known):
+        tree = folder / f"claims-map-{len(kept) + 1}"
         copy(root, tree)
         environment = {**os.environ, "PYTHONPATH": f"{tree / 'nonlocal'}{os.pathsep}{tree}"}
-        subprocess.run([sys.executable, "-c", _MAP, found], cwd=tree, env=environment, check=True)
-    return found
+        subprocess.run([sys.executable, "-c", _MAP, tree / ".coverage", *names], cwd=tree, env=environment, check=True)
+        kept.append(tree / ".coverage.json")
+    return [path.with_suffix("") for path in kept]
 
 
 class Claims(Map):
@@ -194,22 +204,27 @@ class Claims(Map):
 
     Parameters
     ----------
-    path : Path
-        What `make_claims_map` returns, with the seconds of each claim beside it in ``.json``.
+    paths : sequence of Path
+        What `make_claims_map` returns, the oldest first, with the seconds of each claim beside it in ``.json``.
     root : Path
         The checkout.
     """
 
-    def __init__(self, path: Path, root: Path = ROOT) -> None:
-        super().__init__(path, root)
-        self.seconds: dict[str, float] = json.loads(path.with_name(f"{path.name}.json").read_text())
+    def __init__(self, paths: Sequence[Path], root: Path = ROOT) -> None:
+        super().__init__(paths[-1], root)
+        self._former = Claims(paths[:-1], root) if len(paths) > 1 else None
+        own = json.loads(paths[-1].with_name(f"{paths[-1].name}.json").read_text())
+        self.seconds: dict[str, float] = {**(self._former.seconds if self._former else {}), **own}
 
     def tests_of(self, mutant: Mutant) -> list[Batch]:
         """Return the claims that run the statement of a mutant, the shortest first."""
+        names = sorted(self._claims_of(mutant), key=lambda name: self.seconds[name])
+        return [(names, {name: self.seconds[name] for name in names})] if names else []
+
+    def _claims_of(self, mutant: Mutant) -> set[str]:
         with self._lock:
             running = self._running({mutant.file: self._lines(mutant)}) & set(self.seconds)
-        names = sorted(running, key=lambda name: self.seconds[name])
-        return [(names, {name: self.seconds[name] for name in names})] if names else []
+        return running | (self._former._claims_of(mutant) if self._former else set())
 
     def ask(self, workshop: Workshop, batch: Batch, most: float, without: set[str]) -> Ran:
         """Run claims of a mutant until one does not pass."""
