@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from scipy.integrate import quad
 
 from nlflow import FractionalLaplacian, Grid
 from nlflow.plotting import new_figure
@@ -41,6 +42,33 @@ def limit_error(n: int, s: float) -> float:
     return float(np.linalg.norm(operator.apply(u) - u) / np.linalg.norm(u))
 
 
+def tempered_error(n: int, s: float) -> float:
+    """Return how far what A with tempering and a horizon does to a wave is from the integral, and solutions from it.
+
+    (A sin)(x) = sin(x) ∫ (1 − cos r) C |r|^(−1−2s) exp(−λ|r|) dr; constants outside and inside alike give 0.
+    """
+    h, tempering, far, worst = 2 * math.pi / n, 1.7, 2.5, 0.0
+    grid = Grid(n, h, "periodic")
+    u = np.sin(grid.nodes[:, 0])
+
+    def integral(of: Any) -> float:
+        # r = t^(1/(2 − 2s)), in which the singular power is gone.
+        power = 1 / (2 - 2 * s)
+        return float(
+            2 * power * quad(lambda t: of(t**power) * math.exp(-tempering * t**power), 0, far ** (1 / power))[0]
+        )
+
+    moved = integral(lambda r: (1 - math.cos(r)) / r**2 if r > 1e-6 else 0.5)
+    constant = 4**s * s * math.gamma(0.5 + s) / (math.sqrt(math.pi) * math.gamma(1 - s))
+    for scaling, factor in (("fractional", constant), ("local", 2 / integral(lambda r: 1.0))):
+        operator = FractionalLaplacian(grid, s, horizon=far, tempering=tempering, scaling=scaling)
+        symbol = factor * moved
+        worst = max(worst, float(np.abs(operator.apply(u) / symbol - u).max()))
+        worst = max(worst, float(np.abs(operator.solve(u).u * symbol - u).max()))
+    bounded = FractionalLaplacian(Grid(n, h, "isolated"), s, tempering=tempering)
+    return max(worst, float(np.abs(bounded.apply(np.ones(n), exterior=1.0)).max()))
+
+
 def slope(sizes: list[int], errors: list[float]) -> float:
     return -float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
 
@@ -68,6 +96,7 @@ def run(context: Context) -> Outcome:
                 expected=2,
             )
         )
+        checks.append(Check(f"tempered, s = {s:g}: waves against the integral", tempered_error(400, s), 1e-5))
         curves[s] = (corrected, plain, found)
     caption = (
         "Relative errors of solutions of (−Δ)ˢ u = 1 over the nodes a diameter. Left: the interval, with the "
