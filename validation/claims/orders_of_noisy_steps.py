@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import E, GradientFlow, Points, Reaction, solve
+from nlflow import E, GradientFlow, Points, Reaction, Source, solve
 from nlflow.affinities import Unlinked
 from nlflow.flows import EulerMaruyama, ExponentialEuler, Milstein, Noise, PlatenWeak2
 from validation.harness import Check, Claim, Context, Outcome
@@ -70,6 +70,14 @@ class Paths:
         noise.ratio = FINE // steps
         return self.ends(step, steps, 0.5, noise, 0.3, reaction=swing)[0]
 
+    def driven(self, step: Step, steps: int) -> float:
+        """Return the error of du = (-u / 2 + cos 3t) dt + s dW with next to no noise, beside the closed form."""
+        push = Source(lambda t: np.full(self.count, np.cos(3 * t)))
+        noise = Noise(strength=1e-13, white="nodes", rng=24)
+        found = self.ends(step, steps, 0.5, noise, 0.3, source=push)[0]
+        forced = (0.5 * np.cos(3.0) + 3 * np.sin(3.0) - 0.5 * np.exp(-0.5)) / (0.25 + 9)
+        return abs(float(found[0]) - 0.3 * np.exp(-0.5) - float(forced))
+
 
 def slope(counts: list[int], errors: list[float]) -> float:
     return float(-np.polyfit(np.log(counts), np.log(errors), 1)[0])
@@ -94,6 +102,11 @@ def run(context: Context) -> Outcome:
         context.step(f"{step.__name__}, Ornstein-Uhlenbeck process")
         errors = [paths.variance(step, n, 1.5, 0.6) for n in few]
         checks.append(_order(f"{step.__name__}: weak, du = −au dt + s dW", few, errors, step(0.1).weak_order))
+    few_paths = Paths(3)
+    for step in (EulerMaruyama, ExponentialEuler, PlatenWeak2):
+        errors = [few_paths.driven(step, n) for n in (8, 16, 32)]
+        name, order = getattr(step, "__name__", ""), step(0.1).weak_order
+        checks.append(_order(f"{name}: with a source that changes, without noise", [8, 16, 32], errors, order))
     context.step("a reaction: the reference")
     exact = paths.swinging(PlatenWeak2, FINE)
     for step in (EulerMaruyama, ExponentialEuler, PlatenWeak2):

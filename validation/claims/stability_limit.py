@@ -8,12 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import (
+    AllenCahn,
     AttentionFlow,
+    E,
     ExpDotProduct,
+    ExplicitEuler,
     Gaussian,
+    GradientFlow,
     Grid,
     NeutrenoStep,
     Points,
+    SemiImplicit,
     StabilityError,
     Status,
     TopHat,
@@ -73,6 +78,30 @@ def growth(matrix: Floats, fidelity: float, steps: int) -> float:
     return float(np.exp((logs[-1] - logs[half - 1]) / (steps - half)))
 
 
+def limits_of_steps() -> float:
+    """Return relative errors of limits, 2 / (ρ(A) + b) and 2 / (ρ(r(I − P)) − φ), with a reaction of slopes up to b."""
+    rng, n, worst = np.random.default_rng(17), 12, 0.0
+    k, w, held = rng.random((n, n)) + 0.1, rng.uniform(0.5, 2, n) / n, rng.uniform(0.2, 1.5, n)
+    weights = from_matrix(k, Points(np.zeros(n), weights=w))
+    links = (k + k.T) * w
+    degree = links.sum(axis=1)
+    for metric in ("l2", "degree"):
+        moved = np.eye(n) * degree[:, None] - links if metric == "l2" else np.eye(n) - links / degree[:, None]
+        for fidelity in (0.6, held):
+            phi = np.broadcast_to(fidelity, n) if metric == "l2" else fidelity / degree
+            flow = GradientFlow(E(weights, np.zeros(n), fidelity), metric)
+            rho = float(np.linalg.eigvals(moved + np.diag(phi)).real.max())
+            least = float(np.linalg.eigvals(moved).real.max()) - float(np.min(phi))
+            steep = flow + AllenCahn(0.7)  # slopes from −2 s to s
+            worst = largest(
+                worst,
+                abs(ExplicitEuler(0.1).stability_limit(flow) * rho / 2 - 1),
+                abs(ExplicitEuler(0.1).stability_limit(steep) * (rho + 1.4) / 2 - 1),
+                abs(SemiImplicit(0.1).stability_limit(flow) * least / 2 - 1) if least > 0 else 0.0,
+            )
+    return worst
+
+
 def run(context: Context) -> Outcome:
     n, steps = context.pick(64, 40), context.pick(20_000, 4_000)
     limit_error, above, below, wrong = 0.0, np.inf, 0.0, 0
@@ -98,6 +127,7 @@ def run(context: Context) -> Outcome:
         outside = smallest(outside, growth(matrix, 1.01 * limit, steps))
         inside = largest(inside, growth(matrix, 0.99 * limit, steps))
         wrong += _refused_wrongly(weights, limit, n)
+    told = limits_of_steps()
     mu, fidelity, grown = map(np.array, zip(*phase, strict=True))
     predicted = np.maximum(np.abs(1 - fidelity), np.abs(mu - fidelity))
     far = np.abs(predicted - 1) > 0.02  # next to the boundary 400 steps do not tell
@@ -109,6 +139,7 @@ def run(context: Context) -> Outcome:
         Check("q ≠ k: ρ(P − λ̃I) at the limit, minus 1", asymmetric_error, 1e-8),
         Check("q ≠ k, 1 % above: smallest growth a step", outside, 1.0 + 1e-4, at_least=True),
         Check("q ≠ k, 1 % below: largest growth a step", inside, 1.0 - 1e-4),
+        Check("limits of explicit and semi-implicit steps against 2 / (ρ + b), relative", told, 1e-8),
         Check("steps refused below the limit or run above it", wrong, 0),
         Check(f"points of the phase diagram on the wrong side (of {int(far.sum())})", misplaced, 0),
     ]
