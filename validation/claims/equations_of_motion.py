@@ -22,6 +22,7 @@ from nlflow import (
     Points,
     Reaction,
     RungeKutta,
+    Source,
     StoermerVerlet,
     WaveExponential,
     WaveFlow,
@@ -228,6 +229,17 @@ def waves(found: Found, rng: np.random.Generator) -> None:
         many, one = (solve(stepped, state, t=END, integrator=StoermerVerlet(END / 24, stride)).final
                      for stride in (6, 1))  # fmt: skip
         found.velocities = largest(found.velocities, apart(many, np.asarray(one)))
+    # A source that changes: steps take it where they are.
+    push = rng.standard_normal(n)
+    driven = WaveFlow(plain + Source(lambda t: np.cos(4 * t) * push), damping=gamma, density=rho)
+    exact = solve_ivp(
+        lambda t, y: np.stack([y[n:], (0.7 * f + np.cos(4 * t) * push - matrix @ y[:n]) / rho - gamma * y[n:]]).ravel(),
+        (0, END), state.T.ravel(), method="DOP853", rtol=1e-12, atol=1e-13,
+    ).y[:, -1].reshape(2, n).T  # fmt: skip
+    for stride in (1, 4):
+        errors = [apart(solve(driven, state, t=END, integrator=StoermerVerlet(END / count, stride)).final, exact)
+                  for count in (24, 48)]  # fmt: skip
+        found.steps = largest(found.steps, abs(np.log2(errors[0] / errors[1]) - 2), errors[1] / 1e-2)
     # One damping: exact at any time, for weak and strong damping.
     ring = Grid(12, spacing=0.1, boundary="periodic")
     circle = GradientFlow(J(affinity(Gaussian(0.15), ring)))
