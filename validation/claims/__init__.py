@@ -47,6 +47,7 @@ MODULES = (
     "metastable_clusters",
     "sinkhorn_attention",
     "noise_laws",
+    "removed_noise",
     "nonlocal_bayes",
     "frozen_priors",
     "correlated_noise",

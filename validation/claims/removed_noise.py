@@ -1,0 +1,127 @@
+"""What was removed is held against the noise: figures of residuals, peaks that are given back, counts in cells."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from nlflow import denoise
+from nlflow.denoising import cells, residual
+from nlflow.denoising.noise import Poisson
+from validation.harness import Check, Claim, Context, Outcome, largest
+
+Floats = NDArray[np.float64]
+
+
+def truncated() -> float:
+    """Return errors of mean squares of normal variables that are cut off at two ends, about their mean before that."""
+    worst = 0.0
+    for a, b, level in ((0.3, 2.0, 1.0), (1.2, 0.1, 0.5), (4.0, 0.6, 2.0), (9.0, 9.0, 1.0)):
+        told = residual._cut_off(np.array([a]), np.array([b]), np.array([level]))[0]
+        exact = stats.truncnorm(-a / level, b / level).moment(2)
+        worst = largest(worst, abs(float(told) / exact - 1))
+    return worst
+
+
+def products(rng: np.random.Generator) -> float:
+    """Return errors of moments of a residual in windows, and of neighbours in them, against plain loops."""
+    side, rest, light = 4, rng.standard_normal((9, 13)), rng.random((9, 13))
+    away = rng.random((9, 13)) < 0.1
+    level = rng.uniform(0.5, 2.0, (9, 13))
+    rest = np.where(away, 0.0, rest)
+    found = residual._windows_of(rest, light, away, side, level)
+    told, worst = rest / level, 0.0
+    diagonal = (rest[1:, 1:] - rest[1:, :-1] - rest[:-1, 1:] + rest[:-1, :-1]) / 2
+    for number, (i, j) in enumerate((i, j) for i in (0, 4) for j in (0, 4, 8)):
+        rows, columns = range(i, i + side), range(j, j + side)
+        window = np.s_[i : i + side, j : j + side]
+        count = float((~away[window]).sum())
+        down, across, mixed = (
+            sum(told[r, c] * told[r + 1, c] for r in rows for c in columns if r < 8),
+            sum(told[r, c] * told[r, c + 1] for r in rows for c in columns),
+            sum(diagonal[r, c] ** 2 for r in rows for c in columns if r < 8 and c < 12),
+        )
+        exact = (light[window].std(), light[window].mean(), away[window].mean(), (told[window] ** 2).sum() / count,
+                 (told[window] ** 3).sum() / count, mixed / count, down / count, across / count)  # fmt: skip
+        pairs = zip(found, exact, strict=True)
+        worst = largest(worst, *(abs(float(one[number]) - float(wanted)) for one, wanted in pairs))
+    return worst
+
+
+def figures(rng: np.random.Generator) -> float:
+    """Return errors of figures of windows and of what is missing, less what chance can make of them."""
+    square, cube = rng.random(50) + 0.5, rng.standard_normal(50)
+    neighbours = [rng.standard_normal(50) / 9, rng.standard_normal(50) / 9]
+    where, own = np.arange(5, 40), np.array([0.03, 0.02, 1.6])  # of the noise along each axis; samples for one alone
+    related = max(float(one[where].sum() / square[where].sum()) - c for one, c in zip(neighbours, own, strict=False))
+    related -= residual._ERRORS * np.sqrt(1.6 / (256 * 35))
+    skewness = float(cube[where].mean() / square[where].mean() ** 1.5)
+    missing = np.repeat(rng.random((40, 30)) < 0.3, 2, axis=1)
+    one, other = missing[:, :-1].ravel(), missing[:, 1:].ravel()
+    share = (one.mean() + other.mean()) / 2
+    clumps = ((one & other).mean() - share**2) / (share * (1 - share)) - residual._ERRORS / np.sqrt(one.size)
+    return largest(
+        abs(residual._related(square, neighbours, where, own, 256) - related),
+        abs(residual._skewness(square, cube, where) - skewness),
+        abs(residual._clumps([missing]) - clumps),
+    )
+
+
+def peaks() -> float:
+    """Return how much of isolated stars and dips is missing of what is given back, relative."""
+    i, j = np.mgrid[:64, :64]
+    stars = sum(sign * 40 * np.exp(-((i - a) ** 2 + (j - b) ** 2) / (2 * 1.5**2))
+                for a, b, sign in ((20, 18, 1), (40, 44, 1), (17, 46, -1)))  # fmt: skip
+    left = residual.with_peaks((stars + 3.0)[..., None], (0.7 * stars + 3.0)[..., None])[..., 0] - 3.0
+    return float(np.abs(left - stars).max() / 40)
+
+
+def in_cells(rng: np.random.Generator) -> tuple[float, float, float]:
+    """Return errors of sums over cells and of lines between them; bias and error of estimates of few counts."""
+    counts = rng.poisson(0.4, (10, 14, 1)).astype(np.float64)
+    padded = np.pad(counts, ((0, 2), (0, 2), (0, 0)), mode="symmetric")
+    sums = np.array([[padded[i : i + 4, j : j + 4].sum() for j in range(0, 16, 4)] for i in range(0, 12, 4)])
+    found = cells._summed(counts, 2)
+    ramp = 2.0 + 0.5 * np.arange(3)[:, None] + 0.25 * np.arange(4)
+    spread = cells._spread(16 * ramp[..., None], 2, (12, 16, 1))[..., 0]
+    middle = (np.arange(2, 10) + 0.5) / 4 - 0.5, (np.arange(2, 14) + 0.5) / 4 - 0.5
+    lines = 2.0 + 0.5 * middle[0][:, None] + 0.25 * middle[1]
+    off = largest(float(np.abs(found[..., 0] - sums).max()), float(np.abs(spread[2:10, 2:14] - lines).max()))
+    truth = 0.5 + 0.4 * np.sin(np.arange(96) / 15)[:, None] * np.ones(96)
+    bias, error = 0.0, 0.0
+    for gain, read in ((1.0, 0.0), (3.0, 1.5)):
+        noise = Poisson(gain, read, 2.0)
+        estimate = denoise(noise.sample(gain * truth + 2.0, rng=rng), noise=noise)
+        counted = (np.asarray(estimate) - 2.0) / gain
+        bias = largest(bias, abs(float(counted.mean() / truth.mean()) - 1))
+        error = largest(error, float(np.sqrt(((counted - truth) ** 2).mean())))
+    return off, bias, error
+
+
+def run(context: Context) -> Outcome:
+    rng = np.random.default_rng(55)
+    sums, bias, error = in_cells(rng)
+    return Outcome([
+        Check("noise that ends of a range cut off: mean squares against SciPy's, relative", truncated(), 1e-10),
+        Check("moments of residuals in windows against loops", products(rng), 1e-12),
+        Check("figures of windows and of what is missing, against formulas", figures(rng), 1e-12),
+        Check("isolated peaks that are given back: what is missing, relative", peaks(), 0.02),
+        Check("sums over cells, and lines between them", sums, 1e-12),
+        Check("estimates of few counts: bias, relative", bias, 0.03),
+        Check("estimates of few counts: root mean square error, in counts", error, 0.18),
+    ])  # fmt: skip
+
+
+CLAIM = Claim(
+    name="removed-noise",
+    title="What was removed is measured as noise is, and few counts keep their sum",
+    statement=(
+        "The mean square of normal noise between two ends is 1 − (aφ(a) + bφ(b)) / (Φ(a) + Φ(b) − 1). Moments, "
+        "correlations of neighbours and clumps of a residual are sums over windows, less four standard errors. An "
+        "isolated peak of which a share is lost is given back by least squares. Counts of less than one a sample are "
+        "summed in cells, and estimates of them have no bias."
+    ),
+    source="derived; Johnson, Kotz and Balakrishnan 1994, section 13.10; Mäkitalo, Foi 2011, doi 10.1109/TIP.2010.2056693",
+    run=run,
+)
