@@ -311,6 +311,14 @@ def test_edges_under_few_counts_are_met_by_cells_that_overlap():
     assert result.mean() == pytest.approx(z.mean(), rel=0.03)
 
 
+def test_few_counts_with_read_noise_keep_their_mean():
+    """Single samples are below the dark level half of the time; sums of them are not."""
+    noise, clean = Poisson(3.0, 1.5, 2.0), 2.0 + 3 * 0.5 * LIGHT[:96, :96] / LIGHT[:96, :96].mean()
+    z = noise.sample(clean, rng=1)
+    result = nlflow.denoise(z, noise=noise)
+    assert (result - 2.0).mean() == pytest.approx((z - 2.0).mean(), rel=0.1)  # 0.3 with samples cut off at 0
+
+
 def test_few_counts_are_met_where_samples_are_missing():
     clean = 0.4 * LIGHT
     z = np.random.default_rng(1).poisson(clean).astype(float)

@@ -30,7 +30,9 @@ def in_cells(f: Array, frame: Frame, watch: Watch) -> Run:
     whole = frame.few
     assert whole is not None
     law = Poisson(1.0, whole.sigma / whole.gain)  # in counts
-    counts = np.maximum(np.square((f * frame.level + frame.offset).astype(np.float64) / 2) - 0.375 - law.sigma**2, 0)
+    counts = np.square((f * frame.level + frame.offset).astype(np.float64) / 2) - 0.375 - law.sigma**2
+    if law.sigma == 0:  # rounding; read noise makes single ones negative, without which sums have a bias
+        counts = np.maximum(counts, 0)
     rounds = _rounds(float(counts.mean()), min(counts.shape[:2]))
     estimate, told, steps = counts, {}, 0
     for number, (fresh, halvings) in enumerate(rounds):
@@ -73,7 +75,7 @@ def _overlapping(
     power = np.square(np.abs(np.fft.fft2(weights)))
     own = Poisson(1.0, sigma / (fresh * math.sqrt(energy)))
     sums = gaussian_filter(mixed, (width, width, 0))
-    stable = own.stabilize(np.maximum(sums, 0) / (energy * fresh**2))
+    stable = own.stabilize((sums if sigma else np.maximum(sums, 0)) / (energy * fresh**2))
     noise = GaussianNoise(1.0, power / power.mean())
     part, signal = with_colour(replace(frame, few=None, missing=None, model=noise), stable, noise)
     found = part.run(signal, watch)
