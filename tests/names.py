@@ -9,8 +9,8 @@ import nlflow
 
 __all__ = ["FOUND", "resolved"]
 
-FOUND = sorted(nlflow._found)
-"""Names that are found from the root: its own, and those of its rooms."""
+FOUND = sorted(nlflow.__all__)
+"""The names of the root."""
 
 
 def resolved(name: str) -> Any:

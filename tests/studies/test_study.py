@@ -278,6 +278,7 @@ def test_chains_mix_at_the_rate_of_their_second_eigenvalue() -> None:
     rates = values(result, "log |P^k")
     # By the transfer function of the kernel on the ring: mu_2 = exp(-2 (pi width)^2) for the Gaussian.
     np.testing.assert_allclose(rates[0], -2 * (np.pi * 0.15) ** 2, rtol=1e-3)
+    assert result.rows[0]["rate"] == pytest.approx(-rates[0], rel=1e-3)  # > 0, as that of the study equilibrium
     time = values(result, "mixing time")[0]
     first = [row for row in result.rows if (row["kernel"], row["nodes"]) == ("gaussian:width=0.15", 12)]
     distances = {row["k"]: row["total_variation"] for row in first if row["boundary"] == "periodic"}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nlflow import ExpDotProduct, Gaussian, Grid, InputError, MarkovChain, Points, from_matrix
+from nlflow import ExpDotProduct, Formula, Gaussian, Grid, InputError, MarkovChain, Points, from_matrix
 from nlflow.kernels import RadialKernel
 from nlflow.store.encoding import decode, encode
 from nlflow.store.identity import describe
@@ -313,14 +313,24 @@ print(encode(describe([start, Own(), Gaussian(0.1), Points(np.arange(4.0))])))
         "dot",
         "dot:scale=1",
         "gaussian:amplitude=2,width=3",
+        "formula:1/(1+r**2)",
+        "formula:where(r <= 1, (1 - minimum(r, 1))**2, 0),amplitude=2,width=0.3,definite=1",
     ],
 )
 def test_kernel_text_and_back(text: str) -> None:
     assert kernel_label(parse_kernel(text)) == text
 
 
+def test_a_formula_as_text_is_that_formula() -> None:
+    """So a file of a study can hold it, and the shell repeats it."""
+    kernel = Formula("maximum(0, 1 - r)", width=0.2, definite=True)
+    assert parse_kernel(" formula: maximum(0, 1 - r) , width = 0.2,definite=1") == kernel
+    assert repr(parse_kernel(kernel_label(kernel))) == repr(kernel)
+
+
 def test_kernels_without_a_text_are_shown() -> None:
     assert kernel_label(Ring(2.0)).startswith("Ring(")
+    assert kernel_label(Formula(lambda r: np.exp(-r))).startswith("Formula(k=<log k: ")
     assert kernel_label(ExpDotProduct(query_map=np.eye(2))).startswith("ExpDotProduct(")
 
 
@@ -334,6 +344,8 @@ def test_kernels_without_a_text_are_shown() -> None:
         ("gaussian:width=1,width=2", "once each"),
         ("gaussian:width=-1", "expected a finite real number > 0"),
         ("dot:query_map=1", "got 'query_map=1'"),
+        ("formula:exp(-r),radius=1", "got 'radius=1'"),
+        ("formula:", "k: got '', which is no expression"),
         ("", "expected one of gaussian"),
     ],
 )

@@ -65,8 +65,8 @@ class Mixing(Kind):
             check_memory("following every first node", 24 * chain.states**2, "use fewer nodes, or give one as origin")
         chain.limit(problem.start)  # raises for chains that have none
         second = chain.second_eigenvalue
-        rate = math.log(abs(second)) if second != 0 else -math.inf
-        steps = min(max(8, math.ceil(math.log(ROUNDING / 50) / rate - _WHOLE)), _MOST_STEPS)
+        rate = -math.log(abs(second)) if second != 0 else math.inf
+        steps = min(max(8, math.ceil(math.log(50 / ROUNDING) / rate - _WHOLE)), _MOST_STEPS)
         distance = chain.distance_to_limit(problem.start, steps)
         far = steps if origin is not None else int(min(steps, max(1, _MOST_WORK / chain.states**3)))
         variation = chain.total_variation(far, origin)
@@ -79,7 +79,7 @@ class Mixing(Kind):
             "lower": low if origin is None else None, "upper": high,
         }  # fmt: skip
         kept = np.unique(np.linspace(0, steps, min(steps + 1, _MOST_ROWS)).round().astype(int))
-        slow = steps == _MOST_STEPS and rate * steps > _FALLEN
+        slow = steps == _MOST_STEPS and -rate * steps > _FALLEN
         judgement = (
             [{"used": False, "note": _TOO_SLOW}] * (steps + 1) if slow else _late(distance, _unit(problem.start))
         )
@@ -97,7 +97,7 @@ class Mixing(Kind):
     def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
         """Yield the late rate and the mixing time of a chain."""
         first = rows[0]
-        expected = float(first["rate"]) if math.isfinite(first["rate"]) else None
+        expected = -float(first["rate"]) if math.isfinite(first["rate"]) else None
         fit = power_fit(
             name, _RATE, *columns(rows, "k", "distance", "used"),
             expected=expected, tolerance=0.02 * abs(expected or 0.0), exponential=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -15,27 +16,35 @@ from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domains import Domain
 from nlflow.errors import InputError, all_digits, check_array, check_choice, check_integer, check_number
 from nlflow.functionals.metrics import METRICS
-from nlflow.kernels import NAMED, ExpDotProduct, Gaussian, Kernel, RadialKernel
+from nlflow.kernels import NAMED, ExpDotProduct, Formula, Gaussian, Kernel, RadialKernel
 from nlflow.studies.contract import Kind, Options
 from nlflow.studies.fits import FEWEST
 
 INTEGRATORS = ("euler", "semi-implicit", "runge-kutta")
 _BOUNDARIES = ("periodic", "reflect", "isolated")
-_FORM = "gaussian:width=0.1, matern:width=0.1,nu=1.5, tophat:radius=0.1 or dot:scale=1"
+_FORM = "gaussian:width=0.1, matern:width=0.1,nu=1.5, tophat:radius=0.1, dot:scale=1 or 'formula:1/(1+r**2),width=0.1'"
+KERNELS: dict[str, Any] = {**NAMED, "formula": Formula}
+"""What a text may name; of a formula its own text comes first."""
+_WORDS = re.compile(r"(,\s*\w+\s*=(?!=)[^,()]*)*$")  # the parameters that follow it
 
 
 def parse_kernel(text: str) -> Kernel:
     """Return the kernel that a text such as ``gaussian:width=0.1`` stands for, or raise `InputError`.
 
-    The names are those of `nlflow.kernels.NAMED`, the parameters those of the kernels that are numbers.
+    The names are those of `nlflow.kernels.NAMED`, the parameters those of the kernels that are numbers; a formula is
+    ``formula:1/(1 + r**2),width=0.1``.
     """
     name, _, rest = text.strip().partition(":")
-    kind = NAMED.get(name.strip().lower())
+    kind = KERNELS.get(name.strip().lower())
     if kind is None:
-        raise InputError(f"kernel: got {text!r}, expected one of {', '.join(NAMED)}, as in {_FORM}")
-    known = [f.name for f in dataclasses.fields(kind) if not f.name.endswith("_map")]
-    needed = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+        raise InputError(f"kernel: got {text!r}, expected one of {', '.join(KERNELS)}, as in {_FORM}")
+    numbers = [f for f in dataclasses.fields(kind) if f.init and f.name != "k" and not f.name.endswith("_map")]
+    known = [f.name for f in numbers]
+    needed = [f.name for f in numbers if f.default is dataclasses.MISSING]
     values: dict[str, Any] = {}
+    if kind is Formula:
+        words = _WORDS.search(rest)
+        values["k"], rest = rest[: words.start()].strip(), words[0]
     for part in filter(None, rest.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
         try:
@@ -46,7 +55,8 @@ def parse_kernel(text: str) -> Kernel:
             raise InputError(
                 f"kernel: got {part!r} in {text!r}, expected NAME=NUMBER, once each, of {', '.join(known)}"
             )
-        values[key] = int(number) if number.is_integer() else number  # what counts has no decimals
+        whole = bool if key == "definite" else int  # what counts has no decimals
+        values[key] = whole(number) if number.is_integer() else number
     if missing := [key for key in needed if key not in values]:
         raise InputError(f"kernel: got {text!r}, expected a value for {', '.join(missing)} as well, as in {_FORM}")
     return kind(**values)
@@ -54,15 +64,18 @@ def parse_kernel(text: str) -> Kernel:
 
 def kernel_label(kernel: Kernel) -> str:
     """Return the text that `parse_kernel` takes, or the repr of a kernel that has none."""
-    for name, kind in NAMED.items():
+    for name, kind in KERNELS.items():
         if type(kernel) is kind and all(getattr(kernel, f"{side}_map", None) is None for side in ("query", "key")):
             values = {
                 f.name: getattr(kernel, f.name)
                 for f in dataclasses.fields(kernel)
-                if f.default != getattr(kernel, f.name)
+                if f.init and f.default != getattr(kernel, f.name)
             }
-            shown = ",".join(f"{key}={all_digits(value)}" for key, value in values.items())
-            return f"{name}:{shown}" if shown else name
+            text = values.pop("k", None)
+            if text is not None and not isinstance(text, str):  # a function
+                break
+            shown = [f"{key}={all_digits(value)}" for key, value in values.items()]
+            return ":".join(filter(None, (name, ",".join([text, *shown] if text else shown))))
     return " ".join(repr(kernel).split())
 
 

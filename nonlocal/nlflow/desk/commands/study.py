@@ -55,8 +55,8 @@ Options, beside --kernel, --nodes, --dimension and --channels, which all have
   stability    boundary, fidelity, queries, keys, device, dtype
 
 Every option has a default, and a comma separates several values; every combination is a case. Kernels are
-gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the softmax kernel, which compares tokens);
---kernel may be repeated. Tokens are .npy files with one row each.
+gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1, dot:scale=1 (the softmax kernel, which compares tokens) and
+your own, 'formula:exp(-r**1.5),width=0.1'; --kernel may be repeated. Tokens are .npy files with one row each.
 
 --device says where averages by kernels that compare tokens are computed (kernels of positions on a grid are for the
 CPU). cuda: on a GPU; auto: there if there is one, otherwise on the CPU; cpu-tensors: on the CPU by the code of the GPU,

@@ -22,9 +22,11 @@ const ticks = (low, high, logarithmic, most) => {
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const words = (value, logarithmic) => {
   if (!logarithmic) return String(Number(value.toPrecision(6))).replace("-", "−");
-  if (!Number.isInteger(value)) return String(Number((10 ** value).toPrecision(3)));
-  if (value >= -2 && value <= 3) return String(10 ** value).slice(0, 5);
-  return `10${value < 0 ? "⁻" : ""}${[...String(Math.abs(value))].map((k) => SUPERSCRIPTS[k]).join("")}`;
+  const power = Math.floor(value + 1e-9);
+  if (power >= -2 && power <= 3) return String(Number((10 ** value).toPrecision(3)));
+  const digits = Number((10 ** (value - power)).toPrecision(3));
+  const raised = `10${power < 0 ? "⁻" : ""}${[...String(Math.abs(power))].map((k) => SUPERSCRIPTS[k]).join("")}`;
+  return digits === 1 ? raised : `${digits}·${raised}`;
 };
 
 const range = (values) => {
