@@ -114,6 +114,12 @@ def _texture(picture: Floats) -> Floats:
     return picture + 30 * np.sin(np.arange(180) / 4) * np.sin(np.arange(160) / 5)[:, None]
 
 
+def _surface(picture: Floats) -> Floats:
+    """Return a rough surface beside noise, as coins and bark are: alike over 3 px, and in coarser pictures too."""
+    rough = gaussian_filter(noise(picture.shape, 1.0, 7), 3.0)
+    return picture + 8 * rough / rough.std()
+
+
 def _print(picture: Floats) -> Floats:
     """Return lines of small letters all over a picture: dark strokes at one place in three of each line."""
     ink = np.random.default_rng(5).random(picture.shape) < 0.2
@@ -128,6 +134,7 @@ def _print(picture: Floats) -> Floats:
         (_print, "letters, spots"),
         (lambda picture: picture + 10 * np.sin(np.arange(180) / 4), "print, shades, stripes"),
         (_texture, "shades, letters or texture"),
+        (_surface, "at half the size"),
         (lambda picture: np.minimum(picture, 102), "clipped or rounded away"),
         (lambda picture: np.round(picture / 60) * 60, "clipped or rounded away"),
     ],

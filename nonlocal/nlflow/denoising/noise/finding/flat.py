@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -79,6 +80,7 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     sigma, correlation = _moments(rest)
     _check_flat(planes[..., :1], place)
     _check_far(planes[..., 0], place)
+    _check_coarser(planes[..., :1], place)
     spread = float(planes[..., 0].std())
     found = look_at_all(planes)
     reason = "noise is as strong at high frequencies as at low ones"
@@ -141,6 +143,17 @@ def _check_far(plane: Array, place: str) -> None:
         raise InputError(f"{place}: got samples {reach} px and more apart that are alike by {greatest:.3g} standard "
                          f"errors, expected at most {OfFlat.far[1]:g} of noise; it is not flat (print, shades, "
                          "stripes or a pattern); take another part")  # fmt: skip
+
+
+def _check_coarser(plane: Array, place: str) -> None:
+    """Refuse a part whose luminance (H, W, 1) is as alike in coarser pictures as surfaces are, and no noise is."""
+    for size, most in zip(("half", "a quarter of"), OfFlat.coarser, strict=True):
+        plane = down(plane)
+        alike, limit = float(_moments(plane)[1].max()), most + 1 / math.sqrt(plane.size)
+        if alike > limit:
+            raise InputError(f"{place}: got neighbours with a correlation of {alike:.2f} at {size} the size, expected "
+                             f"at most {limit:.2g} of noise; it is not flat (shades, letters or texture); take "
+                             "another part")  # fmt: skip
 
 
 def _without_shading(own: Array) -> Array:
