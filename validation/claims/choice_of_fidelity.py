@@ -80,6 +80,26 @@ def off_evidence(measure: str) -> float:
     return worst
 
 
+def bracketed() -> float:
+    """Return the largest ratio of a quadratic form's error after few averages and the bound that is told, or inverse.
+
+    Gauss' rule is on one side and Radau's, with a node at the smallest eigenvalue, on the other: bounds are near.
+    """
+    rng, n, worst = np.random.default_rng(0), 60, 0.0
+    k, f = rng.random((n, n)) ** 4, rng.standard_normal(n)
+    flow = symmetric_flow(J(from_matrix(k, Points(np.zeros(n)))))
+    links = (k + k.T) / n
+    values, vectors = np.linalg.eigh(np.diag(links.sum(axis=1)) - links)
+    parts = (vectors.T @ (f - f.mean()))[1:] ** 2 / n
+    for averages in (2, 3, 4):
+        sums = spectral_sums(flow, f, method="lanczos", samples=2, averages=averages, rng=0)
+        for function in (lambda a: 1 / (a + 0.5), lambda a: np.log(a + 0.01)):
+            told, bound = sums.form(function)
+            off = abs(told - float(parts @ function(values[1:])))
+            worst = largest(worst, off / bound, bound / (12 * off))
+    return worst
+
+
 def off_curvature(measure: str) -> float:
     """Return the largest difference of minus the curvature of the L-curve from that of polynomials through it.
 
@@ -171,6 +191,7 @@ def run(context: Context) -> Outcome:
             largest(off_curvature("l2"), off_curvature("degree")),
             1e-9,
         ),
+        Check("quadratic forms in few averages: errors over bounds, and bounds over 12 errors", bracketed(), 1.0),
         Check("GCV, Stein's estimate, residual, trace against hat matrices, relative", worst, 1e-8),
         Check(f"tr S of {side**2} nodes against the transform, relative", off, context.pick(0.01, 0.04)),
         Check("the same over half the width of its 95 % interval", over, 2.0),

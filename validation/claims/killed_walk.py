@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 
 from nlflow import AttentionFlow, ExpDotProduct, Gaussian, Grid, MarkovChain, Points, affinity, equilibrium, from_matrix
+from nlflow.affinities import Affinity
 from nlflow.plotting import new_figure
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest, smallest
 
@@ -44,6 +45,7 @@ def run(context: Context) -> Outcome:
     two_sided = 2 * smallest(stats.chi2.sf(total, len(scores)), stats.chi2.cdf(total, len(scores)))
     checks = [
         Check("equilibrium against the resolvent by NumPy", resolvent, 1e-11),
+        Check("equilibria by GMRES against the resolvent", _iterated(weights, matrix), 1e-7),
         Check("gaps of walks that are hardly killed against (1 − a) e, relative", _gaps(), 1e-10),
         Check(f"{len(scores)} means over stopped walkers: smallest p × their number", normal, FALSE_ALARM, True),
         Check("sum of the squared scores: two-sided p of χ²", float(two_sided), FALSE_ALARM, True),
@@ -53,6 +55,16 @@ def run(context: Context) -> Outcome:
         "standard errors); grey: f."
     )
     return Outcome(checks, {caption: _figure(f, curves)}, {"walkers": walkers, "scores": len(scores)})
+
+
+def _iterated(weights: Affinity, matrix: np.ndarray) -> float:
+    """Return the largest error of equilibria by GMRES, over the signal, in units from tiny to huge."""
+    f, worst = np.random.default_rng(3).standard_normal(len(matrix)), 0.0
+    exact = np.linalg.solve(1.4 * np.eye(len(matrix)) - matrix, 0.4 * f)
+    for unit in (1e-6, 1.0, 1e6):
+        found = equilibrium(AttentionFlow(weights, unit * f, 0.4), rtol=1e-8, method="iterative")
+        worst = largest(worst, float(np.abs(found.u / unit - exact).max()), float(not found.success))
+    return worst
 
 
 def _gaps() -> float:

@@ -83,7 +83,13 @@ def dense(rng: np.random.Generator) -> float:
         q[free] = np.linalg.solve(np.eye(free.sum()) - back[np.ix_(free, free)],
                                   back[np.ix_(free, source)].sum(axis=1))  # fmt: skip
         worst = largest(worst, float(np.abs(chain.committor(source, target, backward=True) - q).max()))
-    return worst
+    # Nearly of two parts, so that the smallest eigenvalue rules; with loops of several weights.
+    part = np.arange(8) < 4
+    k = np.where(part[:, None] == part, 0.02, 1.0) * (1 + rng.random((8, 8)))
+    k += k.T
+    least = float(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)).real.min())
+    chain = MarkovChain.from_graph(k)
+    return largest(worst, abs(chain.smallest_eigenvalue / least - 1), abs(chain.spectral_gap / (1 + least) - 1))
 
 
 def likeliest(rng: np.random.Generator) -> float:

@@ -11,6 +11,7 @@ from scipy.optimize import root
 from nlflow import Gaussian, GradientFlow, Grid, J, Points, affinity, from_matrix
 from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_equilibria, find_equilibrium
+from nlflow.equilibria.eigenvalues import _all_pairs
 from nlflow.equilibria.equations import Equations
 from nlflow.equilibria.newton import Deflation
 from nlflow.flows import Reaction
@@ -109,6 +110,16 @@ def several() -> float:
                    abs(np.log(deflation.value(x)) - log_m(0.0)) / 1e-10)  # fmt: skip
 
 
+def conditions() -> float:
+    """Return errors of condition numbers of eigenvalues, |row of V⁻¹| |column of V|, relative."""
+    matrix = np.random.default_rng(15).standard_normal((6, 6))
+    values, vectors = np.linalg.eig(matrix)
+    exact = np.linalg.norm(np.linalg.inv(vectors), axis=1) * np.linalg.norm(vectors, axis=0)
+    found, _, told = _all_pairs(matrix, False)
+    nearest = np.abs(found[:, None] - values).argmin(axis=1)
+    return float(np.abs(told / exact[nearest] - 1).max())
+
+
 def run(context: Context) -> Outcome:
     misplaced, uneven, missed, miscounted, bent = 0.0, 0.0, 0.0, 0, 0.0
     details: dict[str, Any] = {}
@@ -139,6 +150,7 @@ def run(context: Context) -> Outcome:
         Check("one node at any speed: its pitchfork from r = 0", off, 1e-13),
         Check("the error that is told of that", told, 1e-13),
         Check("several equilibria by deflation against SciPy's, over what they may be off", several(), 1.0),
+        Check("condition numbers of eigenvalues against the inverse of eigenvectors, relative", conditions(), 1e-9),
         Check("pitchforks against the eigenvalues of I − P, written out", misplaced, 1e-8),
         Check("pitchforks that are missing, or too many", uneven, 0),
         Check("|du/dt| of the patterns on branches, from the formula", missed, 1e-9),

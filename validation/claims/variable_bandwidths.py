@@ -33,6 +33,22 @@ def _sphere(n: int) -> Floats:
     return np.column_stack([around * np.cos(angle), around * np.sin(angle), height])
 
 
+def _widths(points: Floats) -> float:
+    """Return how far widths are from s q^β, q_i ∝ Σ_j exp(−|x_i − x_j|²/(2c² r_i r_j)) / r_i^d written out, relative.
+
+    r is the root mean square distance of the eight nearest points, and c that by which sums of Gaussians grow most.
+    """
+    from nlflow.learning import DiffusionMap
+
+    found = DiffusionMap(2, "rbf", beta=-0.5).fit(points).graph_.widths
+    far = np.sqrt(((points[:, None] - points) ** 2).sum(axis=2))
+    near = np.sqrt((np.sort(far, axis=1)[:, 1:9] ** 2).mean(axis=1))
+    scaled = far**2 / np.outer(near, near)
+    density = np.log(np.exp(-scaled / (2 * found._factor**2)).sum(axis=1)) - np.log(near)
+    relative = np.exp(-0.5 * (density - density.mean()))
+    return float(np.abs(found.points / (np.sqrt(2) * found.curve.best * relative) - 1).max())
+
+
 def run(context: Context) -> Outcome:
     if importlib.util.find_spec("sklearn") is None:
         raise CannotRunError("scikit-learn is not installed: pip install 'nlflow[learning]'")
@@ -82,6 +98,7 @@ def run(context: Context) -> Outcome:
         Check("Ornstein-Uhlenbeck, −1 and −2, from quantiles of a Gaussian, β = −1/2", hermite, 0.01),
         Check("with one width (β = 0), where the tails see nobody", flat, 0.5, at_least=True),
         Check("against the dense eigenvalue problem, relative", apart, 1e-8),
+        Check("widths against densities written out, relative", _widths(1.3 * _circle(60)), 1e-12),
         Check("modes at the points themselves by one average, relative", moved, 1e-6),
     ]  # fmt: skip
     figures: dict[str, Any] = {
