@@ -264,7 +264,9 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not there and not onto:
         return func(*args, **kwargs)
     if name == "_to_copy":
-        if bool(there) != onto:
+        if device is not None and torch.device(device).type == "meta":
+            pass  # no numbers move
+        elif bool(there) != onto:
             _note(TO_DEVICE if onto else TO_HOST)
         elif there:
             _note(OPERATION)
@@ -274,7 +276,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check_devices(name, args, leaves)
         _note_costs(func, name, args)
     _check_generator(kwargs.get("generator"), onto)
-    below = {"device": torch.device("cpu")} if device is not None else {}
+    below = {"device": torch.device("cpu")} if device is not None and onto else {}
     if name == "_efficientzerotensor":  # of forward derivatives; it has no memory, which only its own kernels know
         func = torch.ops.aten.zeros.default
     compute = fused.KERNELS.get(name, func)

@@ -34,7 +34,11 @@ KERNELS, OPERATIONS = TensorFilter(kernels=True), TensorFilter(kernels=False)
 
 @pytest.fixture(autouse=True)
 def numbers_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let numbers reach interpreted kernels as compiled ones: in float32, but where a parameter is of float64."""
+    """Let numbers reach interpreted kernels as compiled ones: in float32, but where a parameter is of float64.
+
+    And let a comparison of numbers stay one where it meets those of lanes: the interpreter spreads it as integers,
+    which it refuses as masks from 3.9 on.
+    """
     interpreter = importlib.import_module("triton.runtime.interpreter")
     on_host = interpreter.GridExecutor._init_args_hst
 
@@ -46,7 +50,16 @@ def numbers_as_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         return on_host(self, given, named)
 
+    builder = interpreter.InterpreterBuilder
+    spread = builder.create_splat
+
+    def as_compared(self: Any, kind: Any, number: Any) -> Any:
+        result = spread(self, kind, number)
+        result.data = result.data.astype(bool) if number.data.dtype == bool else result.data
+        return result
+
     monkeypatch.setattr(interpreter.GridExecutor, "_init_args_hst", rounded)
+    monkeypatch.setattr(builder, "create_splat", as_compared)
 
 
 def planes(kind: str, seed: int = 0) -> Floats:

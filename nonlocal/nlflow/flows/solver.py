@@ -529,8 +529,8 @@ class _Loop:
             if bool(namespace(u).all(namespace(u).isfinite(u))) and event.crossed(t, u):
                 before = dict(now.memory)
                 u, t, memory = event.located(self.integrator, self.flow, (now.u, now.t), (u, t, memory), before)
-        if not bool(namespace(u).all(namespace(u).isfinite(u))):
-            return u, t, memory, []
+        if not self._events or not bool(namespace(u).all(namespace(u).isfinite(u))):
+            return u, t, memory, []  # without events a device is not asked
         # Resets come last: what others record and look at is the signal before.
         found = [event for event in self._events if event.crossed(t, u)]
         return u, t, memory, sorted(found, key=lambda event: callable(event.action))
