@@ -188,6 +188,7 @@ def gmres(
     maxiter: int,
     restart: int = 40,
     inner: Callable[[Array, Array], Array] = lambda v, w: (v * w).sum(axis=0),
+    subtract: Callable[[Array, Array, Array], Array] | None = None,
 ) -> Solved:
     """Solve ``operator(x) = b`` for systems side by side, each in a Krylov space of its own (Saad and Schultz 1986).
 
@@ -208,6 +209,8 @@ def gmres(
         Largest dimension of the Krylov spaces, which take ``8 restart N D`` bytes.
     inner : callable
         Inner products of two arrays in float64, one number for each system, shape (systems,), broadcastable to `b`.
+    subtract : callable, optional
+        ``w - shares * v`` of w, shares and v, which may be written over w.
     """
     xp = namespace(b)
 
@@ -217,6 +220,10 @@ def gmres(
     def over(v: Array, size: Array) -> Array:
         return v / xp.astype(size, v.dtype)
 
+    def minus(w: Array, shares: Array, v: Array) -> Array:
+        return w - xp.astype(shares, w.dtype) * v
+
+    less = minus if subtract is None else subtract
     size, guessed = norm(b), x is not None
     # A system with b = 0 has the solution 0; its scale is set to 1 so that nothing divides by zero.
     scale = xp.where(size > 0, size, xp.ones_like(size))
@@ -237,7 +244,7 @@ def gmres(
             done += 1
             for v in basis:
                 column.append(inner(v, w))
-                w = w - xp.astype(column[-1], w.dtype) * v
+                w = less(w, column[-1], v)
             length = norm(w)
             hessenberg[:, : j + 2, j] = to_numpy(xp.stack([*column, length])).T
             # A system whose space holds its solution goes on with 0: what is left of w is rounding.

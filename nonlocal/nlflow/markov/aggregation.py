@@ -12,9 +12,10 @@ from nlflow.affinities.graph import Sparse
 from nlflow.functionals.krylov import gmres
 from nlflow.markov.reduction import eliminated
 
-_STRONG = 0.25  # a move is strong from this part of the likeliest of its state
+_STRONG = 0.1  # a move is strong from this part of the likeliest of its state
 _COARSEST = 500  # states that are left to state reduction
 _SLOW = 0.8  # part of the states above which their aggregates are not worth having
+_VISITS, _SHARE = 8, 0.25  # how often a coarse chain is visited at most; what part of the moves more than two may cost
 _RESTART, _ITERATIONS = 24, 200  # of GMRES around the cycles
 
 
@@ -23,8 +24,9 @@ class Aggregation:
 
     States that see each other are put together, rates added up: again a chain whose walks end, the Galerkin matrix of
     piecewise constant functions, in which nothing is subtracted (Notay 2012, doi 10.1137/110835347). Its correction is
-    what a Gauss-Seidel sweep, before and after, leaves over; coarse chains are visited twice (W-cycle), and the
-    coarsest is solved by state reduction. GMRES goes around the cycles. Sweeps go through the states in their order, so
+    what a Gauss-Seidel sweep, before and after, leaves over; coarse chains are visited twice (W-cycle), and
+    more often where they are small, so that two or three levels need no more iterations than one; the coarsest is
+    solved by state reduction. GMRES goes around the cycles. Sweeps go through the states in their order, so
     those should come first that are near the ends of walks: then they go up the stream, and solve a walk that goes one
     way at once.
 
@@ -38,7 +40,9 @@ class Aggregation:
     """
 
     def __init__(self, rates: Sparse, killed: Floats, left: Floats, dtype: str) -> None:
-        self.dtype, self.left = dtype, left
+        from nlflow.backends.numba.chains import loop
+
+        self.dtype, self.left, self._loop = dtype, left, loop
         self._levels: list[_Level] = []
         self._coarsest: NDArray[Any] | None = None
         while len(killed) > _COARSEST:
@@ -64,16 +68,26 @@ class Aggregation:
             right[:, :count] = r[:, some] / size[some] / self.left[:, None]
             right = self._cycled(0, right)
             found = gmres(
-                self._product, right, None, rtol=rtol, maxiter=_ITERATIONS, restart=_RESTART,
-                inner=lambda v, w: np.einsum("nc,nc->c", v, w, dtype=np.float64),
+                self._product, right, None, rtol=rtol, maxiter=_ITERATIONS, restart=_RESTART, inner=self._products,
+                subtract=self._subtract,
             )  # fmt: skip
             x[:, some] = found.x[:, :count] * size[some]
         return x
 
+    def _products(self, v: NDArray[Any], w: NDArray[Any]) -> Floats:
+        out = np.empty(v.shape[1])
+        self._loop("products", self.dtype)(v, w, out)
+        return out
+
+    def _subtract(self, w: NDArray[Any], shares: Floats, v: NDArray[Any]) -> NDArray[Any]:
+        self._loop("subtract", self.dtype)(w, shares.astype(self.dtype), v)
+        return w
+
     def _product(self, x: NDArray[Any]) -> NDArray[Any]:
         if not self._levels:
-            return x
-        return self._cycled(0, -self._levels[0].left_over(np.zeros_like(x), x))
+            return x.copy()
+        moved = self._levels[0].left_over(x, x)
+        return self._cycled(0, np.subtract(x, moved, out=moved))
 
     def _cycled(self, depth: int, r: NDArray[Any]) -> NDArray[Any]:
         """Return what a cycle makes of the residual of a level, whose rows are divided by the rates of leaving."""
@@ -86,8 +100,10 @@ class Aggregation:
             right = level.down(level.left_by_sweep(x))
             coarse = self._cycled(depth + 1, right)
             if depth + 1 < len(self._levels):
-                coarse += self._cycled(depth + 1, self._levels[depth + 1].left_over(right, coarse))
-            x += coarse[level.group]
+                below = self._levels[depth + 1]
+                for _ in range(1, max(2, min(_VISITS, int(_SHARE * level.size / below.size)))):
+                    coarse += self._cycled(depth + 1, below.left_over(right, coarse))
+            level.spread(coarse, x)
         return level.swept(r, x)
 
 
@@ -101,13 +117,15 @@ class _Level:
         starts, ends = rates.indptr.astype(np.int64), rates.indices.astype(np.int32)
         rows = np.repeat(np.arange(len(left)), np.diff(starts))
         shares = (rates.data / left[rows]).astype(dtype)
+        self.size = len(ends)
         self._starts, self._stops, self._moves = starts[:-1].copy(), starts[1:].copy(), (ends, shares)
         self._halves = self._starts + np.bincount(rows[ends < rows], minlength=len(left))  # moves to earlier states
-        self._sweep, self._left_over = loop("sweep", dtype), loop("left_over", dtype)
+        self._sweep, self._left_over, self._spread = (loop(name, dtype) for name in ("sweep", "left_over", "spread"))
         self.group = np.empty(len(left), np.int32)
         loop("aggregate", dtype)(starts, *self._moves, _STRONG, self.group)
         self.count = int(self.group.max()) + 1
         self._down: Any = None
+        self._rest: NDArray[Any] | None = None  # memory that is asked for each time costs as much as a sweep
 
     def aggregated(self, rates: Sparse, killed: Floats, left: Floats) -> tuple[Sparse, Floats, Floats]:
         """Return the chain of the aggregates: rates between them, of ending, and of leaving."""
@@ -137,16 +155,21 @@ class _Level:
         return x
 
     def left_by_sweep(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Return the residual of that, which only moves to later states leave."""
-        r = np.empty_like(x)
-        self._left_over(self._halves, self._stops, *self._moves, x, x, r)
-        return r
+        """Return the residual of that, which only moves to later states leave; the next call writes over it."""
+        if self._rest is None or self._rest.shape != x.shape:
+            self._rest = np.empty_like(x)
+        self._left_over(self._halves, self._stops, *self._moves, x, x, self._rest)
+        return self._rest
 
     def left_over(self, b: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
         """Return the residual."""
         r = np.empty_like(x)
         self._left_over(self._starts, self._stops, *self._moves, b, x, r)
         return r
+
+    def spread(self, coarse: NDArray[Any], x: NDArray[Any]) -> None:
+        """Add to x what the aggregates have."""
+        self._spread(self.group, coarse, x)
 
     def down(self, r: NDArray[Any]) -> NDArray[Any]:
         """Return the residual of the aggregates."""

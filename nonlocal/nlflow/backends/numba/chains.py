@@ -6,6 +6,7 @@ State i has the moves ``starts[i] <= e < stops[i]`` to the states ``ends[e]``, n
 there are.
 """
 
+import numpy as np
 from numba import types
 
 from nlflow.backends.numba.loading import loader, njit
@@ -13,6 +14,23 @@ from nlflow.backends.numba.loading import loader, njit
 COLUMNS = 16
 """Systems side by side: a cache line in float32."""
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
+
+
+@njit(inline="always")
+def _add_moves(first, last, ends, weights, x, row):
+    """Add ``sum_e weights[e] x[ends[e]]``, four moves a turn, so that `row` is read and written once for four."""
+    e = first
+    while e + 4 <= last:
+        i, j, k, m = ends[e], ends[e + 1], ends[e + 2], ends[e + 3]
+        p, q, r, s = weights[e], weights[e + 1], weights[e + 2], weights[e + 3]
+        for c in range(COLUMNS):
+            row[c] += (p * x[i, c] + q * x[j, c]) + (r * x[k, c] + s * x[m, c])
+        e += 4
+    while e < last:
+        i, p = ends[e], weights[e]
+        for c in range(COLUMNS):
+            row[c] += p * x[i, c]
+        e += 1
 
 
 @njit(cache=True, fastmath=_FLAGS)
@@ -25,13 +43,11 @@ def sweep(starts, stops, ends, weights, b, x):
                 total += weights[e] * x[ends[e], 0]
             x[i, 0] = total
         return
+    row = np.empty(COLUMNS, x.dtype)
     for i in range(x.shape[0]):
-        row = b[i].copy()
-        for e in range(starts[i], stops[i]):
-            j = ends[e]
-            weight = weights[e]
-            for c in range(COLUMNS):
-                row[c] += weight * x[j, c]
+        for c in range(COLUMNS):
+            row[c] = b[i, c]
+        _add_moves(starts[i], stops[i], ends, weights, x, row)
         for c in range(COLUMNS):
             x[i, c] = row[c]
 
@@ -46,15 +62,38 @@ def left_over(starts, stops, ends, weights, b, x, r):
                 total += weights[e] * x[ends[e], 0]
             r[i, 0] = total
         return
+    row = np.empty(COLUMNS, x.dtype)
     for i in range(x.shape[0]):
-        row = b[i] - x[i]
-        for e in range(starts[i], stops[i]):
-            j = ends[e]
-            weight = weights[e]
-            for c in range(COLUMNS):
-                row[c] += weight * x[j, c]
+        for c in range(COLUMNS):
+            row[c] = b[i, c] - x[i, c]
+        _add_moves(starts[i], stops[i], ends, weights, x, row)
         for c in range(COLUMNS):
             r[i, c] = row[c]
+
+
+@njit(cache=True, fastmath=_FLAGS)
+def products(v, w, out):
+    """Write the inner products of the columns, ``out[c] = sum_i v[i, c] w[i, c]``, in float64."""
+    out[:] = 0.0
+    for i in range(v.shape[0]):
+        for c in range(v.shape[1]):
+            out[c] += np.float64(v[i, c]) * np.float64(w[i, c])
+
+
+@njit(cache=True, fastmath=_FLAGS)
+def subtract(w, shares, v):
+    """Write ``w[i, c] - shares[c] v[i, c]`` over w."""
+    for i in range(v.shape[0]):
+        for c in range(v.shape[1]):
+            w[i, c] -= shares[c] * v[i, c]
+
+
+@njit(cache=True, fastmath=_FLAGS)
+def spread(group, coarse, x):
+    """Add to each state what its aggregate has."""
+    for i in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            x[i, c] += coarse[group[i], c]
 
 
 @njit(cache=True)
@@ -99,6 +138,9 @@ loop = loader(
     lambda f: {
         "sweep": (sweep, _ROWS, _ROWS, _ENDS, f[::1], *(f[:, ::1],) * 2),
         "left_over": (left_over, _ROWS, _ROWS, _ENDS, f[::1], *(f[:, ::1],) * 3),
+        "products": (products, *(f[:, ::1],) * 2, types.float64[::1]),
+        "subtract": (subtract, f[:, ::1], f[::1], f[:, ::1]),
+        "spread": (spread, _ENDS, *(f[:, ::1],) * 2),
         "aggregate": (aggregate, _ROWS, _ENDS, f[::1], types.float64, _ENDS),
     }
 )
