@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from nlflow import Gaussian, InputError, Points, affinity_from_graph, neighbour_graph
+from nlflow import Gaussian, InputError, NlflowWarning, Points, affinity_from_graph, neighbour_graph
 from nlflow.learning import (
     DiffusionMap,
     HarmonicClassifier,
@@ -111,7 +111,22 @@ def test_variable_widths_give_the_generator(way, beta, alpha):
     if alpha == 1:
         assert np.abs(found.generator_ / [-1, -1, -4, -4] - 1).max() < 0.06
     assert found.dimension_ == 1
+    mass = d * s**2 / (d * s**2).sum()
+    np.testing.assert_allclose(
+        found.participation_, 1 / ((mass[:, None] * found._vectors**2) ** 2).sum(axis=0), rtol=1e-6
+    )
     assert np.abs(found.transform(X) - found.embedding_).max() < (0.05 if "affinity" in way else 1e-9)
+
+
+def test_modes_of_lone_points_are_told():
+    """Ornstein and Uhlenbeck's -1, -1, -2 of a random plane Gaussian come behind those of single points."""
+    X = np.random.default_rng(0).standard_normal((1000, 2))
+    with pytest.warns(
+        NlflowWarning, match=r"beta: 3 of 3 modes \(number 0, 1, 2\) lie on fewer than 25 of 1000 points"
+    ):
+        found = DiffusionMap(3, beta=-0.5, alpha=0.5).fit(X)
+    assert found.generator_[0] > -0.5
+    assert found.participation_.max() < 3
 
 
 def test_widths_that_follow_the_density_refuse():

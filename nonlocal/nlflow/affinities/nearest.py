@@ -225,12 +225,14 @@ class Neighbours:
             )
         return graph
 
-    def rows(self, queries: Any, kernel: RadialKernel, widths: LocalWidths | None = None) -> tuple[Sparse, Floats]:
+    def rows(
+        self, queries: Any, kernel: RadialKernel, widths: LocalWidths | None = None
+    ) -> tuple[Sparse, Floats, Floats]:
         """Return the weights of the edges from other points to their nearest, (M, N), with local widths.
 
         By default distances to the farthest of the neighbours. Each row is divided by its largest weight, whose
-        logarithm comes with it, (M,). As `graph` has them between the points, where a point is none of its own
-        neighbours. O(M log N) time for few dimensions.
+        logarithm comes with it, (M,), and so do the widths of the points, (M,). As `graph` has them between the points,
+        where a point is none of its own neighbours. O(M log N) time for few dimensions.
         """
         from scipy.sparse import csr_array
 
@@ -238,7 +240,8 @@ class Neighbours:
             distances, ends = self._space.nearest_of(queries, self._count, self._search)
             own, there = positive(distances[:, -1]), self._scales
         else:
-            distances, ends = self.nearest_of(queries)
+            # One more: a point is its own nearest.
+            distances, ends = self._space.nearest_of(queries, min(self._count + 1, self.size), self._search)
             own, there = widths.at(distances, ends) / self.unit, widths.points / self.unit
         logs = kernel.log_profile(distances**2 / (own[:, None] * there[ends]))
         # Rows are divided by their sum: what is far from all points still has nearest ones.
@@ -246,11 +249,7 @@ class Neighbours:
         weights = np.exp(logs - highest[:, None])
         starts = np.arange(0, ends.size + 1, ends.shape[1])
         shape = (len(ends), self._space.size)
-        return csr_array((weights.reshape(-1), ends.reshape(-1), starts), shape=shape), highest
-
-    def nearest_of(self, queries: Any) -> Found:
-        """Return the nearest of other points, one more than neighbours: a point is its own nearest."""
-        return self._space.nearest_of(queries, min(self._count + 1, self.size), self._search)
+        return csr_array((weights.reshape(-1), ends.reshape(-1), starts), shape=shape), highest, own * self.unit
 
     @property
     def unit(self) -> float:

@@ -17,7 +17,7 @@ from nlflow.backends.threads import one_loop_thread
 from nlflow.errors import InputError, NlflowWarning, NumericalError, checked_call, install_command, shortened
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.balance import counts_of, factors, quotas
-from nlflow.learning.graphs import PointGraph, Recipe
+from nlflow.learning.graphs import AtOthers, PointGraph, Recipe
 from nlflow.learning.inputs import (
     AT_OTHERS,
     check_graph,
@@ -129,19 +129,19 @@ class PointEstimator(BaseEstimator):
             check_parameters(self.get_params(deep=False))
         return checked_points(self, loaded(X), reset=reset)
 
-    def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
-        """Return averages over the known training points at others, and which of these see any."""
+    def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> AtOthers:
+        """Return averages over the known training points at others."""
         points = self._points(X, reset=False)
         check_signals(points.shape[0], values.shape[1], self.memory_limit, AT_OTHERS)
-        averages, seen, far = self.graph_.average_at(points, values, known)
-        if far.any():
+        found = self.graph_.average_at(points, values, known)
+        if found.far.any():
             warnings.warn(
-                f"X: {int(far.sum())} points (the first is {int(np.argmax(far))}) are so far from all training points "
-                "that their weights are 0 in floats; they get what the nearest has, which says little about them",
+                f"X: {int(found.far.sum())} points (the first is {int(np.argmax(found.far))}) are so far from all "
+                "training points that their weights are 0 in floats; they get what the nearest has, which says little about them",
                 NlflowWarning,
                 stacklevel=5 - isinstance(self, RegressorMixin),  # which have one call fewer on the way
             )
-        return averages, seen
+        return found
 
 
 class GivenPoints(PointEstimator):
@@ -366,8 +366,8 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
     def _scores(self, X: Any) -> NDArray[Any]:
         check_is_fitted(self)
-        averages, known = self._at(X, self._values, self.reached_)
-        return self._finish(self._weighed(averages), known)
+        found = self._at(X, self._values, self.reached_)
+        return self._finish(self._weighed(found.averages), found.seen)
 
     def _weighed(self, values: Array) -> NDArray[Any]:
         # In double precision, which holds the factors.
@@ -417,5 +417,5 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
     def predict(self, X: Any) -> NDArray[Any]:
         """Return values at points, by one average over the training points; NaN where none with a value is seen."""
         check_is_fitted(self)
-        averages, known = self._at(X, self._values, self.reached_)
-        return self._shaped(to_numpy(averages), known)
+        found = self._at(X, self._values, self.reached_)
+        return self._shaped(to_numpy(found.averages), found.seen)

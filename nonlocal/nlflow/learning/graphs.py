@@ -80,6 +80,25 @@ class Recipe:
         return self.n_neighbors
 
 
+@dataclass(frozen=True)
+class AtOthers:
+    """Averages over the training points at M others.
+
+    Attributes
+    ----------
+    averages : array of shape (M, D)
+    seen, far : array of bool of shape (M,)
+        Points that see any; and those whose weights are all 0 in floats, which get what the nearest ones have.
+    widths : array of shape (M,) or None
+        Where these are local.
+    """
+
+    averages: Array
+    seen: NDArray[np.bool_]
+    far: NDArray[np.bool_]
+    widths: Floats | None = None
+
+
 @underflowing
 class PointGraph:
     """The affinity of N points, with what learning asks of it.
@@ -272,42 +291,30 @@ class PointGraph:
 
     # ---- averages at other points
 
-    def average_at(
-        self, points: Any, values: Array, known: NDArray[np.bool_]
-    ) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return averages of a signal (N, D) of the training points at others, (M, D), which of these see any, and far.
+    def average_at(self, points: Any, values: Array, known: NDArray[np.bool_]) -> AtOthers:
+        """Return averages of a signal (N, D) of the training points at others, (M, D).
 
-        One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points. Far are points whose
-        weights are all 0 in floats; they get what the nearest ones have.
+        One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points.
         """
         if self._search is not None:
             return self._average_of_neighbours(self._search, points, values, known)
         xp, there = namespace(values), constant_like(known * self.weights, values)[:, None]
         sums, far = self._sums_at(points, xp.concat([values * there, there], axis=1))
-        averages, some = _over_total(sums)
-        return averages, some, far
+        return AtOthers(*_over_total(sums), far)
 
     def _average_of_neighbours(
         self, search: Neighbours, points: Any, values: Array, known: NDArray[np.bool_]
-    ) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
+    ) -> AtOthers:
         """As `average_at`, without a look at points that are nobody's neighbours."""
         from scipy.sparse import csr_array
 
         with points_as_x():
-            rows, highest = search.rows(on_host(points), SELF_TUNING, self.widths)
+            rows, highest, widths = search.rows(on_host(points), SELF_TUNING, self.widths)
         seen, places = np.unique(rows.indices, return_inverse=True)
         there = (known[seen] * self.weights[seen]).astype(values.dtype)[:, None]
         signal = np.concatenate([values[seen] * there, there], axis=1)
         few = csr_array((rows.data, places, rows.indptr), shape=(rows.shape[0], len(seen)))
-        averages, some = _over_total(few @ signal)
-        return averages, some, highest < _LEAST
-
-    def widths_at(self, points: Any) -> Floats:
-        """Return the widths of other points, where these vary, (M,)."""
-        assert self._search is not None
-        assert self.widths is not None
-        with points_as_x():
-            return self.widths.at(*self._search.nearest_of(on_host(points)))
+        return AtOthers(*_over_total(few @ signal), highest < _LEAST, widths)
 
     def _sums_at(self, points: Any, signal: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return weighted sums of a signal at other points, each row in its own unit, and which points are far."""
