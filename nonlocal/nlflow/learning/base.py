@@ -137,7 +137,8 @@ class PointEstimator(BaseEstimator):
         if found.far.any():
             warnings.warn(
                 f"X: {int(found.far.sum())} points (the first is {int(np.argmax(found.far))}) are so far from all "
-                "training points that their weights are 0 in floats; they get what the nearest has, which says little about them",
+                "training points that their weights are 0 in floats; they get what the nearest has, which says little "
+                "about them",
                 NlflowWarning,
                 stacklevel=5 - isinstance(self, RegressorMixin),  # which have one call fewer on the way
             )
