@@ -22,6 +22,7 @@ from scipy.io import wavfile
 
 import nlflow
 from nlflow.denoising import options as denoising_options
+from nlflow.denoising.quality import psnr
 from nlflow.desk import files, terminal
 from nlflow.desk.commands import denoise_file, reports
 from nlflow.desk.commands.reports import summary
@@ -637,6 +638,18 @@ def test_what_alpha_hides_is_counted(folder: Path, denoiser: Denoiser) -> None:
     Image.fromarray(np.dstack([IMAGE] * 3 + [alpha])).save("alpha.png")
     for command in (("denoise", "alpha.png", "out.png"), ("noise", "alpha.png")):
         assert re.search(r"^hidden +32 pixel\(s\) by the alpha channel", run(*command).stdout, re.MULTILINE)
+
+
+def test_figures_of_quality_are_those_of_what_is_written(folder: Path, denoiser: Denoiser) -> None:
+    """What alpha hides is filled in on the way, and is not in the output."""
+    alpha, clean = np.full((12, 16), 255, np.uint8), np.dstack([IMAGE // 2] * 3)
+    alpha[:2] = 0
+    for name, colours in (("alpha.png", np.dstack([IMAGE] * 3)), ("clean.png", clean)):
+        Image.fromarray(np.dstack([colours, alpha])).save(name)
+    report = json.loads(run("denoise", "alpha.png", "out.png", "--reference", "clean.png", "--json").stdout)
+    written = np.where(alpha > 0, IMAGE / 2, IMAGE)[..., None] + np.zeros(3)
+    assert report["psnr_output"] == pytest.approx(psnr(clean, written))
+    assert files.read(Path("out.png")).data[0, 0, 0] == IMAGE[0, 0]
 
 
 def test_the_residual_of_counts_has_colours_that_reach_as_far(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

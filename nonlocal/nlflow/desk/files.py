@@ -578,8 +578,7 @@ def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -
     data = np.asarray(data)
     if data.shape != media.data.shape:
         raise InputError(f"data: got shape {data.shape}, expected {media.data.shape} as in {media.path}")
-    if media.absent is not None:
-        data = np.where(media.absent, media.data, data)
+    data = media.restored(data)
     if media.format == "frames" and not format_of(path):
         write_frames(writing, stored(data, media.data.dtype, "", None), media)
         return

@@ -136,6 +136,8 @@ def _whole(
     if isinstance(progress, Log):
         _announce(media, request.quality, progress)
     result, details, given.warned = _denoise(given, request, progress)
+    if media.alpha is not None:  # figures tell of what is written, not of what was filled in where nobody sees it
+        result = media.restored(result)
     for text in given.warned:
         tell("warning", text)
     columns = _columns(given, result, details)

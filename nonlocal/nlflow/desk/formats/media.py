@@ -109,6 +109,10 @@ class Media:
         """The shape without the axis of channels."""
         return tuple(size for axis, size in enumerate(self.data.shape) if axis != self.channel_axis)
 
+    def restored(self, data: Array) -> Array:
+        """Return a result in which what the file says to be no sample, or hidden, is as it was."""
+        return data if self.absent is None else np.where(self.absent, self.data, data)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of a table that are signals, without those that are kept; else empty."""
