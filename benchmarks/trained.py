@@ -40,7 +40,7 @@ def run(data: Path | None = None) -> list[Row]:
     rows = []
     for name in found:
         about, option, more = MODELS[name]
-        spent = _page(data / name, [option, str(_data(data / name)), *more])
+        spent = _page(data / name, ["--name", about.split(",")[0], option, str(_data(data / name)), *more])
         rows.append(Row.of("trained", f"{about}: page, CPU seconds", "none", f"{spent:.0f} s", spent,
                            most=180, unit=" s"))  # fmt: skip
         plain, why = _explained(name, data / name)

@@ -69,7 +69,7 @@ COPIES: dict[str, str] = {
     "attention/probing/cause.py _block": PROBED,
     "attention/probing/cause.py _groups": PROBED,
     "attention/probing/cause.py _squares": PROBED,
-    "attention/probing/operators.py columns_of": "numbers to tell columns by, the same ones everywhere: once a module",
+    "attention/injection/weights.py columns_of": "numbers to tell columns by, the same ones everywhere: once a module",
     "attention/probing/parts.py _array": PROBED,
     "attention/probing/parts.py _random": DRAWN,
     "attention/probing/parts.py _shuffled": DRAWN,

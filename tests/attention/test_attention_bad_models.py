@@ -77,6 +77,13 @@ def eight_bits() -> Any:
     return model.eval()
 
 
+def packed() -> Any:
+    """A model whose matrices torch has packed in 8 bits, of which `weight` is a method."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that this way of quantizing will move to another package
+        return torch.ao.quantization.quantize_dynamic(build("bert"), {torch.nn.Linear}, dtype=torch.qint8).eval()
+
+
 def on_meta() -> Any:
     return build("bert").to("meta")
 
@@ -128,6 +135,8 @@ TABLE: list[tuple[Any, Any, str, str]] = [
     (eight_bits, tokens(12, 6), "explain", r"weights of Rounded are quantised or packed \(torch.int8\)"),
     (eight_bits, tokens(12, 6), "cure", r"got no known W_V \(the weights of Rounded are quantised .*layer.1.attention"),
     (eight_bits, tokens(12, 6), "sweep", r"no known W_V \(the weights of Rounded are quantised"),
+    (packed, tokens(12, 6), "explain", r"weights of Linear are quantised or packed \(by torch\.ao\.nn\.quantized"),
+    (packed, tokens(12, 6), "sweep", r"no known W_V \(the weights of Linear are quantised or packed \(by torch\.ao"),
     (lambda: build("bert"), tokens(12, 1), "explain", "1 of 1 token count by 'all', " + ONE + "; give a longer"),
     (lambda: build("bert"), tokens(12, 1), "survey", "got 12 of one token, " + ONE),
     (lambda: build("bert"), tokens(12, 1), "report", "got 12 of one token, " + ONE),

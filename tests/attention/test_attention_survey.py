@@ -81,6 +81,7 @@ def test_means_and_errors_are_those_of_the_inputs_one_by_one(model: Any) -> None
     [
         ((0.1, 0.6), (0.5, 0.2), "over-smooths, since"),
         ((0.1, 0.6), (0.2, 0.9), "makes tokens alike, and inputs too"),
+        ((0.1, 0.6), (0.97, 0.95), "makes tokens alike, but all inputs point one way already"),
         ((0.6, 0.1), (0.2, 0.9), "does not over-smooth, since tokens grow apart"),
         ((0.3, 0.3), (0.2, 0.2), "is not seen to over-smooth"),
     ],

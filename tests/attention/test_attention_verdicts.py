@@ -154,13 +154,13 @@ def test_the_outermost_eigenvalue_is_that_of_all() -> None:
     rng = np.random.default_rng(5)
     for count in (3, 60, 200):
         matrix = rng.standard_normal((count, count)) / math.sqrt(count)
-        found, residual = verdicts.outermost(lambda x, matrix=matrix: matrix @ x, count, steps=4000)
+        (found,), (residual,) = verdicts.outermost(lambda x, matrix=matrix: matrix @ x, count, steps=4000)
         expected = np.abs(1 + np.linalg.eigvals(matrix)).max()
         assert abs(1 + found) == pytest.approx(expected, rel=1e-9)
         assert residual < 1e-9
     one = np.outer(np.arange(1.0, 50), np.full(49, -0.5))
-    assert verdicts.outermost(lambda x: one @ x, 49, steps=50)[0] == pytest.approx(np.trace(one), rel=1e-12)
-    assert verdicts.outermost(np.zeros_like, 49, steps=50) == (0j, 0.0)
+    assert verdicts.outermost(lambda x: one @ x, 49, steps=50)[0][0] == pytest.approx(np.trace(one), rel=1e-12)
+    assert [float(abs(each[0])) for each in verdicts.outermost(np.zeros_like, 49, steps=50)] == [0.0, 0.0]
 
 
 def test_what_the_iteration_leaves_open_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +187,10 @@ def test_long_sequences_have_their_largest_and_least_eigenvalues(monkeypatch: py
     monkeypatch.setattr(spectra, "_ALL", 10)
     some = eigenvalues_of(p)
     assert some[0] == pytest.approx(1)
+    assert len(some) == 13  # 1, eight by modulus, four by real part
+    largest, least = np.sort(np.abs(np.delete(every, np.abs(every - 1).argmin())))[-8:], np.sort(every.real)[:4]
+    assert all(np.abs(np.abs(some) - one).min() < 1e-8 for one in largest)
+    assert all(np.abs(some.real - one).min() < 1e-8 for one in least)
     assert rate_of(some) == pytest.approx(np.sort(np.abs(every))[-2], rel=1e-8)
     assert some.real.min() == pytest.approx(every.real.min(), rel=1e-8)
 

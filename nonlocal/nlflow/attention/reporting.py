@@ -95,7 +95,7 @@ class Report(Brief):
 
     def may(self) -> list[str]:
         """Return sentences that one may write about the model: what was measured, with its interval and its limits."""
-        found = [f"On {self.before.count} inputs of {self.name}, {one}." for one in self.before.findings()]
+        found = [f"On {_inputs(self.before.count)} of {self.name}, {one}." for one in self.before.findings()]
         if self.cause is not None:
             found += [f"{_capital(one)} ({self.cause.count} of these inputs)." for one in causes(self.cause)]
         found += [f"{_capital(verdict_of(self.spectra))}."] if self.spectra else []
@@ -128,7 +128,7 @@ class Report(Brief):
                           "cosine is a direction that all tokens share, which says nothing of an input."))  # fmt: skip
         for stack, parts in self.parts().items():
             largest = NAMES[max(parts, key=lambda name: abs(parts[name]))]
-            found.append((f"{_capital(largest)} causes the similarity of tokens in the {stack} of {self.name}.",
+            found.append((f"That tokens are alike in the {stack} of {self.name} comes of {largest}.",
                           "It is the largest part along one path. A cause would be shown by a training without "
                           "it."))  # fmt: skip
         if self.sweep is not None:
@@ -166,8 +166,8 @@ class Report(Brief):
         from nlflow.plotting import cures_figure, parts_figure, survey_figure
 
         found = {
-            f"Layers of {self.name} on {self.before.count} inputs, as it is and with {self.cure}: means with bands of "
-            "95 %. 1 in the first panel: all tokens of an input point the same way.":
+            f"Layers of {self.name} on {_inputs(self.before.count)}, as it is and with {self.cure}: means with bands "
+            "of 95 %. 1 in the first panel: all tokens of an input point the same way.":
                 survey_figure({"as it is": self.before.rows(), self.cure: self.after.rows()})
         }  # fmt: skip
         for stack, parts in self.parts().items():
@@ -175,7 +175,7 @@ class Report(Brief):
             every = zip(self.cause.blocks, self.cause.rows(_MEASURE), strict=True)
             found[
                 f"What each part of each block of the {stack} changes in the mean cosine of two tokens, mean over "
-                f"{self.cause.count} inputs; black: the change of the block with 1.96 standard errors on each side."
+                f"{_inputs(self.cause.count)}; black: the change of the block with 1.96 standard errors on each side."
             ] = parts_figure(
                 [row for block, row in every if block.stack == stack], list(parts), measure="the mean cosine"
             )
@@ -232,7 +232,7 @@ class Report(Brief):
         versions = ", ".join(f"{name} {version}" for name, version in self.provenance.get("versions", {}).items())
         body = (
             f"<h1>{text(self.name)}: do its tokens grow alike, why, and what helps</h1>"
-            f"<ul><li>{text(does)}</li><li>{text(why)}</li><li>{text(helps)}</li></ul>"
+            f"<ul>{''.join(f'<li>{text(one)}</li>' for one in self.answers(brief=True))}</ul>"
             f"<p class='mute'>{text(self._measured())} {text(versions)}</p>"
             + "".join(f"<section>{one}</section>" for one in sections)
         )
@@ -240,17 +240,21 @@ class Report(Brief):
 
     def _measured(self) -> str:
         """Return on what the page was measured."""
-        found = f"{self.date}: " + (f"{self.source}; " if self.source else "") + f"{self.before.count} inputs"
+        found = f"{self.date}: " + (f"{self.source}; " if self.source else "") + _inputs(self.before.count)
         if self.cause is not None:
             counts = self.cause.blocks[0].points["before"].count
-            found += f", parts on {self.cause.count} of them ({counts.min():g} to {counts.max():g} tokens)"
+            tokens = f"{counts.min():g}" + (f" to {counts.max():g}" if counts.min() < counts.max() else "")
+            found += f", parts on {self.cause.count} of them ({tokens} tokens)"
         return found + ("." if self.sweep is None else f"; {self.sweep.metric} on {self.sweep.items} items.")
 
-    def answers(self) -> tuple[str, str, str]:
-        """Return the three answers: do tokens grow alike, why, and what helps."""
-        does = " ".join(f"{_capital(one)}." for one in self.before.findings())
+    def answers(self, *, brief: bool = False) -> tuple[str, str, str]:
+        """Return the three answers: do tokens grow alike, why, what helps; `brief`: without numbers of nulls."""
+        told = [f"the {one.stack} {one.verdict}" for one in self.before.growths()] if brief else self.before.findings()
+        does = " ".join(f"{_capital(one)}." for one in told)
         count = 0 if self.cause is None else self.cause.count
-        why = " ".join(_shares(stack, parts, count, self._nulls(stack)) for stack, parts in self.parts().items())
+        why = " ".join(
+            _shares(stack, parts, count, "" if brief else self._nulls(stack)) for stack, parts in self.parts().items()
+        )
         why = why or f"Not told: {self.unexplained or 'no part of a block could be told apart'}."
         if self.sweep is None:
             helps = "Not measured: no task was given."
@@ -363,12 +367,16 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def _inputs(count: int) -> str:
+    return f"{count} input{'s' * (count != 1)}"
+
+
 def _shares(stack: str, parts: Mapping[str, float], count: int, nulls: str) -> str:
     order = sorted(parts, key=lambda name: -abs(parts[name]))
     told = ", ".join(f"{NAMES[name]} {parts[name]:+.2f}" for name in order if abs(parts[name]) >= 0.005)
     return (
         f"{_capital(stack)}: of the change of {sum(parts.values()):+.2f} in the mean cosine over its blocks, on "
-        f"{count} inputs: {told or 'no part is beyond 0.005'}." + (f" {_capital(nulls)}." if nulls else "")
+        f"{_inputs(count)}: {told or 'no part is beyond 0.005'}." + (f" {_capital(nulls)}." if nulls else "")
     )
 
 

@@ -92,8 +92,9 @@ def beside_nulls(blocks: Sequence[CausedBlock]) -> str:
             continue
         value, drawn = next(iter(pairs.values()))[0], max(drawn, *(count for _, _, count in pairs.values()))
         beside = ", ".join(f"{under:+.3g} with {_NULL_NAMES[null]}" for null, (_, under, _) in pairs.items())
-        exceeded = all(np.sign(value) * under < abs(value) for _, under, _ in pairs.values())
-        size = "larger" if exceeded else "no larger, so it says nothing about training"
+        along = [float(np.sign(value)) * under for _, under, _ in pairs.values()]
+        size = "larger" if max(along) < abs(value) else "no larger, so it says nothing about training"
+        size = "of the other sign" if max(along) < 0 else size
         told.append(f"{NAMES[part]} {value:+.3g} ({beside}: {size})")
     if not told:
         return ""

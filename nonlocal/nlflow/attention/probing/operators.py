@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import TORCH
-from nlflow.attention.injection.weights import UnknownError, weight_in_torch, weight_of
+from nlflow.attention.injection.weights import UnknownError, columns_of, weight_in_torch, weight_of
 from nlflow.attention.probing.branches import Seen, own, state_of
 from nlflow.attention.terms.neutreno import wide
 
-_ROWS = 16  # tokens by which columns are compared
+_ROWS = 16  # tokens by which norms are compared
 _OFF, _ROUNDINGS = 1e-4, 4  # of the largest number: beyond rounding in float32; units of half precision
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
@@ -207,28 +207,6 @@ def _values(one: Seen, taken: Any, seen: Projected) -> Tensor:
         )
     found: Tensor = weight[:, columns]
     return found
-
-
-def columns_of(made: Tensor, values: Tensor) -> Tensor | None:
-    """Return which columns of `made` (B, N, C) are the values (B, G, N, d), (G d,); None where they are not all there.
-
-    Columns are told apart by the bits of their numbers on some tokens, O(C) time.
-    """
-    wanted = values.transpose(1, 2).flatten(2)
-    if made.shape[:2].numel() != wanted.shape[:2].numel() or made.dtype != wanted.dtype:
-        return None
-    made, wanted = (one.detach().flatten(0, -2) for one in (made, wanted))
-    rows = torch.linspace(0, len(made) - 1, min(_ROWS, len(made)), device=made.device).long()
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[made.element_size()]
-    factors = torch.randint(2**62, (len(rows), 1), generator=torch.Generator().manual_seed(0)).to(made.device) | 1
-    keys, sought = (
-        (one[rows].contiguous().view(integers).long() * factors).sum(0) for one in (made, wanted)
-    )  # fmt: skip
-    order = keys.argsort(stable=True, descending=True)
-    ascending = keys[order].flip(0)
-    places = torch.searchsorted(ascending, sought).clamp_max(len(keys) - 1)
-    columns = order.flip(0)[places]
-    return columns if torch.equal(made[:, columns], wanted) else None
 
 
 # ---- norms and what comes after

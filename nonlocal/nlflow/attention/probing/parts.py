@@ -142,8 +142,8 @@ def _rank(x: Tensor, squares: Tensor) -> Tensor:
         whole = torch.stack([_square_of_gram(one) for one in x])
     else:
         whole = torch.linalg.vector_norm(x @ x.mT, dim=(-2, -1), dtype=torch.float64).square()
-    trace: Tensor = squares.sum(-1) * scale.square()
-    return trace.square() / whole
+    ranks: Tensor = (squares.sum(-1) * scale.square()).square() / whole
+    return ranks
 
 
 def _square_of_gram(x: Tensor) -> Tensor:
@@ -568,7 +568,7 @@ def _random_averages(null: _Moved, traces: Tensor, values: Tensor, generator: to
     bias = null.v[:, :, :1] - null.n[:, None, :1] @ values
     heads, width, d = values.shape
     made = summed @ values.transpose(0, 1).reshape(width, heads * d)  # of all heads in one product
-    return traces.sum() * summed, made.unflatten(-1, (heads, d)).transpose(1, 2) + bias
+    return traces.sum() * summed, made.view(*made.shape[:2], heads, d).transpose(1, 2) + bias
 
 
 def _shown(seen: Projected, v: Tensor) -> Tensor | None:

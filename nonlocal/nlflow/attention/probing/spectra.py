@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.linalg import ArpackNoConvergence, eigs
 
 from nlflow._array import Brief
 from nlflow.attention.probing.operators import Operator
@@ -31,8 +30,10 @@ Floats = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
 _FEW, _STEPS, _CLOSE = 400, 300, 1e-9  # tokens from which |mu_2| alone is iterated; steps; residual, relative
+_MOST = 4000  # steps to several eigenvalues, which take N^2 operations each
 _ALL = 2000  # tokens up to which all eigenvalues of P are computed
 _LARGEST, _LEAST = 8, 4  # by modulus, and by real part, of longer sequences
+_FAR = 10.0  # from where the farthest eigenvalues within the unit disc are those of the least real part
 _LEVEL = 0.95
 _DRAWS = 40  # of random weights
 _TURNS, _SETTLED = 500, 1e-9  # of the iteration to a singular vector
@@ -216,13 +217,9 @@ def eigenvalues_of(matrix: Floats, *, causal: bool = False) -> Complex:
         return _sorted(np.linalg.eigvals(matrix))
     found = [np.ones(1, complex)]
     less = matrix - matrix.mean(axis=0)  # on what tells tokens apart P has its other eigenvalues
-    start = np.random.default_rng(0).standard_normal(len(matrix))
-    wanted: tuple[tuple[int, Literal["LM", "SR"]], ...] = ((_LARGEST, "LM"), (_LEAST, "SR"))
-    for count, which in wanted:
-        try:
-            found.append(eigs(less, k=count, which=which, v0=start, return_eigenvectors=False))
-        except ArpackNoConvergence as error:
-            found.append(error.eigenvalues)
+    for count, centre in ((_LARGEST, 0.0), (_LEAST, _FAR)):
+        values, residuals = outermost(lambda x: less @ x, len(less), steps=_MOST, centre=centre, most=count)
+        found.append(values[residuals <= _CLOSE * np.abs(values - centre)])
     return _sorted(np.concatenate(found))
 
 
@@ -238,9 +235,9 @@ def _rate(matrix: Floats, *, causal: bool) -> float:
     """Return |mu_2| of P, of a large one without its other eigenvalues."""
     if len(matrix) > _FEW and not causal and np.isfinite(matrix).all():
         less = matrix - matrix.mean(axis=0)  # on what tells tokens apart P has its other eigenvalues
-        value, residual = outermost(lambda x: less @ x, len(matrix), steps=_STEPS, centre=0.0)
+        (value,), (residual,) = outermost(lambda x: less @ x, len(matrix), steps=_STEPS, centre=0.0)
         if residual <= _CLOSE * abs(value):
-            return abs(value)
+            return float(abs(value))
     return rate_of(eigenvalues_of(matrix, causal=causal))
 
 

@@ -30,6 +30,7 @@ ONE_INPUT = (
     "(NaN); give several"
 )
 _LEVEL = 0.95  # of intervals
+_ONE_WAY = 0.9  # isotropy from which inputs share a direction so much that it has no room to grow
 _OF_INPUTS = tuple(one for one in COLUMNS if one.of in ("state", "layer"))
 _OF_HEADS = tuple(one for one in COLUMNS if one.of == "heads")
 
@@ -74,6 +75,8 @@ class Growth:
             return seen if self.alike is None else "does not over-smooth, since tokens grow apart"
         if self.drift[1] > 0:
             return "makes tokens alike, and inputs too, which go one common way: that is not over-smoothing alone"
+        if self.isotropy[1] > _ONE_WAY:
+            return "makes tokens alike, but all inputs point one way already, which hides whether it over-smooths"
         return "over-smooths, since tokens grow alike and inputs are not seen to"
 
     def sentence(self) -> str:
@@ -93,7 +96,7 @@ def _moved(ends: tuple[float, float]) -> str:
 
 
 def _interval(change: tuple[float, float, float]) -> str:
-    return f"{change[0]:+.2f}, 95 % interval {change[1]:+.2f} to {change[2]:+.2f}"
+    return f"{change[0]:+.2g}, 95 % interval {change[1]:+.2g} to {change[2]:+.2g}"
 
 
 def growth_of(stack: str, cosines: Sequence[Floats], before: Floats | None, after: Floats | None) -> Growth:

@@ -198,18 +198,19 @@ def _radius(matrices: Floats, values: Floats, output: Floats, scale: float) -> t
 
     least, most = _STEPS
     work = 2.0 * count * features * (count + features)
-    found, residual = outermost(step, heads * count * d, steps=int(np.clip(_WORK / work, least, most)))
-    radius = abs(1 + found)
-    return (radius if width <= features else max(radius, 1.0)), residual
+    (found,), (residual,) = outermost(step, heads * count * d, steps=int(np.clip(_WORK / work, least, most)))
+    radius = float(abs(1 + found))
+    return (radius if width <= features else max(radius, 1.0)), float(residual)
 
 
 def outermost(
-    step: Callable[[Floats], Floats], size: int, *, steps: int, centre: float = -1.0
-) -> tuple[complex, float]:
-    """Return the eigenvalue of a real linear map that is farthest from `centre`, and the residual of its pair.
+    step: Callable[[Floats], Floats], size: int, *, steps: int, centre: float = -1.0, most: int = 1
+) -> tuple[Complex, Floats]:
+    """Return the `most` eigenvalues of a real linear map that are farthest from `centre`, and residuals of their pairs.
 
     Krylov-Schur iteration (Stewart 2001, 10.1137/S0895479800371529): Arnoldi's, whose restarts keep the outermost
-    Ritz vectors. It ends when the residual is small enough, or after so many steps. 41 vectors of memory.
+    Ritz vectors. It ends when the residuals are small enough, or after so many steps; with fewer eigenvalues where the
+    map has a smaller invariant space. 41 vectors of memory.
     """
     basis = min(_BASIS, size)
     kept = min(_KEPT, max(1, basis // 2))
@@ -217,7 +218,7 @@ def outermost(
     first = step(np.random.default_rng(0).standard_normal(size))  # in the range of the map
     length = float(np.linalg.norm(first))
     if length == 0:
-        return 0j, 0.0
+        return np.zeros(1, complex), np.zeros(1)
     vectors[0] = first / length
     begin, done = 0, 0
     while True:
@@ -238,14 +239,13 @@ def outermost(
             vectors[end] = made / length
         square = small[:end, :end]
         found, pairs = np.linalg.eig(square)
-        place = int(np.abs(found - centre).argmax())
-        residual = float(abs(length * pairs[-1, place]))
-        value = complex(found[place])
-        if residual <= _TOLERANCE * abs(value - centre) or done >= steps:
-            return value, residual
+        order = np.argsort(-np.abs(found - centre), kind="stable")[:most]
+        values, residuals = found[order].astype(complex), np.abs(length * pairs[-1, order])
+        if (residuals <= _TOLERANCE * np.abs(values - centre)).all() or done >= steps:
+            return values, residuals
         form, turn, begin = _outer_first(square, centre, np.sort(np.abs(found - centre))[-kept] * (1 - 1e-12))
         if begin >= end - 1:  # they are all of one size
-            return value, residual
+            return values, residuals
         vectors[:begin] = turn[:, :begin].T @ vectors[:end]
         vectors[begin] = vectors[end]
         small[:] = 0

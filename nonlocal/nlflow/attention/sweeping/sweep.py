@@ -83,6 +83,7 @@ class Sweep(Brief):
     def verdict(self) -> str:
         """What to do, in a sentence."""
         tried = f"{_settings(len(self.rows))} tried on {self.items} items"
+        tried += f" ({', '.join(self.left_out)} left out)" if self.left_out else ""
         row = self.chosen
         if row is None:
             return f"none helps: {tried}, no interval of the gain lies above 0; leave the model as it is"

@@ -56,7 +56,8 @@ def run_why(
     if as_json:
         print_json(report)
     elif not quiet:
-        echo(f"{found.model}: {found.count} inputs, {found.tokens} tokens; parts of the change of the mean cosine\n")
+        count = f"{found.count} input{'s' * (found.count != 1)}"
+        echo(f"{found.model}: {count}, {found.tokens} tokens; parts of the change of the mean cosine\n")
         echo(render_rows(_printed(found)))
         if layers:
             echo("\nspectra of attention on the first input\n")
