@@ -25,7 +25,7 @@ from nlflow.denoising.noise import (
     Stripes,
 )
 from nlflow.denoising.noise.figures import OfStripes
-from nlflow.denoising.noise.models.stripes import solve
+from nlflow.denoising.noise.models.stripes import differences, solve
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest
 
 Floats = NDArray[np.float64]
@@ -252,7 +252,7 @@ def subtracted(rng: np.random.Generator) -> float:
     hum = Hum((0.12, 0.31), (0.3, 0.2), (1.0, -0.4))
     lost = np.zeros(900, bool)
     lost[300:340] = True
-    clean = np.sign(np.sin(t / 70))
+    clean = 50 + np.sign(np.sin(t / 70))
     fitted = Hum((0.12, 0.31)).reduce((clean + wave)[:, None], lost).samples[:, 0] - clean
     worst = largest(float(np.abs(hum.wave(900) - wave).max()) / 1e-9, float(np.abs(fitted)[~lost].max()) / 1e-6)
     # Of a wave the baseline takes this share, far from the ends; s is its frequency by second differences.
@@ -286,6 +286,17 @@ def steepness(rng: np.random.Generator) -> float:
         slope[k:] += pull
         slope[:-k] -= pull
     return float(np.abs(slope).max()) / size
+
+
+def spreads(rng: np.random.Generator) -> float:
+    """Return errors of variances of differences of rows, (1.48 times the median deviation)² c / n, relative."""
+    rows, worst = rng.standard_normal((5, 40)), 0.0
+    for k, variance in enumerate(differences(rows, 0.01)[1], start=1):
+        apart = rows[k:] - rows[:-k]
+        middle = np.median(apart, axis=1, keepdims=True)
+        deviation = np.median(np.abs(apart - middle), axis=1) / stats.norm.ppf(0.75)
+        worst = largest(worst, float(np.abs(variance / (deviation**2 * OfStripes.dependent / 40) - 1).max()))
+    return worst
 
 
 def told_apart() -> float:
@@ -341,7 +352,7 @@ def run(context: Context) -> Outcome:
         Check("speckle made additive, and taken back, against the formula written out", additive, 1e-7),
         Check("means and variances of what is sampled: p-value", bonferroni(levels(rng)), FALSE_ALARM, at_least=True),
         Check("hum, drift and stripes that are found, over what they may be off", subtracted(rng), 1.0),
-        Check("strengths by place, of sums and of parts, relative", largest(placed(), told_apart()), 1e-9),
+        Check("strengths by place, of sums, parts and rows", largest(placed(), told_apart(), spreads(rng)), 1e-9),
     ])  # fmt: skip
 
 
