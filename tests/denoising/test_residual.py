@@ -122,7 +122,10 @@ def test_nothing_is_doubted_where_nothing_was_to_be_removed(monkeypatch: pytest.
     monkeypatch.setattr(verdict, "examine", lambda *_: NoiseEstimate(GaussianNoise(9.0), "low", ("a rule",)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert np.array_equal(denoise(clean, strength=0), clean)
+        for samples in (clean, np.stack([clean] * 9)):
+            result, info = denoise(samples, strength=0, return_info=True)
+            assert np.array_equal(result, samples)
+            assert info.noise == "white noise: sigma 9"  # it was found, and is left
 
 
 def test_noise_that_was_told_is_not_held_against_the_residual() -> None:

@@ -152,6 +152,8 @@ class Frame:
     @property
     def noise(self) -> str:
         """The noise in words."""
+        if self.doubted is None and self.found is not None:  # none of it is taken out, and it is there all the same
+            return self.found.model.describe()
         if self.model is not None:
             return self.model.describe()
         if self.found is not None and not np.any(self.found.model.white_sigma):
