@@ -249,12 +249,14 @@ def _points_by_metrics(model: Any, given: Any, found: Any) -> Any:
         }  # fmt: skip
 
 
-def test_measures_of_a_point_are_the_metrics() -> None:
-    x = torch.randn(3, 7, 5, dtype=torch.float64)
+@pytest.mark.parametrize("shape", [(3, 7, 5), (2, 150, 140), (2, 140, 150)])  # of large ones half of the products
+def test_measures_of_a_point_are_the_metrics(shape: tuple[int, int, int]) -> None:
+    x = torch.randn(*shape, dtype=torch.float64)
     x[0, 2] = 0
-    tokens = torch.ones(3, 7, dtype=torch.bool)
+    tokens = torch.ones(shape[:2], dtype=torch.bool)
     tokens[1, 4:] = False
-    point = point_of(x, tokens)
+    padded = x.masked_fill(~tokens[..., None], torch.nan)  # padding may be anything
+    point = point_of(padded, tokens)
     for name, metric in (("cosine", mean_cosine), ("t_sim", token_similarity), ("rank", participation_rank)):
         np.testing.assert_allclose(point.values[name], metric(x, mask=tokens), rtol=1e-13)
 

@@ -151,8 +151,11 @@ def _square_of_gram(x: Tensor) -> Tensor:
     rows = x.is_contiguous()
     syrk = ssyrk if x.dtype == torch.float32 else dsyrk
     half = torch.from_numpy(syrk(1.0, (x.mT if rows else x).numpy(), trans=rows).T)
-    both = torch.linalg.vector_norm(half, dtype=torch.float64).square()
-    return 2 * both - torch.linalg.vector_norm(half.diagonal(), dtype=torch.float64).square()
+    half_sum, diagonal = (
+        torch.linalg.vector_norm(one, dtype=torch.float64).square() for one in (half, half.diagonal())
+    )
+    found: Tensor = 2 * half_sum - diagonal
+    return found
 
 
 def _array(values: Tensor) -> Floats:
