@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
 import doctest
 import importlib
 import importlib.util
 import inspect
+import pickle
 import pkgutil
 import re
 import subprocess
@@ -147,6 +149,24 @@ except nlflow.InputError as error:
     assert rest < 1e-14
     assert shape == "(40, 40) True"
     assert re.match(r"a figure needs Matplotlib, which is not installed; .*nlflow\[plots\]", refused)
+
+
+def test_what_users_make_is_copied_and_pickled() -> None:
+    f = np.random.default_rng(0).normal(size=12)
+    weights = affinity(nlflow.Gaussian(2.0), Grid(12))
+    energy = nlflow.E(weights, f, 0.5)
+    flow = nlflow.GradientFlow(energy)
+    solution = nlflow.solve(flow, f, t=1.0)
+    made = (
+        flow, solution, weights, energy, energy.minimizer(), nlflow.equilibrium(flow), nlflow.MarkovChain(weights),
+        nlflow.GaussianField(energy, beta=1.0), Grid(12), nlflow.Formula("exp(-r)"), nlflow.GaussianNoise(1.0),
+    )  # fmt: skip
+    for copied in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):  # made a line ago
+        again = [copied(one) for one in made]
+        assert [type(one) for one in again] == [type(one) for one in made]
+        flow_again, solution_again, *_ = again
+        np.testing.assert_array_equal(nlflow.solve(flow_again, f, t=1.0).final, solution.final)
+        np.testing.assert_array_equal(solution_again.final, solution.final)
 
 
 @pytest.mark.slow
