@@ -41,6 +41,7 @@ def off_hat_matrices(n: int, measure: str) -> float:
             *(abs(found[name].curve[i] / exact[name] - 1) for name in exact),
             abs(found["gcv"].residual[i] ** 2 / residual - 1),
             abs(found["gcv"].trace[i] / (n * share) - 1),
+            abs(found["gcv"].roughness[i] / float(hat @ f @ (np.diag(both.sum(axis=1)) - both) @ hat @ f) - 1),
         )
     return worst
 

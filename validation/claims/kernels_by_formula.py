@@ -131,11 +131,13 @@ def run(context: Context) -> Outcome:
     soft = PowerLaws(attraction=3.0, repulsion=1.5, softening=0.6)
     distance = np.sqrt(at**2 + 0.6**2)
     worst["PowerLaws"] = largest(worst["PowerLaws"], float(np.ptp(soft(at) - distance**3 / 3 + distance**1.5 / 1.5)))
+    steep = [kernel.steepness / kernel.scale * width - 1 for width in (0.7, 3.0) for kernel in (Laplace(width),)]
     places = [refused_beyond(length) for length in (1e-6, 1.0, 1e6)]
     checks = [Check(f"{name}: averages, degrees and logarithms", error, 1e-9) for name, error in worst.items()]
     checks += [
         Check("where kernels are refused that end, over where they end: least", min(places), 0.999, at_least=True),
         Check("the same: largest", max(places), 1.3),
+        Check("steepest slope of the logarithm of exp(−r/w), times w, less 1", largest(*np.abs(steep)), 1e-9),
     ]
     return Outcome(checks)
 

@@ -239,7 +239,8 @@ def levels(rng: np.random.Generator) -> list[float]:
         found.append(abs(float(away.mean())) / np.sqrt(variance / n))
         fourth = float((away**4).mean()) - variance**2
         found.append(abs(float((away**2).mean()) - variance) / np.sqrt(max(fourth, 1e-300) / n))
-    return [float(2 * stats.norm.sf(one)) for one in found]
+    values = np.unique(Impulses(0.2, -1.0, 5.0).sample(np.full(200, 3.0), rng=rng)).tolist()
+    return [float(2 * stats.norm.sf(one)) for one in found] + [float(values == [-1.0, 3.0, 5.0])]
 
 
 # ---- what lies on samples, and strengths that follow the place
