@@ -259,6 +259,20 @@ def test_projection_has_its_spectrum_and_dominates_as_predicted(kind: str) -> No
     assert np.linalg.norm(direction @ X.numpy()) / np.linalg.norm(direction) == pytest.approx(1, abs=1e-6)
 
 
+def test_a_generator_draws_the_projection_and_nothing_else_does() -> None:
+    """Of one seed are the same numbers whatever torch's own seed is, which they leave as it was."""
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        made.append(SignedProjection(D, generator=torch.Generator().manual_seed(7)))
+        assert torch.equal(torch.get_rng_state(), before)
+        layer = NeutrenoAttention(D, 1, projection="sharpening", generator=torch.Generator().manual_seed(7))
+        made.append(layer.value)
+    for name in ("theta", "psi"):
+        assert all(torch.equal(getattr(one, name), getattr(made[0], name)) for one in made)
+
+
 def test_large_negative_eigenvalues_count_as_one() -> None:
     projection = SignedProjection(3, "sharpening")
     with torch.no_grad():

@@ -96,6 +96,7 @@ STEPS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
     "Runge-Kutta, one length": (attention_flow, lambda: nl.RungeKutta(dt=0.05, adaptive=False)),
     "exponential": (reacting_flow, lambda: nl.ETD2RK(0.02)),
     "exponential, adaptive": (reacting_flow, lambda: nl.Adaptive(nl.ETD2RK(0.1), 1e-4, 1e-5)),
+    "Euler, adaptive": (j_flow, lambda: nl.Adaptive(nl.ExplicitEuler(0.1), 1e-2, 1e-2)),
     "semi-implicit": (j_flow, lambda: nl.SemiImplicit(0.02)),
     "layers": (j_flow, lambda: nl.AttentionStep()),
 }
@@ -122,7 +123,7 @@ def test_the_device_is_asked_at_most_once_a_step(name: str) -> None:
     assert counts.synchronizations <= each + allowed, str(counts)
 
 
-@pytest.mark.parametrize("name", some(["attention flow", "exponential", "layers", "Euler"]))
+@pytest.mark.parametrize("name", some(["attention flow", "exponential", "layers", "Euler", "Euler, adaptive"]))
 def test_no_number_moves_from_step_to_step(name: str) -> None:
     make, integrator = STEPS[name]
     assert run(make, integrator(), t=1.0)[1].copies == run(make, integrator(), t=2.0)[1].copies <= 16
