@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "infinite": (PAIR, {"edge_weight": [1, np.inf, 1]}, "from node 1 to 0"),
     "overflow": (PAIR[:, [0, 0]], {"edge_weight": [1e308, 1e308], "nodes": 2}, "repeated edges added up"),
     "span": (PAIR, {"edge_weight": [1e-300, 1e300, 1]}, "expected a ratio below"),
-    "complex": (sparse.csr_array(np.eye(2) * 1j), {}, "weights of complex"),
+    "complex": (sparse.csr_array(np.eye(2) * 1j), {}, "graph: got complex128, expected real"),
     "not square": (sparse.csr_array((2, 3)), {}, r"got shape \(2, 3\), expected \(N, N\)"),
     "no matrix": (np.ones((3, 4)), {}, "expected a matrix"),
     "words": ("graph", {}, "expected a SciPy sparse array, a networkx graph"),

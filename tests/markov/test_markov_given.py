@@ -105,6 +105,16 @@ def test_likeliest_fluxes_of_another_package():
     assert np.abs(again.stationary - theirs.stationary_distribution).max() < 1e-12
 
 
+def repeated(values):
+    """Return two states with two entries in one place."""
+    return scipy.sparse.coo_array((np.asarray(values), ([0, 0, 1], [1, 1, 0])), shape=(2, 2))
+
+
+def test_repeated_counts_of_small_integers_add_up():
+    chain = MarkovChain.from_counts(repeated(np.array([200, 100, 7], np.uint8)))
+    assert "307 moves" in chain.affinity.reason
+
+
 NEGATIVE, LACKING = np.where(P == 0.3, -0.3, P), np.where(P == 0.3, np.nan, P)
 OFF = P + np.array([[0, 0, 0], [0, 0, 1e-3], [0, 0, 1e-4]])
 
@@ -112,8 +122,8 @@ OFF = P + np.array([[0, 0, 0], [0, 0, 1e-3], [0, 0, 1e-4]])
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: MarkovChain.from_transitions(OFF), r"transitions: 2 of 3 rows do not sum to 1 within 1e-06; the "
      r"farthest is row 1, which sums to 1.001 \(off by 0.001\)"),
-    (lambda: MarkovChain.from_transitions(NEGATIVE), r"transitions: got 1 negative .*-0.3, in row 2, column 1"),
-    (lambda: MarkovChain.from_counts(scipy.sparse.csr_array(LACKING)), r"counts: got 1 negative or non-finite .*nan"),
+    (lambda: MarkovChain.from_transitions(NEGATIVE), r"transitions: got 1 negative .*-0.3, from node 2 to 1"),
+    (lambda: MarkovChain.from_counts(scipy.sparse.csr_array(LACKING)), r"counts: got 1 NaN or infinite .*nan"),
     (lambda: MarkovChain.from_counts(LACKING), "counts: got 1 NaN"),
     (lambda: MarkovChain.from_counts([[0, 1], [0, 0]]), r"counts: no move leaves 1 of 2 states \(the first is 1\)"),
     (lambda: MarkovChain.from_counts(np.eye(3)), r"counts: got 3 classes .*sizes 1, 1, 1.*reversible=False"),
@@ -123,6 +133,10 @@ OFF = P + np.array([[0, 0, 0], [0, 0, 1e-3], [0, 0, 1e-4]])
     (lambda: MarkovChain.from_transitions(P, "a"), "key: got 'a' beside a ndarray"),
     (lambda: MarkovChain.from_graph(SimpleNamespace(obsp={})), r"key: got 'connectivities', expected .*\(none\)"),
     (lambda: MarkovChain.from_graph(-K), "graph: got 6 negative weights"),
+    (lambda: MarkovChain.from_counts(repeated([5.0, -3.0, 1.0])), "counts: got 1 negative weights .*-3"),
+    (lambda: MarkovChain.from_counts(nx.DiGraph([(0, 1), (1, 0)])), "counts: got a networkx graph"),
+    (lambda: MarkovChain.from_transitions(SimpleNamespace(transition_matrix=P)), r"give its \.transition_matrix"),
+    (lambda: MarkovChain.from_transitions(P).absorption([0, np.ma.masked_equal([1, 2], 2)]), "got a masked array"),
 ])  # fmt: skip
 def test_what_is_refused(call, message):
     with pytest.raises(InputError, match=message):

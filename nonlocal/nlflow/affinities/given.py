@@ -16,7 +16,7 @@ from nlflow.domains import Domain, Points
 from nlflow.errors import (
     InputError,
     NlflowWarning,
-    check_array,
+    check_floats,
     check_integer,
     check_memory,
     check_tensor,
@@ -145,7 +145,7 @@ def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int 
         return _of_arrays(graph, edge_weight, nodes, limit)
     if edge_weight is not None:
         raise InputError("edge_weight: got weights beside a graph that has its own, expected them with an edge list")
-    return _of_scipy(graph, limit) if sparse else _of_networkx(graph, attribute, limit)
+    return matrix_of("graph", graph, limit) if sparse else _of_networkx(graph, attribute, limit)
 
 
 def _of_arrays(graph: Any, edge_weight: Any, nodes: int | None, limit: float | None) -> Sparse:
@@ -170,9 +170,32 @@ def _of_arrays(graph: Any, edge_weight: Any, nodes: int | None, limit: float | N
             f"graph: got shape {array.shape} of {array.dtype}, expected a matrix (N, N), integers (2, E), a SciPy "
             "sparse array or a networkx graph"
         )
-    matrix = check_array("graph", array, ndim=2)
-    rows, columns = np.nonzero(matrix)
-    return _assembled(rows, columns, matrix[rows, columns], len(matrix), limit)
+    return matrix_of("graph", array, limit)
+
+
+def matrix_of(name: str, value: Any, limit: float | None) -> Sparse:
+    """Return a matrix (N, N) of numbers >= 0, SciPy's or an array, by sorted rows without zeros, float64; a copy."""
+    from scipy.sparse import issparse
+
+    sparse: bool = issparse(value)
+    if not sparse:
+        if _from_package(value, "networkx"):
+            raise InputError(f"{name}: got a networkx graph, expected a matrix; from_graph() takes graphs")
+        check_labels(name, value)
+        value = check_floats(name, value, ndim=2)
+    if value.ndim != 2 or value.shape[0] != value.shape[1] or value.shape[0] == 0:
+        raise InputError(f"{name}: got shape {value.shape}, expected (N, N), from row to column")
+    if not sparse:
+        rows, columns = np.nonzero(value)
+        return _assembled(name, rows, columns, value[rows, columns], len(value), limit)
+    if value.dtype.kind not in "biuf":
+        raise InputError(f"{name}: got {value.dtype}, expected real numbers")
+    check_undamaged(name, value)
+    try:
+        listed = value.tocoo()
+    except ValueError as error:
+        raise InputError(f"{name}: got a {value.format} array that is damaged ({error})") from error
+    return _assembled(name, listed.row, listed.col, listed.data, value.shape[0], limit)
 
 
 def _from_package(value: Any, package: str) -> bool:
@@ -205,19 +228,6 @@ def _plain(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
-def _of_scipy(graph: Any, limit: float | None) -> Sparse:
-    if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
-        raise InputError(f"graph: got shape {graph.shape}, expected (N, N), one row for each node")
-    if graph.dtype.kind not in "biuf":
-        raise InputError(f"graph: got weights of {graph.dtype}, expected real numbers")
-    check_undamaged("graph", graph)
-    try:
-        listed = graph.tocoo()
-    except ValueError as error:
-        raise InputError(f"graph: got a {graph.format} array that is damaged ({error})") from error
-    return _assembled(listed.row, listed.col, listed.data, graph.shape[0], limit)
-
-
 def _of_networkx(graph: Any, attribute: str | None, limit: float | None) -> Sparse:
     """Return k of a networkx graph, read through its own methods."""
     numbers = {node: number for number, node in enumerate(graph)}
@@ -234,7 +244,7 @@ def _of_networkx(graph: Any, attribute: str | None, limit: float | None) -> Spar
     if not graph.is_directed():
         others = ends[0] != ends[1]  # a loop has one direction
         ends, weights = np.hstack([ends, ends[::-1, others]]), np.concatenate([weights, weights[others]])
-    return _assembled(ends[0], ends[1], weights, len(numbers), limit)
+    return _assembled("graph", ends[0], ends[1], weights, len(numbers), limit)
 
 
 def _bare(graph: Any) -> Any:
@@ -272,7 +282,7 @@ def _of_list(ends: NDArray[Any], edge_weight: Any, nodes: int | None, limit: flo
         if given.shape not in ((count,), (count, 1)):
             raise InputError(f"edge_weight: got shape {given.shape}, expected ({count},), one for each edge")
         weights = given.reshape(-1).astype(np.float64)
-    return _assembled(ends[0], ends[1], weights, size, limit)
+    return _assembled("graph", ends[0], ends[1], weights, size, limit)
 
 
 def _check_edges(edges: int, nodes: int, limit: float | None) -> None:
@@ -283,19 +293,19 @@ def _check_edges(edges: int, nodes: int, limit: float | None) -> None:
 
 
 def _assembled(
-    rows: NDArray[Any], columns: NDArray[Any], weights: NDArray[Any], size: int, limit: float | None
+    name: str, rows: NDArray[Any], columns: NDArray[Any], weights: NDArray[Any], size: int, limit: float | None
 ) -> Sparse:
     from scipy.sparse import coo_array, csr_array
 
     _check_edges(len(rows), size, limit)
     number: Any = np.int32 if size < 2**31 and len(rows) < 2**31 else np.int64
     ends = rows.astype(number, copy=False), columns.astype(number, copy=False)
-    # Checked before repeated edges are added up, in which a negative weight could hide.
-    _check_weights(weights, rows, columns)
-    return _summed(csr_array(coo_array((weights.astype(np.float64), ends), shape=(size, size))))
+    # Checked before repeated entries are added up, in which a negative one could hide and small integers overflow.
+    _check_weights(name, weights, rows, columns)
+    return _summed(name, csr_array(coo_array((weights.astype(np.float64), ends), shape=(size, size))))
 
 
-def _check_weights(weights: NDArray[Any], rows: NDArray[Any], columns: NDArray[Any]) -> None:
+def _check_weights(name: str, weights: NDArray[Any], rows: NDArray[Any], columns: NDArray[Any]) -> None:
     """Raise `InputError` for weights that no average can have, naming the first."""
     finite = np.isfinite(weights)
     for wrong, what, remedy in (
@@ -305,12 +315,12 @@ def _check_weights(weights: NDArray[Any], rows: NDArray[Any], columns: NDArray[A
         if wrong.any():
             place = int(np.argmax(wrong))
             raise InputError(
-                f"graph: got {int(wrong.sum())} {what} weights (the first, {float(weights[place]):g}, from node "
+                f"{name}: got {int(wrong.sum())} {what} weights (the first, {float(weights[place]):g}, from node "
                 f"{int(rows[place])} to {int(columns[place])}), expected finite weights >= 0; {remedy}"
             )
 
 
-def _summed(k: Sparse) -> Sparse:
+def _summed(name: str, k: Sparse) -> Sparse:
     """Return k with repeated edges added up, zeros left out and rows sorted; in place."""
     k.sum_duplicates()
     k.eliminate_zeros()
@@ -319,7 +329,7 @@ def _summed(k: Sparse) -> Sparse:
     lightest, heaviest = float(k.data.min()), float(k.data.max())
     if not heaviest < np.inf or lightest < heaviest / _SPAN:
         raise InputError(
-            f"graph: got weights from {lightest:g} to {heaviest:g}, repeated edges added up, expected a ratio below "
+            f"{name}: got weights from {lightest:g} to {heaviest:g}, repeated edges added up, expected a ratio below "
             f"{_SPAN:g}, beyond which sums lose light edges; leave these out, or scale the weights"
         )
     return k

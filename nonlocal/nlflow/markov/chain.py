@@ -539,7 +539,7 @@ class MarkovChain:
         root : int
             Node number.
         modes : int
-            How many of the leading modes, with the constant one, are summed; all N give the formula exactly.
+            How many of the leading modes, with the constant one, are summed; all N, or more, give the formula exactly.
         branching : bool
             Find three tips and their branches.
         rtol : float
@@ -563,7 +563,7 @@ class MarkovChain:
         if root >= self.states:
             raise InputError(f"root: got node {root}, expected one of 0 to {self.states - 1}")
         self.require_unique("pseudotime")
-        count = check_integer("modes", modes, minimum=2)
+        count = min(check_integer("modes", modes, minimum=2), self.states)
         found = pseudotime(self.modes(count, rtol=rtol), self._law.of_parts, root, branching)
         branches = None if found.branches is None else found.branches.reshape(self._moves.shape)
         return replace(found, times=self._shaped(found.times), branches=branches)
@@ -641,7 +641,7 @@ class MarkovChain:
         if not isinstance(targets, Mapping | Sequence | np.ndarray):
             raise InputError(
                 f"targets: got {type(targets).__name__}, expected a mapping of names to nodes, or a sequence of nodes; "
-                "put one target in a list"
+                "of labels give {name: labels == name}, and put one target in a list"
             )
         named = targets if isinstance(targets, Mapping) else dict(enumerate(targets))
         names, inside = tuple(named), [self._nodes(f"targets[{name!r}]", nodes) for name, nodes in named.items()]
@@ -715,6 +715,8 @@ class MarkovChain:
 
     def _nodes(self, name: str, given: Any) -> Nodes:
         """Return a mask (N,) of nodes."""
+        if isinstance(given, np.ma.MaskedArray):
+            raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
         array = on_host(given)
         array = array if array.size else array.astype(np.intp)  # an empty list
         shape, inside = self._moves.shape, np.zeros(self.states, np.bool_)

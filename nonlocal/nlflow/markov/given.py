@@ -8,8 +8,9 @@ import numpy as np
 
 from nlflow._array import Floats
 from nlflow.affinities import Affinity, affinity_from_graph
-from nlflow.affinities.graph import Sparse, check_labels, check_undamaged
-from nlflow.errors import InputError, NumericalError, check_floats
+from nlflow.affinities.given import matrix_of
+from nlflow.affinities.graph import Sparse
+from nlflow.errors import InputError, NumericalError
 from nlflow.markov.law import balance
 from nlflow.markov.moves import communicating_classes
 
@@ -20,7 +21,7 @@ _LONGEST = 2.0  # change of a logarithm in one step
 
 def of_transitions(value: Any, key: str | None, rtol: float, detailed: float | None, limit: float | None) -> Affinity:
     """Return the affinity of probabilities P_ij: see `nlflow.MarkovChain.from_transitions`."""
-    p = _matrix("transitions", value, key)
+    p = _matrix("transitions", value, key, limit)
     sums = np.asarray(p.sum(axis=1), np.float64).ravel()
     off = np.abs(sums - 1)
     if not off.max() <= rtol:
@@ -54,7 +55,7 @@ def of_transitions(value: Any, key: str | None, rtol: float, detailed: float | N
 
 def of_counts(value: Any, key: str | None, reversible: bool, limit: float | None) -> Affinity:
     """Return the affinity of the likeliest chain of counts: see `nlflow.MarkovChain.from_counts`."""
-    counts = _matrix("counts", value, key)
+    counts = _matrix("counts", value, key, limit)
     size = counts.shape[0]
     left = np.asarray(counts.sum(axis=1), np.float64).ravel()
     if not left.min() > 0:
@@ -84,15 +85,13 @@ def of_graph(value: Any, key: str | None, limit: float | None) -> Affinity:
         return value
     if hasattr(value, "obsp"):
         return affinity_from_graph(
-            _matrix("graph", value, "connectivities" if key is None else key), memory_limit=limit
+            _matrix("graph", value, "connectivities" if key is None else key, limit), memory_limit=limit
         )
     return affinity_from_graph(value, attribute="weight" if key is None else key, memory_limit=limit)
 
 
-def _matrix(name: str, value: Any, key: str | None) -> Sparse:
+def _matrix(name: str, value: Any, key: str | None, limit: float | None) -> Sparse:
     """Return a square matrix of numbers >= 0, sorted by rows; a copy."""
-    from scipy.sparse import csr_array, issparse
-
     if hasattr(value, "obsp"):
         there = ", ".join(repr(str(one)) for one in value.obsp) or "none"
         if key is None or key not in value.obsp:
@@ -100,29 +99,10 @@ def _matrix(name: str, value: Any, key: str | None) -> Sparse:
         value = value.obsp[key]
     elif key is not None:
         raise InputError(f"key: got {key!r} beside a {type(value).__name__}, expected it with annotated data (obsp)")
-    sparse: bool = issparse(value)
-    result: Sparse
-    if not sparse:
-        check_labels(name, value)
-        result = csr_array(check_floats(name, value, ndim=2))
-    elif value.dtype.kind not in "biuf" or value.ndim != 2:
-        raise InputError(f"{name}: got {value.dtype} of shape {value.shape}, expected real numbers of shape (N, N)")
-    else:
-        check_undamaged(name, value)
-        result = csr_array(value, dtype=np.float64, copy=True)
-    if result.shape[0] != result.shape[1] or result.shape[0] == 0:
-        raise InputError(f"{name}: got shape {result.shape}, expected (N, N), from row to column")
-    result.sum_duplicates()
-    wrong = ~((result.data >= 0) & (result.data < np.inf))
-    if wrong.any():
-        place = int(np.argmax(wrong))
-        row = int(np.searchsorted(result.indptr, place, side="right")) - 1
-        raise InputError(
-            f"{name}: got {int(wrong.sum())} negative or non-finite entries (the first, {result.data[place]:g}, in row "
-            f"{row}, column {int(result.indices[place])}), expected numbers >= 0"
-        )
-    result.eliminate_zeros()
-    return result
+    model = next((word for word in ("transition_matrix", "count_matrix") if hasattr(value, word)), None)
+    if model is not None:
+        raise InputError(f"{name}: got a {type(value).__name__}, expected a matrix; give its .{model}")
+    return matrix_of(name, value, limit)
 
 
 def likeliest_fluxes(counts: Sparse) -> Sparse:
