@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from nlflow import InputError, MarkovChain, NlflowWarning, Points, affinity_from_graph, from_matrix
+from nlflow import InputError, MarkovChain, MemoryLimitError, NlflowWarning, Points, affinity_from_graph, from_matrix
 from nlflow.markov import absorbing, aggregation, passages
 
 
@@ -137,3 +137,9 @@ def test_a_sweep_from_zero_needs_the_earlier_states_alone():
         x = level.swept(b, np.zeros_like(b))
         assert np.abs(level.swept_from_zero(b) - x).max() < 1e-14 * x.max()
         assert np.abs(level.left_by_sweep(x) - level.left_over(b, x)).max() < 1e-14 * x.max()
+
+
+def test_many_columns_pass_the_limit_of_memory_by_name():
+    chain = MarkovChain.from_graph(directed(1200), memory_limit=600_000)
+    with pytest.raises(MemoryLimitError, match=r"3 columns of 1198 states needs .*; use fewer targets at a time"):
+        chain.absorption([0, 1199])

@@ -18,6 +18,15 @@ _SLOW = 0.8  # part of the states above which their aggregates are not worth hav
 _VISITS, _SHARE = 8, 0.25  # how often a coarse chain is visited at most; what part of the moves more than two may cost
 _RESTART, _ITERATIONS = 24, 200  # of GMRES around the cycles
 
+_BESIDE = 8  # vectors beside those of GMRES
+
+
+def needed_bytes(states: int, columns: int) -> int:
+    """Return the bytes of GMRES around cycles at most, in float64."""
+    from nlflow.backends.numba.chains import COLUMNS
+
+    return 8 * (_RESTART + _BESIDE) * states * (COLUMNS if columns > 1 else 1)
+
 
 class Aggregation:
     """About the inverse of A = diag(left) - rates, of walks that end, for many systems at once.

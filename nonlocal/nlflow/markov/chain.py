@@ -66,7 +66,8 @@ class MarkovChain:
         Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P. With 0.5
         no chain is periodic.
     memory_limit : float, optional
-        Bytes that a matrix of all transitions may take; half of the physical memory by default.
+        Bytes that a matrix of all transitions may take, and first passages of more than 1000 states; half of the
+        physical memory by default.
 
     Raises
     ------
@@ -632,6 +633,8 @@ class MarkovChain:
             For targets with a common node, for nodes that do not exist, and where walks from some node meet no target.
         NumericalError
             As `committor`.
+        MemoryLimitError
+            Before the systems of more than 1000 listed states are solved.
 
         Warns
         -----

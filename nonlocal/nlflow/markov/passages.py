@@ -12,15 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Brief, Floats, to_numpy
-from nlflow.errors import InputError, NlflowWarning, NumericalError
+from nlflow.errors import InputError, NlflowWarning, NumericalError, check_memory
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
 from nlflow.markov.absorbing import REDUCED_STATES, Averaged, Found, Way, ended, refined
+from nlflow.markov.aggregation import needed_bytes
 from nlflow.markov.law import LEAST, StationaryLaw
 from nlflow.markov.moves import DENSE_STATES, reaching
 from nlflow.markov.reduction import eliminated, passage_times
 
 _RTOL = 1e-9  # of a round of refinement
+_MOVE_BYTES, _COLUMNS = 60, 16  # of each move, and columns of float64 beside each one that is solved for
 _ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of what averages alone give, in float64 and float32
 
 Nodes = NDArray[np.bool_]
@@ -195,6 +197,12 @@ class Passages:
         inside = np.flatnonzero(free)
         if not len(inside):
             return Found(b, "nothing to solve")
+        if not (moves is None or isinstance(moves, np.ndarray)) and len(inside) > DENSE_STATES:
+            check_memory(
+                f"{b.shape[1]} columns of {len(inside)} states",
+                _MOVE_BYTES * moves.nnz + needed_bytes(len(inside), b.shape[1]) + 8 * _COLUMNS * b.size,
+                "use fewer targets at a time, or raise memory_limit", self.moves.limit,
+            )  # fmt: skip
         first = self._potentials(free) if moves is None or moves is self.moves.sparse else iter(())
         if moves is None:
             return self._ended_by_averages(free, b, first)
