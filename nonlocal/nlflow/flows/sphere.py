@@ -306,7 +306,7 @@ class SphereFlow(Flow):
 
     @property
     def _shape(self) -> tuple[tuple[int, ...], str]:
-        return tuple(self._like.shape), "that of the flow's tokens"
+        return tuple(self.affinity.tokens.shape), "that of the flow's tokens"
 
     def given(self) -> list[Any]:
         """Return what the flow was given beside its kernel."""
