@@ -180,6 +180,8 @@ def main() -> None:
     }
     print(json.dumps(report, indent=1))
     if arguments.out is not None:
+        from nlflow.desk.explorer import denoise_tab  # noqa: F401  # what the server has loaded: the record's sources
+
         keep(arguments.out, "explorer", report)
 
 

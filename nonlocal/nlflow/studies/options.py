@@ -43,8 +43,8 @@ def parse_kernel(text: str) -> Kernel:
     needed = [f.name for f in numbers if f.default is dataclasses.MISSING]
     values: dict[str, Any] = {}
     if kind is Formula:
-        words = _WORDS.search(rest)
-        values["k"], rest = rest[: words.start()].strip(), words[0]
+        values["k"] = _WORDS.sub("", rest, count=1).strip()
+        rest = rest.strip()[len(values["k"]) :]
     for part in filter(None, rest.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
         try:
