@@ -44,7 +44,7 @@ def parse_kernel(text: str) -> Kernel:
     values: dict[str, Any] = {}
     if kind is Formula:
         values["k"] = _WORDS.sub("", rest, count=1).strip()
-        rest = rest.strip()[len(values["k"]) :]
+        rest = rest.strip()[len(values["k"]) :].strip()
     for part in filter(None, rest.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
         try:
