@@ -54,7 +54,7 @@ def test_others_meet_the_points_by_the_same_metric(metric: str, x: Any) -> None:
     apart, scale = true_distances(new, x, metric), true_distances(x, x, metric)
     own, scales = np.sort(apart, axis=1)[:, 4], np.sort(scale, axis=1)[:, 5]
     for kind in (np.asarray, csr_array):
-        weights, highest = nearest.nearest_neighbours(kind(x), 5, metric=metric).rows(
+        weights, highest, _ = nearest.nearest_neighbours(kind(x), 5, metric=metric).rows(
             kind(new), Gaussian(width=0.5**0.5)
         )
         rows, columns = weights.nonzero()

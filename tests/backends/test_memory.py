@@ -114,8 +114,8 @@ def test_what_fits_beside_a_matrix_grows_as_its_square(monkeypatch: pytest.Monke
         p = nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(float(n))), x, method=method)
         needed = []
         monkeypatch.setattr(Need, "guarded", lambda self, *_, needed=needed: needed.append(self) or nullcontext())
-        with p.within_memory(torch.zeros(n)):
-            pass
+        with pytest.raises(RuntimeError, match="no memory"), p.within_memory(torch.zeros(n)):
+            raise RuntimeError("no memory")  # only then is it asked
         monkeypatch.undo()
         (need,) = needed
         fixed = need.of(0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import InputError, denoise
+from nlflow import InputError, NlflowWarning, denoise
 from nlflow.denoising import Trail
 
 TIME = np.arange(600) / 50
@@ -46,7 +46,8 @@ def test_a_map_for_separate_channels() -> None:
     level = np.linspace(1, 2, 600)
     words: dict[str, Any] = {"quality": "pixels", "steps": 1}
     for given in (level, np.column_stack([level] * 3), level.tolist()):
-        found = denoise(NOISY, given, channel_axis=1, separate=True, **words)
+        with pytest.warns(NlflowWarning, match="more than the range of the samples"):  # of one channel in other units
+            found = denoise(NOISY, given, channel_axis=1, separate=True, **words)
         np.testing.assert_array_equal(found[:, 1], denoise(NOISY[:, 1], level, **words))
 
 

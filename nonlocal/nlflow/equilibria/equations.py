@@ -450,9 +450,9 @@ class Tangent:
             found = columns * np.linalg.lstsq(scaled, rows * right, rcond=100 * least)[0]
         else:
             found = columns * lu_solve((lu, pivots), rows * right, check_finite=False)
-        size = float(np.linalg.norm(right))
-        left = float(np.linalg.norm(whole @ found - right)) / size if size > 0 else 0.0
-        return Answer(found[:n], found[n:], left, singular)
+        size = float(np.abs(right).max())  # in units of which squares stay in range
+        left = np.linalg.norm((whole @ found - right) / size) / np.linalg.norm(right / size) if size > 0 else 0.0
+        return Answer(found[:n], found[n:], float(left), singular)
 
     def _iterated(self, b: Floats, border: Border, d: Floats, rtol: float) -> Answer:
         n, root = len(b), np.sqrt(self.equations.weights)

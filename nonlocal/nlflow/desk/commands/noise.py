@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nlflow.desk.commands.reports import lost
 from nlflow.desk.options import ArrayName, AsJson, Axes, Flat, Mask, Quiet, parse_axes, split_flat
 from nlflow.desk.terminal import in_shell, print_json, print_table, say
 
@@ -178,6 +177,8 @@ def _draw(given: Inputs, found: dict[str, NoiseEstimate], title: str, form: str)
 def _print_words(
     given: Inputs, source: Path, found: dict[str, NoiseEstimate], written: dict[str, str | None], *, verbose: bool
 ) -> None:
+    from nlflow.desk.commands.reports import lost
+
     media = given.media
     size = " x ".join(map(str, media.data.shape))
     rows = [("input", f"{source}, {media.kind} of {size}, {media.data.dtype}")]
