@@ -36,7 +36,7 @@ def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(neutreno, "neutreno", turned)
     elif what == "smoothing and sharpening change places":
         good_ruling = verdicts._ruled
-        monkeypatch.setattr(verdicts, "_ruled", lambda a, b, *rest: good_ruling(b, a, *rest))
+        monkeypatch.setattr(verdicts, "_ruled", lambda a, b, *rest, **more: good_ruling(b, a, *rest, **more))
     elif what == "the rate is the gap":
         good_rate = spectra.rate_of
         monkeypatch.setattr(spectra, "rate_of", lambda alphas: 1 - good_rate(alphas))

@@ -41,7 +41,7 @@ for name, (feed, kill) in names.items():
     print(f"{name}: {solution.stats['steps']} steps, v up to {patterns[name].max():.2f}")
     assert np.ptp(patterns[name]) > 0.2
 
-figure, panels = plt.subplots(1, 3, figsize=(9.0, 3.3), layout="constrained")
+figure, panels = plt.subplots(1, 3, figsize=(8.0, 3.0), layout="constrained")
 for panel, (name, pattern) in zip(panels, patterns.items(), strict=True):
     panel.imshow(pattern, cmap="magma", interpolation="bilinear")
     feed, kill = names[name]

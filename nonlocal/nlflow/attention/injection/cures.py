@@ -258,7 +258,9 @@ class Present:
         """Return which tokens (B, N, D) each of them may see, (B, N or 1, N); None where order alone says it."""
         several = self._own[True].get() if block.stack == "decoder" else None
         mask = self._own[False].get() if several is None else several
-        if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]) or bool(mask.all()):
+        if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]):
+            return None
+        if not torch.compiler.is_compiling() and bool(mask.all()):  # a graph asks for no number
             return None
         square: Tensor = mask[:, None, :]
         if block.causal:

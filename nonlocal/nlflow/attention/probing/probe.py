@@ -132,6 +132,11 @@ def probe(
 
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return the call of the model."""
+    if not isinstance(inputs, Mapping | Tensor):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__}, expected a tensor, or a dict of them as a tokenizer or a processor "
+            "returns; call it for one after another"
+        )
     check_inputs(model, inputs)
     moved = placed(model, inputs)
     if isinstance(moved, Tensor) or takes_a_mapping(model, moved):
