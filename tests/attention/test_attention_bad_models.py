@@ -135,8 +135,14 @@ TABLE: list[tuple[Any, Any, str, str]] = [
     (eight_bits, tokens(12, 6), "explain", r"weights of Rounded are quantised or packed \(torch.int8\)"),
     (eight_bits, tokens(12, 6), "cure", r"got no known W_V \(the weights of Rounded are quantised .*layer.1.attention"),
     (eight_bits, tokens(12, 6), "sweep", r"no known W_V \(the weights of Rounded are quantised"),
-    (packed, tokens(12, 6), "explain", r"weights of Linear are quantised or packed \(by torch\.ao\.nn\.quantized"),
-    (packed, tokens(12, 6), "sweep", r"no known W_V \(the weights of Linear are quantised or packed \(by torch\.ao"),
+    pytest.param(
+        packed, tokens(12, 6), "explain", r"weights of Linear are quantised or packed \(by torch\.ao\.nn\.quantized",
+        marks=pytest.mark.on_cpu("torch quantizes on the CPU alone"),
+    ),  # fmt: skip
+    pytest.param(
+        packed, tokens(12, 6), "sweep", r"no known W_V \(the weights of Linear are quantised or packed \(by torch\.ao",
+        marks=pytest.mark.on_cpu("torch quantizes on the CPU alone"),
+    ),  # fmt: skip
     (lambda: build("bert"), tokens(12, 1), "explain", "1 of 1 token count by 'all', " + ONE + "; give a longer"),
     (lambda: build("bert"), tokens(12, 1), "survey", "got 12 of one token, " + ONE),
     (lambda: build("bert"), tokens(12, 1), "report", "got 12 of one token, " + ONE),
