@@ -138,11 +138,11 @@ TABLE: list[tuple[Any, Any, str, str]] = [
     pytest.param(
         packed, tokens(12, 6), "explain", r"weights of Linear are quantised or packed \(by torch\.ao\.nn\.quantized",
         marks=pytest.mark.on_cpu("torch quantizes on the CPU alone"),
-    ),  # fmt: skip
+    ),
     pytest.param(
         packed, tokens(12, 6), "sweep", r"no known W_V \(the weights of Linear are quantised or packed \(by torch\.ao",
         marks=pytest.mark.on_cpu("torch quantizes on the CPU alone"),
-    ),  # fmt: skip
+    ),
     (lambda: build("bert"), tokens(12, 1), "explain", "1 of 1 token count by 'all', " + ONE + "; give a longer"),
     (lambda: build("bert"), tokens(12, 1), "survey", "got 12 of one token, " + ONE),
     (lambda: build("bert"), tokens(12, 1), "report", "got 12 of one token, " + ONE),
