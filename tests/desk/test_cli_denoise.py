@@ -120,6 +120,17 @@ def test_a_file_that_is_left_alone_is_coded_anew_where_that_is_asked_for(folder:
     assert "OUT has the samples of IN" in palette.stdout
 
 
+def test_how_the_output_is_coded_is_told_where_it_is_no_copy(folder: Path) -> None:
+    tifffile.imwrite("in.tif", IMAGE, compression="deflate")
+    told = "is written in strips without compression; the input has compression DEFLATE"
+    for sigma, anew in (("20", True), ("0", False)):
+        report = run("denoise", "in.tif", f"{sigma}.tif", "--sigma", sigma, "--quality", "fast", "--json")
+        notes = json.loads(report.stdout)["notes"]
+        assert [note for note in notes if told in note] == [f"{sigma}.tif: {told}"] * anew
+        assert report.stderr.count(told) == anew
+    assert Path("0.tif").read_bytes() == Path("in.tif").read_bytes()
+
+
 def test_options_are_passed_on(folder: Path, denoiser: Denoiser) -> None:
     result = run(
         "denoise", "in.npy", "out.npy", "--sigma", "0.5", "--kind", "signal", "--channel-axis", "1",

@@ -131,8 +131,8 @@ def _whole(
         request = replace(request, noise=noise_of_flat(media, request.flat).model)
     form = "" if job.figure is None else check_figure("--compare", job.figure)
     coded, copies = files.check_output(writing, media), may_copy(media, writing, request)
-    given.notes = [*media.notes, *given.notes]
-    _tell(given, () if copies else coded, tell)
+    early, given.notes = [*media.notes, *(() if copies else coded), *given.notes], []
+    _note(given, early, tell)
     if isinstance(progress, Log):
         _announce(media, request.quality, progress)
     result, details, given.warned = _denoise(given, request, progress)
@@ -141,9 +141,9 @@ def _whole(
     for text in given.warned:
         tell("warning", text)
     columns = _columns(given, result, details)
-    for text in _unchanged(media, columns):
-        given.notes.append(text)
-        tell("note", text)
+    anew = copies and not (details.get("residual") == 0 and np.array_equal(result, media.data, equal_nan=True))
+    copies &= not anew
+    _note(given, [*(coded if anew else ()), *_unchanged(media, columns)], tell)
     drawn = b""
     if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
         # Counts have no sigma in the units of the file: what was removed says how far colours reach.
@@ -151,7 +151,6 @@ def _whole(
         each = [one["sigma" if has_sigma(one.get("model")) else "residual"] for one in parts]
         levels = each if len(columns) > 1 else each[0]
         drawn = _draw(given, result, levels, job.source.name, form)
-    copies = copies and details.get("residual") == 0 and np.array_equal(result, media.data, equal_nan=True)
     begin()
     if copies:
         copy(media, writing)
@@ -165,10 +164,9 @@ def _whole(
     return given, details, {"copied": copies, **({"columns": columns} if columns else {}), **figures}
 
 
-def _tell(given: Inputs, more: Iterable[str], tell: Callable[[str, str], None]) -> None:
-    """Tell the notes on what was given, and more, which then belong to them."""
-    given.notes += more
-    for text in given.notes:
+def _note(given: Inputs, texts: Iterable[str], tell: Callable[[str, str], None]) -> None:
+    for text in texts:
+        given.notes.append(text)
         tell("note", text)
 
 
@@ -533,14 +531,14 @@ class _Film:
             core, _ = window(found, limit)
             coded = files.check_output(writing, media)
             copies = bool(found.idle) and may_copy(media, writing, request)
-            given.notes = [*media.notes, *(() if copies else coded)]
-            given.notes.append(f"{job.source}: is denoised in parts of {core} frames, so that it fits the memory")
+            notes = [*media.notes, *(() if copies else coded)]
+            notes.append(f"{job.source}: is denoised in parts of {core} frames, so that it fits the memory")
             if found.estimated:
                 first = min(FIRST, count)
-                given.notes.append(
+                notes.append(
                     f"{job.source}: the noise is taken to be white, and as strong as in the first {first} frames"
                 )
-            _tell(given, (), tell)
+            _note(given, notes, tell)
             begin()
             squares = 0.0
 
