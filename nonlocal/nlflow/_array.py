@@ -16,7 +16,8 @@ import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, NumericalError, told, waiting_looks
+from nlflow._looks import take_answers, waiting_looks
+from nlflow.errors import InputError, NumericalError
 
 Item = TypeVar("Item")
 
@@ -176,7 +177,7 @@ def numbers(*given: Array | float) -> list[float]:
     tensors = [given[place].detach() for place in there]  # type: ignore[union-attr]  # those that have it
     xp = namespace(*tensors)
     found = xp.stack([xp.astype(one, xp.float64) for one in (*tensors, *beside)]).tolist()
-    told(found[len(there) :])
+    take_answers(found[len(there) :])
     result = [0.0 if hasattr(one, "detach") else scalar(one) for one in given]
     for place, number in zip(there, found, strict=False):
         result[place] = number

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from nlflow._array import numbers
-from nlflow.errors import InputError, NumericalError, check_array, look_now, looking_once
+from nlflow._looks import look_now, looking_once
+from nlflow.errors import InputError, NumericalError, check_array
 
 torch = pytest.importorskip("torch")
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, is_numpy, is_tensor, namespace, same_kind, to_numpy, underflowing
+from nlflow._looks import looking_once
 from nlflow.affinities.base import Affinity
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
@@ -29,7 +30,6 @@ from nlflow.errors import (
     check_integer,
     check_number,
     checked_call,
-    looking_once,
 )
 from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
 

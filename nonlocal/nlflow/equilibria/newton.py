@@ -128,12 +128,13 @@ class Search(Brief):
         equations = self.equations
         u = equations.signal(self.x)
         residual = self.residual(equations._vector(u))
-        if residual <= self.rtol * 1.0001 and math.isnan(self.error):
+        small, _ = verdict(residual, self.rtol)
+        if small and math.isnan(self.error):
             self._step(self.x, equations(self.x))
         success, _ = verdict(residual, self.rtol, self.error)
         how = "Newton's method" if method == "newton" else "pseudo-transient continuation"
         words = [f"residual {residual:.3g} by {how}"]
-        if not success and residual <= self.rtol * 1.0001:
+        if small and not success:
             known = f"by {self.error:.2g} of its size" if self.error < math.inf else "nobody can tell how far"
             words.append(
                 f"but it may be off, {known}: the Jacobian is nearly singular, as beside a front that hardly moves or "

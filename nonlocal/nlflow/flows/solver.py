@@ -29,6 +29,7 @@ from nlflow._array import (
     numbers,
     underflowing,
 )
+from nlflow._looks import look_now, looking_once
 from nlflow.backends.machine import provenance
 from nlflow.backends.numba import loading
 from nlflow.errors import (
@@ -39,8 +40,6 @@ from nlflow.errors import (
     StabilityError,
     check_number,
     checked_call,
-    look_now,
-    looking_once,
 )
 from nlflow.flows.checkpoints import (
     ANOTHER,
@@ -524,13 +523,15 @@ class _Loop:
         self, u: Array, t: float, memory: dict[str, Any]
     ) -> tuple[Array, float, dict[str, Any], list[Event]]:
         """Return where the step ends, at the first of the events in it, or where it did; and all that happen there."""
+        if not self._events:
+            return u, t, memory, []  # a device is not asked
         now = self.state
         for event in self._events:
             if bool(namespace(u).all(namespace(u).isfinite(u))) and event.crossed(t, u):
                 before = dict(now.memory)
                 u, t, memory = event.located(self.integrator, self.flow, (now.u, now.t), (u, t, memory), before)
-        if not self._events or not bool(namespace(u).all(namespace(u).isfinite(u))):
-            return u, t, memory, []  # without events a device is not asked
+        if not bool(namespace(u).all(namespace(u).isfinite(u))):
+            return u, t, memory, []
         # Resets come last: what others record and look at is the signal before.
         found = [event for event in self._events if event.crossed(t, u)]
         return u, t, memory, sorted(found, key=lambda event: callable(event.action))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, is_numpy, namespace, underflowing
-from nlflow.errors import InputError, NumericalError, assure, check_array
+from nlflow._looks import assure
+from nlflow.errors import InputError, NumericalError, check_array
 
 _ROUNDINGS = 16  # units of rounding: a direction that is shorter, relative to its token, is rounding
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nlflow._array import underflowing
+from nlflow._looks import assure, looking_once
 from nlflow.attention.injection.blocks import Adapter, blocks, network_of
 from nlflow.attention.injection.everyday import inputs_of
 from nlflow.attention.injection.inputs import check_inputs, takes, takes_a_mapping, without_wrapper
@@ -26,7 +27,7 @@ from nlflow.attention.probing.weights import bias_of, logarithms_of
 from nlflow.attention.terms.averages import repeated, seen
 from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
-from nlflow.errors import InputError, NlflowWarning, assure, check_memory, checked_call, looking_once
+from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
 
 Floats = NDArray[np.float64]
 _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head

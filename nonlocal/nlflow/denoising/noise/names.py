@@ -32,7 +32,7 @@ KINDS: Final = {
 """Public classes of `nlflow.denoising.noise` by their `Noise.kind`."""
 
 
-#: What a model without any noise is called.
+#: The words for a model of no noise at all.
 NO_NOISE: Final = "no noise"
 
 
