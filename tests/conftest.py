@@ -101,6 +101,9 @@ def one_thread() -> Iterator[None]:
     ``NLFLOW_TEST_THREADS`` asks for another number.
     """
     threads = int(os.environ["NLFLOW_TEST_THREADS"])
+    from nlflow.backends.numba.launch import start_threads
+
+    start_threads()  # before Numba does, which changes torch's number
     before = numba.get_num_threads()
     numba.set_num_threads(min(threads, before))
     with threadpool_limits(threads, "blas"):

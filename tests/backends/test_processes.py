@@ -58,6 +58,20 @@ def test_each_threading_layer(layer: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layer", ["default", "workqueue"])
+def test_torch_keeps_the_threads_that_its_user_has_set(layer: str) -> None:
+    """GNU OpenMP gives the thread that starts Numba's threads their number, and torch asks the same library."""
+    pytest.importorskip("torch", reason="torch is optional")
+    program = (
+        "import torch; torch.set_num_threads(3); torch.get_num_threads(); import nlflow, numpy as np; from nlflow.backends import threads;"
+        "threads.described(); nlflow.denoise(np.eye(40), 1.0); print(torch.get_num_threads())"
+    )
+    given = os.environ | {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}
+    ended = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=600)
+    assert ended.stdout.split()[-1:] == ["3"], ended.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["-O"], ["-W", "error"]], ids=" ".join)
 def test_switches_of_python(flags: list[str]) -> None:
     run(*flags, guest.__file__, "threads", "fork" if hasattr(os, "fork") else "spawn")

@@ -36,12 +36,15 @@ def cores() -> int:
 
 def counts() -> dict[str, int]:
     """Return the threads of Numba and torch; of those alone that are loaded."""
+    if "numba" in sys.modules:
+        _numba()
     found = {name: getattr(sys.modules.get(name), "get_num_threads", None) for name in ("numba", "torch")}
     return {name: int(count()) for name, count in found.items() if count is not None}
 
 
 def _numba() -> Any:
-    import_module("nlflow.backends.numba")  # which says what is wrong with a number of threads
+    """Return Numba, with threads that have started without a change of torch's."""
+    import_module("nlflow.backends.numba.launch").start_threads()
     return import_module("numba")
 
 

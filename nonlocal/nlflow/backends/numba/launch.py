@@ -10,6 +10,7 @@ the function `_launching` by that name, which decides and calls on.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -41,15 +42,26 @@ def linked() -> Iterator[None]:
 
 
 @cache
+def start_threads() -> None:
+    """Have Numba start its threads, from a thread that ends then.
+
+    GNU OpenMP gives the thread that starts them their number for all its later work: torch, on the same library, would
+    compute on so many threads from then on, whatever its user had set.
+    """
+    with ThreadPoolExecutor(1) as starter:
+        try:
+            starter.submit(parallel._launch_threads).result()
+        except ValueError as error:
+            raise InputError(
+                f"NUMBA_THREADING_LAYER: got {config.THREADING_LAYER!r}, which cannot be loaded here, expected one "
+                "that can be; unset it, set it to workqueue, or install the layer, as with pip install tbb"
+            ) from error
+
+
+@cache
 def _launcher() -> tuple[int, Any]:
     """Return the address of the layer's function, and what holds the compiled one of ours."""
-    try:
-        parallel._launch_threads()
-    except ValueError as error:
-        raise InputError(
-            f"NUMBA_THREADING_LAYER: got {config.THREADING_LAYER!r}, which cannot be loaded here, expected one that "
-            "can be; unset it, set it to workqueue, or install the layer, as with pip install tbb"
-        ) from error
+    start_threads()
     layer = llvm.address_of_symbol(_LAYER)
     module = llvm.parse_assembly(str(_launching(layer, one_at_a_time=parallel.threading_layer() == "workqueue")))
     engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine(opt=2))
