@@ -63,7 +63,8 @@ def test_torch_keeps_the_threads_that_its_user_has_set(layer: str) -> None:
     """GNU OpenMP gives the thread that starts Numba's threads their number, and torch asks the same library."""
     pytest.importorskip("torch", reason="torch is optional")
     program = (
-        "import torch; torch.set_num_threads(3); torch.get_num_threads(); import nlflow, numpy as np; from nlflow.backends import threads;"
+        "import torch; torch.set_num_threads(3); torch.get_num_threads();"
+        "import nlflow, numpy as np; from nlflow.backends import threads;"
         "threads.described(); nlflow.denoise(np.eye(40), 1.0); print(torch.get_num_threads())"
     )
     given = os.environ | {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}

@@ -96,6 +96,15 @@ CORRELATION = np.array([[0.1, 0.3, 0.1], [0.4, 1.0, 0.4], [0.1, 0.3, 0.1]])
 @pytest.mark.parametrize("kind", ["image", "colour", "signal", "volume", "few"])
 @pytest.mark.sampled(24)
 def test_a_step_is_that_of_the_plain_objects(kind: str, noise: str, stage: str, dtype: str) -> None:
+    check_step(kind, noise, stage, dtype)
+
+
+@pytest.mark.parametrize("stage", ["first", "later"])
+def test_groups_of_few_members_are_filtered_as_those_of_the_plain_objects(stage: str) -> None:
+    check_step("few", "white", stage, "float64")
+
+
+def check_step(kind: str, noise: str, stage: str, dtype: str) -> None:
     f = planes(kind)
     state, pilot = 0.8 * f + 0.3, f - 0.4 * planes(kind, seed=1)
     variance = np.ones((len(f), 1, 1, 1)) if noise != "varying" else 0.5 + np.abs(planes(kind, seed=2))
