@@ -197,6 +197,7 @@ def test_films_of_others_and_lost_pictures_are_refused_by_name(tmp_path: Path) -
     [
         (lambda: nl.Film("run.avi"), r"^path: got 'run.avi', expected a name that ends with .mp4 or .gif"),
         (lambda: nl.Film(3), r"^path: got 3, expected the path"),
+        (lambda: nl.Film("/proc/none/a.gif"), r"^path: got '/proc/none/a.gif', expected a file in a folder that"),
         (lambda: nl.Film("a.gif", limits=(1, 0)), r"^limits: got \(1, 0\), expected low < high"),
         (lambda: nl.Film("a.gif", limits=3), r"^limits: got 3, expected two numbers"),
         (lambda: nl.Film("a.gif", limits=(0, np.nan)), r"^limits: got nan"),

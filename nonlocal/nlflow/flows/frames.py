@@ -52,6 +52,7 @@ class Resumable(Tracker):
     ) -> None:
         super().__init__(every, interval=interval, at=at)
         self.path = check_path("path", path)
+        check_place(self.path, folders=True)
         self.count = 0
         self._resumed = False
         self._lock = ExitStack()
@@ -59,7 +60,7 @@ class Resumable(Tracker):
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Raise `InputError` when the file could not be written, before any work is done."""
         check_whole(self, flow)
-        check_place(self.path, folders=True)
+        check_place(self.path, folders=True)  # anew: the run may begin much later
         self._lock.enter_context(locked(self.path, "path", whole=True))
         self.count, self._resumed = 0, False
 
