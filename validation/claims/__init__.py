@@ -27,6 +27,7 @@ MODULES = (
     "choice_of_fidelity",
     "constant_limits",
     "stability_limit",
+    "spectra_of_flows",
     "asymmetric_attention",
     "killed_walk",
     "energy_balance",

@@ -13,6 +13,7 @@ from scipy.linalg import eigvalsh, expm
 
 from nlflow import (
     AllenCahn,
+    Constraint,
     E,
     FisherKPP,
     Gaussian,
@@ -153,6 +154,13 @@ def particles(found: Found, rng: np.random.Generator) -> None:
             kicked = free.kicked(v, 0 * v, END)
             found.motions = largest(found.motions, apart(kicked, slowed))
 
+    alone = ParticleFlow(x, weights=w, potential=trap(0.7, centre), friction=0.8)
+
+    def pulled(y: Floats) -> Floats:
+        return np.concatenate([y[:, 2:], -0.7 * (y[:, :2] - centre) - 0.8 * y[:, 2:]], axis=1)
+
+    found.velocity(alone, np.concatenate([x, v], axis=1), pulled)
+
 
 def oscillators(found: Found, rng: np.random.Generator) -> None:
     """Hold means of what particles see, and phase oscillators, against sums."""
@@ -239,6 +247,30 @@ def waves(found: Found, rng: np.random.Generator) -> None:
     for stride in (1, 4):
         errors = [apart(solve(driven, state, t=END, integrator=StoermerVerlet(END / count, stride)).final, exact)
                   for count in (24, 48)]  # fmt: skip
+        found.steps = largest(found.steps, abs(np.log2(errors[0] / errors[1]) - 2), errors[1] / 1e-2)
+    # One step, from a time on: half a move, the kick of the middle, half a move.
+    t, h = 0.3, 0.2
+    half = u + h / 2 * v
+    force = (0.7 * f + np.cos(4 * (t + h / 2)) * push - matrix @ half) / rho
+    kicked = np.exp(-gamma * h) * v - np.expm1(-gamma * h) / gamma * force
+    one = StoermerVerlet(h).step(driven.when(t), state, h)
+    found.velocities = largest(found.velocities, apart(one, np.stack([half + h / 2 * kicked, kicked], axis=1)))
+    # Held nodes, of values that are not 0, over strides too.
+    held = WaveFlow(GradientFlow(E(weights, f, 0.7), constraint=Constraint([1, 4], [0.8, -0.5])), density=rho)
+    rest = np.stack([np.where(np.isin(np.arange(n), (1, 4)), [0, 0.8, 0, 0, -0.5, 0], u), v], axis=1)
+    rest[[1, 4], 1] = 0
+    free = np.setdiff1d(np.arange(n), (1, 4))
+
+    def between(y: Floats) -> Floats:
+        force = (0.7 * f - matrix @ y[:, 0]) / rho
+        change = np.stack([y[:, 1], force], axis=1)
+        change[[1, 4]] = 0
+        return change
+
+    exact = dop853(between, rest)
+    for stride in (1, 4):
+        errors = [apart(solve(held, rest, t=END, integrator=StoermerVerlet(END / count, stride)).final[free],
+                        exact[free]) for count in (24, 48)]  # fmt: skip
         found.steps = largest(found.steps, abs(np.log2(errors[0] / errors[1]) - 2), errors[1] / 1e-2)
     # One damping: exact at any time, for weak and strong damping.
     ring = Grid(12, spacing=0.1, boundary="periodic")

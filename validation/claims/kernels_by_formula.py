@@ -15,6 +15,7 @@ from nlflow import ExpDotProduct, Formula, Gaussian, Grid, Patch, Points, affini
 from nlflow.errors import InputError
 from nlflow.kernels import (
     Anisotropic,
+    Interaction,
     InverseMultiquadric,
     Laplace,
     Matern,
@@ -87,6 +88,46 @@ def refused_beyond(length: float) -> float:
     return 0.0
 
 
+def digits() -> float:
+    """Return errors of log k of formulas that cancel, far out too, and of powers and absolute values."""
+    near, far = np.geomspace(1e-6, 1e6, 60), np.geomspace(1e-6, 30, 60)
+    cases: list[tuple[Any, Profile, Floats]] = [
+        ("1 - r / (1 + r)", lambda r: -np.log1p(r), near),
+        ("sqrt(1 + r**2) - r", lambda r: -np.log(np.sqrt(1 + r**2) + r), near),
+        ("where(r < 0.4, sqrt(4 + 9 * r**2) - 3 * r - 1, 0)", lambda r: np.log(4 / (np.sqrt(4 + 9 * r**2) + 3 * r) - 1),
+         far[far < 0.4]),
+        ("1 - (1 - exp(-2 * r))", lambda r: -2 * r, far),
+        ("1 - r * (1 + r * r)**-0.5", lambda r: -np.log((np.sqrt(1 + r**2) + r) * np.sqrt(1 + r**2)), near),
+        (lambda r: 2.0**-r * 0.5 ** np.abs(r - 1) * 2, lambda r: -np.log(2) * (r + abs(r - 1) - 1), far),
+        ("where(r < 3, (1 + r**1.5)**-0.75, 0)", lambda r: -0.75 * np.log1p(r**1.5), far[far < 3]),
+        ("maximum(exp(-r), pow(1 + r, -2.5)) * minimum(1, exp(-r / 3))",
+         lambda r: np.maximum(-r, -2.5 * np.log1p(r)) - r / 3, far),
+    ]  # fmt: skip
+    worst = 0.0
+    for text, log, r in cases:
+        worst = largest(worst, float(np.abs((Formula(text).log_profile(r**2) - log(r)) / (1 + abs(log(r)))).max()))
+    return worst
+
+
+def derived() -> float:
+    """Return errors of widths and reaches that kernels derive from what they are given, relative."""
+    covariance = np.array([[0.5, 0.2], [0.2, 0.3]])
+    gauss = Anisotropic(Gaussian(0.8), covariance=covariance)
+    reach = gauss.supports(1e-4, 2)  # where exp(−zᵀ C⁻¹ z / (2 · 0.8²)) is 1e-4, farthest along an axis
+    wanted = 0.8 * np.sqrt(-2 * np.log(1e-4) * np.diag(covariance))
+    widths = Anisotropic(Laplace(1.0), widths=np.array([0.5, 2.0])).supports(np.exp(-3), 2)
+    formula = Formula("exp(-r**2 / 3)", width=0.7).gaussian_width or 0.0
+    cut = Interaction(Gaussian(0.5), 1.5, cutoff=1.2)
+    r, end = np.array([0.3, 0.9, 1.19, 1.3]), np.exp(-(1.2**2) / 0.5)
+    held = 1.5 * np.where(r < 1.2, np.exp(-(r**2) / 0.5) - end, 0.0)
+    return largest(
+        float(np.abs(np.array(reach) / wanted - 1).max()),
+        float(np.abs(np.array(widths) / np.array([1.5, 6.0]) - 1).max()),
+        abs(formula / (0.7 * np.sqrt(1.5)) - 1),
+        float(np.abs(cut(r) - held).max()),
+    )
+
+
 def run(context: Context) -> Outcome:
     rng = np.random.default_rng(100)
     n = context.pick(300, 60)
@@ -137,6 +178,8 @@ def run(context: Context) -> Outcome:
     checks += [
         Check("where kernels are refused that end, over where they end: least", min(places), 0.999, at_least=True),
         Check("the same: largest", max(places), 1.3),
+        Check("formulas that cancel, powers and cases: log k, over 1 + its size", digits(), 1e-12),
+        Check("reaches, widths and cut potentials that are derived, relative", derived(), 1e-6),
         Check("steepest slope of the logarithm of exp(−r/w), times w, less 1", largest(*np.abs(steep)), 1e-9),
     ]
     return Outcome(checks)

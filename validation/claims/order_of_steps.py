@@ -17,6 +17,7 @@ from nlflow import (
     IMEX,
     Adaptive,
     AllenCahn,
+    Constraint,
     ConvexSplitting,
     E,
     ExplicitEuler,
@@ -104,6 +105,7 @@ STEPS: tuple[tuple[type[Any], int, bool], ...] = (
 def run(context: Context) -> Outcome:
     short: dict[str, float] = {}
     kept: dict[str, float] = {}
+    between = 0.0
     for seed in range(context.pick(3, 1)):
         for problem in problems(seed)[:: context.pick(1, 3)]:
             context.step(f"{problem.name}, seed {seed}")
@@ -116,14 +118,62 @@ def run(context: Context) -> Outcome:
                 # The errors of these are small beside those of the next order, so that more is measured.
                 missed = step.order - problem.order(lambda h, step=step: step(dt=h, adaptive=False), steps, 4)
                 short[step.__name__] = largest(short.get(step.__name__, 0.0), missed)
+            error, order = _within(problem)
+            between = largest(between, error / 1e-6, 4.8 / order)
             for make in (RungeKutta, Rosenbrock, lambda *each: Adaptive(ETD4RK(0.05), *each)):
                 for tolerance in context.pick(TOLERANCES, TOLERANCES[:2]):
                     name = getattr(make, "__name__", "").replace("<lambda>", "Adaptive(ETD4RK)")
                     kept[name] = largest(kept.get(name, 0.0), problem.error(make(tolerance, tolerance)) / tolerance)
+        for step, missed in _held(seed).items():
+            short[f"{step}, held nodes"] = largest(short.get(f"{step}, held nodes", 0.0), missed)
         short["SemiImplicit"] = largest(short.get("SemiImplicit", 0.0), abs(_plain(seed) - 1))
     checks = [Check(f"{name}: measured order less the declared one", missed, 0.15) for name, missed in short.items()]
     checks += [Check(f"{name}: error at the end over the tolerance", ratio, 40) for name, ratio in kept.items()]
+    checks.append(Check("within steps of Runge-Kutta: error over 1e-6, and 4.8 over its order", between, 1.0))
     return Outcome(checks)
+
+
+def _held(seed: int) -> dict[str, float]:
+    """Return by how much orders of steps that take held nodes are off, where what these hold moves."""
+    rng = np.random.default_rng([92, seed])
+    k, f, start, gain = rng.random((N, N)), *rng.standard_normal((2, N)), np.array([2.0, -1.0])
+    both = (k + k.T) / N
+
+    def value(t: float) -> Floats:
+        return np.asarray(gain * np.sin(2 * t))
+
+    def velocity(t: float, u: Floats) -> Floats:
+        u = np.concatenate([value(t), u])
+        return np.asarray((both @ u - both.sum(axis=1) * u + FIDELITY * (f - u) + u - u**3)[2:])
+
+    exact = solve_ivp(velocity, (0, END), start[2:], method="DOP853", rtol=1e-13, atol=1e-14).y[:, -1]
+    flow = GradientFlow(
+        E(from_matrix(k, Points(np.zeros(N))), f, FIDELITY), reaction=AllenCahn(interval=(-4.0, 4.0)),
+        constraint=Constraint(np.arange(2), value),
+    )  # fmt: skip
+    missed = {}
+    for step in (ExplicitEuler, ETD2RK, IMEX, Lie, Strang):
+        errors = [
+            float(
+                np.abs(solve(flow, start, t=END, integrator=step(END / steps), energies=False).final[2:] - exact).max()
+            )
+            for steps in (64, 128)
+        ]
+        missed[step.__name__] = abs(float(np.log2(errors[0] / errors[1])) - step.order)
+    return missed
+
+
+def _within(problem: Problem) -> tuple[float, float]:
+    """Return errors of what is told within Runge-Kutta's steps, over those at their ends, and the order of them."""
+    errors = []
+    for steps in (8, 16):
+        times = (np.arange(steps)[:, None] + np.array([0.2, 0.5, 0.9])).ravel() * END / steps
+        found = solve(problem.flow, problem.start, t=END, integrator=RungeKutta(dt=END / steps, adaptive=False),
+                      energies=False, dense=True)  # fmt: skip
+        exact = solve_ivp(problem.velocity, (0, END), problem.start, method="DOP853", rtol=1e-13, atol=1e-14,
+                          t_eval=times).y.T  # fmt: skip
+        errors.append(float(np.abs(found.at(times) - exact).max()))
+    return errors[1], float(np.log2(errors[0] / errors[1]))
 
 
 def _plain(seed: int) -> float:

@@ -80,7 +80,8 @@ def run(context: Context) -> Outcome:
     for normalization in MODELS:
         flow = SphereFlow(x, 0.7, query_map=maps[0], key_map=maps[1], value_map=maps[2], normalization=normalization)
         bound = np.exp(0.7 * np.linalg.norm(maps[0] @ maps[1].T, 2)) if normalization == "none" else 1.0
-        rates.append(flow.rate / (np.linalg.norm(maps[2], 2) * bound) - 1)
+        fastest = np.linalg.norm(maps[2], 2) * bound
+        rates += [flow.rate / fastest - 1, GeodesicEuler(0.1).stability_limit(flow) * fastest / 2 - 1]
     orders: dict[str, float] = {}
     errors: dict[str, Floats] = {}
     for method in (GeodesicEuler, GeodesicMidpoint, LayerStep):
@@ -97,7 +98,7 @@ def run(context: Context) -> Outcome:
         *(Check(f"{name}: cosine against its scalar equation", value, 1e-8) for name, value in scalar.items()),
         Check("outputs at which an energy did not fall", rises, 0),
         Check("rate of the energy against -(1/N) sum r |dx/dt|^2, relative", largest(*balance), 1e-6),
-        Check("bounds of rates against norms of matrices, relative", largest(*np.abs(rates)), 1e-12),
+        Check("bounds of rates and of steps against norms of matrices, relative", largest(*np.abs(rates)), 1e-12),
         Check("length of a token less 1", largest(*lengths), 1e-14),
         *(Check(f"{name}: fitted order", order, 0.1, expected=declared[name.split(",")[0]])
           for name, order in orders.items()),

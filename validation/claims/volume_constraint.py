@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,10 +15,13 @@ from nlflow import (
     GradientFlow,
     Grid,
     J,
+    Points,
     RungeKutta,
     TopHat,
     affinity,
+    affinity_from_graph,
     equilibrium,
+    from_matrix,
     solve,
 )
 from nlflow.flows.spectrum import relaxation_rate
@@ -46,6 +51,39 @@ def polynomials(n: int, reach: int) -> tuple[float, float]:
     flow = GradientFlow(J(weights), "degree", constraint=held, source=np.full(n, -second))
     quadratic = solve(flow, x, t=60 / relaxation_rate(flow), integrator=ETD4RK(20 / relaxation_rate(flow))).final
     return float(np.abs(linear.u - x).max()), float(np.abs(quadratic - x**2).max())
+
+
+def dense() -> float:
+    """Return how far minimizers of E between held nodes are from those of dense systems, relative."""
+    rng, n, worst = np.random.default_rng(7), 81, 0.0
+    k, w, f = rng.random((n, n)) ** 3, rng.uniform(0.5, 2, n) / n, rng.standard_normal(n)
+    held, values = np.array([3, 17, 30]), np.array([2.0, -1.0, 0.5])
+    free = np.setdiff1d(np.arange(n), held)
+    # Neighbours on a square of 9 by 9 nodes, with random weights.
+    index = np.arange(n).reshape(9, 9)
+    ends = np.concatenate([[index[1:].ravel(), index[:-1].ravel()], [index[:, 1:].ravel(), index[:, :-1].ravel()]], 1)
+    size = rng.uniform(0.5, 2, ends.shape[1])
+    graph = affinity_from_graph(np.concatenate([ends, ends[::-1]], 1), edge_weight=np.tile(size, 2))
+    near = np.zeros((n, n))
+    near[ends[0], ends[1]] = near[ends[1], ends[0]] = size
+    for weights, links, masses, names in (
+        (from_matrix(k, Points(np.zeros(n), weights=w)), (k + k.T) * w[:, None] * w, w, ("auto", "diagonal")),
+        (graph, 2 * near, np.ones(n), ("auto", "diagonal", "direct", "multigrid")),
+    ):
+        degree = links.sum(axis=1)
+        for measure, fidelity in product(("l2", "degree"), (0.4, rng.uniform(0.1, 2, n))):
+            pull = fidelity * (masses if measure == "l2" else degree)
+            a = np.diag(degree + pull) - links
+            exact = np.linalg.solve(a[np.ix_(free, free)], (pull * f)[free] - a[np.ix_(free, held)] @ values)
+            for name, constraint in product(names, (Constraint(held, values), None)):
+                if constraint is None and name == "auto":
+                    continue
+                found = E(weights, f, fidelity, measure=measure).minimizer(
+                    rtol=1e-12, constraint=constraint, preconditioner=name
+                )
+                wanted = exact if constraint else np.linalg.solve(a, pull * f)[free]
+                worst = largest(worst, float(np.abs(found.u[free] - wanted).max() / np.abs(wanted).max()))
+    return worst
 
 
 def run(context: Context) -> Outcome:
@@ -90,6 +128,7 @@ def run(context: Context) -> Outcome:
     checks = [
         Check("values x are continued by x, 1-D", linear, 1e-8),
         Check("values x² by x², with the source that belongs to it", quadratic, 1e-8),
+        Check("minimizers of E between held nodes against dense systems, relative", dense(), 1e-10),
         Check("held values that differ in any bit, of all times", wrong, 0),
         Check("signals beyond the range of the values and the start", range_left, 1e-6),
         Check("largest rise of J with fixed values, over J(0)", energies_rise, 1e-13),
