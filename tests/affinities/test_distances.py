@@ -120,6 +120,8 @@ SQUARE = cdist(POINTS[:9], POINTS[:9])
         ),
         (SQUARE * 0 + 0.1, {"metric": "correlation"}, r"points: got 9 rows that are constant \(the first is 0\)"),
         (csr_array(np.tile(SQUARE * 0 + 0.1, 9)), {"metric": "correlation"}, r"points: got 9 rows that are constant"),
+        (SQUARE + 1, {"metric": "jaccard"}, "points: got rows that are not 0 in the same columns, all of them"),
+        (csr_array(SQUARE + 1), {"metric": "jaccard"}, "points: got rows that are not 0 in the same columns"),
         (SQUARE, {"search": "ball"}, "search: got 'ball'"),
     ],
 )

@@ -157,7 +157,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "negative": (lambda a, b: -rbf_kernel(a, b), "the function returned negative, NaN or infinite weights"),
     "nan": (lambda a, b: rbf_kernel(a, b) * np.nan, "the function returned negative, NaN or infinite weights"),
     "shape": (lambda a, b: rbf_kernel(a, b)[:-1], r"the function returned shape \(59, 60\) for 60 and 60 points"),
-    "words": (lambda a, b: "near", "could not convert string"),
+    "words": (lambda a, b: "near", "the function returned <U4, expected real numbers"),
+    "complex": (lambda a, b: rbf_kernel(a, b) * 1j, "the function returned complex128"),
+    "masked": (lambda a, b: np.ma.masked_less(rbf_kernel(a, b), 0.1), "got a masked array"),
 }
 
 
@@ -386,6 +388,15 @@ def test_a_graph_in_several_parts_is_told() -> None:
         DiffusionMap(affinity="knn", n_neighbors=10).fit(X)
 
 
+def test_clusters_that_are_a_choice_of_many_are_told() -> None:
+    """All pairs alike: every eigenvalue but the first is the same."""
+    with pytest.warns(NlflowWarning, match=r"^n_clusters: got 3, which parts equal eigenvalues") as told:
+        spectral_clustering(np.ones((9, 9)), 3, affinity="precomputed")
+    assert told[0].filename == __file__
+    with pytest.raises(InputError, match=r"^tol: got None"):
+        spectral_clustering(np.ones((9, 9)), 3, affinity="precomputed", tol=None)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_embedding_is_that_of_scikit_learn(dtype: Any) -> None:
     """Up to a factor, coordinates of the plain walk (alpha = 0, t = 0) are its eigenvectors of I - D^-1 W."""
@@ -456,6 +467,16 @@ def test_widths_of_points_at_one_place() -> None:
     assert choose_width(np.repeat([[0.0], [1.0]], [30, 3], axis=0)).best < 3
     with pytest.raises(InputError, match=r"^samples: got 1"):
         choose_width(np.ones((5, 2)), samples=1)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-80, 1e80, 1e200])
+def test_widths_whose_squares_are_no_floats_are_refused(size: float) -> None:
+    X, y = size * BLOBS[0], np.where(np.arange(60) < 9, BLOBS[1], -1)
+    for call in (lambda: choose_width(X), lambda: LabelSpreading("rbf").fit(X, y), lambda: DiffusionMap().fit(X)):
+        with pytest.raises(InputError, match=r"^X: got points at distances of about .*scale them"):
+            call()
+    found = [LabelSpreading("rbf").fit(X / size * much, y).transduction_ for much in (1e50, 1.0)]
+    assert np.array_equal(*found)
 
 
 # ---- memory

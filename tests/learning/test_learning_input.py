@@ -227,7 +227,14 @@ def test_what_functions_are_given_besides() -> None:
     )
     for values in (3, None):
         refused(lambda v=values: choose(HarmonicClassifier("rbf"), X, Y, "gamma", v), "values:")
-    refused(lambda: log_evidence(GRAPH, [0, 5, 10], [1.0, np.nan, 2.0], fidelity=1.0), "values:")
+    for given in ([1.0, np.nan, 2.0], [0.1, 0.1, 0.1]):
+        refused(lambda v=given: log_evidence(GRAPH, [0, 5, 10], v, fidelity=1.0), "values:")
+    refused(lambda: log_evidence(GRAPH, [0, 5, 10], [1.0, 3.0, 2.0], fidelity=1e-320), "fidelity:")
+    for size in (1e-200, 1e200):  # a scale is learned, so that the unit adds the same to each
+        at = [log_evidence(GRAPH, [0, 5, 10], [size, 3 * size, -size], fidelity=phi) for phi in (1.0, 8.0)]
+        one = [log_evidence(GRAPH, [0, 5, 10], [1.0, 3.0, -1.0], fidelity=phi) for phi in (1.0, 8.0)]
+        assert at[1] - at[0] == pytest.approx(one[1] - one[0], abs=1e-9)
+        assert at[0] == pytest.approx(one[0] - 2 * np.log(size))
 
 
 def test_a_row_with_some_values_is_no_row_without() -> None:

@@ -184,7 +184,8 @@ def test_questions_by_the_dense_inverse(by):
 
 
 @pytest.mark.parametrize(("labelled", "count", "message"), [
-    ([], 1, "labelled: got"), ([99], 1, "below 9"), (np.zeros(9, bool), 1, "no node"), ([0], 9, "count: got 9"),
+    ([], 1, "labelled: got"), ([99], 1, "expected 0 to 8"),
+    ([1, *[0] * 8], 1, "got 9 integers that are 0 or 1"), (np.zeros(9, bool), 1, "no node"), ([0], 9, "count: got 9"),
 ])  # fmt: skip
 def test_bad_questions(labelled, count, message):
     path = affinity_from_graph(np.diag(np.ones(8), 1) + np.diag(np.ones(8), -1))

@@ -135,6 +135,17 @@ OFF = P + np.array([[0, 0, 0], [0, 0, 1e-3], [0, 0, 1e-4]])
     (lambda: MarkovChain.from_graph(-K), "graph: got 6 negative weights"),
     (lambda: MarkovChain.from_counts(repeated([5.0, -3.0, 1.0])), "counts: got 1 negative weights .*-3"),
     (lambda: MarkovChain.from_counts(nx.DiGraph([(0, 1), (1, 0)])), "counts: got a networkx graph"),
+    (lambda: MarkovChain.from_graph(K, "weight"), "key: got 'weight' beside a ndarray"),
+    (lambda: MarkovChain.from_graph(affinity_from_graph(K), "weight"), "key: got 'weight' beside a SparseAffinity"),
+    (lambda: MarkovChain.from_graph(SimpleNamespace(obsp=None)), "key: got 'connectivities'"),
+    (lambda: MarkovChain.from_graph(SimpleNamespace(obsp={"a": K}), ["a"]), r"key: got \['a'\]"),
+    (lambda: MarkovChain.from_graph(SimpleNamespace(obsp={"x_distances": K}), "x_distances"), "use x_connectivities"),
+    (lambda: MarkovChain.from_transitions(P, rtol=1), "rtol: got 1, expected .* < 1"),
+    (lambda: MarkovChain.from_counts(K, reversible="no"), "reversible: got 'no', expected True or False"),
+    (lambda: MarkovChain.from_transitions(P).committor(0, 1, backward=1), "backward: got 1, expected True or False"),
+    (lambda: MarkovChain.from_transitions(P).walk(0, 1, 1, record="no"), "record: got 'no', expected True or False"),
+    (lambda: MarkovChain.from_graph(K).pseudotime(0, branching="no"), "branching: got 'no', expected True or False"),
+    (lambda: MarkovChain(affinity_from_graph(K), memory_limit="1 GB"), "memory_limit: got '1 GB'"),
     (lambda: MarkovChain.from_transitions(SimpleNamespace(transition_matrix=P)), r"give its \.transition_matrix"),
     (lambda: MarkovChain.from_transitions(P).absorption([0, np.ma.masked_equal([1, 2], 2)]), "got a masked array"),
 ])  # fmt: skip
@@ -152,3 +163,5 @@ def test_frames_whose_rows_and_columns_are_in_another_order_are_refused():
         make(frame.set_axis(range(3), axis=0))  # names that say nothing
         with pytest.raises(InputError, match="rows and columns have the same names in another order"):
             make(frame[names[::-1]])
+        with pytest.raises(InputError, match="2 names are of rows or of columns alone"):
+            make(frame.set_axis(["a", "b", "d"], axis=1))

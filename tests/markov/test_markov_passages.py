@@ -110,9 +110,10 @@ def test_committors_keep_small_digits():
 
 
 @pytest.mark.parametrize(("source", "target", "message"), [
-    (0, 0, "node 0 is a source too"), (0, 9, "expected 0 to 5"), (0, [], "got 0 nodes"),
+    (0, 0, "node 0 is a source too"), (0, 9, "expected 0 to 5"), (0, [], "got no node"),
     (0.5, 1, "expected node numbers"),
-    (np.zeros(3, bool), 1, "got a mask of shape"), (range(6), 1, "got 6 nodes"),
+    (np.zeros(3, bool), 1, "got a mask of shape"), (range(6), 1, "got all 6 nodes"),
+    ([0, 0, 1, 0, 1, 0], 1, "got 6 integers that are 0 or 1"), ([[1], [1, 2]], 0, "list of uneven lengths"),
 ])  # fmt: skip
 def test_bad_nodes(source, target, message):
     with pytest.raises(InputError, match=message):
@@ -151,6 +152,19 @@ def test_modes_of_a_graph_in_parts(monkeypatch):
     assert (found.values[:2] == 1).all()
     assert np.abs(found.values - expected.values).max() < 1e-9
     assert passages.DENSE_STATES > 10
+
+
+@pytest.mark.parametrize("states", [9, 1200])
+def test_sets_that_are_a_choice_of_many_are_refused(states):
+    """Around a ring slow modes are pairs; where the number parts none, the sets are there."""
+    around = np.arange(states)
+    ends = np.concatenate([around, np.roll(around, 1)]), np.concatenate([np.roll(around, 1), around])
+    chain = MarkovChain.from_graph(scipy.sparse.csr_array((np.ones(2 * states), ends)), laziness=0.5)
+    with pytest.raises(InputError, match=r"^count: got 2, which parts equal eigenvalues"):
+        chain.metastable_sets(2, rtol=1e-6)
+    assert chain.modes(2, rtol=1e-6).parted
+    assert not chain.modes(3, rtol=1e-6).parted
+    assert abs(chain.metastable_sets(3, rtol=1e-6).memberships.sum(axis=1) - 1).max() < 1e-12
 
 
 def test_metastable_sets_of_blocks():

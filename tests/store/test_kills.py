@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nlflow.backends.machine import environment
 from nlflow.store import atomic
 from nlflow.store.atomic import locked, write_content, write_folder
 from nlflow.store.checkpoints import Checkpoints
@@ -41,6 +42,11 @@ def restored(folder: Path, before: Any, after: Any) -> str | None:
     return old_or_new("out", folder, before, after)
 
 
+def asked(folder: Path) -> None:
+    """Ask for the versions, which a process does once, by calls of their own."""
+    environment()
+
+
 def checkpoints(folder: Path) -> None:
     states = Checkpoints(folder / "state", "mine")
     first = states.load(lambda arrays, meta: None)[1]["number"] + 1 if states else 0
@@ -62,7 +68,7 @@ OUTPUTS = {
     "file": (file, lambda folder: (folder / "out").write_text("old"), NEW_OR_OLD),
     "folder": (partial(store, exchange=True), old_store, NEW_OR_OLD),
     "folder without exchange": (partial(store, exchange=False), old_store, restored),
-    "checkpoints": (checkpoints, lambda folder: None, whole),
+    "checkpoints": (checkpoints, asked, whole),
 }
 
 

@@ -83,7 +83,13 @@ class Space:
         """Return points as rows for the metric."""
         x = points if self._sparse else np.asarray(points, np.float64)
         if self.metric == "jaccard":
-            x = _not_zero(x)
+            sets = _not_zero(x)
+            if name == "points" and _says_nothing(x, sets):
+                raise InputError(
+                    f"{name}: got rows that are not 0 in the same columns, all of them, and metric='jaccard' sees "
+                    "these columns alone; give points > threshold, or take metric='cosine'"
+                )
+            x = sets
         elif self.metric == "euclidean":
             # What lies so far has no digits of distances to lose.
             x = (
@@ -310,6 +316,14 @@ def _not_zero(x: Any) -> Any:
     result.eliminate_zeros()
     result.data = np.ones(result.nnz)
     return result
+
+
+def _says_nothing(x: Any, sets: Any) -> bool:
+    """Tell whether rows of numbers are the same set, in whose place the numbers were meant."""
+    there = np.asarray(sets.sum(axis=0)).ravel()
+    if not np.isin(there, (0, sets.shape[0])).all():
+        return False
+    return not np.isin(x.data if hasattr(x, "toarray") else x, (0, 1)).all()
 
 
 def _of_length_one(name: str, x: Any, metric: str) -> Rows:

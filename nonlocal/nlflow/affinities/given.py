@@ -140,7 +140,7 @@ def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int 
     from scipy.sparse import issparse
 
     sparse: bool = issparse(graph)
-    network = _from_package(graph, "networkx")
+    network = from_package(graph, "networkx")
     if not (sparse or network):
         return _of_arrays(graph, edge_weight, nodes, limit)
     if edge_weight is not None:
@@ -179,7 +179,7 @@ def matrix_of(name: str, value: Any, limit: float | None) -> Sparse:
 
     sparse: bool = issparse(value)
     if not sparse:
-        if _from_package(value, "networkx"):
+        if from_package(value, "networkx"):
             raise InputError(f"{name}: got a networkx graph, expected a matrix; from_graph() takes graphs")
         check_labels(name, value)
         value = check_floats(name, value, ndim=2)
@@ -198,7 +198,7 @@ def matrix_of(name: str, value: Any, limit: float | None) -> Sparse:
     return _assembled(name, listed.row, listed.col, listed.data, value.shape[0], limit)
 
 
-def _from_package(value: Any, package: str) -> bool:
+def from_package(value: Any, package: str) -> bool:
     """Tell whether an object's class, or one that it inherits from, is of a package, which need not be imported."""
     return any(kind.__module__.split(".")[0] == package for kind in type(value).__mro__)
 
@@ -207,7 +207,7 @@ def _plain(name: str, value: Any) -> NDArray[Any]:
     """Return an array, a tensor or a sequence as a NumPy array of any dtype."""
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
-    if _from_package(value, "torch"):
+    if from_package(value, "torch"):
         if not hasattr(value, "layout") or "sparse" in str(value.layout):
             raise InputError(
                 f"{name}: got a torch tensor of layout {getattr(value, 'layout', None)}, expected a dense one or an "

@@ -27,15 +27,22 @@ def check_undamaged(name: str, matrix: Any) -> None:
 
 
 def check_labels(name: str, matrix: Any) -> None:
-    """Raise `InputError` for a data frame whose rows and columns have the same names in another order."""
+    """Raise `InputError` for a data frame whose rows and columns share names, but not in one order."""
     if not hasattr(matrix, "columns"):
         return
-    rows, columns = list(matrix.index), list(matrix.columns)
-    if rows != columns and len(rows) == len(columns) and set(map(repr, rows)) == set(map(repr, columns)):
+    rows, columns = (list(map(repr, names)) for names in (matrix.index, matrix.columns))
+    if rows == columns or not set(rows) & set(columns):
+        return
+    alone = sorted(set(rows) ^ set(columns))
+    if alone:
         raise InputError(
-            f"{name}: got a data frame whose rows and columns have the same names in another order, expected one; "
-            "take frame.loc[names, names]"
+            f"{name}: got a data frame in which {len(alone)} names are of rows or of columns alone (the first is "
+            f"{alone[0]}), expected the same ones; take frame.reindex(index=names, columns=names, fill_value=0)"
         )
+    raise InputError(
+        f"{name}: got a data frame whose rows and columns have the same names in another order, expected one; "
+        "take frame.loc[names, names]"
+    )
 
 
 def functional_graph(graph: Sparse, weights: NDArray[Any], log_scale: float) -> Sparse:

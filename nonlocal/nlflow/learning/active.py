@@ -12,8 +12,9 @@ from nlflow.affinities import Affinity
 from nlflow.errors import InputError, check_choice, check_integer, checked_call, shortened
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
-from nlflow.learning.inputs import check_signals, nodes_of
+from nlflow.learning.inputs import check_signals
 from nlflow.markov import MarkovChain
+from nlflow.markov.passages import node_numbers
 from nlflow.markov.walks import generator_of
 
 _DENSE_NODES = 1000  # up to here all nodes are candidates
@@ -75,7 +76,7 @@ def ask_next(
     check_choice("by", by, ("variance", "hitting time"))
     size = affinity.domain.size
     known = np.zeros(size, np.bool_)
-    known[nodes_of(labelled, size)] = True
+    known[node_numbers("labelled", labelled, (size,))] = True
     count = check_integer("count", count, minimum=1)
     if count > int((~known).sum()):
         raise InputError(f"count: got {count}, expected at most {int((~known).sum())}, the nodes without a label")

@@ -166,7 +166,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
                 f"X: got points in {len(sizes)} parts that do not see each other (sizes {shown}), expected one; use "
                 "more neighbours or a smaller gamma, or map each part"
             )
-        modes = chain.modes(count + 1, rtol=max(self.tol, 10 * rounding_of(self.graph_)))
+        rtol = max(check_number("tol", self.tol, minimum=0), 10 * rounding_of(self.graph_))
+        modes = chain.modes(count + 1, rtol=rtol)
         self.eigenvalues_, self._vectors = modes.values[1:], modes.vectors[:, 1:]
         self.residual_ = modes.residual
         if plain.widths is not None:
@@ -278,7 +279,8 @@ def spectral_clustering(
     Warns
     -----
     NlflowWarning
-        Where the graph has several parts, and not as many as clusters: clusters are found among whole parts first.
+        Where the graph has several parts, and not as many as clusters: clusters are found among whole parts first; and
+        where the number parts modes with one eigenvalue, as where all points are alike.
 
     Notes
     -----
@@ -306,9 +308,16 @@ def spectral_clustering(
             NlflowWarning,
             stacklevel=3,
         )
-    rtol = max(tol, 10 * rounding_of(graph))
-    vectors = MarkovChain(graph.affinity, memory_limit=memory_limit).modes(count, rtol=rtol).vectors
-    labels = _assigned(vectors)
+    rtol = max(check_number("tol", tol, minimum=0), 10 * rounding_of(graph))
+    modes = MarkovChain(graph.affinity, memory_limit=memory_limit).modes(count, rtol=rtol)
+    if modes.parted and len(parts) == 1:
+        warnings.warn(
+            f"n_clusters: got {count}, which parts equal eigenvalues ({modes.values[-1]:.6g}): these clusters are a "
+            "choice of many; use another number",
+            NlflowWarning,
+            stacklevel=3,
+        )
+    labels = _assigned(modes.vectors)
     order = np.argsort(-np.bincount(labels, minlength=count), kind="stable")
     return np.asarray(np.argsort(order)[labels], np.intp)
 

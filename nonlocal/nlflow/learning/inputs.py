@@ -282,11 +282,11 @@ def weights_of(kernel: Any, x: Any, y: Any) -> Any:
     from scipy.sparse import csr_array
 
     weights = on_host(kernel(x, y))
-    if hasattr(weights, "toarray"):
-        weights = csr_array(weights)
-    else:
-        with named("affinity"):
-            weights = np.asarray(weights, np.float64)
+    check_plain("affinity", weights)
+    weights = csr_array(weights) if hasattr(weights, "toarray") else np.asarray(weights)
+    if weights.dtype.kind not in "biuf":
+        raise InputError(f"affinity: the function returned {weights.dtype}, expected real numbers")
+    weights = weights.astype(np.float64)
     if weights.shape != (x.shape[0], y.shape[0]):
         raise InputError(
             f"affinity: the function returned shape {weights.shape} for {x.shape[0]} and {y.shape[0]} points, expected "
@@ -422,19 +422,6 @@ def values_of(y: Any, count: int) -> Values:
     with named("y"):
         assert_all_finite(values[labelled], input_name="y")
     return Values(values, labelled, y.ndim == 1)
-
-
-def nodes_of(labelled: Any, size: int) -> NDArray[np.intp]:
-    """Return the numbers of nodes below `size`, at least one, given so or as an array of bool of shape (size,)."""
-    with named("labelled"):
-        given = np.asarray(labelled)
-    if given.dtype == bool and given.shape == (size,):
-        given = np.flatnonzero(given)
-    if not given.size:
-        raise InputError("labelled: got no node, expected at least one; choose the first at random")
-    if given.dtype.kind not in "iu" or given.ndim != 1 or not 0 <= given.min() <= given.max() < size:
-        raise InputError(f"labelled: got {given.dtype} of shape {given.shape}, expected numbers of nodes below {size}")
-    return given.astype(np.intp)
 
 
 def targets_of(y: Any, classifies: bool, missing: Any = UNLABELLED) -> tuple[NDArray[Any], NDArray[np.bool_]]:

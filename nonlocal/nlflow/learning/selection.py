@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Brief, Floats, to_numpy
+from nlflow._array import Brief, Floats, power_of_two, to_numpy
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_number, checked_call, shortened
 from nlflow.functionals.energies import J
 from nlflow.learning.base import GivenPoints, GraphClassifier, GraphEstimator, ProbabilisticClassifier
-from nlflow.learning.inputs import check_parameters, check_signals, is_none, named, nodes_of, targets_of
+from nlflow.learning.inputs import check_parameters, check_signals, is_none, named, targets_of
 from nlflow.learning.widths import SAMPLES, WidthCurve, width_curve
+from nlflow.markov.passages import node_numbers
 from nlflow.markov.walks import generator_of
 
 _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
@@ -243,7 +244,7 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     if pieces > 1:
         raise InputError(f"affinity: got {pieces} connected components, expected one; take the graph of each by itself")
     nodes, strength = (
-        nodes_of(labelled, affinity.domain.size),
+        node_numbers("labelled", labelled, (affinity.domain.size,)),
         check_number("fidelity", fidelity, minimum=0, strict=True),
     )
     count = len(nodes)
@@ -253,6 +254,11 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     if len(y) != count:
         raise InputError(f"values: got shape {y.shape}, expected ({count},) or ({count}, D), a row for each node")
     y = y.reshape(count, -1)
+    unit = power_of_two(float(np.abs(y).max()))  # of which squares could overflow, and be 0
+    y = y / unit
+    y = y - y[0]
+    if not y.any():
+        raise InputError("values: got the same at all nodes, expected some that differ, of which a scale is learned")
     check_signals(affinity.domain.size, count, None)
     weights = np.asarray(affinity.domain.weights, np.float64).ravel()
     # Contrasts: an orthonormal basis of what sums to 0. Potentials of contrasts are known up to a constant.
@@ -262,9 +268,13 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     signal = affinity.as_signal(source.reshape(*affinity.domain.shape, -1))
     u = np.asarray(to_numpy(J(affinity.scaled(0.5)).potential(signal).u), np.float64).reshape(source.shape)
     degree = np.asarray(to_numpy(affinity.degree), np.float64).ravel()
-    noise = 1 / (strength * weights[nodes] * degree[nodes])
+    with np.errstate(over="ignore", divide="ignore"):
+        noise = 1 / (strength * weights[nodes] * degree[nodes])
+    if not np.isfinite(noise).all():
+        raise InputError(f"fidelity: got {strength:g}, whose inverse is no float beside the degrees; use a larger one")
     variance = basis.T @ u[nodes] + basis.T @ (noise[:, None] * basis)
     root = np.linalg.cholesky((variance + variance.T) / 2)
     seen = np.linalg.solve(root, basis.T @ y)
     free = seen.size
-    return -0.5 * free * math.log(float((seen**2).sum()) / free) - y.shape[1] * float(np.log(np.diagonal(root)).sum())
+    size = 0.5 * math.log(float((seen**2).sum()) / free) + math.log(unit)
+    return -free * size - y.shape[1] * float(np.log(np.diagonal(root)).sum())

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy
+from nlflow._array import Floats, power_of_two, to_numpy
 from nlflow.affinities.nearest import Neighbours, positive
 from nlflow.errors import InputError
 
 SAMPLES = 1000  # points of which all pairs are looked at
+_CLOSEST = 1e-74  # median distance, of which rates of Gaussians have floats, and its inverse
 _NEAR = 8  # points whose distances say how dense others lie
 _FINEST, _COARSEST, _STEPS = -9, 4, 53  # powers of two of the median distance, and widths between them
 
@@ -148,4 +149,13 @@ def _pairs(points: Any, samples: int) -> tuple[Floats, int]:
     from scipy.spatial.distance import pdist
 
     few = np.linspace(0, len(points) - 1, min(samples, len(points))).astype(np.intp)
-    return pdist(np.asarray(to_numpy(points[few]), np.float64), "sqeuclidean"), len(few)
+    x = np.asarray(to_numpy(points[few]), np.float64)
+    unit = power_of_two(float(np.abs(x).max()))  # squares could overflow, and be 0
+    squared = pdist(x / unit, "sqeuclidean")
+    apart = unit * math.sqrt(float(np.median(squared[squared > 0]))) if squared.any() else 1.0
+    if not _CLOSEST <= apart <= 1 / _CLOSEST:
+        raise InputError(
+            f"X: got points at distances of about {apart:.2g}, expected {_CLOSEST:g} to {1 / _CLOSEST:g}, of which "
+            "floats hold the squares; scale them"
+        )
+    return squared * unit * unit, len(few)

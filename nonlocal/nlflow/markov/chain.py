@@ -31,7 +31,7 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     all_digits,
-    check_detached,
+    check_flag,
     check_floats,
     check_integer,
     check_memory,
@@ -42,7 +42,7 @@ from nlflow.markov.given import of_counts, of_graph, of_transitions
 from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, StationaryLaw, distances, mixing_time
 from nlflow.markov.metastable import MetastableSets, metastable_sets
 from nlflow.markov.moves import DENSE_STATES, Moves
-from nlflow.markov.passages import Absorption, Nodes, Passages
+from nlflow.markov.passages import Absorption, Nodes, Passages, node_numbers
 from nlflow.markov.pseudotime import Pseudotime, pseudotime
 from nlflow.markov.spectrum import Modes, Spectrum
 from nlflow.markov.walks import Positions, Walks, check_law
@@ -92,7 +92,8 @@ class MarkovChain:
     def __init__(self, affinity: Affinity, *, laziness: float = 0.0, memory_limit: float | None = None) -> None:
         self.affinity = check_affinity(affinity)
         self.laziness = check_number("laziness", laziness, minimum=0, below=1)
-        check_detached("memory_limit", memory_limit)
+        if memory_limit is not None:
+            check_number("memory_limit", memory_limit, minimum=1, finite=False)
         self._limit = memory_limit
         self._moves = Moves(self.affinity, self.laziness, memory_limit)
         self._law = StationaryLaw(self._moves)
@@ -130,7 +131,7 @@ class MarkovChain:
             non-finite entries; and where fluxes differ by more than `balance`.
         """
         detailed = None if balance is None else check_number("balance", balance, minimum=0)
-        made = of_transitions(transitions, key, check_number("rtol", rtol, minimum=0), detailed, memory_limit)
+        made = of_transitions(transitions, key, check_number("rtol", rtol, minimum=0, below=1), detailed, memory_limit)
         return cls(made, laziness=laziness, memory_limit=memory_limit)
 
     @classmethod
@@ -159,7 +160,7 @@ class MarkovChain:
         NumericalError
             Where the maximum is not reached.
         """
-        made = of_counts(counts, key, reversible, memory_limit)
+        made = of_counts(counts, key, check_flag("reversible", reversible), memory_limit)
         return cls(made, laziness=laziness, memory_limit=memory_limit)
 
     @classmethod
@@ -493,7 +494,7 @@ class MarkovChain:
         Raises
         ------
         InputError
-            For weights that are not positive, and a count that parts two conjugate eigenvalues.
+            For weights that are not positive, and a count that parts two conjugate or equal eigenvalues.
         NumericalError
             As `modes`.
 
@@ -525,7 +526,8 @@ class MarkovChain:
                 f"weights: got shape {weights.shape} and a minimum of {weights.min():g}, expected numbers > 0 of shape "
                 f"{shape}, one for each node"
             )
-        return np.asarray(weights.ravel() / weights.sum(), np.float64)
+        weights = weights.ravel() / weights.max()  # whose sum no float may hold
+        return np.asarray(weights / weights.sum(), np.float64)
 
     def pseudotime(self, root: int, *, modes: int = 10, branching: bool = False, rtol: float = 1e-9) -> Pseudotime:
         """Return diffusion pseudotime of each node from a root, and the branches on the way.
@@ -565,7 +567,7 @@ class MarkovChain:
             raise InputError(f"root: got node {root}, expected one of 0 to {self.states - 1}")
         self.require_unique("pseudotime")
         count = min(check_integer("modes", modes, minimum=2), self.states)
-        found = pseudotime(self.modes(count, rtol=rtol), self._law.of_parts, root, branching)
+        found = pseudotime(self.modes(count, rtol=rtol), self._law.of_parts, root, check_flag("branching", branching))
         branches = None if found.branches is None else found.branches.reshape(self._moves.shape)
         return replace(found, times=self._shaped(found.times), branches=branches)
 
@@ -606,7 +608,7 @@ class MarkovChain:
             raise InputError(
                 f"target: node {int(np.argmax(a & b))} is a source too, expected sets without a common node"
             )
-        return self._shaped(self._passages.committor(a, b, backward))
+        return self._shaped(self._passages.committor(a, b, check_flag("backward", backward)))
 
     def absorption(self, targets: Mapping[Any, Any] | Sequence[Any]) -> Absorption:
         """Return the probabilities that walkers from each node end in each of K targets (fates), and when they end.
@@ -718,26 +720,10 @@ class MarkovChain:
 
     def _nodes(self, name: str, given: Any) -> Nodes:
         """Return a mask (N,) of nodes."""
-        if isinstance(given, np.ma.MaskedArray):
-            raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
-        array = on_host(given)
-        array = array if array.size else array.astype(np.intp)  # an empty list
-        shape, inside = self._moves.shape, np.zeros(self.states, np.bool_)
-        if array.dtype == bool:
-            if array.shape != shape:
-                raise InputError(f"{name}: got a mask of shape {array.shape}, expected {shape}, that of the domain")
-            inside = array.reshape(-1).copy()
-        elif array.dtype.kind in "iu" and array.ndim <= 1:
-            if array.size and not 0 <= array.min() <= array.max() < self.states:
-                raise InputError(f"{name}: got nodes {array.min()} to {array.max()}, expected 0 to {self.states - 1}")
-            inside[array] = True
-        else:
-            raise InputError(
-                f"{name}: got {array.dtype} of shape {array.shape}, expected node numbers or a mask of bool; of labels "
-                "give labels == name"
-            )
-        if not inside.any() or inside.all():
-            raise InputError(f"{name}: got {int(inside.sum())} nodes, expected some and not all of {self.states}")
+        inside = np.zeros(self.states, np.bool_)
+        inside[node_numbers(name, given, self._moves.shape)] = True
+        if inside.all():
+            raise InputError(f"{name}: got all {self.states} nodes, expected some and not all")
         return inside
 
     # ---- mixing
@@ -873,7 +859,7 @@ class MarkovChain:
         array of int64 of shape (walkers,), or (steps + 1, walkers) with `record`
             Node numbers.
         """
-        return self._walks.walk(start, steps, walkers, rng, record)
+        return self._walks.walk(start, steps, walkers, rng, check_flag("record", record))
 
     def stopped_walk(self, start: Any, stop: Any, walkers: int, *, rng: Any = None) -> Positions:
         """Simulate walkers that are stopped at random, and return where.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from nlflow._array import Floats
 from nlflow.affinities import Affinity, affinity_from_graph
-from nlflow.affinities.given import matrix_of
+from nlflow.affinities.given import from_package, matrix_of
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError
 from nlflow.markov.law import balance
@@ -81,24 +82,36 @@ def of_counts(value: Any, key: str | None, reversible: bool, limit: float | None
 
 def of_graph(value: Any, key: str | None, limit: float | None) -> Affinity:
     """Return the affinity of weights: see `nlflow.MarkovChain.from_graph`."""
+    if hasattr(value, "obsp"):
+        key = "connectivities" if key is None else key
+        if str(key).endswith("distances"):  # as scanpy calls them
+            raise InputError(
+                f"key: got {key!r}, expected the name of weights, which are large between near nodes; use "
+                f"{str(key).removesuffix('distances')}connectivities"
+            )
+        return affinity_from_graph(_matrix("graph", value, key, limit), memory_limit=limit)
+    network = from_package(value, "networkx")
+    if key is not None and not network:
+        raise _key_beside(key, value, "annotated data (obsp) or a networkx graph")
     if isinstance(value, Affinity):
         return value
-    if hasattr(value, "obsp"):
-        return affinity_from_graph(
-            _matrix("graph", value, "connectivities" if key is None else key, limit), memory_limit=limit
-        )
     return affinity_from_graph(value, attribute="weight" if key is None else key, memory_limit=limit)
+
+
+def _key_beside(key: Any, value: Any, expected: str) -> InputError:
+    return InputError(f"key: got {key!r} beside a {type(value).__name__}, expected it with {expected}")
 
 
 def _matrix(name: str, value: Any, key: str | None, limit: float | None) -> Sparse:
     """Return a square matrix of numbers >= 0, sorted by rows; a copy."""
     if hasattr(value, "obsp"):
-        there = ", ".join(repr(str(one)) for one in value.obsp) or "none"
-        if key is None or key not in value.obsp:
-            raise InputError(f"key: got {key!r}, expected the name of a matrix in obsp ({there})")
-        value = value.obsp[key]
+        there = value.obsp if isinstance(value.obsp, Mapping) else {}
+        if not isinstance(key, str) or key not in there:
+            names = ", ".join(repr(str(one)) for one in there) or "none"
+            raise InputError(f"key: got {key!r}, expected the name of a matrix in obsp ({names})")
+        value = there[key]
     elif key is not None:
-        raise InputError(f"key: got {key!r} beside a {type(value).__name__}, expected it with annotated data (obsp)")
+        raise _key_beside(key, value, "annotated data (obsp)")
     model = next((word for word in ("transition_matrix", "count_matrix") if hasattr(value, word)), None)
     if model is not None:
         raise InputError(f"{name}: got a {type(value).__name__}, expected a matrix; give its .{model}")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Brief, Floats
-from nlflow.errors import NumericalError
+from nlflow.errors import InputError, NumericalError
 from nlflow.markov.law import StationaryLaw
 from nlflow.markov.spectrum import Modes
 
@@ -57,6 +57,11 @@ def metastable_sets(modes: Modes, stationary: StationaryLaw, weights: Floats) ->
     The modes span a space that P maps to itself and that has the constants; they are orthonormal in the weights.
     """
     x, m = modes.vectors.copy(), len(modes.values)
+    if modes.parted:
+        raise InputError(
+            f"count: got {m}, which parts equal eigenvalues ({modes.values[-1]:.6g}), so that sets are a "
+            "choice of many; use a number that parts none"
+        )
     constant = x.T @ weights
     if abs(np.linalg.norm(constant) - 1) > _CONSTANT:
         raise NumericalError(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Brief, Floats, to_numpy
+from nlflow._array import Brief, Floats, on_host, to_numpy
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_memory
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
@@ -26,6 +26,37 @@ _MOVE_BYTES, _COLUMNS = 60, 16  # of each move, and columns of float64 beside ea
 _ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of what averages alone give, in float64 and float32
 
 Nodes = NDArray[np.bool_]
+
+
+def node_numbers(name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:
+    """Return the numbers of nodes of a domain, in the order in which they are given; at least one.
+
+    Zeros and ones, as many as there are nodes, would be the first two nodes again and again; they are refused.
+    """
+    if isinstance(given, np.ma.MaskedArray):
+        raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
+    try:
+        array = on_host(given)
+    except ValueError as error:
+        raise InputError(f"{name}: got {type(given).__name__} of uneven lengths, expected node numbers") from error
+    states = math.prod(shape)
+    if array.dtype == bool:
+        if array.shape != shape:
+            raise InputError(f"{name}: got a mask of shape {array.shape}, expected {shape}, that of the domain")
+        array = np.flatnonzero(array)
+    if not array.size:
+        raise InputError(f"{name}: got no node, expected at least one")
+    if array.dtype.kind not in "iu" or array.ndim > 1:
+        raise InputError(
+            f"{name}: got {array.dtype} of shape {array.shape}, expected node numbers or a mask of bool; of labels "
+            "give labels == name"
+        )
+    low, high = int(array.min()), int(array.max())
+    if not 0 <= low <= high < states:
+        raise InputError(f"{name}: got nodes {low} to {high}, expected 0 to {states - 1}")
+    if array.size == states > 2 and high <= 1:
+        raise InputError(f"{name}: got {states} integers that are 0 or 1, expected node numbers, or a mask of bool")
+    return np.asarray(array.reshape(-1), np.intp)
 
 
 @dataclass(frozen=True, repr=False)

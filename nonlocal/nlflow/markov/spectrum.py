@@ -24,6 +24,7 @@ from nlflow.markov.moves import DENSE_STATES, communicating_classes
 from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
 
 _GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
+_EQUAL = 1e-10  # relative difference of rates up to which they are one
 _BLOCK = 3  # modes of inverse iteration for the slowest rate
 _START, _LOOSE = 1e-9, 1e-3  # residuals that modes have before these steps, and that suffice to rule an end out
 _TRIES = 30  # restarts of Lanczos iteration before elimination takes over
@@ -45,11 +46,14 @@ class Modes(Brief):
         Right eigenvectors, orthonormal in pi; the largest entry of each is positive.
     residual : float
         Largest norm of P v - mu v in pi, recomputed.
+    parted : bool
+        Whether the next eigenvalue is known to be the last one again: then the last vectors are a choice of many.
     """
 
     values: Floats
     vectors: Floats
     residual: float
+    parted: bool = False
 
 
 class Spectrum:
@@ -316,8 +320,10 @@ class Spectrum:
                 "eigenvalues(), or affinity.symmetrized()"
             )
         law, root = self.law.of_parts, self._root
-        values, vectors = self._dense_modes(count) if self.states <= DENSE_STATES else self._lanczos(count, rtol)
-        vectors = vectors / root[:, None]
+        found = self._dense_modes() if self.states <= DENSE_STATES else self._lanczos(count, rtol)
+        rates, vectors = found[0], found[1][:, :count] / root[:, None]
+        parted = len(rates) > count and bool(rates[count] - rates[count - 1] <= max(_EQUAL, rtol) * rates[count])
+        values = np.asarray(1 - (1 - self.moves.laziness) * rates[:count])
         vectors /= np.sqrt(law @ vectors**2)
         largest = np.abs(vectors).argmax(axis=0)
         vectors *= np.sign(vectors[largest, np.arange(count)])
@@ -327,7 +333,7 @@ class Spectrum:
             raise NumericalError(
                 f"modes: residual {residual:.2g} above rtol={rtol:g}; raise rtol, ask for fewer, or use a wider kernel"
             )
-        return Modes(values, vectors, residual)
+        return Modes(values, vectors, residual, parted)
 
     def schur(self, count: int, rtol: float, weights: Floats) -> Modes:
         """Return real Schur vectors of the eigenvalues of largest real part, orthonormal in the weights, of any chain.
@@ -374,29 +380,29 @@ class Spectrum:
         whole = np.column_stack([vectors[:, :count].real, vectors[:, :count].imag])
         return values[:count], np.asarray(np.linalg.svd(whole, full_matrices=False)[0][:, :count])
 
-    def _dense_modes(self, count: int) -> tuple[Floats, Floats]:
+    def _dense_modes(self) -> tuple[Floats, Floats]:
+        """Return all rates 1 - mu without the laziness, increasing, and their vectors."""
         known = self._constants
         rates, vectors = all_rates(self.moves.dense, self._root, 1, known)
-        values = np.concatenate([np.ones(known.shape[1]), 1 - (1 - self.moves.laziness) * rates])
-        return values[:count], np.concatenate([known, vectors], axis=1)[:, :count]
+        return np.concatenate([np.zeros(known.shape[1]), rates]), np.concatenate([known, vectors], axis=1)
 
     def _lanczos(self, count: int, rtol: float) -> tuple[Floats, Floats]:
+        """Return the least rates without the laziness, at least `count`, and as many vectors."""
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
         known = self._constants  # they are moved to the other end of the spectrum
         size = known.shape[1]
         rest = count - size
         if rest <= 0:
-            return np.ones(count), known[:, :count]
+            return np.zeros(size), known
         if self._likes is not None:
             found = self._multigrid(self._likes, rest, rtol)
             if found is not None:
-                return np.concatenate([np.ones(size), found[0]]), np.concatenate([known, found[1]], axis=1)
+                return np.concatenate([np.zeros(size), found[0]]), np.concatenate([known, found[1]], axis=1)
 
         def product(v: Floats) -> Floats:
             v = np.ravel(v)
-            inner = self.moves.lazily(self._alike(v[:, None])[:, 0], v)
-            return np.asarray(inner - known @ (2 * (known.T @ v)))
+            return np.asarray(self._alike(v[:, None])[:, 0] - known @ (2 * (known.T @ v)))
 
         operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
         start = np.random.default_rng(0).standard_normal(self.states)
@@ -410,7 +416,7 @@ class Spectrum:
                 f"modes: Lanczos iteration did not find {count}; raise rtol, ask for fewer, or use a wider kernel"
             ) from error
         order = np.argsort(-values)
-        return np.concatenate([np.ones(size), values[order]]), np.concatenate([known, vectors[:, order]], axis=1)
+        return np.concatenate([np.zeros(size), 1 - values[order]]), np.concatenate([known, vectors[:, order]], axis=1)
 
     def _multigrid(self, likes: Sparse, count: int, rtol: float) -> tuple[Floats, Floats] | None:
         """Return the modes beside the known ones by LOBPCG with multigrid, whose iterations do not grow with N.
@@ -440,12 +446,12 @@ class Spectrum:
             values, vectors = lobpcg(
                 rest, start, M=inverse, Y=self._constants, largest=False, tol=0.3 * rtol, maxiter=_STEPS
             )[:2]
-        order = np.argsort(values)[:count]
-        values, vectors = np.asarray(values)[order], np.asarray(vectors)[:, order]
-        left = np.linalg.norm(rest @ vectors - vectors * values, axis=0)
+        order = np.argsort(values)[: count + 1]  # one more rate, to be compared with
+        values, vectors = np.asarray(values)[order], np.asarray(vectors)[:, order[:count]]
+        left = np.linalg.norm(rest @ vectors - vectors * values[:count], axis=0)
         if not left.max() <= rtol:
             return None
-        return np.asarray(self.moves.lazily(1 - values, np.ones(count))), np.asarray(vectors, np.float64)
+        return values, np.asarray(vectors, np.float64)
 
 
 def _check_pairs(values: NDArray[Any], count: int) -> None:
