@@ -146,6 +146,14 @@ def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:
         files.read(tmp_path / "elsewhere" / "photo.jgp")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows asks for a privilege to make links")
+def test_a_link_to_nothing_is_said(tmp_path: Path) -> None:
+    for name, target in (("photo.jpg", "gone.jpg"), ("loop.jpg", "loop.jpg")):
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(FileFormatError, match=f"{name}: got a link to {target}, which does not exist"):
+            files.read(tmp_path / name)
+
+
 @pytest.mark.parametrize("extension", files.EXTENSIONS)
 def test_empty_missing_and_folder(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a{extension}"

@@ -89,6 +89,8 @@ WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(
 
 def missing(path: Path) -> FileFormatError:
     """Return the exception that says that `path` is not there, and which name in its folder is nearly the same."""
+    if path.is_symlink():
+        return FileFormatError(f"{path}: got a link to {os.readlink(path)}, which does not exist; make the link anew")
     names: list[str] = []
     with suppress(OSError):  # a folder that is missing too, or that nobody may look into
         names = [entry.name for entry in path.parent.iterdir()]
