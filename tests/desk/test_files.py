@@ -146,6 +146,14 @@ def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:
         files.read(tmp_path / "elsewhere" / "photo.jgp")
 
 
+def test_no_decoder_speaks_of_its_own_code(tmp_path: Path) -> None:
+    path = tmp_path / "speech.wav"
+    wavfile.write(path, 16_000, np.arange(20, dtype=np.int16))
+    path.write_bytes(path.read_bytes()[:22] + b"\0\0" + path.read_bytes()[24:])  # no channels
+    with pytest.raises(FileFormatError, match=r"damaged or foreign file \(its parts contradict each other\)"):
+        files.read(path)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows asks for a privilege to make links")
 def test_a_link_to_nothing_is_said(tmp_path: Path) -> None:
     for name, target in (("photo.jpg", "gone.jpg"), ("loop.jpg", "loop.jpg")):

@@ -83,6 +83,8 @@ _PICTURES = ("png", "jpeg", "bmp", "webp", "pnm")  # which have one channel or t
 
 # Content of a format, and names that say more: camera raws are TIFF files, and MAT files of version 7.3 are HDF5.
 _ALIKE = (("tiff", "raw"), ("hdf5", "mat"))
+# What decoders stumble over in figures that cannot be, in words of their code.
+_SAY_NOTHING = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
 #: One extension of each format that is written, for messages.
 WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(Path(f"x{name}"))].written)
 
@@ -90,7 +92,7 @@ WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(
 def missing(path: Path) -> FileFormatError:
     """Return the exception that says that `path` is not there, and which name in its folder is nearly the same."""
     if path.is_symlink():
-        return FileFormatError(f"{path}: got a link to {os.readlink(path)}, which does not exist; make the link anew")
+        return FileFormatError(f"{path}: got a link to {path.readlink()}, which does not exist; make the link anew")
     names: list[str] = []
     with suppress(OSError):  # a folder that is missing too, or that nobody may look into
         names = [entry.name for entry in path.parent.iterdir()]
@@ -177,7 +179,8 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
     except MemoryError as error:
         raise file_error(path, "more samples than memory can hold", expected, "crop or downsample it") from error
     except Exception as error:  # a damaged file makes decoders fail in any way: IndexError, struct.error, zlib.error
-        got = f"a damaged or foreign file ({str(error) or type(error).__name__})"
+        said = "its parts contradict each other" if isinstance(error, _SAY_NOTHING) else str(error)
+        got = f"a damaged or foreign file ({said or type(error).__name__})"
         raise file_error(path, got, expected, "copy or export it again") from error
     data = media.data
     if data.dtype.kind not in "biuf":
