@@ -58,6 +58,37 @@ def test_lines_in_the_residual_are_seen() -> None:
     assert "lines and edges of the picture are in it" in said
 
 
+ROWS, COLUMNS = np.mgrid[:160, :160]
+BITS = np.random.default_rng(0).random((160, 160)) < 0.5
+
+
+def halftone(angle: float) -> Floats:
+    """Return dots of print of one size, some six pixels apart, as a scanner sees them."""
+    turns = (ROWS * np.cos(a) + COLUMNS * np.sin(a) for a in (angle, angle + np.pi / 2))
+    return gaussian_filter(np.where(sum(np.cos(one * 2 * np.pi / 7) for one in turns) > 0.3, 0.0, 255.0), 0.8)
+
+
+@pytest.mark.parametrize(
+    ("picture", "said"), [(halftone(0.3), "it repeats"), (np.where(BITS, 100.0, 0.0), "it has two values")]
+)
+def test_patterns_in_the_residual_are_seen(picture: Floats, said: str) -> None:
+    noisy = picture + 3 * white(picture.shape)
+    assert seen(noisy, picture, GaussianNoise(3.0)) == ()
+    even = np.full_like(picture, picture.mean())
+    assert any(said in text for text in seen(noisy, even, GaussianNoise(float(picture.std()))))
+
+
+@pytest.mark.parametrize("sigma", [0.0, 8.0])
+def test_a_halftone_in_colours_is_no_noise(sigma: float) -> None:
+    clean = np.stack([halftone(angle) for angle in (0.3, 0.8, 1.3)], axis=-1)
+    noisy = clean + sigma * white(clean.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NlflowWarning)  # told below
+        result, info = denoise(noisy, quality="fast", channel_axis=-1, return_info=True)
+    assert np.std(result - clean) <= 1.001 * sigma
+    assert info.confidence == "low"
+
+
 def fading(size: int = 16384, every: int = 4096) -> Floats:
     """Return sounds of four harmonics that fade below noise of 1, as syllables and strings do."""
     time, rng = np.arange(size), np.random.default_rng(0)

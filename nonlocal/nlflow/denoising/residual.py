@@ -33,6 +33,9 @@ _NOTHING: Final = 1 / 2000  # of the range of most samples: so little harms noth
 _PLAIN: Final = 0.3  # of the samples, which are at an end of the range
 _WEAK: Final = 0.85  # share of the noise from which on another strength is none
 _ERRORS: Final = 4.0  # standard errors that chance has in each figure: 3 in 100 000
+_NEAR: Final = 8  # samples over which noise is alike; what is alike beyond is a pattern
+_FAR: Final = 12  # samples from which on patterns are looked for
+_OF_MANY: Final = 6.0  # standard errors that chance has in the largest of some thousand correlations
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Figures:
         Of the residual in steep parts, beyond that in flat ones, absolute.
     clumps : float
         Correlation of neighbours in being missing, where the noise says which samples are.
+    pattern : float
+        Of an image, the largest correlation of samples that are farther apart than noise is alike.
+    two : float
+        Of an image, by how much the kurtosis of the residual is below that of Gaussian noise: 1.2 for an even law, 2
+        for two values.
     share : float or None
         Of the noise that the highest frequencies of the residual show in flat parts: the milder strength. None where no
         part is flat.
@@ -59,11 +67,13 @@ class Figures:
     steep: float = 0.0
     skewness: float = 0.0
     clumps: float = 0.0
+    pattern: float = 0.0
+    two: float = 0.0
     share: float | None = None
 
 
 #: Above how far each figure goes where the noise is right; `python -m benchmarks.learn_residual` measures that.
-LIMITS: Final = Figures(level=0.3, flat=0.03, steep=0.02, skewness=0.3, clumps=0.3)
+LIMITS: Final = Figures(level=0.3, flat=0.03, steep=0.02, skewness=0.3, clumps=0.3, pattern=0.1, two=1.4)
 #: Of recordings, whose coarser scales take out what is signal and far below the noise, such as the end of a sound: with
 #: a correlation c of neighbours about c of what was removed is signal, and 1 - c the noise that has gone with it.
 OF_RECORDINGS: Final = replace(LIMITS, flat=0.2)
@@ -74,6 +84,8 @@ WORDS: Final = {
     "flat": "neighbours in it are more alike than under this noise",
     "steep": "lines and edges of the picture are in it",
     "skewness": "it is skewed near lines and edges, as structure is",
+    "pattern": "it repeats, as halftone, weave and lines of print do",
+    "two": "it has two values, as black and white do",
 }
 
 
@@ -121,6 +133,7 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
     found: list[tuple[Array, ...]] = []
     hidden: list[Array] = []
     plain: list[float] = []
+    rests: list[Array] = []
     for one in places:
         place, samples, estimate = one.place, one.samples.astype(np.float64), one.estimate.astype(np.float64)
         level = math.sqrt(variance) * np.broadcast_to(_strength(frame, place), samples.shape[:-1])
@@ -136,15 +149,19 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
         rest = np.where(away, 0.0, (samples - estimate).sum(axis=-1) / math.sqrt(samples.shape[-1]))
         size = tuple(n for n in rest.shape if n > 1)
         plain.append(float(ended.mean()))
+        rests.append(rest.reshape(size))
         found.append(
             _windows_of(rest.reshape(size), light.reshape(size), away.reshape(size), side, level.reshape(size))
         )
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     judged = _judged(columns, correlation, hidden, side**spatial)
+    whole = Figures(pattern=_pattern(rests), two=_two(rests)) if spatial == 2 else Figures()
     # Where much is at an end of the range, as paper is, and no other part is flat, nothing bears the noise out.
     if (judged is None or judged.share is None) and float(np.mean(plain)) > _PLAIN:
         return Figures(level=math.inf, clumps=_clumps(hidden), share=0.0)
-    return judged if frame.model is None or frame.model.has_law else None
+    if judged is None or (frame.model is not None and not frame.model.has_law):
+        return whole
+    return replace(judged, pattern=whole.pattern, two=whole.two)
 
 
 def places_of(shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
@@ -262,7 +279,7 @@ def _judged(columns: list[Array], correlation: Array, hidden: list[Array], size:
     error = _ERRORS * math.sqrt(6 * correlation[-1] / (size * len(edges)))
     if share is None and len(every):
         share = min(math.sqrt(float(np.median(mixed[every])) / median), 1.0)
-    return Figures(level, of_flat, of_steep, skewed - error, _clumps(hidden), share)
+    return Figures(level, of_flat, of_steep, skewed - error, _clumps(hidden), share=share)
 
 
 def _related(square: Array, products: list[Array], where: Array, correlation: Array, size: int) -> float:
@@ -272,6 +289,32 @@ def _related(square: Array, products: list[Array], where: Array, correlation: Ar
         return 0.0
     most = max(float(one[where].sum()) / total - float(own) for one, own in zip(products, correlation, strict=False))
     return most - _ERRORS * math.sqrt(correlation[-1] / (size * len(where)))
+
+
+def _pattern(rests: list[Array]) -> float:
+    """Return the largest correlation of samples of places (H, W) that lie far apart, beyond what chance makes of it.
+
+    Autocorrelations of noise beyond its own reach have a variance of sum_k rho_k^2 / N (Bartlett, 1946). O(N log N).
+    """
+    from scipy.fft import irfft2, next_fast_len, rfft2
+
+    shape = np.array(rests[0].shape)
+    whole = [next_fast_len(2 * int(size), real=True) for size in shape]
+    alike = np.asarray(sum(irfft2(np.square(np.abs(rfft2(rest, whole))), whole) for rest in rests))
+    if not alike[0, 0] > 0 or min(shape) <= 2 * _FAR:
+        return 0.0
+    rows, columns = (np.abs(np.fft.fftfreq(size, 1 / size)) for size in whole)
+    lags = np.maximum(rows[:, None], columns)
+    alike *= shape.prod() / np.maximum((shape[0] - rows[:, None]) * (shape[1] - columns), 1) / alike[0, 0]
+    error = math.sqrt(np.square(alike[lags <= _NEAR]).sum() / (len(rests) * shape.prod()))
+    seen = (lags >= _FAR) & (rows[:, None] < shape[0] // 2) & (columns < shape[1] // 2)
+    return float(np.abs(alike[seen]).max()) - _OF_MANY * error
+
+
+def _two(rests: list[Array]) -> float:
+    values = np.concatenate([rest.ravel() for rest in rests])
+    power = float(np.square(values).mean())
+    return 3.0 - float((values**4).mean()) / power**2 if power > 0 else 0.0
 
 
 def _skewness(square: Array, cube: Array, where: Array) -> float:
