@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._looks import take_answers, waiting_looks
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, NumericalError, check_dense
 
 Item = TypeVar("Item")
 
@@ -258,7 +258,10 @@ def unit_of(*signals: Array) -> Array | float:
 
 def to_numpy(array: Array) -> NDArray[Any]:
     """Return `array` as a NumPy array on the host, cut loose from any graph of derivatives."""
-    return array if is_numpy(array) else np.asarray(array.detach().cpu().numpy())
+    if is_numpy(array):
+        return array
+    held = array.float() if str(array.dtype) == "torch.bfloat16" else array  # which NumPy does not have
+    return np.asarray(held.detach().cpu().resolve_neg().numpy())
 
 
 def on_host(given: Any) -> NDArray[Any]:
@@ -350,12 +353,22 @@ def kept_bytes(*kept: Any) -> int:
     return sum(found.values())
 
 
+def check_signal_like(name: str, array: Any) -> None:
+    """Raise `InputError` for what is neither a NumPy array nor a dense tensor; its numbers are not looked at."""
+    if is_tensor(array):
+        check_dense(name, array)
+    elif not is_numpy(array):
+        raise InputError(f"{name}: got {type(array).__name__}, expected an array or a tensor, a signal as it is")
+
+
 def same_kind(name: str, array: Array, like: Array) -> None:
     """Raise `InputError` unless `array` has the namespace, dtype and device of `like`."""
+    check_signal_like(name, array)
     here, there = array_api_compat.device(array), array_api_compat.device(like)
     if is_tensor(array) and is_tensor(like) and here != there:
         raise InputError(f"{name}: it is on {here}, expected {there} as the others; move one of them (.to({there}))")
-    if type(array) is not type(like) or array.dtype != like.dtype:
+    alike = type(array) is type(like) or (is_tensor(array) and is_tensor(like))  # parameters are tensors
+    if not alike or array.dtype != like.dtype:
         raise InputError(
             f"{name}: got {type(array).__name__} of {array.dtype}, expected {type(like).__name__} of {like.dtype}; "
             "convert one of them (results keep the type of their input, so nothing is converted silently)"

@@ -386,6 +386,7 @@ def check_array(
         raise InputError(f"{name}: got a torch tensor of dtype {array.dtype}, expected a floating-point one{tail}")
     elif array.element_size() < 4:
         array = array.float()
+    array = array.resolve_neg() if foreign else array  # a view that is -x, as the imaginary part of a conjugate is
     if ndim is not None:
         allowed = (ndim,) if isinstance(ndim, int) else ndim
         if array.ndim not in allowed:
@@ -416,6 +417,8 @@ def check_array(
 def check_tensor(name: str, tensor: Any) -> None:
     """Raise `InputError` for a tensor whose numbers cannot be read: of whatever dtype, on whatever device."""
     check_dense(name, tensor)
+    if tensor.is_quantized:
+        raise InputError(f"{name}: got a quantized tensor of {tensor.dtype}, expected floats; use .dequantize()")
     if tensor.is_floating_point() and tensor.element_size() == 1:
         raise InputError(f"{name}: got {tensor.dtype}, whose two or three digits no average keeps, expected float32 or "
                          "float64; convert it with .float()")  # fmt: skip

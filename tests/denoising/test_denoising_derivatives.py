@@ -300,7 +300,7 @@ def test_what_has_no_derivative_is_refused_by_name(tmp_path: Any) -> None:
         denoise(image, 8.0, max_memory=20_000)
     flow = GroupFlow(image, SMALL_IMAGE)
     with pytest.raises(
-        nl.InputError, match=r"start or features: got a tensor that requires a gradient.*use nlflow.denoise"
+        nl.InputError, match=r"start, or what the flow is made of: got a tensor that requires.*use nlflow.denoise"
     ):
         nl.solve(flow, t=2, integrator=RelaxedSemiImplicit(1))
     from nlflow.flows.derivatives import run

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from nlflow._array import on_host
 from nlflow.attention import NeutrenoAttention
 from nlflow.denoising import denoise
+from nlflow.flows import ParticleFlow
+from nlflow.kernels import Morse
 from nlflow.learning import HarmonicClassifier
 from tests import pretended
 from tests.problems import torch_on_one_thread
@@ -26,6 +29,10 @@ SMOOTH = nl.affinity(nl.Gaussian(1.0), POINTS, X)
 
 def classified(x: Any = X, y: Any = None) -> Any:
     return HarmonicClassifier().fit(x, np.arange(N) % 2 if y is None else y)
+
+
+def learnable(x: Any) -> Any:
+    return x.requires_grad_()
 
 
 # The argument that a tensor is, one that serves, and what takes it.
@@ -79,6 +86,56 @@ def test_a_float_of_eight_bits_has_no_digits_to_average(entry: str) -> None:
     name, given, call = ENTRIES[entry]
     with pytest.raises(nl.InputError, match=rf"{name}: got torch.float8_e4m3fn, .* convert it with \.float\(\)"):
         call(given.float().to(torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("entry", ["features", "average", "start", "observed", "nodes", "weights", "samples", "image"])
+def test_a_view_that_is_the_negative_of_another_is_read_as_any(entry: str) -> None:
+    """The imaginary part of a conjugate is one; NumPy does not read it."""
+    _, given, call = ENTRIES[entry]
+    view = torch.complex(given, -given).conj().imag
+    assert view.is_neg()
+    call(view)
+    assert np.array_equal(on_host(view), given.numpy())
+
+
+@pytest.mark.parametrize("entry", ["samples", "targets", "features", "nodes"])
+def test_sixteen_bits_are_read_as_single_precision(entry: str) -> None:
+    _, given, call = ENTRIES[entry]
+    call(given.bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # PyTorch gives them up
+@pytest.mark.parametrize("entry", ["start", "samples", "targets", "features", "fidelity"])
+def test_a_quantized_tensor_holds_codes(entry: str) -> None:
+    name, given, call = (ENTRIES | BESIDE)[entry]
+    codes = torch.quantize_per_tensor(given.float(), 0.1, 0, torch.quint8)
+    with pytest.raises(nl.InputError, match=rf"{name}: got a quantized tensor of torch.quint8, .*\.dequantize\(\)"):
+        call(codes)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.parametrize("look", [nl.estimate_sigma, nl.estimate_noise])
+@pytest.mark.parametrize("spoil", [*[spoil for spoil, _ in UNREADABLE.values()], lambda x: x.bfloat16(), learnable])
+def test_noise_is_found_in_arrays(look: Callable[[Any], Any], spoil: Callable[[Any], Any]) -> None:
+    with pytest.raises(nl.InputError, match="image: "):
+        look(spoil(torch.rand(N, N)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_a_nested_sigma_has_no_shape() -> None:
+    image = torch.rand(N, N)
+    with pytest.raises(nl.InputError, match="sigma: got a nested tensor"):
+        denoise(image, torch.nested.nested_tensor([image, image[:3]]))
+
+
+def test_particles_are_no_features() -> None:
+    flow = ParticleFlow(X, Morse())
+    for given, words in ((X.float(), "got Tensor of torch.float32, expected Tensor of torch.float64"),
+                         (X[:3], "got shape .3, 3., expected .12, 3., positions of the particles"),
+                         (X.numpy(), "got ndarray of float64, expected Tensor of torch.float64")):  # fmt: skip
+        with pytest.raises(nl.InputError, match=f"start: {words}") as told:
+            nl.solve(flow, given, t=0.1)
+        assert "features" not in str(told.value)
 
 
 @pytest.mark.parametrize("entry", ["average", "push", "start", "value", "observed"])

@@ -63,8 +63,8 @@ def test_a_signal_of_another_shape_dtype_or_kind_is_named(name: str, kind: str) 
         "got list": u.tolist(),
         "got shape": u[:-1],
         "dtype|expected .* of (torch.)?float32": u.double() if kind == "tensor" else u.astype(np.float64),
-        "dtype": u.half() if kind == "tensor" else u.astype(np.float16),
-        "got dtype|got a tensor": u.numpy() if kind == "tensor" else torch.from_numpy(u),
+        "dtype|of (torch.)?float16": u.half() if kind == "tensor" else u.astype(np.float16),
+        "got dtype|got a tensor|got ndarray|got Tensor": u.numpy() if kind == "tensor" else torch.from_numpy(u),
     }
     if name not in ANY_WIDTH:
         wrong |= {"got shape .* expected": u[:, :1] if u.ndim > 1 else u[:, None]}

@@ -363,7 +363,7 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
         (lambda e, u: nl.E(attention(u, 0.1).affinity, U_PLAIN, learnt(0.1)).minimizer(), "a gradient, .*minimi"),
         (lambda e, u: nl.equilibrium(attention(U_PLAIN, learnt(0.1))), "a gradient, .*derivatives.equili"),
         (lambda e, u: nl.solve(nl.GradientFlow(e), u, t=1.0), "a gradient, .* use nlflow.flows.derivatives.run"),
-        (lambda e, u: nl.solve(nl.GradientFlow(e), U, t=1.0), "start: got dtype float64"),
+        (lambda e, u: nl.solve(nl.GradientFlow(e), U, t=1.0), "start: got ndarray of float64"),
     ],
     ids=["numpy", "adaptive", "unstable", "negative", "J", "unsolved", "no flow", "evolving", "without", "zero",
          "attention", "rtol", "maxiter", "adjoint", "plain minimizer", "learnt minimizer", "learnt equilibrium",
@@ -374,3 +374,25 @@ def test_bad_input(call: Any, words: str) -> None:
     e = nl.E(build("gaussian", "tiled", x, None), f, 0.01)
     with pytest.raises(nl.NlflowError, match=words):
         call(e, u)
+
+
+MADE_OF = "start, or what the flow is made of: got a tensor that requires a gradient"
+A_TERM = "a term of the flow: got a tensor that requires a gradient"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    {
+        "first guess": (lambda p, w: nl.E(p, U_PLAIN, 1.0).minimizer(start=w), "start: got a tensor that requires"),
+        "potential": (lambda p, w: nl.J(p).potential(w), "source or features: got a tensor that requires"),
+        "values": (lambda p, w: nl.Constraint([0], lambda t: w[0]).on(p).at(0.0, U_PLAIN), "values: got a tensor that"),
+        "observed": (lambda p, w: nl.solve(nl.GradientFlow(nl.E(p, w, 1.0)), U_PLAIN, t=0.1), MADE_OF),
+        "fidelity": (lambda p, w: nl.solve(nl.GradientFlow(nl.E(p, U_PLAIN, w[0, 0].exp())), t=0.1), MADE_OF),
+        "source": (lambda p, w: nl.solve(nl.GradientFlow(nl.J(p), source=w), U_PLAIN, t=0.1), MADE_OF),
+        "timed source": (lambda p, w: nl.solve(nl.GradientFlow(nl.J(p), source=lambda t: w), U_PLAIN, t=0.1), A_TERM),
+    }.values(),
+)
+def test_a_derivative_is_recorded_where_somebody_uses_it(call: Any, words: str) -> None:
+    p = build("gaussian", "tiled", torch.tensor(X), None)
+    with pytest.raises(nl.InputError, match=words):
+        call(p, tensors(U)[0])

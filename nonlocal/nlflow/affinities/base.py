@@ -16,6 +16,7 @@ from nlflow._array import (
     Array,
     ArrayT,
     Floats,
+    check_signal_like,
     constant_like,
     is_numpy,
     is_tensor,
@@ -39,7 +40,6 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     check_array,
-    check_dense,
     check_integer,
     check_memory,
     check_number,
@@ -293,10 +293,7 @@ class Affinity(ABC):
 
         Its numbers are not looked at, for which a device would wait.
         """
-        if is_tensor(array):
-            check_dense(name, array)
-        elif not is_numpy(array):
-            raise InputError(f"{name}: got {type(array).__name__}, expected an array or a tensor, a signal as it is")
+        check_signal_like(name, array)
         self._check_device(name, array)
         self.domain.check_shape(name, array)
         return self._check_dtype(name, array)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import is_tensor
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError
@@ -75,6 +76,8 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
         As `as_signal`; for infinity; where every sample is missing; and for masks of another shape.
     """
     masked = isinstance(image, np.ma.MaskedArray)
+    if is_tensor(image):
+        return Given(*as_signal(image, axes.channel, TELL_MISSING))  # which refuses it
     array = np.asarray(image)
     if array.dtype.kind not in "biuf" or array.size == 0 or not axes.letters:
         return Given(*as_signal(array if masked else image, axes.channel, TELL_MISSING))  # which refuses it

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import on_host
-from nlflow.errors import InputError, NlflowWarning, check_array, check_floats, check_integer
+from nlflow._array import is_tensor, on_host
+from nlflow.errors import InputError, NlflowWarning, check_array, check_dense, check_floats, check_integer
 
 _LETTERS = "TZYX"
 _LEAST = 8  # samples along each axis of an array that is taken for a volume without being told
@@ -183,6 +183,8 @@ def check_axis(ndim: int, channel_axis: Any) -> int | None:
 
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
     """Return the shape of an array, or of a sequence that is one."""
+    if is_tensor(value):
+        check_dense(name, value)
     try:
         return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
     except ValueError:  # nested sequences of unequal lengths

@@ -75,8 +75,8 @@ class Equations:
     def __init__(self, flow: Flow, name: str, value: Any) -> None:
         self.flow = check_autonomous(flow)
         self.like = flow.check_signal(name, value)
-        tracked = flow.affinity.tracked or getattr(self.like, "requires_grad", False)
-        check_untracked(f"{name} or features", tracked, "numbers without gradients")
+        tracked = flow.tracked or getattr(self.like, "requires_grad", False)
+        check_untracked(f"{name}, or what the flow is made of", tracked, "numbers without gradients")
         full = np.asarray(to_numpy(self.like), dtype=np.float64)
         self._held = full.copy()
         self.free = np.ones(full.shape, bool)

@@ -490,9 +490,7 @@ def check_energy(energy: Any, name: str = "energy") -> E:
         raise InputError(f"{name}: got a fidelity that mixes channels, expected one number, or one for each node")
     if energy.affinity.domain.leading:
         raise InputError(f"{name}: got that of a batch, expected one item; take affinity.item(...)")
-    tracked = energy.affinity.tracked or energy.fidelity_in(energy.measure).tracked
-    tracked = tracked or getattr(energy.observed, "requires_grad", False)
-    check_untracked(f"observed, fidelity or features of {name}", tracked, "numbers without gradients")
+    check_untracked(f"observed, fidelity or features of {name}", energy.tracked, "numbers without gradients")
     return energy
 
 

@@ -249,8 +249,7 @@ def equilibrium(
     low, high = fidelity.bounds()
     if high == 0:
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
-    tracked = flow.affinity.tracked or fidelity.tracked or getattr(observed, "requires_grad", False)
-    check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.equilibrium")
+    check_untracked("observed, fidelity or features", flow.tracked, "nlflow.flows.derivatives.equilibrium")
     rtol = default_rtol(observed) if rtol is None else rtol
     if fidelity.width > 1:
         _check_iterative(flow, method)
@@ -376,8 +375,8 @@ def constrained(
         )
     given = flow.observed if start is None else start
     u = flow.held(held.zeros(flow.affinity)) if given is None else flow.check_signal("start", given)
-    tracked = flow.affinity.tracked or getattr(u, "requires_grad", False)
-    check_untracked("start, observed or features", tracked, "the steps of nlflow.flows.derivatives.run")
+    tracked = flow.tracked or getattr(u, "requires_grad", False)
+    check_untracked("start, observed, fidelity or features", tracked, "the steps of nlflow.flows.derivatives.run")
     rtol = default_rtol(u) if rtol is None else rtol
     functional, matrices = flow.functional, flow.fidelity is not None and flow.fidelity.width > 1
     if method != "direct" and functional is not None:

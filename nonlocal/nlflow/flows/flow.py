@@ -16,9 +16,19 @@ from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 
-from nlflow._array import Array, Pending, namespace, over_channels, same_kind, scalar, underflowing, unit_of
+from nlflow._array import (
+    Array,
+    Pending,
+    check_signal_like,
+    namespace,
+    over_channels,
+    same_kind,
+    scalar,
+    underflowing,
+    unit_of,
+)
 from nlflow.affinities import Affinity, shown
-from nlflow.errors import InputError, NumericalError, check_integer
+from nlflow.errors import InputError, NumericalError, check_array, check_integer
 from nlflow.flows.noise import Noise
 from nlflow.functionals.metrics import Metric, as_metric
 from nlflow.store.notebook import card
@@ -157,6 +167,11 @@ class Flow:
     def affinities(self) -> list[Affinity]:
         """What averages are taken by."""
         return [self.affinity]
+
+    @property
+    def tracked(self) -> bool:
+        """Whether something that it is made of asks for a gradient."""
+        return self.affinity.tracked or getattr(self.observed, "requires_grad", False)
 
     @property
     def applications(self) -> int:
@@ -363,7 +378,7 @@ class Flow:
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, or raise `InputError`."""
-        u = self.affinity.check_signal(name, value)
+        u = self.affinity.check_signal(name, value) if self._like is None else check_array(name, value)
         self.check_kind(name, u)
         return u
 
@@ -379,12 +394,13 @@ class Flow:
 
     def check_kind(self, name: str, u: Array) -> None:
         """Raise `InputError` for what has not the shape, dtype and device of a signal; no values are looked at."""
-        self.affinity.check_kind(name, u)
-        if self._like is not None:
+        check_signal_like(name, u)
+        if self._like is not None:  # before the affinity: what particles are made of is no feature of one
             same_kind(name, u, self._like)
         expected, words = self._shape
         if expected is not None and tuple(u.shape) != expected:
             raise InputError(f"{name}: got shape {tuple(u.shape)}, expected {expected}, {words}")
+        self.affinity.check_kind(name, u)
 
     @property
     def _shape(self) -> tuple[tuple[int, ...] | None, str]:

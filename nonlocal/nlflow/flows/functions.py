@@ -597,6 +597,5 @@ def symmetric_flow(given: Any, metric: str | Metric | None = None, name: str = "
         raise InputError(f"{name}: got a {type(given).__name__} with an operator of its own, expected r (I - P) + phi")
     if given.terms.constraint is not None:
         raise InputError(f"{name}: got a flow with a constraint, expected one without; let a large fidelity hold nodes")
-    tracked = given.affinity.tracked or (given.fidelity is not None and given.fidelity.tracked)
-    check_untracked(f"fidelity or features of {name}", tracked, "numbers without gradients")
+    check_untracked(f"observed, fidelity or features of {name}", given.tracked, "numbers without gradients")
     return given

@@ -91,6 +91,11 @@ class LinearFlow(Flow):
         return [own[1], fixed, own[0], *self.terms.given(), *self.inner.given()]
 
     @property
+    def tracked(self) -> bool:
+        """Whether something that it is made of asks for a gradient."""
+        return super().tracked or self.terms.tracked or (self.fidelity is not None and self.fidelity.tracked)
+
+    @property
     def timed(self) -> bool:
         """Whether a source or the observed signal depends on time."""
         return self.terms.timed

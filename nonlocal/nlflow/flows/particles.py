@@ -15,6 +15,7 @@ from nlflow._array import (
     Floats,
     constant_like,
     is_numpy,
+    is_tensor,
     kept_like,
     namespace,
     scalar,
@@ -31,6 +32,7 @@ from nlflow.errors import (
     check_detached,
     check_floats,
     check_number,
+    check_tensor,
     checked_call,
 )
 from nlflow.flows.flow import difference
@@ -458,6 +460,8 @@ def _as_interaction(given: Any) -> Interaction | None:
 
 def _periods(box: Any, d: int) -> Floats:
     check_detached("box", box)
+    if is_tensor(box):
+        check_tensor("box", box)
     given = list(box) if isinstance(box, list | tuple) or getattr(box, "ndim", 0) > 0 else [box] * d
     if len(given) != d:
         raise InputError(f"box: got {len(given)} periods, expected {d}, one for each dimension")

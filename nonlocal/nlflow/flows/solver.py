@@ -258,8 +258,8 @@ def solve(
             raise InputError("start: needed, since the flow has no observed signal to start from")
         start = flow.observed
     u = flow.check_signal("start", start)
-    tracked = flow.affinity.tracked or getattr(u, "requires_grad", False)
-    check_untracked("start or features", tracked, flow.differentiated)
+    tracked = flow.tracked or getattr(u, "requires_grad", False)
+    check_untracked("start, or what the flow is made of", tracked, flow.differentiated)
     times = _output_times(t, t_eval)
     if integrator is None and flow.needs_integrator:
         raise InputError(f"integrator: got none, expected one for a {type(flow).__name__}; {flow.advice}")
@@ -489,6 +489,7 @@ class _Loop:
                 target = _landing(self._own_times, now.t, float(ahead[0 if self._pieces is None else -1]))
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
                 u = self.flow.when(t).held(u)
+                check_untracked("a term of the flow", getattr(u, "requires_grad", False), self.flow.differentiated)
                 u, t, memory, events = self._until_event(u, t, memory)
             waits, told = self._waits(t), memory.pop(FINITE, None)
             seen = self._seen(u, t, told) if waits or t in self.times else None

@@ -116,6 +116,12 @@ class Terms:
         raise InputError(f"flow: got {type(term).__name__} to be added, expected a Reaction, a Source or a Constraint")
 
     @property
+    def tracked(self) -> bool:
+        """Whether a source that stays what it is asks for a gradient."""
+        fixed = self.source is not None and not self.source.timed
+        return fixed and getattr(self.source.at(0.0), "requires_grad", False)
+
+    @property
     def timed(self) -> bool:
         """Whether one of them depends on time."""
         terms = (self.reaction, self.source, self.observed, self.constraint)

@@ -204,6 +204,7 @@ class Held:
         where = f" at t={t:.6g}" if self.timed else ""
         if self.timed:
             values = values(float(t)) if self._rows is None else values(float(t), self._rows.copy())
+            check_detached("values", values)
         found = np.asarray(to_numpy(values) if hasattr(values, "detach") else values)
         rows = (len(self._order), *like.shape[self.mask.ndim :])
         if found.dtype.kind not in "biuf" or found.shape not in ((), rows, tuple(like.shape)):

@@ -30,7 +30,15 @@ from nlflow._array import (
 )
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number, checked_call
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_choice,
+    check_detached,
+    check_integer,
+    check_number,
+    checked_call,
+)
 from nlflow.functionals.constraint import Constraint, Held, as_constraint
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity, as_fidelity, checked_method
 from nlflow.functionals.krylov import default_rtol
@@ -232,7 +240,8 @@ class J:
             node of a constraint.
         """
         s = self.affinity.check_signal("source", source)
-        check_untracked("features", self.affinity.tracked, "the steps of nlflow.flows.derivatives.run")
+        tracked = self.affinity.tracked or getattr(s, "requires_grad", False)
+        check_untracked("source or features", tracked, "the steps of nlflow.flows.derivatives.run")
         options = self._options(s, rtol, maxiter, start, preconditioner)
         held = as_constraint(self.affinity, constraint)
         if held is None:
@@ -244,6 +253,7 @@ class J:
         self, like: Array, rtol: float | None, maxiter: int, start: Array | None, preconditioner: str
     ) -> dict[str, Any]:
         if start is not None:
+            check_detached("start", start)
             start = check_shape("start", self.affinity.check_signal("start", start), like)
         return {
             "rtol": check_number("rtol", default_rtol(like) if rtol is None else rtol, minimum=0, strict=True),
@@ -312,6 +322,11 @@ class E(J):
         same_kind("observed", signal, self._observed)
         result._observed = namespace(signal).astype(signal, signal.dtype, copy=True)  # it stays what it is
         return result
+
+    @property
+    def tracked(self) -> bool:
+        """Whether something that it is made of asks for a gradient."""
+        return self.affinity.tracked or self._fidelity.tracked or getattr(self._observed, "requires_grad", False)
 
     @property
     def fidelity(self) -> Array | float:
@@ -429,8 +444,7 @@ class E(J):
             For multigrid, when it is asked for and its set-up would pass the limit.
         """
         f = self._observed
-        tracked = self.affinity.tracked or self._fidelity.tracked or getattr(f, "requires_grad", False)
-        check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.minimizer")
+        check_untracked("observed, fidelity or features", self.tracked, "nlflow.flows.derivatives.minimizer")
         options = self._options(f, rtol, maxiter, start, preconditioner)
         held = as_constraint(self.affinity, constraint)
         if held is not None:

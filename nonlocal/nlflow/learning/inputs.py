@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, is_tensor, namespace, to_numpy
+from nlflow._array import Floats, is_tensor, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.affinities.distances import METRICS, SEARCHES
 from nlflow.affinities.graph import check_undamaged
@@ -20,6 +20,7 @@ from nlflow.errors import (
     InputError,
     NlflowError,
     NlflowWarning,
+    check_array,
     check_choice,
     check_detached,
     check_integer,
@@ -250,13 +251,7 @@ def _given_as(estimator: Any) -> tuple[str, str]:
 
 
 def _checked_tensor(estimator: Any, X: Any, reset: bool) -> Any:
-    xp = namespace(X)
-    if X.ndim != 2 or not xp.isdtype(X.dtype, "real floating"):
-        raise InputError(f"X: got a tensor of {X.dtype} of shape {tuple(X.shape)}, expected floats (samples, features)")
-    if 0 in X.shape:
-        raise InputError(f"X: got a tensor of shape {tuple(X.shape)}, expected at least one sample and feature")
-    if not bool(xp.all(xp.isfinite(X))):
-        raise InputError("X: got NaN or infinity, expected finite features")
+    X = check_array("X", X, ndim=2, hint="floats (samples, features)")
     if reset:
         estimator.n_features_in_ = X.shape[1]
     elif X.shape[1] != estimator.n_features_in_:
