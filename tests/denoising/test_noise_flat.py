@@ -67,6 +67,7 @@ def test_white_noise_of_a_part_has_a_strength_in_each_channel(sigma: tuple[float
     # 5120 samples: the standard deviation of sigma is 1 %.
     np.testing.assert_allclose(found.model.sigma, sigma, rtol=0.04)
     np.testing.assert_allclose(found.measured["sigma"], sigma, rtol=0.04)
+    assert found.confidence == "high"
     np.testing.assert_allclose(found.measured["level"], shaded()[PART].mean(), atol=0.4)
     assert np.abs(found.measured["correlation"]).max() < 0.06  # 4 / sqrt(5120)
     assert "one level" in found.reasons[-1]
@@ -78,6 +79,7 @@ def test_correlated_noise_of_a_part_has_its_correlation() -> None:
     found = estimate_noise(picture, flat=PART)
     lag = np.exp(-1 / (4 * 0.8**2))  # of Gaussian blur of white noise
     np.testing.assert_allclose(found.measured["correlation"], lag, atol=0.06)
+    assert found.confidence == "high"
     assert found.model.spectrum is not None
     assert found.model.sigma == pytest.approx(7, rel=0.12)
 
@@ -142,6 +144,15 @@ def _print(picture: Floats) -> Floats:
 def test_what_is_not_flat_is_refused(spoil: Any, said: str) -> None:
     with pytest.raises(InputError, match=f"flat: rows 20:84, columns 30:110: .*{said}"):
         estimate_noise(spoil(shaded() + noise((160, 180), 4.0)), flat=PART)
+
+
+def test_a_part_of_grass_is_not_sure() -> None:
+    # Its sigma is that of the grass, eight times that of the noise: no rule tells grass from compressed noise.
+    picture = data.grass()[:128, :128] + noise((128, 128), 4.0)
+    found = estimate_noise(picture, flat=np.s_[:, :])
+    assert found.model.sigma > 20
+    assert found.confidence == "medium"
+    assert any("texture such as grass" in text for text in found.reasons)
 
 
 def test_a_part_without_noise_is_refused() -> None:

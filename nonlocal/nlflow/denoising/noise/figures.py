@@ -429,6 +429,12 @@ class OfFlat(Figures, source=ON_FLAT_PARTS):
     near = figure(8, "lags up to which correlations count as those of noise")
     far = figure((12, 5.5), "lags from which on correlations are at most so many standard errors: 4 for noise")
     skew = figure(0.9, "at half the size, at most: 0.6 for a Rayleigh law, 1 to 2 for print")
+    quantiles = figure((0.1, 0.8), "of the variances of 3 x 3 samples, whose ratio says how even it is")
+    uneven = figure(
+        (0.1, 2.1),
+        "logarithm of that ratio over that of noise, and its error times the root of the number of samples: 0 for "
+        "noise, 0.4 to 1.4 for grass beyond thrice the noise, 0.1 to 8 after compression",
+    )
     beyond = figure(2.0, "spread of its samples about a surface over the noise that was found, at most")
     nothing = figure(1e-9, "of the range: less is rounding", OF_ROUNDING)
     at_end = figure(0.25, "of its samples: so many are at an end where noise was clipped or rounded")

@@ -19,6 +19,10 @@ from nlflow.domains.samples import range_of
 from nlflow.errors import InputError, shortened
 
 Array = NDArray[Any]
+_UNEVEN: Final = (
+    "its strength differs from place to place more than that of noise: compression does that, and so does texture such "
+    "as grass, which counts as noise then"
+)
 _ONE_LEVEL: Final = "how noise follows the intensity cannot be told from one level: it counts as the same everywhere"
 
 
@@ -54,7 +58,7 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
 
     All of its blocks are measured. What is white has a strength for each channel; what falls at high frequencies has
     the spectrum that was found, and that of a camera where compression cut them off. One level does not tell how noise
-    follows the intensity.
+    follows the intensity. What is uneven, as compressed noise and texture are, is medium sure.
 
     Raises
     ------
@@ -94,7 +98,27 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
                          "part")  # fmt: skip
     where = f"measured in rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
     measured = {"level": level, "sigma": sigma, "correlation": correlation}
-    return NoiseEstimate(model.scaled(span), "high", (reason, where, _ONE_LEVEL), measured, whole=False)
+    uneven = _is_uneven(planes[..., 0])
+    sure, reasons = ("medium", (reason, _UNEVEN)) if uneven else ("high", (reason,))
+    return NoiseEstimate(model.scaled(span), sure, (*reasons, where, _ONE_LEVEL), measured, whole=False)
+
+
+def _is_uneven(plane: Array) -> bool:
+    """Tell whether 3 x 3 samples of a luminance (H, W) differ more in their variance than those of Gaussian noise.
+
+    Of noise with the same covariance C of nine samples it has about a gamma law with tr(C)^2 / tr(C^2) degrees of
+    freedom (Satterthwaite, 1946), of which two quantiles are compared. O(N).
+    """
+    from scipy.special import gammaincinv
+
+    windows = sliding_window_view(plane, (3, 3)).reshape(-1, 9)
+    windows = windows - windows.mean(axis=1, keepdims=True)
+    covariance = windows.T @ windows
+    freedom = np.trace(covariance) ** 2 / np.square(covariance).sum()
+    low, high = np.quantile(np.square(windows).sum(axis=1), OfFlat.quantiles)
+    first, second = gammaincinv(freedom / 2, OfFlat.quantiles)
+    least, error = OfFlat.uneven
+    return bool(high * first > low * second * math.exp(least + 4 * error / math.sqrt(plane.size)))
 
 
 def _check_flat(plane: Array, place: str) -> None:
