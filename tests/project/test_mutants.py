@@ -14,7 +14,7 @@ from coverage import CoverageData
 
 from validation.robustness import ROOT
 from validation.robustness.mutants.__main__ import Campaign, main
-from validation.robustness.mutants.formulas import Formulas
+from validation.robustness.mutants.formulas import Formulas, WithDecisions
 from validation.robustness.mutants.operators import SCOPE, Mutant, draw, mutants_of, mutants_under, part_of
 from validation.robustness.mutants.results import EQUIVALENT, Result, judged, render, results_table
 from validation.robustness.mutants.selection import Map, mirrors
@@ -89,6 +89,22 @@ def f(x, n, rtol):
         for other in ("-x * y**2 - found[x - y]", "-x / y**2 + found[x - y]", "x * y**2 + found[x - y]",
                       "-x * y**(1.1 * (2)) + found[x - y]")
     }  # fmt: skip
+
+
+def test_numbers_that_are_only_compared_are_no_formulas() -> None:
+    source = """
+def f(x, y):
+    far = x * y
+    twice = far + x
+    told = x - y
+    kept = x / y
+    if twice > 3 and told > kept:
+        raise ValueError(f"{told}")
+    return g(kept)
+"""
+    operators = ([(mutant.line, mutant.operator) for mutant in mutants_of(source.encode(), "a.py", finder)]
+                 for finder in (Formulas, WithDecisions))  # fmt: skip
+    assert list(operators) == [[(6, "/ to *")], [(3, "* to /"), (4, "+ to -"), (5, "- to +"), (6, "/ to *")]]
 
 
 def test_names_stay_where_other_functions_change() -> None:

@@ -48,6 +48,7 @@ MODULES = (
     "metastable_clusters",
     "sinkhorn_attention",
     "noise_laws",
+    "noise_found",
     "removed_noise",
     "nonlocal_bayes",
     "frozen_priors",

@@ -11,6 +11,7 @@ from scipy.linalg import circulant
 
 from nlflow import Affinity, Gaussian, Grid, Points, affinity, sinkhorn
 from nlflow.denoising.priors import EA, Forward, Reconstruction, Resolvent, reconstruct
+from nlflow.errors import StabilityError
 from nlflow.plotting import new_figure
 from validation.harness import Check, Claim, Context, Outcome, largest, smallest
 
@@ -68,7 +69,7 @@ def run(context: Context) -> Outcome:
         "Gaussian, scattered nodes": affinity(Gaussian(0.8), nodes),
     }
     by_method = dict.fromkeys(METHODS, 0.0)
-    direct, filters, courses = 0.0, 0.0, {}
+    direct, filters, descended, courses = 0.0, 0.0, 0.0, {}
     for name, k in kernels.items():
         matrix, shape = laplacian(k), k.domain.shape
         smoother = np.linalg.inv(np.eye(n) + S**2 * matrix)
@@ -79,6 +80,7 @@ def run(context: Context) -> Outcome:
             right, normal = a.T @ data / SIGMA**2, a.T @ a / SIGMA**2
             energy = EA(k.scaled(MU), data, forward, SIGMA).minimizer(rtol=RTOL)
             minimizer = np.linalg.solve(normal + MU * matrix, right)
+            descended = largest(descended, _descended(data, forward, k, matrix, right, normal))
             envelope = np.linalg.solve(normal + MU * (np.eye(n) - smoother) / S**2, right)
             direct = largest(direct, float(np.linalg.norm(np.ravel(energy.u) - minimizer) / np.linalg.norm(minimizer)))
             expected = {"hqs": smoother @ envelope, "admm": minimizer, "red": envelope}
@@ -99,12 +101,40 @@ def run(context: Context) -> Outcome:
     checks = [
         Check("E_A's minimizer against np.linalg.solve", direct, 1e-8),
         *(Check(f"fixed points of {m} against np.linalg.solve", by_method[m], 1e-8) for m in METHODS),
+        Check("fixed point, limit and schedule of forward-backward and hqs over what they may be off", descended, 1.0),
         Check("fixed points of admm with (I + P)/2 of a doubly stochastic P", filters, 1e-8),
         Check("asymmetry of the Jacobian of RED's field, P doubly stochastic", asymmetry(averaging(fair)), 1e-9),
         Check("the same for P with unequal degrees", smallest(asymmetry(averaging(skew))), 0.05, at_least=True),
     ]
     caption = "Change of the state in each iteration, for each kernel and operator: all loops converge linearly."
     return Outcome(checks, {caption: _figure(courses)}, {"nodes": n})
+
+
+def _descended(data: Floats, forward: Forward, k: Affinity, matrix: Floats, right: Floats, normal: Floats) -> float:
+    """Return how far forward-backward, its limit and a schedule are from dense ones, over what they may be off."""
+    weight, norm = 40 * MU, float(np.linalg.norm(normal, 2)) * SIGMA**2
+    most = SIGMA * np.sqrt(2 * weight / norm)
+    options: dict[str, Any] = {"denoiser": Resolvent(k, rtol=1e-13), "method": "forward-backward", "weight": weight}
+    found = reconstruct(data, forward, SIGMA, strength=0.7 * most, rtol=1e-11, maxiter=50_000, **options)
+    worst = off(found, np.linalg.solve(normal + weight * matrix, right)) / 1e-8
+    told = reconstruct(data, forward, SIGMA, maxiter=1, **options).strength
+    worst = largest(worst, abs(float(told[0]) * np.sqrt(2) / most - 1) / 0.01)  # |A| is estimated
+    for share in (0.98, 1.02):
+        try:
+            reconstruct(data, forward, SIGMA, strength=share * most, maxiter=1, **options)
+            refused = False
+        except StabilityError:
+            refused = True
+        worst = largest(worst, 2 * float(refused != (share > 1)))
+    # Of hqs: eight strengths, from 0.8 of what a rough solution has to the noise.
+    seen = forward.apply(np.ones(forward.shape))
+    first = float(seen @ data / (seen @ seen))
+    rough = np.linalg.solve(
+        normal + 0.01 * norm / SIGMA**2 * np.eye(len(normal)), right + 0.01 * norm / SIGMA**2 * first
+    )
+    rule = np.geomspace(0.8 * rough.std(), SIGMA / np.sqrt(norm), 8)
+    scheduled = reconstruct(data, forward, SIGMA, denoiser=options["denoiser"]).strength
+    return largest(worst, float(np.abs(scheduled / rule - 1).max()) / 0.04)  # a rough solution, to a hundredth
 
 
 def _loop(data: Floats, forward: Forward, denoiser: Callable[[Any, float], Any], method: str) -> Reconstruction:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 from nlflow import denoise
 from nlflow.denoising import cells, residual
-from nlflow.denoising.noise import Poisson
-from validation.harness import Check, Claim, Context, Outcome, largest
+from nlflow.denoising.noise import Poisson, discrepancy, perturbation, sure
+from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
 
@@ -99,10 +101,47 @@ def in_cells(rng: np.random.Generator) -> tuple[float, float, float]:
     return off, bias, error
 
 
+def risks(rng: np.random.Generator) -> tuple[float, float]:
+    """Return errors of Stein's estimate and of the discrepancy of a linear map, and of what rules say they chose."""
+    try:
+        import torch
+    except ImportError as error:
+        raise CannotRunError("torch is not installed: pip install 'nlflow[torch]'") from error
+    n, worst, chosen = 40, 0.0, 0.0
+    matrix, y = rng.standard_normal((n, n)) / 9, rng.standard_normal(n)
+    for sigma in (0.7, rng.uniform(0.3, 2.0, n)):
+        signs = perturbation((n,), rng=3)
+        told = sure(y, matrix @ y, matrix @ (y + 0.05 * signs), signs, 0.05, sigma)
+        exact = np.mean((matrix @ y - y) ** 2 + sigma**2 * (2 * signs * (matrix @ signs) - 1))
+        off = np.sqrt(np.mean(((y - matrix @ y) / sigma) ** 2))
+        worst = largest(worst, abs(told / exact - 1), abs(discrepancy(y, matrix @ y, sigma) / off - 1))
+        worst = largest(worst, float(np.abs(signs**2 - 1).max()))
+    worst = largest(worst, float(abs(perturbation((10_000,), rng=1).mean()) > 0.04))  # four standard errors
+    i, j = np.mgrid[:64, :64]
+    clean = 100 + 50 * np.sin(i / 14) * np.cos(j / 11) + 40 * (np.hypot(i - 35, j - 30) < 14)
+    noisy = clean + rng.normal(0, 20, clean.shape)
+    for image in (noisy, torch.from_numpy(noisy)):
+        for quality in ("balanced", "pixels"):
+            if quality == "pixels" and image is not noisy:
+                continue
+            for rule in ("sure", "discrepancy"):
+                found, info = denoise(image, 20.0, stopping=rule, quality=quality, return_info=True)
+                error = float(np.mean((np.asarray(found) - clean) ** 2))
+                if rule == "sure":  # of which the standard error is about σ² √(2/N)
+                    chosen = largest(chosen, abs(info.risk - error) / (20**2 * np.sqrt(2 / noisy.size)))
+                else:
+                    said = float(re.search(r"residual of (\S+) sigma", info.stopped_by)[1])  # type: ignore[index]
+                    chosen = largest(chosen, 4 * abs(said / discrepancy(noisy, np.asarray(found), 20.0) - 1) / 1e-3)
+    return worst, chosen
+
+
 def run(context: Context) -> Outcome:
     rng = np.random.default_rng(55)
     sums, bias, error = in_cells(rng)
+    linear, chosen = risks(rng)
     return Outcome([
+        Check("Stein's estimate and the discrepancy of a linear map against formulas, relative", linear, 1e-9),
+        Check("risks and residuals that rules tell, from the clean picture, in standard errors", chosen, 4.0),
         Check("noise that ends of a range cut off: mean squares against SciPy's, relative", truncated(), 1e-10),
         Check("moments of residuals in windows against loops", products(rng), 1e-12),
         Check("figures of windows and of what is missing, against formulas", figures(rng), 1e-12),

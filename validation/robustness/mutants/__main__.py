@@ -23,7 +23,7 @@ from nlflow.store.atomic import locked, make_folder
 from nlflow.studies.cases import Case, run_cases
 from validation.robustness import ROOT
 from validation.robustness.mutants.formulas import SCOPE as FORMULAS
-from validation.robustness.mutants.formulas import Claims, Formulas, make_claims_map
+from validation.robustness.mutants.formulas import Claims, Formulas, WithDecisions, make_claims_map
 from validation.robustness.mutants.operators import SCOPE, Finder, Mutant, draw, mutants_under
 from validation.robustness.mutants.results import Result, judged, mark, results_table, survived
 from validation.robustness.mutants.selection import Batch, Map, make_map
@@ -155,7 +155,8 @@ def _drawn(
     among = f"{len(there)} changes"
     if claims is not None:
         there = [mutant for mutant in there if claims.tests_of(mutant)]
-        among = f"the {len(there)} of {among} that a quick claim runs"
+        more = len(mutants_under(root, scope, WithDecisions))
+        among = f"the {len(there)} of {among} that a quick claim runs ({more} with numbers that are only compared)"
     drawn = draw(there, args.number, args.seed, scope)
     drawn = [mutant for mutant in drawn if not args.only or any(part in mutant.name for part in args.only)]
     return drawn, {mutant.name: mutant.change((root / mutant.file).read_bytes()) for mutant in drawn}, among

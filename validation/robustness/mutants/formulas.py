@@ -1,8 +1,12 @@
 """Formulas that are broken one by one, for the claims to notice: ``--claims``.
 
-A formula is arithmetic on numbers. What counts samples, cuts arrays, compares or guards (tolerances, rounding, memory)
-is left to the mutants of the tests: no statement of the theory speaks of it. The map of the claims says which of them
-run the statement of a formula.
+A formula is arithmetic on numbers. What counts samples, cuts arrays, compares or guards (tolerances, rounding, memory),
+or tells people how far the work is, is left to the mutants of the tests: no statement of the theory speaks of it. The
+map of the claims says which of them run the statement of a formula.
+
+A number that is only compared is part of the comparison, whether it has a name or not. So the value of a local name is
+left out where all that reads the name is a comparison, a condition, what is raised, or the value of another such name.
+A name that is also returned, kept, passed on or calculated with is a formula. The table says what the rule leaves out.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from validation.robustness.mutants.operators import COMPUTED, Finder, Mutant
 from validation.robustness.mutants.selection import Batch, Map
 from validation.robustness.mutants.workshop import Ran, Workshop, copy
 
-__all__ = ["SCOPE", "Claims", "Formulas", "make_claims_map"]
+__all__ = ["SCOPE", "Claims", "Formulas", "WithDecisions", "make_claims_map"]
 
 SCOPE = ("functionals", "flows", "equilibria", "kernels", "markov", "learning", "denoising")
 """Rooms whose formulas are broken."""
@@ -32,7 +36,7 @@ _COUNTS = {
     *("zeros", "ones", "empty", "full", "eye", "reshape", "ceil", "floor", "perf_counter", "monotonic", "process_time"),
     *("check_memory", "finfo", "iinfo", "tiny", "eps", "join", "format", "Check", "roll", "nextafter", "spacing"),
     *("pad", "int", "slice", "chunk", "seconds", "warn", "stacklevel", "iterations", "maxiter", "rows", "columns"),
-    *("margin", "room", "references"),
+    *("margin", "room", "references", "within", "during", "tell", "telling"),
     *("rtol", "atol", "tol", "rounding", "rounding_of", "enough", "slack", "guess", "ulp", "needed", "bytes", "method"),
 }
 _COUNTED = ("_bytes", "_rtol", "_tol", "_eps", "_rounding")
@@ -44,7 +48,21 @@ _CHANGED = {"+": "-", "-": "+", "*": "/", "/": "*"}
 class Formulas(Finder):
     """Look for arithmetic: operations exchanged, signs dropped, constants and exponents times 1.1."""
 
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        before = self._deciding
+        self._deciding = before | self.deciding(node)
+        super().visit_FunctionDef(node)
+        self._deciding = before
+
+    _deciding: frozenset[str] = frozenset()
+
+    def deciding(self, function: ast.FunctionDef) -> frozenset[str]:
+        """Return the names of a function whose values are left out."""
+        return _deciding(function)
+
     def _assignment(self, targets: Sequence[ast.expr], value: ast.expr) -> None:
+        if all(isinstance(target, ast.Name) and target.id in self._deciding for target in targets):
+            return
         if self.inside and all(_is_number(target) for target in targets):
             self.visit(value)
 
@@ -125,6 +143,49 @@ class Formulas(Finder):
                 self.add("constant x 1.1", self.span(side), f"({_FACTOR} * {self.text(side)})")
         self.visit(node.left)
         self.visit(node.right)
+
+
+class WithDecisions(Formulas):
+    """Look for arithmetic in numbers that are only compared as well."""
+
+    def deciding(self, function: ast.FunctionDef) -> frozenset[str]:
+        """Return no name."""
+        return frozenset()
+
+
+def _deciding(function: ast.FunctionDef) -> frozenset[str]:
+    """Return the local names that are only compared, raised, or read by other such names."""
+    stored: set[str] = set()
+    read: dict[str, set[str | None]] = {}  # by whom: a name, '' for a comparison, None for anything else
+
+    def look(node: ast.AST, reader: str | None) -> None:
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                read.setdefault(node.id, set()).add(reader)
+            else:
+                stored.add(node.id)
+            return
+        if isinstance(node, ast.Compare | ast.Raise):
+            reader = ""
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            reader = node.targets[0].id
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and isinstance(node.target, ast.Name):
+            reader = node.target.id if reader is None else reader
+        elif isinstance(node, ast.stmt):
+            reader = None
+        if isinstance(node, ast.If | ast.While | ast.Assert):
+            look(node.test, "")
+        for child in ast.iter_child_nodes(node):
+            if child is not getattr(node, "test", None) or isinstance(node, ast.IfExp):
+                look(child, reader)
+
+    given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    for statement in function.body:
+        look(statement, None)
+    deciding = {name for name in stored - given if name in read}
+    while others := {name for name in deciding if not read[name] <= deciding | {""}}:
+        deciding -= others
+    return frozenset(deciding)
 
 
 def _is_constant(node: ast.expr) -> bool:
