@@ -19,7 +19,17 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
-from nlflow.attention import Adapter, attach, blocks, detach, load_model, load_terms, probe, save_terms  # noqa: E402
+from nlflow.attention import (  # noqa: E402
+    Adapter,
+    attach,
+    blocks,
+    detach,
+    explain,
+    load_model,
+    load_terms,
+    probe,
+    save_terms,
+)
 from nlflow.attention.injection import keeping  # noqa: E402
 from tests.transformer_models import build as known  # noqa: E402
 from tests.transformer_models import checkpointed  # noqa: E402
@@ -552,6 +562,10 @@ def test_a_rule_that_the_probe_does_not_know_is_refused() -> None:
     try:
         with pytest.raises(InputError, match="averages are not those of a softmax"):
             probe(model, inputs_of(model))
+        with pytest.warns(NlflowWarning, match="what comes to W_O is not the averages"):
+            assert {tuple(block.parts) for block in explain(model, inputs_of(model)).blocks} == {
+                ("attention", "norms", "mlp")
+            }
     finally:
         modeling_bert.eager_attention_forward = usual
 

@@ -294,8 +294,9 @@ class _Sums:
         return target, copied
 
     def ran(self, name: str, args: Any, kwargs: Any, output: Any, kept: Any) -> None:
-        operands = [one for one in _tensors((*args, *kwargs.values())) if self.known.get(one) is not None]
-        if not operands:
+        given = list(_tensors((*args, *kwargs.values())))
+        known = [(other, found) for other in given if (found := self.known.get(other)) is not None]
+        if not known:
             return
         outputs = [one for one in _tensors((output,)) if one.is_floating_point()]
         if name == "__setitem__":
@@ -304,12 +305,12 @@ class _Sums:
             return
         if name in _SUMS and self._added(args, kwargs, outputs[0]):
             return
-        one = operands[0]
-        marks = frozenset().union(*(self._used(self.known[other]) for other in operands))
+        one = known[0][0]
+        marks = frozenset().union(*(self._used(found) for _, found in known))
         if name in _NORMS and outputs[0] is not one:
             self.norm(one, outputs[0])
             return
-        alone = all(other is one or other.numel() == 1 for other in _tensors((*args, *kwargs.values())))
+        alone = all(other is one or other.numel() == 1 for other in given)
         if alone and len(outputs) == 1 and self._same(name, one, outputs[0], kept):
             self.known[outputs[0]] = self.known[one]
             return
@@ -325,6 +326,8 @@ class _Sums:
             found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1
         ):
             return False
+        if made is one and kept is None:
+            return True
         if name in _SAME or name in _RESHAPES:
             return True
         return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(
@@ -383,6 +386,9 @@ class _Sums:
         whole = found.sum
         if whole is None and found.normed is not None:
             whole = self._summands(given)
+        told = self.known.get(made)
+        if told is not None and whole is not None and told.normed is whole:
+            return  # its function was seen, and now the module
         state = whole is not None and len(self._stream(whole)) == 1 and self._is_sum(given, whole)
         self.known[made] = _Known(self._used(found), normed=whole if state else None)
 

@@ -26,6 +26,7 @@ from nlflow.attention.probing.recording import Take, recording, taking
 from nlflow.attention.probing.spectra import LayerSpectrum, Maps, Products, spectrum_of
 from nlflow.attention.probing.survey import ONE_INPUT, isotropy_of, jackknife_error, mean_of
 from nlflow.attention.probing.trace import as_frame
+from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
 from nlflow.backends.progress import bar
 from nlflow.errors import InputError, NlflowWarning, check_integer, checked_call
@@ -375,7 +376,8 @@ def _run(model: nn.Module, batch: Any, adapter: Any, take: Take | None) -> _Run:
     """Run the model once, and return what was seen of each call of a block."""
     watched = [Seen(block) for block in blocks(model, adapter)]
     given = call_of(model, _without_marks(batch))
-    taken = recording(watched) if take is None else taking(watched, take)
+    # What comes to W_O is compared with the averages where they are split, and elsewhere they are not used.
+    taken = recording(watched, compared=False) if take is None else taking(watched, take)
     with torch.no_grad(), using(model, "looks into it"), evaluating(model), ExitStack() as stack:
         stack.enter_context(watching(watched, calls=True))
         stack.enter_context(taken)
@@ -472,7 +474,7 @@ def _block(
 
 def _squares(state: Tensor, tokens: Tensor) -> Floats:
     """Return the sum of squares of each channel, (B, D)."""
-    return np.asarray((state.double() * tokens[..., None]).square_().sum(1).cpu().numpy())
+    return np.asarray((wide(state) * tokens[..., None]).square_().sum(1, dtype=torch.float64).cpu().numpy())
 
 
 def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, Floats]]:
@@ -480,10 +482,13 @@ def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, 
     found: dict[str, dict[str, Floats]] = {}
     if len(groups) < 3:  # all are ordinary
         return found
-    points = {
-        name: point_of(state, members, ranked=False) for name, members in groups.items()
+    names = [
+        name for name, members in groups.items()
         if name == "ordinary" or (name not in ("all", "patch") and bool(members.any()))
-    }  # fmt: skip
+    ]  # fmt: skip
+    members = torch.cat([groups[name] for name in names])
+    whole, items = point_of(state.repeat(len(names), 1, 1), members, ranked=False), len(state)
+    points = {name: whole.part(slice(number * items, (number + 1) * items)) for number, name in enumerate(names)}
     ordinary, length = points["ordinary"].pooled, torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
     for name, point in points.items():
         members = groups[name]
@@ -504,6 +509,8 @@ def _lengths(x: Floats) -> Floats:
 
 def _joined(several: Sequence[CausedBlock]) -> CausedBlock:
     first = several[0]
+    if len(several) == 1:
+        return first
     reasons = [block.reason for block in several if block.reason]
     groups = {
         name: {key: np.concatenate([block.groups[name][key] for block in several if name in block.groups])

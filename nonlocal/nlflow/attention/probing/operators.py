@@ -88,7 +88,7 @@ class Operator:
     @property
     def traces(self) -> Tensor:
         """The trace of W_V W_O over D, (H,): the multiple of the identity that is nearest to it."""
-        return self.inner.diagonal(dim1=-2, dim2=-1).sum(-1) / self.values.shape[1]
+        return (self.output * self.values.mT).sum((-2, -1)) / self.values.shape[1]
 
     def added(self, averages: Tensor) -> Tensor:
         """Return what attention adds to the state where the averages of the values are these, (B, H, N, d)."""
@@ -170,7 +170,7 @@ def operator_of(one: Seen, taken: Any, state: Tensor, added: Tensor, seen: Proje
         raise UnknownError("the output projection was not seen to run as a module")
     scale, tail = _tail(one, seen.output, added)
     groups = values.reshape(len(values), -1, d).transpose(0, 1)
-    wide = groups.repeat_interleave(heads // len(groups), 0).double()
+    wide = (groups if len(groups) == heads else groups.repeat_interleave(heads // len(groups), 0)).double()
     if norm is not None:
         wide = norm.gain.double()[:, None] * wide
         wide = wide - wide.mean(1, keepdim=True) if norm.centred else wide

@@ -51,7 +51,7 @@ NULLS = ("weights", "keys", "random")
 order; keys: those of other tokens; random: stochastic matrices of exponential variables, masked as P is."""
 
 _CHUNK = 2**22  # bytes of attention matrices at a time
-_TOGETHER = 2**20  # bytes of states that are measured in one go: many small ones cost their calls, large ones memory
+_TOGETHER = 2**22  # bytes of states that are measured in one go: many small ones cost their calls, large ones memory
 _OFF, _ROUNDINGS = 1e-3, 8  # of the largest value: what comes to W_O is something else; units of half precision
 _ROWS = 8  # of each head that are compared
 _LARGE = 128  # rows of a Gram matrix from which computing half of it pays for its calls
@@ -77,7 +77,7 @@ class Point:
     energy: Floats
     count: Floats
 
-    def spread(self, rows: Tensor, items: int) -> Point:
+    def spread(self, rows: NDArray[np.int_], items: int) -> Point:
         """Return the point of more inputs, NaN of those that are not `rows`."""
         values = {name: _spread(each, rows, items) for name, each in self.values.items()}
         return Point(values, *(_spread(each, rows, items) for each in (self.pooled, self.energy, self.count)))
@@ -88,9 +88,9 @@ class Point:
         return Point(values, self.pooled[rows], self.energy[rows], self.count[rows])
 
 
-def _spread(values: Floats, rows: Tensor, items: int) -> Floats:
+def _spread(values: Floats, rows: NDArray[np.int_], items: int) -> Floats:
     found = np.full((items, *values.shape[1:]), np.nan)
-    found[rows.cpu().numpy()] = values
+    found[rows] = values
     return found
 
 
@@ -106,12 +106,11 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
     """Measure states (B, N, D) over the tokens (B, N) that count, all in one way through them.
 
     The measures are those of `nlflow.attention.probing.metrics`; here they share their sums. `ranked`: with the
-    rank, which takes more time than all else; NaN without.
+    rank, which takes more time than all else; NaN without. `state` is overwritten where tokens do not count.
     """
     given = state.detach()
     if not bool(tokens.all()):
-        given = given.clone(memory_format=torch.contiguous_format)
-        given.flatten(0, 1).index_fill_(0, (~tokens).flatten().nonzero()[:, 0], 0.0)  # padding may be anything
+        given.view(-1, given.shape[-1]).index_fill_(0, (~tokens).flatten().nonzero()[:, 0], 0.0)  # may be anything
     x, counted = wide(given), tokens.double()
     lengths = torch.linalg.vector_norm(x, dim=-1).double()
     squares, some = lengths.square(), lengths > 0
@@ -133,28 +132,25 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
 
 def _rank(x: Tensor, squares: Tensor) -> Tensor:
     """Return (tr G)^2 / tr G^2 of the Gram matrix G."""
-    unit = squares.amax(-1).sqrt()
+    unit = squares.amax(-1)
     scale = torch.where(unit > 0, 1 / torch.where(unit > 0, unit, 1.0), 0.0)
-    x = x * scale.to(x.dtype)[:, None, None]
     # The trace of a square is the sum of the squares of a symmetric matrix.
     x = x if x.shape[-2] <= x.shape[-1] else x.mT
     if x.device.type == "cpu" and x.shape[-2] > _LARGE:
-        whole = torch.stack([_square_of_gram(one) for one in x])
+        lengths = torch.stack([_length_of_gram(one) for one in x])
     else:
-        whole = torch.linalg.vector_norm(x @ x.mT, dim=(-2, -1), dtype=torch.float64).square()
-    ranks: Tensor = (squares.sum(-1) * scale.square()).square() / whole
+        lengths = torch.linalg.vector_norm(x @ x.mT, dim=(-2, -1), dtype=torch.float64)
+    ranks: Tensor = (squares.sum(-1) * scale).square() / (lengths * scale).square()
     return ranks
 
 
-def _square_of_gram(x: Tensor) -> Tensor:
-    """Return the sum of the squares of x x^T, of which BLAS computes half."""
+def _length_of_gram(x: Tensor) -> Tensor:
+    """Return the root of the sum of the squares of x x^T, of which BLAS computes half."""
     rows = x.is_contiguous()
     syrk = ssyrk if x.dtype == torch.float32 else dsyrk
     half = torch.from_numpy(syrk(1.0, (x.mT if rows else x).numpy(), trans=rows).T)
-    half_sum, diagonal = (
-        torch.linalg.vector_norm(one, dtype=torch.float64).square() for one in (half, half.diagonal())
-    )
-    found: Tensor = 2 * half_sum - diagonal
+    above, diagonal = (torch.linalg.vector_norm(one, dtype=torch.float64) for one in (half, half.diagonal()))
+    found: Tensor = (2 * above.square() - diagonal.square()).sqrt()
     return found
 
 
@@ -215,13 +211,14 @@ class Course:
             own = [one for one in self.waiting if (one[2] is None) == whole]
             if not own:
                 continue
-            tokens = [self.tokens if rows is None else self.tokens[rows] for *_, rows in own]
-            found = point_of(torch.cat([state for _, state, _ in own]), torch.cat(tokens), ranked=whole)
-            end = 0
-            for name, state, rows in own:
-                end += len(state)
-                point = found.part(slice(end - len(state), end))
-                self.points[name] = point if rows is None else point.spread(rows, len(self.tokens))
+            rows, items = own[0][2], len(self.tokens)
+            tokens = (self.tokens if rows is None else self.tokens[rows]).expand(len(own), -1, -1).flatten(0, 1)
+            found = point_of(torch.cat([state for _, state, _ in own]), tokens, ranked=whole)
+            if rows is not None:
+                places = items * np.arange(len(own))[:, None] + rows.cpu().numpy()
+                found = found.spread(places.ravel(), items * len(own))
+            for number, (name, *_) in enumerate(own):
+                self.points[name] = found.part(slice(number * items, (number + 1) * items))
         self.waiting.clear()
 
     def give(self, part: str, formula: Mapping[str, float], null: str = "", weight: float = 1.0) -> None:
@@ -337,12 +334,12 @@ class _Walk:
 
     def null_of(self, part: str, added: Tensor) -> None:
         if self.nulls:
-            null = self.null_at(self.state, self.turned(added))
+            null = self.null_at(self.state[self.rows], self.turned(added))
             self.course.give(part, {null: 1.0, self.name: -1.0}, "weights")
 
     def null_at(self, base: Tensor, added: Tensor) -> str:
-        """Measure a state of the inputs that have nulls; `added` is of these alone."""
-        return self.course.at(f"null {self.course.count}", base[self.rows] + added, self.rows)
+        """Measure a state of the inputs that have nulls; both are of these alone."""
+        return self.course.at(f"null {self.course.count}", base + added, self.rows)
 
     def norm(self, step: Step) -> None:
         name, state = self.reached(step.tensor, not self.left)
@@ -371,7 +368,8 @@ class _Walk:
         width = added.shape[-1]
         order = torch.randperm(width, generator=self.generator)
         signs = torch.randint(2, (width,), generator=self.generator) * 2 - 1
-        return added[self.rows][..., order.to(added.device)] * signs.to(added)
+        few = added[self.rows]
+        return few.gather(-1, order.to(few.device).expand(few.shape)) * signs.to(few)
 
     # ---- attention
 
@@ -420,13 +418,14 @@ class _Walk:
                 own[point] = own.get(point, 0.0) + weight * value
         if not self.nulls:
             return
+        few = base[self.rows]
         for null, (averaged, whole) in corners.others.items():
-            first = {self.null_at(base, averaged): 1.0, normed: -1.0}
-            final = {self.null_at(base, whole): 1.0, projected: -1.0}
+            first = {self.null_at(few, averaged): 1.0, normed: -1.0}
+            final = {self.null_at(few, whole): 1.0, projected: -1.0}
             course.give("mixing", first, null, weight / 2)
             course.give("mixing", final, null, weight / 2)
         for tensor, from_point in ((corners.tensors["projected"], normed), (added, mixed)):
-            point = self.null_at(base, self.turned(tensor))
+            point = self.null_at(few, self.turned(tensor))
             course.give("projection", {point: 1.0, from_point: -1.0}, "weights", weight / 2)
 
 
@@ -457,7 +456,7 @@ class _Corners:
             for name, (summed, averages) in {"keys": (null.averaged, null.whole), "random": random}.items():
                 self.others[name] = summed, operator.added(averages)
                 own = _spread_of(averages, layer.tokens[walk.rows]) / spread[walk.rows]
-                course.contraction[name] = _spread(_array(own), walk.rows, len(v))
+                course.contraction[name] = _spread(_array(own), walk.rows.cpu().numpy(), len(v))
 
 
 def _length(x: Tensor) -> Tensor:
@@ -567,7 +566,10 @@ def _random_averages(null: _Moved, traces: Tensor, values: Tensor, generator: to
     random = _random(null.layer, generator, null.n)
     if random.shape[1] > 1:
         return torch.einsum("h,bhij->bij", traces, random) @ null.n, random @ null.v
-    summed = random[:, 0] @ null.n  # P (n W_V + b) = (P n) W_V + b, in O(N D^2)
+    summed = random[:, 0] @ null.n
+    if random.shape[-1] <= null.n.shape[-1]:
+        return traces.sum() * summed, random @ null.v
+    # P (n W_V + b) = (P n) W_V + b, in O(N D^2)
     bias = null.v[:, :, :1] - null.n[:, None, :1] @ values
     heads, width, d = values.shape
     made = summed @ values.transpose(0, 1).reshape(width, heads * d)  # of all heads in one product
@@ -640,5 +642,5 @@ def _spread_of(x: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _whole(x: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), dtype=torch.float64)
+    found: Tensor = torch.linalg.vector_norm(_length(x), dim=-1, dtype=torch.float64)
     return found

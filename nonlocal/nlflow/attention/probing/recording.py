@@ -73,7 +73,8 @@ def taking(found: list[Seen], take: Take) -> Iterator[None]:
 
 # ---- attention functions that record their arguments
 
-_RECORDER: ContextVar[tuple[int, dict[int, Seen]]] = ContextVar("nlflow_probe", default=(0, {}))  # thread; by module
+_Recorder = tuple[int, dict[int, Seen], bool]  # thread; by module; whether averages are compared here
+_RECORDER: ContextVar[_Recorder] = ContextVar("nlflow_probe", default=(0, {}, True))
 _PRODUCT, _PRODUCTS = "scaled_dot_product_attention", functional.scaled_dot_product_attention
 _PREFIX = "nlflow_probe_"
 _NAME = "_attn_implementation_internal"  # the public one sets those of other configurations too
@@ -82,15 +83,16 @@ _OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and b
 
 
 @contextmanager
-def recording(found: list[Seen]) -> Iterator[None]:
+def recording(found: list[Seen], *, compared: bool = True) -> Iterator[None]:
     """Record the arguments of the attention functions of these blocks in this thread, whichever functions they are.
 
     Of modules that do not ask transformers for their function (those of timm, torchvision and torch), the arguments of
-    torch's `scaled_dot_product_attention`.
+    torch's `scaled_dot_product_attention`. `compared`: a function whose averages are others than these arguments give
+    is refused; without, the caller compares them.
     """
     transformers_library()
     configs = {id(config): config for one in found if (config := getattr(one.block.module, "config", None)) is not None}
-    token = _RECORDER.set((get_ident(), {id(one.block.module): one for one in found}))
+    token = _RECORDER.set((get_ident(), {id(one.block.module): one for one in found}, compared))
     try:
         with ExitStack() as stack:
             for config in configs.values():
@@ -229,7 +231,7 @@ def _wrapped(name: str) -> str:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> Any:
         mask = attention_mask
-        thread, recorded = _RECORDER.get()
+        thread, recorded, compared = _RECORDER.get()
         one = recorded.get(id(module)) if thread == get_ident() and not tracing() else None
         if one is not None:
             taken = _as_given(module, kernel, query, key, value, mask, kwargs, orders)
@@ -238,7 +240,7 @@ def _wrapped(name: str) -> str:
         functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
         original = functions.get_interface(name, own_eager(module))
         result = original(module, query, key, value, mask, **kwargs)
-        if one is not None and name not in REGISTERED:
+        if one is not None and compared and name not in REGISTERED:
             with torch._C.DisableTorchFunction():  # what follows is no part of the model: nothing watches it
                 _check_average(one.block.name, taken, result[0])
         return result

@@ -22,7 +22,8 @@ def bias_of(layer: Layer, place: Place) -> Tensor | None:
         return None
     bias = torch.zeros(1, 1, 1, 1, device=tokens.device)
     if layer.mask is not None:
-        mask = layer.mask.expand(layer.items, layer.heads, count, count)[place]
+        items, heads = (own if size > 1 else slice(None) for own, size in zip(place, layer.mask.shape[:2], strict=True))
+        mask = layer.mask[items, heads]
         added = bias if mask.dtype == torch.bool else mask.float()
         bias = torch.where(seen(mask), added, -torch.inf)
     if padded:
