@@ -35,6 +35,7 @@ from nlflow.denoising.noise import (
 )
 from nlflow.denoising.noise.finding import counts as of_counts
 from nlflow.denoising.noise.finding import evidence, pictures, recordings, sigma, speckle
+from nlflow.denoising.noise.finding.finders import strength_of
 from nlflow.denoising.noise.finding.mosaics import find_mosaic
 from nlflow.denoising.noise.finding.places import find_places
 from nlflow.denoising.noise.finding.transfer import is_square, line_through
@@ -121,6 +122,10 @@ def kinds(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
     )
     assert isinstance(rician, Rician)
     yield "Rician", (rician.sigma / 6 - 1) / 0.01
+    bright = Rician(6.0).sample(SCENE, rng=rng)[..., None]  # no background tells it
+    told = strength_of(bright, np.zeros(SCENE.shape, bool), 1.0)
+    assert told is not None
+    yield "Rician", (told / 6 - 1) / 0.01
     bright = SCENE * np.where(ROWS > 80, 3, 1)
     for looks, scene in ((1.0, bright), (3.0, bright), (20.0, np.geomspace(50, 800, 200)[:, None] * np.ones(240))):
         noise = find_speckle(Speckle(looks).sample(scene, rng=rng)[..., None])
@@ -148,7 +153,7 @@ def kinds(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
     wide = 100 + 30 * np.sin(np.arange(192) / 60)[:, None] * np.cos(np.arange(192) / 70)
     uneven = find_places((wide + 4 * place * rng.standard_normal(place.shape))[..., None])
     assert isinstance(uneven, GaussianNoise)
-    yield "noise by place", float(np.abs(np.log(uneven.along(wide[..., None])[..., 0] / (4 * place))).mean()) / 0.02
+    yield "noise by place", float(np.abs(np.log(uneven.along(wide[..., None])[..., 0] / (4 * place))).mean()) / 0.005
 
 
 def mosaics(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
@@ -189,6 +194,7 @@ def counted(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
     off = told.variances - 2 * (told.means - 100) - 36
     yield "photon transfer", (float(np.mean((off / told.errors) ** 2)) - 1) / np.sqrt(2 / len(off)) / 3
     unknown = photon_transfer(noisy)
+    yield "photon transfer", (unknown.model.offset - 125) / 2  # the darkest blocks, of which the read noise is real
     yield (
         "photon transfer",
         SURE * (abs(unknown.gain / told.gain - 1) + abs(unknown.intercept / told.intercept - 1)) / 1e-9,
@@ -272,6 +278,10 @@ def recorded(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
     assert told is not None
     far = np.abs(spiky - peak) > 20
     yield "spikes", SURE * float(np.count_nonzero(far & ~told) + np.count_nonzero(told & (spiky == peak)))
+    verdict = estimate_noise(np.sin(t / 40) + rng.normal(0, 0.2, n))
+    assert isinstance(verdict.model, GaussianNoise)
+    yield "white noise in time", (float(verdict.model.sigma) / 0.2 - 1) / 0.01
+    yield "white noise in time", SURE * float(verdict.confidence != "high")
     counts = rng.poisson(3 + 2 * np.sin(t / 200))
     ratio, error, fits = recordings._dispersion(counts.astype(np.float64))
     yield "counts in time", (ratio - 1) / error if fits else np.inf
@@ -333,6 +343,18 @@ def shown(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
         flat = speckle._Flat(3 * rng.standard_normal(shape), np.zeros(shape[0]))
         for level, number in ((flat.fine, 4), (flat.middle, 2)):
             yield "flat windows", (level / 3 - 1) * np.sqrt(2 * np.prod(shape) / number)
+    flat = speckle._Flat(np.log(rng.gamma(2.0, size=(60, 16, 16))), np.zeros(60))
+    share = (np.arange(speckle.OfSpeckle.quantiles) + 0.5) / speckle.OfSpeckle.quantiles
+    x = np.sort(flat.rest, axis=None)[(share * flat.rest.size).astype(int)] / flat.sigma
+    for looks in (1.0, 2.0, 5.0):
+        law = stats.loggamma(looks)
+        apart = np.abs(law.cdf(law.mean() + law.std() * x) - share).max() / np.abs(stats.norm.cdf(x) - share).max()
+        yield "distances of laws", SURE * abs(flat.distance(looks) / apart - 1) / 1e-9
+    energy = rng.standard_normal((400, 30)) ** 2 * rng.uniform(0.5, 2, 30)
+    white = energy / energy.mean(axis=0)
+    kurtosis = np.mean([(32 / 30) * np.mean(one**2) / np.mean(one) ** 2 - 3 for one in white])  # of 30 it is 3 · 30/32
+    error = np.sqrt(24 / (30 * evidence.SHARES[0] * 5000))
+    yield "tails of blocks", SURE * abs(evidence._tails(energy, 5000.0) / (kurtosis / error) - 1) / 1e-9
     edges = 100.0 * np.repeat(np.repeat(rng.random((17, 17)), 8, axis=0), 8, axis=1)
     yield "blocks of JPEG", SURE * float((evidence._edges(edges[..., None], 100.0) < np.log(1e3)).any())
 
@@ -353,7 +375,8 @@ def verdicts(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
         yield "verdict", SURE * float(white != (added.spectrum is None))
     clean = estimate_noise(SCENE)
     yield "verdict", SURE * float(clean.model.sigma)
-    shade = 100 + ROWS / 40 + COLUMNS / 60 + (ROWS / 128) ** 2
+    # Light that falls off is a surface of second order, and is taken away.
+    shade = 100 + ROWS / 4 + COLUMNS / 6 + 9 * (ROWS / 128) ** 2 - 15 * (COLUMNS / 160) ** 2 + ROWS * COLUMNS / 2e3
     named = estimate_noise(shade + rng.normal(0, 6, shade.shape), flat=np.s_[20:120, 20:140])
     yield "named part", (float(named.model.sigma) / 6 - 1) * np.sqrt(2 * 100 * 120)
     coloured = estimate_noise(GaussianNoise(6.0, low).sample(shade, rng=rng), flat=np.s_[20:120, 20:140])
