@@ -21,7 +21,7 @@ from nlflow import (
     from_matrix,
     solve,
 )
-from nlflow.flows import ExactGaussian, Noise, PlatenWeak2
+from nlflow.flows import Ensemble, ExactGaussian, Noise, PlatenWeak2
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest
 
 Floats = NDArray[np.float64]
@@ -136,6 +136,23 @@ class Pair:
         return values.mean(axis=1), values.std(axis=1) / math.sqrt(paths)
 
 
+def intervals() -> float:
+    """Return errors of confidence intervals of paths against SciPy's, relative: Student's, and of the variance."""
+    values = np.random.default_rng(6).gamma(2.0, size=(40, 3, 5))
+    paths = Ensemble(np.arange(3.0), values, 0, {})
+    worst = 0.0
+    for level in (0.9, 0.99):
+        exact = stats.t.interval(level, 39, loc=values.mean(axis=0), scale=stats.sem(values, axis=0))
+        worst = largest(worst, float(np.abs(np.array(paths.interval(level)) / np.array(exact) - 1).max()))
+        # Var s² = (μ₄ − σ⁴ (n − 3)/(n − 1)) / n.
+        spread, fourth = values.var(axis=0, ddof=1), stats.moment(values, 4, axis=0)
+        error = stats.norm.isf((1 - level) / 2) * np.sqrt((fourth - spread**2 * 37 / 39) / 40)
+        low, high = paths.interval(level, "variance")
+        worst = largest(worst, float(np.abs(low - np.maximum(spread - error, 0)).max()),
+                        float(np.abs(high - spread - error).max()))  # fmt: skip
+    return worst
+
+
 def run(context: Context) -> Outcome:
     ring = Ring(context.pick(1000, 60))
     draws, few = context.pick(1_000_000, 10_000), context.pick(100_000, 10_000)
@@ -168,6 +185,7 @@ def run(context: Context) -> Outcome:
             after_long(ring, few, between, spans[-1] - spans[-2]), FALSE_ALARM, at_least=True,
         ),
         Check(f"the same with a strength that is wrong by {off:.0%}, p-value", wrong, FALSE_ALARM),
+        Check("confidence intervals of paths against SciPy's", intervals(), 1e-10),
         Check("moments of two nodes in wells, in standard errors", worst, float(stats.norm.isf(FALSE_ALARM / 16))),
     ]  # fmt: skip
     return Outcome(checks, {}, {"draws": draws, "nodes": ring.nodes, "p-values": alike, "wells": figures})

@@ -7,6 +7,9 @@ from scipy import stats
 
 from nlflow import AttentionFlow, ExpDotProduct, Gaussian, Grid, MarkovChain, Points, affinity, equilibrium, from_matrix
 from nlflow.affinities import Affinity
+from nlflow.functionals.accuracy import Rows
+from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.functionals.krylov import Solved
 from nlflow.plotting import new_figure
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest, smallest
 
@@ -43,7 +46,10 @@ def run(context: Context) -> Outcome:
     # Squares of independent standard normal numbers add up to chi-square: too small errors would show as well.
     total = float(np.sum(np.square(scores)))
     two_sided = 2 * smallest(stats.chi2.sf(total, len(scores)), stats.chi2.cdf(total, len(scores)))
+    apart, beyond = _bounds()
     checks = [
+        Check("bounds of errors against max |r| / k and max |r| max v / min A v, relative", apart, 1e-8),
+        Check("errors over these bounds", beyond, 1.0),
         Check("equilibrium against the resolvent by NumPy", resolvent, 1e-11),
         Check("equilibria by GMRES against the resolvent", _iterated(weights, matrix), 1e-7),
         Check("gaps of walks that are hardly killed against (1 − a) e, relative", _gaps(), 1e-10),
@@ -55,6 +61,45 @@ def run(context: Context) -> Outcome:
         "standard errors); grey: f."
     )
     return Outcome(checks, {caption: _figure(f, curves)}, {"walkers": walkers, "scores": len(scores)})
+
+
+def _bounds() -> tuple[float, float]:
+    """Return how far bounds of errors are from max |r_i| / k_i and v max |r_i|, relative, and the errors over them."""
+    rng, n = np.random.default_rng(8), 30
+    k = rng.random((n, n)) ** 3
+    p, phi, held = k / k.sum(axis=1, keepdims=True), rng.uniform(0.1, 3, n), np.arange(n) < 4
+    apart, beyond = 0.0, 0.0
+    for fidelity in (NodeFidelity(0.3), NodeFidelity(phi)):
+        given = fidelity.times(np.ones(n))
+        a = np.eye(n) - p + np.diag(given)
+        rows = Rows.of(lambda v, pull=fidelity: v - p @ v + pull.times(v), fidelity, phi, (0,))
+        b = given * rng.standard_normal(n)
+        exact = np.linalg.solve(a, b)
+        for size in (1e-3, 0.1):
+            x = exact + size * rng.standard_normal(n)
+            told = rows.judged(Solved(x, 1e-3, 3), None, b, 0.0, np.inf).error
+            wanted = float((np.abs(b - a @ x) / given).max() / np.abs(x).max())
+            apart = largest(apart, abs(told / wanted - 1))
+            beyond = largest(beyond, float(np.abs(x - exact).max() / np.abs(x).max()) / told)
+    # Where nobody is stopped but at held nodes, v solves A v = D 1 there roughly, or to all digits.
+    inside = np.where(held, 0.0, 1.0)
+    a = inside[:, None] * (np.eye(n) - p) * inside + np.diag(1 - inside)
+    rows = Rows.of(lambda v: inside * (v - p @ v), None, phi, (0,), free=lambda v: inside * v)
+    b = inside * rng.standard_normal(n)
+    exact = np.linalg.solve(a, b)
+    x = exact + 1e-3 * inside * rng.standard_normal(n)
+
+    def rough(right: np.ndarray, start: np.ndarray, rtol: float) -> Solved:
+        return Solved(np.linalg.solve(a, right) * rough_by, 0.0, 1)
+
+    rough_by = inside * rng.uniform(0.97, 1.03, n)
+    v = np.linalg.solve(a, inside) * rough_by
+    left = inside * (b - (x - p @ x))
+    told = rows.judged(Solved(x, 1e-3, 3), rough, b, 0.0, 0.0).error
+    wanted = np.abs(left).max() / np.abs(x).max() * v.max() / (v - p @ v)[~held].min()
+    return largest(apart, abs(told / wanted - 1)), largest(
+        beyond, float(np.abs(x - exact).max() / np.abs(x).max()) / told
+    )
 
 
 def _iterated(weights: Affinity, matrix: np.ndarray) -> float:

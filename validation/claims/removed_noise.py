@@ -7,10 +7,13 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.ndimage import convolve1d
 
 from nlflow import denoise
 from nlflow.denoising import cells, residual
-from nlflow.denoising.noise import Poisson, discrepancy, perturbation, sure
+from nlflow.denoising.noise import Poisson, discrepancy, perturbation, spectra, sure
+from nlflow.denoising.noise.figures import OfSpectra
+from nlflow.denoising.patches.means import _between
 from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -101,6 +104,25 @@ def in_cells(rng: np.random.Generator) -> tuple[float, float, float]:
     return off, bias, error
 
 
+def between_blocks(rng: np.random.Generator) -> float:
+    """Return errors of lines between smoothed means of blocks, and of what is kept of noise on coarser images."""
+    means, worst = rng.standard_normal((7, 9)), 0.0
+    for axis in (0, 1):
+        smooth = convolve1d(means, [0.25, 0.5, 0.25], axis=axis, mode="nearest")
+        place = (np.arange(2 * means.shape[axis]) + 0.5) / 2 - 0.5
+        exact = np.apply_along_axis(lambda one, at=place: np.interp(at, np.arange(len(one)), one), axis, smooth)
+        worst = largest(worst, float(np.abs(_between(means, axis) - exact).max()))
+    # From where a coarse image is taken over as it is, its share falls as a raised cosine.
+    begin = OfSpectra.taken
+    share = np.array([0.0, begin, begin + (1 - begin) / 3, begin + (1 - begin) / 2, 1.0, 1.4])
+    worst = largest(worst, float(np.abs(spectra.fade(share) - [1, 1, 0.75, 0.5, 0, 0]).max()))
+    power = rng.random((1, 16, 16))
+    gain = spectra.fade(4 * np.abs(np.fft.fftfreq(16)))
+    gain = gain[:, None] * gain
+    left = power * ((1 - gain) ** 2 + OfSpectra.left * gain**2)
+    return largest(worst, float(np.abs(spectra.remaining(power) - left).max()))
+
+
 def risks(rng: np.random.Generator) -> tuple[float, float]:
     """Return errors of Stein's estimate and of the discrepancy of a linear map, and of what rules say they chose."""
     try:
@@ -146,6 +168,7 @@ def run(context: Context) -> Outcome:
         Check("moments of residuals in windows against loops", products(rng), 1e-12),
         Check("figures of windows and of what is missing, against formulas", figures(rng), 1e-12),
         Check("isolated peaks that are given back: what is missing, relative", peaks(), 0.02),
+        Check("lines between means of blocks, and shares of coarser images", between_blocks(rng), 1e-12),
         Check("sums over cells, and lines between them", sums, 1e-12),
         Check("estimates of few counts: bias, relative", bias, 0.1),
         Check("estimates of few counts: root mean square error, in counts", error, 0.09),

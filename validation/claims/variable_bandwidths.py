@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from nlflow._array import Floats
 from nlflow.errors import NlflowWarning
 from nlflow.plotting import Series, rate_figure
-from validation.harness import CannotRunError, Check, Claim, Context, Outcome
+from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest
 
 _TILT = 0.6  # of the density on the circle and the sphere, from 1 - tilt to 1 + tilt over the mean
 _GOLDEN = np.pi * (3 - 5**0.5)
@@ -49,6 +49,27 @@ def _widths(points: Floats) -> float:
     density = np.log(np.exp(-scaled / (2 * found._factor**2)).sum(axis=1)) - np.log(near)
     relative = np.exp(-0.5 * (density - density.mean()))
     return float(np.abs(found.points / (np.sqrt(2) * found.curve.best * relative) - 1).max())
+
+
+def _curve() -> float:
+    """Return errors of curves of sums, of the width and dimension that they tell, and of widths in other units."""
+    from nlflow.learning import DiffusionMap
+    from nlflow.learning.widths import width_curve
+
+    points = _circle(80)
+    curve = width_curve(points)
+    squared = ((points[:, None] - points) ** 2).sum(axis=2)
+    sums = np.array([np.exp(-squared / (2 * w**2)).mean() for w in curve.widths])
+    slopes = np.gradient(np.log(sums), np.log(curve.widths))
+    rates = [
+        DiffusionMap(2, "rbf", beta=-0.5).fit(unit * points).graph_.widths.points / unit for unit in (1.0, 1e-3, 1e4)
+    ]
+    return largest(
+        float(np.abs(curve.sums / sums - 1).max()),
+        abs(curve.gamma * 2 * curve.widths[np.argmax(slopes)] ** 2 - 1),
+        abs(curve.dimension / slopes.max() - 1),
+        *(float(np.abs(one / rates[0] - 1).max()) for one in rates[1:]),
+    )
 
 
 def run(context: Context) -> Outcome:
@@ -103,6 +124,7 @@ def run(context: Context) -> Outcome:
         Check("with one width (β = 0), where the tails see nobody", flat, 0.5, at_least=True),
         Check("against the dense eigenvalue problem, relative", apart, 1e-8),
         Check("widths against densities written out, relative", _widths(1.3 * _circle(60)), 1e-12),
+        Check("sums of Gaussians and what they tell, against NumPy's, and in other units, relative", _curve(), 1e-9),
         Check("modes at the points themselves by one average, relative", moved, 1e-6),
     ]  # fmt: skip
     figures: dict[str, Any] = {
