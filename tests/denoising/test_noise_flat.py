@@ -197,8 +197,8 @@ def test_a_small_part_of_a_photograph_is_doubted_and_its_advice_works() -> None:
     part = part_of_photograph()
     found = estimate_noise(part)
     assert found.confidence == "low"
-    assert any("without print or edges" in one for one in found.reasons)
-    with pytest.warns(UserWarning, match=r"hard to find out: .*flat="):
+    assert any("structure is everywhere" in one for one in found.reasons)
+    with pytest.warns(UserWarning, match=r"hard to find out: .*is everywhere.* without print or edges.*flat="):
         denoise(part, quality="pixels", steps=1)
     whole = estimate_noise(part, flat=np.s_[:, :])
     assert whole.model.sigma == pytest.approx(part.std(), rel=0.15)

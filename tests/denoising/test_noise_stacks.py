@@ -297,6 +297,10 @@ def test_the_verdict_on_volumes():
     assert isinstance(counts.model, Poisson)
     assert counts.model.gain == pytest.approx(1, abs=0.2)
     assert "gain" in counts.reasons[0]
+    assert counts.confidence == "high"
+    read = estimate_noise(Poisson(2.0, 9.0, 100.0).sample(2 * CLEAN + 100, rng=0))
+    assert "one pair of many" in read.reasons[0]  # which the line that says the model does not repeat
+    assert read.confidence == "medium"
     assert isinstance(examine(Speckle(4.0).sample(CLEAN, rng=0)[..., None]).model, Speckle)
 
 

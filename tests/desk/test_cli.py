@@ -21,9 +21,8 @@ from PIL import Image
 import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
 from nlflow.backends.numba import loading
-from nlflow.denoising.info import doubts
+from nlflow.denoising.info import doubts, if_wrong
 from nlflow.denoising.noise import GaussianNoise, NoiseEstimate
-from nlflow.denoising.noise.finding import pictures
 from nlflow.denoising.noise.models import gaussian
 from nlflow.desk import terminal
 from nlflow.desk.commands import installed
@@ -246,7 +245,7 @@ def test_advice_of_the_library_is_given_in_words_of_the_shell(capsys: pytest.Cap
     samples = np.random.default_rng(0).uniform(0, 255, (40, 40, 1))
     estimate = NoiseEstimate(GaussianNoise(0.02), "medium")
     for text, command in (
-        (pictures._ADVICE, "without print or edges, such as --flat 20:84,300:400, best in the whole photograph"),
+        (if_wrong(2), "--strength 0.5 keeps more; or measure it in a flat part without print or edges"),
         (doubts(samples, 0.02, estimate)[0], "(nonlocal denoise IN OUT --flat 20:84,300:400)"),
         (
             doubts(samples, 0.02, estimate)[0],

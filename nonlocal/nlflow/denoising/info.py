@@ -23,6 +23,15 @@ _ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that 
 _TAIL: Final = 0.05  # of the samples, at each end, that do not count for the range
 _FEW: Final = 16  # different values, of which a drawing is made
 _SOME: Final = 100_000  # samples that are looked at for them
+#: What to do about noise that was found out wrongly, by the number of axes.
+_REMEDIES: Final = {
+    1: "give its standard deviation (sigma), that of a stretch where nothing but noise is",
+    2: "measure it in a flat part without print or edges, by rows and columns, best in the whole photograph "
+    "(estimate_noise(image, flat=np.s_[20:84, 300:400]).model), or give a model from another picture of the same "
+    "camera (estimate_noise(other).model), or its standard deviation (sigma)",
+    3: "give a model of another stack of the same instrument (estimate_noise(other).model), or its standard deviation "
+    "(sigma)",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,18 +172,17 @@ def doubts(samples: NDArray[Any], removed: float, found: NoiseEstimate | None) -
     if removed < (_CLEAN if recording else _NOTHING) * span and found.confidence != "high" and not _drawn(samples):
         kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
         why = f"; {found.reasons[0]}" if found.confidence == "low" and found.reasons else ""
-        remedy = "give its standard deviation (sigma), that of a stretch where nothing but noise is" if recording else (
-            "measure it in a flat part, by rows and columns "
-            "(estimate_noise(image, flat=np.s_[20:84, 300:400]).model), or give a model from another "
-            "picture of the same camera (estimate_noise(other).model), or its standard deviation (sigma)"
-        )  # fmt: skip
-        return [f"{kept}: {found}{why}; if you see noise, {remedy}"]
+        return [f"{kept}: {found}{why}; if you see noise, {_REMEDIES[samples.ndim - 1]}"]
     if removed < _CLEAN * span:
         return []
     if found.confidence == "low":
-        return [f"the noise was hard to find out: {found}; {found.reasons[0]}; look at the result, and give sigma or "
-                "noise where it is wrong"]  # fmt: skip
+        return [f"the noise was hard to find out: {found}; {found.reasons[0]}; {if_wrong(samples.ndim - 1)}"]
     return []
+
+
+def if_wrong(axes: int) -> str:
+    """Return what to do where structure was taken for noise in samples of so many axes."""
+    return f"if the result looks wrong, strength=0.5 keeps more; or {_REMEDIES[axes]}"
 
 
 def _bulk_of(samples: NDArray[Any]) -> float:

@@ -66,13 +66,14 @@ def lost(missing: int, hidden: int, shape: Sequence[int], channel_axis: int | No
 
 
 def _doubts(details: dict[str, Any], kind: str, *, removed: bool) -> list[tuple[str, str]]:
-    """Return what a verdict that is not sure rests on, and what to do where something was removed by it."""
+    """Return what a verdict that is not sure rests on, and what to do about it where no warning has said that."""
     if details.get("confidence", "") in ("", "high") or not details.get("reasons"):
         return []
-    hint = "structure may be taken for noise: --strength 0.5 keeps more of it, --sigma says how strong the noise is"
-    if kind == "image":
-        hint = "texture may be taken for noise: --strength 0.5 keeps more, --flat ROWS,COLUMNS measures a flat part"
-    return [("because", in_shell(reason)) for reason in details["reasons"]] + [("if wrong", hint)] * removed
+    from nlflow.denoising.info import if_wrong
+
+    rows = [("because", in_shell(reason)) for reason in details["reasons"]]
+    told = details["confidence"] == "low" or not removed
+    return rows if told else [*rows, ("doubt", in_shell(if_wrong({"signal": 1, "image": 2}.get(kind, 3))))]
 
 
 def bare(noise: str) -> str:

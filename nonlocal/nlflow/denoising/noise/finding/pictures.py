@@ -18,10 +18,7 @@ from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 
 Array = NDArray[Any]
-_ADVICE: Final = (
-    "structure is everywhere, so that the strength is uncertain; name a part without print or edges, such as "
-    "flat=np.s_[20:84, 300:400], best in the whole photograph"
-)
+_EVERYWHERE: Final = "structure is everywhere, so that the strength is uncertain, which a flat part would tell"
 _HARM: Final = 2.0  # what it costs to take structure for noise, where noise that stays costs 1
 _MORE: Final = 1.15  # times the noise of the highest frequencies: more is in lower ones, and noise is not white
 _VARIES: Final = 1.5  # ratio of standard deviations at two intensities from which on noise follows the light
@@ -63,8 +60,8 @@ def noise_of_picture(
         return NoiseEstimate(GaussianNoise(0.0), sure, (why,), measured)
     kind = max(("white", "correlated"), key=lambda name: odds[name])
     places, relative = _light(found, belief)
-    advice = [] if sure != "low" else [_ADVICE]
-    reasons = [*advice, f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
+    reasons = [_EVERYWHERE] if sure == "low" else []
+    reasons += [f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
     level = white() if kind == "white" else 0.0
     # What compression took from white noise is missing at the highest frequencies, which `white` tells.
     if kind == "white" and (sure == "low" or strength <= _MORE * root_mean_square(np.atleast_1d(level))):

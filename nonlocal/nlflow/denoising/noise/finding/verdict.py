@@ -276,7 +276,8 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
             figures = {"gain": found.gain, "gain_error": found.gain_error, "intercept": found.intercept}
             if found.variances.max() > OfStacks.varying * found.variances.min():
                 reason = f"the variance grows with the intensity along a line: {found}"
-                return NoiseEstimate(found.model, "high", (reason,), measured | figures)
+                sure = "medium" if found.model.sigma or found.model.offset else "high"  # one pair of many
+                return NoiseEstimate(found.model, sure, (reason,), measured | figures)
             why = "the variance hardly changes over the intensities"
         measured["transfer"] = why
     ratio = _coarser(samples, missing) / float(np.mean(sigmas))
