@@ -131,6 +131,24 @@ def off_loops() -> float:
     return worst / float(np.abs(observed).max())
 
 
+def energies() -> float:
+    """Return errors of the energy of groups, n Σ |u − ū|² + n Σ ⟨u − z, C (u − z)⟩ in units of the noise, relative."""
+    rng, worst = np.random.default_rng(2), 0.0
+    layout = Rows.of(6, 20)
+    clean = rng.standard_normal((6, 20, SIZE))
+    noisy = clean + 0.5 * rng.standard_normal(clean.shape)
+    planes = [layout.image(tokens) for tokens in (noisy, clean)]
+    for variance in (1.5, 0.4):
+        images = Images(planes[0], planes[1], planes[0], np.full((1, 1, 1), variance), None)
+        told = PlainFilter().energy(layout.groups, images, Stage(shrink=0.0, running=False))
+        exact = 0.0
+        for z, u in zip(noisy / np.sqrt(variance), clean / np.sqrt(variance), strict=True):
+            own = np.einsum("ni,ij,nj", u - z, np.cov(u.T, bias=True), u - z)
+            exact += 20 * float(((u - u.mean(axis=0)) ** 2).sum() + own)
+        worst = largest(worst, abs(told / exact - 1))
+    return worst
+
+
 def with_covariance(members: int, covariance: Floats, rng: np.random.Generator) -> Floats:
     """Return tokens (members, SIZE) whose covariance is exactly that, as far as so many tokens can have it."""
     white = rng.standard_normal((members, SIZE))
@@ -192,6 +210,7 @@ def run(context: Context) -> Outcome:
             excess += _others(best, prior, roots, rng, context.pick(400, 100))
     checks = [
         Check("overlapping patches put together by their variances, against loops, relative", off_loops(), 1e-10),
+        Check("energies of groups against sums written out, relative", energies(), 1e-10),
         Check("steps against mean + C (C + Σ)⁻¹ (z − mean), np.linalg.inv", closed, 1e-10),
         Check(
             f"{len(p_values)} mean squared errors against the closed form: smallest p × their number",

@@ -7,12 +7,32 @@ import warnings
 from typing import Any
 
 import numpy as np
+from scipy.stats import multivariate_normal
 
-from nlflow import Constraint, E, J, Jp, MarkovChain, affinity_from_graph, neighbour_graph
+from nlflow import Constraint, E, J, Jp, MarkovChain, Points, affinity_from_graph, from_matrix, neighbour_graph
 from nlflow.errors import NlflowWarning
 from nlflow.functionals.variational import harmonic_extension
 from nlflow.plotting import Series, rate_figure
 from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest
+
+
+def _evidence() -> float:
+    """Return errors of the evidence of values at some nodes, against SciPy's density of their contrasts."""
+    from nlflow.learning.selection import log_evidence
+
+    rng, n, nodes, worst = np.random.default_rng(3), 30, np.array([0, 4, 7, 12, 20, 25]), 0.0
+    x, w, y = rng.random((n, 2)), rng.uniform(0.5, 2, n) / n, rng.standard_normal((6, 2))
+    k = np.exp(-((x[:, None] - x) ** 2).sum(axis=2) / 0.1)
+    inverse = np.linalg.pinv(w[:, None] * (np.diag(k @ w) - k * w))[np.ix_(nodes, nodes)]
+    contrasts = np.linalg.svd(np.ones((1, 6)))[2][1:].T
+    z = contrasts.T @ y
+    for fidelity in (0.3, 2.0):
+        spread = contrasts.T @ (inverse + np.diag(1 / (fidelity * w * (k @ w))[nodes])) @ contrasts
+        scale = sum(float(one @ np.linalg.solve(spread, one)) for one in z.T) / z.size  # the likeliest
+        exact = sum(multivariate_normal.logpdf(one, cov=scale * spread) for one in z.T)
+        told = log_evidence(from_matrix(k, Points(x, weights=w)), nodes, y, fidelity=fidelity)
+        worst = largest(worst, abs(told - exact - z.size / 2 * (np.log(2 * np.pi) + 1)))
+    return worst
 
 
 def run(context: Context) -> Outcome:
@@ -131,6 +151,7 @@ def run(context: Context) -> Outcome:
         Check("E with f = s/λ, λ = 1e−6, against Poisson learning, relative", towards, 1e-3),
         Check("p-Laplace learning: least J₃ of 20 signals around, over its own", nearby / least, 1.0, at_least=True),
         Check("p = 2 against harmonic functions", two, 1e-7),
+        Check("evidence of values at some nodes against SciPy's density of contrasts, in log", _evidence(), 1e-8),
         Check("diffusion map against dense eigenvalues", float(np.abs(mapped.eigenvalues_ - spectrum).max()), 1e-10),
     ]  # fmt: skip
     series = Series("harmonic functions", strengths, np.array(apart), slope=rate, expected=-1.0, half_width=0.05)

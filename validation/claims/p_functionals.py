@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import xlogy
 
-from nlflow import Ep, Huber, PFlow, Points, RungeKutta, from_matrix, solve
+from nlflow import Ep, Huber, PFlow, Points, RungeKutta, from_matrix, nonlocal_tv, solve
 from nlflow.flows import ForwardBackward, LaggedDiffusivity
 from nlflow.functionals import L1, Jp, KullbackLeibler
 from nlflow.functionals.misfits import Squares
@@ -134,7 +134,7 @@ def slope(function: Callable[[Floats], float], u: Floats, direction: Floats) -> 
 
 
 def run(context: Context) -> Outcome:
-    values, gradients, gain, distance, beyond = 0.0, 0.0, np.inf, 0.0, -np.inf
+    values, own, gradients, gain, distance, beyond = 0.0, 0.0, 0.0, np.inf, 0.0, -np.inf
     above = -np.inf
     courses = {"RungeKutta": 0.0, "LaggedDiffusivity": 0.0, "ForwardBackward": 0.0}
     for seed in range(context.pick(5, 1)):
@@ -170,6 +170,7 @@ def run(context: Context) -> Outcome:
             for tolerance in (0.3, 0.03, 1e-3):
                 rough = energy.minimizer(rtol=tolerance)
                 beyond = largest(beyond, ((1 - rough.residual) * rough.value - exact.fun) / exact.fun)
+                own = largest(own, abs(rough.value / p_.total(rough.u, p, squares) - 1))
             gain = smallest(gain, (exact.fun - p_.total(found.u, p, squares)) / exact.fun)
             distance = largest(distance, float(np.abs(found.u - exact.x.reshape(N, CHANNELS)).max()))
             for name, error in _courses(p_, energy, p).items():
@@ -181,6 +182,7 @@ def run(context: Context) -> Outcome:
             for tolerance in (0.3, 0.03, 1e-3, 1e-6):
                 rough = variation.minimizer(rtol=tolerance)
                 beyond = largest(beyond, ((1 - rough.residual) * rough.value - least) / least)
+                own = largest(own, abs(rough.value / held.total(rough.u, 1, squares) - 1))
                 above = largest(above, (held.total(rough.u, 1, squares) - least) / least / tolerance)
     excess, lower = held_by_misfits()
     checks = [
@@ -193,11 +195,22 @@ def run(context: Context) -> Outcome:
         Check("other misfits: excess over the least found by SciPy, over the tolerance", excess, 1.0),
         Check("other misfits: lower bounds above the minimum, and values, relative", lower, 1e-9),
         Check("total variation: excess over the least found by SciPy, over the tolerance", above, 1.0),
+        Check("values that minimizers tell of themselves against double sums, relative", own, 1e-9),
+        Check("residual that nonlocal total variation leaves, over that wanted, less 1", _variation(), 0.01),
         Check("lower bounds that rough minimizers tell, above the minimum, relative", beyond, 1e-9),
         *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)
           for name, error in courses.items()),
     ]  # fmt: skip
     return Outcome(checks)
+
+
+def _variation() -> float:
+    """Return how far the residual of total variation of a noisy step is from what its fidelity is chosen for."""
+    noisy = np.where(np.arange(150) < 70, 0.0, 1.0) + np.random.default_rng(4).normal(0, 0.1, 150)
+    return largest(*(
+        abs(float(np.sqrt(np.mean((nonlocal_tv(noisy, 0.1, residual=wanted) - noisy) ** 2))) / (0.1 * wanted) - 1)
+        for wanted in (0.8, 0.9)
+    ))  # fmt: skip
 
 
 def _least_variation(problem: Problem) -> float:

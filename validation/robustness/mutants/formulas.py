@@ -243,7 +243,7 @@ def make_claims_map(folder: Path, root: Path = ROOT) -> list[Path]:
 
     Those whose own source is as it was in a copy that is there are not run again: lines that have moved are found.
     """
-    kept = sorted(folder.glob("claims-map*/.coverage.json"))
+    kept = sorted(folder.glob("claims-map*/.coverage.json"), key=lambda path: (len(path.parent.name), path.parent.name))
     sources = {path.stem.replace("_", "-"): path for path in (root / "validation/claims").glob("[!_]*.py")}
     known = set()
     for path in kept:
