@@ -490,7 +490,7 @@ def test_no_part_is_beyond_chance_and_each_stands_beside_its_nulls() -> None:
         assert f"{under:+.3g} with " in found
 
 
-@pytest.mark.parametrize(("size", "told"), [(0.5, "no larger, so it says nothing about training"), (2.0, "larger")])
+@pytest.mark.parametrize(("size", "told"), [(0.5, "no larger, so its size needs no training"), (2.0, "larger")])
 def test_a_part_no_larger_than_one_of_its_nulls_says_nothing(size: float, told: str) -> None:
     """The mixing of each input is `size` times that with random matrices, and twice that with other keys."""
     model, _ = family("bert")

@@ -228,7 +228,7 @@ def test_none_helps_where_scores_are_noise() -> None:
     assert isinstance(found, Sweep)
     assert found.best is None
     assert not any(row["helps"] for row in found.rows)
-    assert "none helps:" in found.verdict
+    assert "none is seen to help:" in found.verdict
     assert "leave the model as it is" in found.verdict
 
 

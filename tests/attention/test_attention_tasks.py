@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from nlflow.errors import InputError
 from tests import pretended
@@ -237,6 +238,12 @@ def test_a_report_is_one_page_with_numbers_and_sentences(tmp_path: Path) -> None
     assert made.before.count == 12
     assert [len(one) for one in made.answers()] != [0, 0, 0]
     (course,) = made.before.growths()
+    apart = made.after.states[-1].values["cosine"] - made.before.states[-1].values["cosine"]
+    (shift,) = made.before.shifts(made.after)
+    test = scipy.stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+    assert shift == pytest.approx((apart.mean(), test.low, test.high), rel=1e-9)
+    way = "raises" if test.low > 0 else "lowers" if test.high < 0 else "is not seen to move"
+    assert sum(f" {way} the mean cosine after the last layer of the encoder: " in one for one in made.may()) == 1
     values = made.before.states[-1].values["cosine"] - made.before.states[0].values["cosine"]
     assert course.cosine[1] - course.cosine[0] == pytest.approx(np.mean(values), rel=1e-9)
     change = sum(block.change("cosine")[0] for block in made.cause.blocks)

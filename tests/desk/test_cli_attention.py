@@ -162,7 +162,7 @@ def test_sweep(folder: Path) -> None:
     result = run(folder / "bert", *arguments, "--out", "swept")
     assert result.stdout.startswith("BertModel: MRR 0.")
     assert "as it is, 20 items" in result.stdout
-    assert "none helps: 4 settings" in result.stdout or "recommended: " in result.stdout
+    assert "none is seen to help: 4 settings" in result.stdout or "recommended: " in result.stdout
     assert result.stdout.endswith("written: tables (CSV) and result.json in swept\n")
     plan = "4 settings and the model as it is, 20 pairs of passages of 6 words each"
     assert plan in result.stderr

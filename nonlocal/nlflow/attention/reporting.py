@@ -99,12 +99,13 @@ class Report(Brief):
         if self.cause is not None:
             found += [f"{_capital(one)} ({self.cause.count} of these inputs)." for one in causes(self.cause)]
         found += [f"{_capital(verdict_of(self.spectra))}."] if self.spectra else []
-        for old, new in zip(self.before.growths(), self.after.growths(), strict=True):
-            before, after = old.cosine[1], new.cosine[1]
-            way = "raises" if after > before else "lowers"
+        growths = zip(self.before.growths(), self.after.growths(), self.before.shifts(self.after), strict=True)
+        for old, new, (mean, low, high) in growths:
+            way = "raises" if low > 0 else "lowers" if high < 0 else "is not seen to move"
+            ends = "" if np.isnan(low) else f" ({mean:+.2g}, 95 % interval {low:+.2g} to {high:+.2g})"
             found.append(
                 f"{_capital(self.cure)}, attached without training, {way} the mean cosine after the last layer of the "
-                f"{old.stack} from {before:.2f} to {after:.2f} on these inputs."
+                f"{old.stack}: {old.cosine[1]:.2f} without it, {new.cosine[1]:.2f} with it{ends} on these inputs."
             )
         if self.sweep is not None:
             found += _of_sweep(self.name, self.sweep)
@@ -113,19 +114,20 @@ class Report(Brief):
     def may_not(self) -> list[tuple[str, str]]:
         """Return sentences that one may not write about it, each with the reason."""
         found = []
-        growths = self.before.growths()
-        rising = [one for one in growths if one.cosine[1] > one.cosine[0]]
-        if rising:
-            found.append((f"{self.name} over-smooths, and is worse for it.",
-                          "That tokens are alike is no loss by itself; only a task measures a loss."))  # fmt: skip
-        if len(rising) < len(growths):
-            found.append((f"{self.name} does not over-smooth.",
-                          "One measure on these inputs did not rise. Others may, and other inputs may."))  # fmt: skip
-        isotropy = self.before.states[-1].isotropy()[0]
-        if isotropy > 0.5:
-            found.append((f"The tokens of an input of {self.name} become one.",
-                          f"Inputs point the same way too (mean cosine {isotropy:.2f} of two inputs): part of the "
-                          "cosine is a direction that all tokens share, which says nothing of an input."))  # fmt: skip
+        for one in self.before.growths():
+            which = f"{one.stack} of {self.name}"
+            if one.alike:
+                found.append((f"The {which} over-smooths, and is worse for it.",
+                              "That tokens are alike is no loss by itself; only a task measures a loss."))  # fmt: skip
+            else:
+                found.append((f"The {which} does not over-smooth.",
+                              "One measure was not seen to rise on these inputs. Others may, and other inputs "
+                              "may."))  # fmt: skip
+            if one.isotropy[1] > 0.5:
+                found.append((f"The tokens of an input become one in the {which}.",
+                              f"Inputs point the same way too (mean cosine {one.isotropy[1]:.2f} of two inputs): part "
+                              "of the cosine is a direction that all tokens share, which says nothing of an "
+                              "input."))  # fmt: skip
         for stack, parts in self.parts().items():
             largest = NAMES[max(parts, key=lambda name: abs(parts[name]))]
             found.append((f"That tokens are alike in the {stack} of {self.name} comes of {largest}.",

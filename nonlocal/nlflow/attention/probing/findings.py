@@ -79,8 +79,8 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
 def beside_nulls(blocks: Sequence[CausedBlock]) -> str:
     """Return the parts of some blocks, summed, beside those under their nulls, on the inputs that have nulls.
 
-    A part that is no larger than one of its nulls says nothing about training. That it is larger is no proof: the part
-    has one draw of the weights for all inputs, and a null one for each batch, so no spread over inputs is that of
+    A part that is no larger than one of its nulls needs no training to be so large. That it is larger is no proof: the
+    part has one draw of the weights for all inputs, and a null one for each batch, so no spread over inputs is that of
     chance.
     """
     told, drawn = [], 0
@@ -93,7 +93,7 @@ def beside_nulls(blocks: Sequence[CausedBlock]) -> str:
         value, drawn = next(iter(pairs.values()))[0], max(drawn, *(count for _, _, count in pairs.values()))
         beside = ", ".join(f"{under:+.3g} with {_NULL_NAMES[null]}" for null, (_, under, _) in pairs.items())
         along = [float(np.sign(value)) * under for _, under, _ in pairs.values()]
-        size = "larger" if max(along) < abs(value) else "no larger, so it says nothing about training"
+        size = "larger" if max(along) < abs(value) else "no larger, so its size needs no training"
         size = "of the other sign" if max(along) < 0 else size
         told.append(f"{NAMES[part]} {value:+.3g} ({beside}: {size})")
     if not told:

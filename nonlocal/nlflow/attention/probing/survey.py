@@ -213,12 +213,38 @@ class Survey(Brief):
 
     def growths(self) -> list[Growth]:
         """Return for each stack how much more alike its tokens and its inputs are in the end."""
-        begins = [number for number, state in enumerate(self.states) if state.index == 0]
-        several = [self.states[i:j] for i, j in zip(begins, [*begins[1:], None], strict=True)]
         return [
             growth_of(own[0].layer.removesuffix(" input"), [one.values["cosine"] for one in own],
-                      own[0].pooled, own[-1].pooled) for own in several
+                      own[0].pooled, own[-1].pooled) for own in self._stacks()
         ]  # fmt: skip
+
+    def _stacks(self) -> list[tuple[SurveyedState, ...]]:
+        begins = [number for number, state in enumerate(self.states) if state.index == 0]
+        return [self.states[i:j] for i, j in zip(begins, [*begins[1:], None], strict=True)]
+
+    def shifts(self, other: Survey) -> list[tuple[float, float, float]]:
+        """Return for each stack how far another survey of the same inputs moved the cosine after the last layer.
+
+        Parameters
+        ----------
+        other : Survey
+            Of the same inputs in the same order, such as with a term.
+
+        Returns
+        -------
+        list of (float, float, float)
+            The mean of the differences, and the ends of their interval of 95 % (NaN for fewer than three inputs).
+        """
+        if other.count != self.count or len(other.states) != len(self.states):
+            raise InputError(
+                f"other: got a survey of {other.count} inputs and {len(other.states)} states, expected the same inputs "
+                f"and model, {self.count} and {len(self.states)}"
+            )
+        found = []
+        for own, its in zip(self._stacks(), other._stacks(), strict=True):
+            apart = its[-1].values["cosine"] - own[-1].values["cosine"]
+            found.append(_with_ends(*mean_of(apart), int((~np.isnan(apart)).sum())))
+        return found
 
     def findings(self) -> list[str]:
         """Return a sentence for each stack: does it over-smooth, and by which numbers."""

@@ -86,7 +86,7 @@ class Sweep(Brief):
         tried += f" ({', '.join(self.left_out)} left out)" if self.left_out else ""
         row = self.chosen
         if row is None:
-            return f"none helps: {tried}, no interval of the gain lies above 0; leave the model as it is"
+            return f"none is seen to help: {tried}, no interval of the gain lies above 0; leave the model as it is"
         return (
             f"recommended: {row['cure']}, {CURES[row['cure']].parameter} = {row['value']:g}, layers {row['layers']}: "
             f"{self.metric} {self.stock:.4g} -> {row['metric']:.4g}, gain {row['gain']:.3g}, {self.level:.0%} interval "
