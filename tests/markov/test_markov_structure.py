@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components, shortest_path
 
 import nlflow as nl
 from nlflow import MarkovChain
 from nlflow.markov.law import _LAWS, left_eigenvector
-from nlflow.markov.moves import Moves
+from nlflow.markov.moves import Moves, reaching, upstream
 from nlflow.markov.reduction import state_reduction
 from tests.chains import MatrixFree, directed_ring, given, normal, ring, stationary_law, transitions
 from tests.problems import Floats
@@ -256,6 +257,20 @@ def test_a_rare_cycle_is_no_reversible_chain() -> None:
     np.testing.assert_allclose(
         np.sort_complex(chain.eigenvalues()), np.sort_complex(np.linalg.eigvals(transitions(p, np.ones(6)))), atol=1e-12
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_states_upstream_of_some_ends_come_by_their_distance(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = np.where(rng.random((40, 40)) < 0.04, rng.random((40, 40)), 0.0)
+    ends = np.zeros(40, np.bool_)
+    ends[rng.choice(40, 3, replace=False)] = True
+    far = shortest_path(matrix > 0, unweighted=True)[:, ends].min(axis=1)  # moves to the nearest end
+    for moves in (matrix, csr_array(matrix)):
+        order = upstream(moves, ends)
+        assert sorted(order.tolist()) == np.flatnonzero(np.isfinite(far)).tolist()
+        assert (np.diff(far[order]) >= 0).all()
+        assert np.array_equal(reaching(moves, ends), np.isfinite(far))
 
 
 def test_several_closed_classes() -> None:

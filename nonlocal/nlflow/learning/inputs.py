@@ -287,7 +287,7 @@ def weights_of(kernel: Any, x: Any, y: Any) -> Any:
             f"affinity: the function returned shape {weights.shape} for {x.shape[0]} and {y.shape[0]} points, expected "
             f"weights of shape {(x.shape[0], y.shape[0])}"
         )
-    data = weights.data if hasattr(weights, "toarray") else weights
+    data = np.asarray(weights.data if hasattr(weights, "toarray") else weights)
     if not np.isfinite(data).all() or data.min(initial=0.0) < 0:
         raise InputError("affinity: the function returned negative, NaN or infinite weights, expected finite ones >= 0")
     return weights

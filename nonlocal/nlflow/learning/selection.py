@@ -277,4 +277,4 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     seen = np.linalg.solve(root, basis.T @ y)
     free = seen.size
     size = 0.5 * math.log(float((seen**2).sum()) / free) + math.log(unit)
-    return -free * size - y.shape[1] * float(np.log(np.diagonal(root)).sum())
+    return float(-free * size - y.shape[1] * np.log(np.diagonal(root)).sum())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,7 @@ from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
 from nlflow.errors import NumericalError
 from nlflow.markov.aggregation import Aggregation
-from nlflow.markov.moves import to_dense
+from nlflow.markov.moves import to_dense, upstream
 from nlflow.markov.reduction import eliminated
 
 EXACT = 1e-10
@@ -43,16 +43,6 @@ class Way:
     name: str
     solve: Callable[[Floats, float], Floats]
     suffices: float = _SUFFICES["float64"]
-
-    def permuted(self, order: NDArray[np.int32]) -> Way:
-        """Return the way for states in another order."""
-
-        def solve(r: Floats, rtol: float) -> Floats:
-            right = np.empty_like(r)
-            right[order] = r
-            return self.solve(right, rtol)[order]
-
-        return Way(self.name, solve, self.suffices)
 
 
 @dataclass(frozen=True)
@@ -80,27 +70,19 @@ class Killed:
     """A = diag(left) - rates of walks that end, applied as sum_j rates_ij (x_i - x_j) + killed_i x_i.
 
     The diagonal of the rates does not count. `rounded` is the size of what `killed` >= 0 is the difference of.
-
-    Attributes
-    ----------
-    order : array of int of shape (N,)
-        The states as A has them: those from which fewest moves lead to an end first, and neighbours side by side.
+    Sweeps are quick where those states come first that are near the ends of walks (see `upstream`).
     """
 
     def __init__(self, rates: Sparse, killed: Floats, rounded: Floats | None = None) -> None:
         from scipy.sparse import csr_array
 
-        self.order = _upstream(rates, killed)
         listed = rates.tocoo()
         apart = listed.row != listed.col
-        place = np.empty(len(killed), np.int32)
-        place[self.order] = np.arange(len(killed))
-        ends = place[listed.row[apart]], place[listed.col[apart]]
-        self.rates = csr_array((listed.data[apart], ends), shape=rates.shape)
+        self.rates = csr_array((listed.data[apart], (listed.row[apart], listed.col[apart])), shape=rates.shape)
         self.rates.sort_indices()
-        self.killed = killed = killed[self.order]
+        self.killed = killed
         self._edges = self.rates.indptr.astype(np.int64), self.rates.indices.astype(np.int32), self.rates.data
-        self._rounded = np.abs(killed) if rounded is None else rounded[self.order]
+        self._rounded = np.abs(killed) if rounded is None else rounded
         self.left = killed + np.asarray(self.rates.sum(axis=1), np.float64).ravel()
         self._terms = 3 + int(np.diff(self.rates.indptr).max(initial=0))
 
@@ -140,26 +122,13 @@ class Killed:
             yield Way("elimination", lambda r, rtol: np.asarray(factors.solve(r)))
 
 
-def _upstream(rates: Sparse, killed: Floats) -> NDArray[np.int32]:
-    """Return the states in the order of a breadth-first search against the moves, from where walks end."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import breadth_first_order
-
-    n, back, ends = len(killed), rates.T.tocsr(), np.flatnonzero(killed > 0)
-    size = back.nnz + len(ends)  # one more state, from which all walks end
-    starts = np.append(back.indptr, size)
-    graph = csr_array((np.ones(size, np.int8), np.append(back.indices, ends), starts), shape=(n + 1, n + 1))
-    found = breadth_first_order(graph, n, directed=True, return_predecessors=False)[1:]
-    seen = np.zeros(n, np.bool_)
-    seen[found] = True
-    return np.concatenate([found, np.flatnonzero(~seen)]).astype(np.int32)
-
-
 class Averaged:
     """I - P between free states, by averages of signals of all N states, which `single` says are rounded to float32."""
 
-    def __init__(self, average: Callable[[Floats], Floats], free: NDArray[np.bool_], single: bool) -> None:
-        self._average, self._free = average, free
+    def __init__(
+        self, average: Callable[[Floats], Floats], states: int, inside: NDArray[np.integer], single: bool
+    ) -> None:
+        self._average, self._states, self._inside = average, states, inside
         self._eps = 16 * (_EPS_SINGLE if single else _EPS)
 
     def __call__(self, x: Floats) -> Floats:
@@ -167,9 +136,9 @@ class Averaged:
         return x - self._moved(x)
 
     def _moved(self, x: Floats) -> Floats:
-        values = np.zeros((len(self._free), *x.shape[1:]))
-        values[self._free] = x
-        return self._average(values)[self._free]
+        values = np.zeros((self._states, *x.shape[1:]))
+        values[self._inside] = x
+        return np.asarray(self._average(values)[self._inside])
 
     def rounding(self, x: Floats, b: Floats) -> Floats:
         """Return a bound of what rounding leaves of b - (I - P) x."""
@@ -245,14 +214,15 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
     leaving = np.asarray(np.bincount(rows, data, len(law)), np.float64)
     law = np.maximum(law, law.max() * _LEAST)
     back = csr_array((data * law[rows] / law[columns], (columns, rows)), shape=listed.shape)
-    rest = np.flatnonzero(np.arange(len(law)) != np.argmax(law))
+    likeliest = int(np.argmax(law))
+    rest = upstream(back, np.arange(len(law)) == likeliest)[1:]
     inside = back[rest][:, rest]
     killed: Floats = leaving[rest] - np.asarray(inside.sum(axis=1), np.float64).ravel()
-    a, b = Killed(inside, killed, leaving[rest]), back[rest][:, [int(np.argmax(law))]].toarray()
+    a, b = Killed(inside, killed, leaving[rest]), back[rest][:, [likeliest]].toarray()
     for way in chain(a.iterated(), a.direct()):
-        found = refined(a, b[a.order], way)
+        found = refined(a, b, way)
         if found is not None:
-            law[rest[a.order]] *= found.x[:, 0]
+            law[rest] *= found.x[:, 0]
             return np.asarray(law / law.sum())
     raise NumericalError(
         f"affinity: the stationary law of {len(law)} states was not reached to {EXACT:g} relative; use at most "
@@ -260,22 +230,21 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
     )
 
 
-def ended(rates: Any, killed: Floats, b: Floats, first: Iterator[Way], small: int) -> Found:
+def ended(rates: Any, killed: Floats, b: Floats, small: int) -> Found:
     """Return the x of `eliminated` for the columns of b, (N, k).
 
-    Sparse rates of more than `small` states go by iteration; the ways `first` are tried first.
+    Sparse rates of more than `small` states go by iteration.
     """
     n = len(killed)
     some = b.any(axis=0)
     if not isinstance(rates, np.ndarray) and n > small and some.any():
-        a = Killed(rates, killed)
-        right = np.ascontiguousarray(b[a.order][:, some])
-        for way in chain((way.permuted(a.order) for way in first), a.iterated(), a.direct()):
+        a, right = Killed(rates, killed), np.ascontiguousarray(b[:, some])
+        for way in chain(a.iterated(), a.direct()):
             found = refined(a, right, way)
             if found is not None:
                 x = np.zeros_like(b)
-                x[np.ix_(a.order, some)] = found.x
-                return Found(x, found.method, found.error, found.residual)
+                x[:, some] = found.x
+                return replace(found, x=x)
         if n > REDUCED_STATES:
             raise NumericalError(
                 f"affinity: neither iteration nor elimination reached a relative error of {EXACT:g} for {n} states, as "

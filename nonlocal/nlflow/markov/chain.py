@@ -3,55 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nlflow._array import (
-    Array,
-    ArrayT,
-    Floats,
-    constant_like,
-    mean_over_nodes,
-    namespace,
-    on_host,
-    over_channels,
-    power_of_two,
-    scalar,
-    underflowing,
-)
-from nlflow.affinities import Affinity, shown
-from nlflow.affinities.base import check_affinity
+from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.errors import (
     InputError,
     NumericalError,
-    all_digits,
     check_flag,
-    check_floats,
     check_integer,
     check_memory,
     check_number,
     checked_call,
 )
 from nlflow.markov.given import of_counts, of_graph, of_transitions
-from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, StationaryLaw, distances, mixing_time
-from nlflow.markov.metastable import MetastableSets, metastable_sets
-from nlflow.markov.moves import DENSE_STATES, Moves
+from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, distances, mixing_time
 from nlflow.markov.passages import Absorption, Nodes, Passages, node_numbers
 from nlflow.markov.pseudotime import Pseudotime, pseudotime
-from nlflow.markov.spectrum import Modes, Spectrum
-from nlflow.markov.walks import Positions, Walks, check_law
-from nlflow.store.notebook import card
+from nlflow.markov.transitions import Transitions
+from nlflow.markov.walks import Positions, Walks
 
 
 @checked_call
 @underflowing
-class MarkovChain:
+class MarkovChain(Transitions):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
     The averaging operator of any affinity, as it is: symmetric or not, dense or matrix-free (arXiv 2312.00751,
@@ -88,18 +68,6 @@ class MarkovChain:
     >>> chain.reversible, chain.period, chain.mixing_time() > 1
     (True, 1, True)
     """
-
-    def __init__(self, affinity: Affinity, *, laziness: float = 0.0, memory_limit: float | None = None) -> None:
-        self.affinity = check_affinity(affinity)
-        self.laziness = check_number("laziness", laziness, minimum=0, below=1)
-        if memory_limit is not None:
-            check_number("memory_limit", memory_limit, minimum=1, finite=False)
-        self._limit = memory_limit
-        self._moves = Moves(self.affinity, self.laziness, memory_limit)
-        self._law = StationaryLaw(self._moves)
-        self._spectrum = Spectrum(self._law)
-        self._passages = Passages(self._law)
-        self._walks = Walks(self._moves)
 
     # ---- ways in
 
@@ -188,347 +156,6 @@ class MarkovChain:
         """
         return cls(of_graph(graph, key, memory_limit), laziness=laziness, memory_limit=memory_limit)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.affinity!r}, laziness={all_digits(self.laziness)})"
-
-    def _repr_html_(self) -> str:
-        """Return it for a notebook: what it says, and for up to 4096 states a row of P, pi and known eigenvalues."""
-        law = ""
-        if self.affinity.symmetric:
-            law = shown.pictured(self.affinity, "stationary law pi", lambda: self._shaped(self._law.mass))
-        return card(
-            type(self).__name__,
-            [("states", self.states), ("laziness", f"{self.laziness:g}"), *shown.said(self.affinity)],
-            shown.row_pictured(self.affinity),
-            law,
-            shown.spectrum_pictured(self.affinity),
-        )
-
-    @property
-    def states(self) -> int:
-        """Number of states N."""
-        return self._moves.states
-
-    def _shaped(self, values: Floats) -> Floats:
-        return values.reshape(self._moves.shape)
-
-    # ---- moves
-
-    def expectation(self, v: ArrayT, steps: int = 1) -> ArrayT:
-        """Return E[v(B_k) | B_0 = i] = (P^k v)_i, the values after k attention layers (Lemma 1).
-
-        Parameters
-        ----------
-        v : array of shape ``domain.shape`` or ``domain.shape + (D,)``
-        steps : int
-            k >= 0; one average each.
-
-        Returns
-        -------
-        array
-            Like `v`.
-        """
-        u = self.affinity.check_signal("v", v)
-        found: ArrayT = next(islice(self._moves.averages(u), check_integer("steps", steps, minimum=0), None))
-        return found
-
-    def law(self, start: Any, steps: int = 1) -> Floats:
-        """Return the law of the walker after k moves, p P^k.
-
-        Parameters
-        ----------
-        start : int or array of shape ``domain.shape``
-            Node number, or probabilities of the nodes.
-        steps : int
-            k >= 0; each costs as much as an average.
-
-        Returns
-        -------
-        array of shape ``domain.shape``
-            float64 (to the precision of the affinity), summing to 1.
-        """
-        return next(islice(self._laws(start), check_integer("steps", steps, minimum=0), None))
-
-    def _laws(self, start: Any) -> Iterator[Floats]:
-        array = on_host(start)
-        if array.shape != () or array.dtype.kind not in "iu":
-            return self._moves.laws(check_law(start, self._moves.shape))
-        node = check_integer("start", int(array), minimum=0)
-        if node >= self.states:
-            raise InputError(f"start: got node {node}, expected one of 0 to {self.states - 1}")
-        law = np.zeros(self.states)
-        law[node] = 1.0
-        return self._moves.laws(self._shaped(law))
-
-    def matrix(self) -> Floats:
-        """Return all transition probabilities, shape (N, N), rows summing to 1; a copy, float64, 8 N^2 bytes.
-
-        Raises
-        ------
-        MemoryLimitError
-            Before anything is allocated.
-        """
-        return self._moves.matrix()
-
-    @property
-    def log_moves(self) -> Floats:
-        """Log P_ij without the laziness, shape (N, N), to full precision where P underflows and it is known."""
-        return self._law.log_moves()
-
-    # ---- structure
-
-    @property
-    def irreducible(self) -> bool:
-        """Whether every state can be reached from every other."""
-        return self._moves.irreducible
-
-    @property
-    def period(self) -> int:
-        """Greatest common divisor of the lengths of all round trips; P^k converges when it is 1.
-
-        For chains with transient states (causal attention, say) that of the class in which all walks end.
-
-        Raises
-        ------
-        InputError
-            For a chain with several closed classes.
-        """
-        self.require_unique("the period")
-        return self._moves.period
-
-    @property
-    def reversible(self) -> bool:
-        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
-
-        Always for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
-        float32). Never with transient states, where no such law is positive. Beyond 1000 states pi is what detailed
-        balance gives along a spanning tree, O(edges). Where all fluxes agree to 1e-11, what is nothing but rounding,
-        the chain is solved in its symmetric form; a chain that is reversible to 1e-8 alone is solved as it is.
-        """
-        return self._law.reversible
-
-    def require_unique(self, what: str) -> None:
-        """Raise `InputError` when walks can end in several classes of states, where `what` is not unique."""
-        self._moves.require_unique(what)
-
-    def require_limit(self, what: str) -> None:
-        """Raise `InputError` when P^k does not converge to one law, so that `what` does not exist."""
-        self.require_unique(what)
-        if self.period > 1:
-            raise InputError(
-                f"affinity: got a periodic chain (period {self.period}), expected an aperiodic one: P^k does not "
-                f"converge, so {what} does not exist; use laziness=0.5, or a kernel with k(x, x) > 0"
-            )
-
-    # ---- the stationary law
-
-    @property
-    def stationary(self) -> Floats:
-        """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
-
-        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction, every entry to
-        full precision. Beyond 1000 states by detailed balance, to 1e-11, where the chain is reversible up to rounding;
-        beyond 4096 that are not by Arnoldi iteration and refinement, to 1e-10. Chains with transient
-        states (causal attention) have pi = 0 there.
-
-        Raises
-        ------
-        InputError
-            For a reducible chain, of which there are several.
-        NumericalError
-            When it is not determined in float64.
-        """
-        return self._shaped(self._law.stationary)
-
-    @property
-    def log_law(self) -> Floats | None:
-        """Log pi, shape (N,), finite where pi underflows; None with transient states, where pi is 0.
-
-        Raises
-        ------
-        InputError
-            As `stationary`.
-        NumericalError
-            Where pi underflows and the affinity does not know its moves in log space, or has more than 1000 states.
-        """
-        return self._law.log
-
-    @cached_property
-    def norm_weights(self) -> Floats:
-        """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0.
-
-        In L2(pi) no average is longer than its signal; but it does not see the states in which no walk ends, which in
-        causal attention are all but the first.
-        """
-        law = self.stationary
-        if self.affinity.symmetric or len(self._moves.closed[0]) == self.states:
-            return law
-        weights = np.asarray(self.affinity.domain.weights, dtype=np.float64)
-        return np.asarray(weights / weights.sum())
-
-    def limit(self, v: ArrayT) -> ArrayT:
-        """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
-
-        Raises
-        ------
-        InputError
-            For a reducible or periodic chain, which has no such limit.
-        """
-        u = self.affinity.check_signal("v", v)
-        self.require_limit("the limit of P^k v")
-        xp = namespace(u)
-        mean: ArrayT = mean_over_nodes(u, constant_like(self.stationary, xp.astype(u, xp.float64)))
-        return mean
-
-    # ---- the spectrum
-
-    def eigenvalues(self) -> NDArray[Any]:
-        """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
-
-        O(N^3) time, all transitions in memory. Of reducible and periodic chains too, by classes of states that
-        communicate. Errors are some 1e-15 of a reversible chain, and more where eigenvectors are nearly parallel; no
-        modulus is above 1. `spectral_gap` has the digits of 1 - |mu_2|.
-        """
-        n = self.states
-        check_memory(f"all eigenvalues of {n} states", 32 * n * n, "use second_eigenvalue", self._limit)
-        return self._spectrum.eigenvalues()
-
-    @property
-    def second_eigenvalue(self) -> float | complex:
-        """The eigenvalue of second largest modulus mu_2; |mu_2| is the rate at which P^k v forgets v.
-
-        1 - `spectral_gap`, or that with the sign or angle of mu_2. 0 for a single state.
-
-        Raises
-        ------
-        InputError, NumericalError
-            As `spectral_gap`.
-        """
-        return self._spectrum.second[1]
-
-    @property
-    def spectral_gap(self) -> float:
-        """1 - |mu_2|, the absolute gap, with all its digits however small it is; 0 for periodic chains.
-
-        Of up to 1000 states from all transitions, to 1e-10 relative. Beyond for reversible chains by the slow modes
-        (see `modes`) and inverse iteration, to 1e-10 for graphs and 1e-6 where moves are not listed; for others by
-        Arnoldi iteration, to 1e-6.
-
-        Raises
-        ------
-        InputError
-            For a reducible chain.
-        NumericalError
-            When the digits are not determined in float64, or not reached.
-        """
-        return self._spectrum.second[0]
-
-    @property
-    def relaxation_time(self) -> float:
-        """1 / spectral gap, in moves; infinity for periodic chains."""
-        gap = self.spectral_gap
-        return 1 / gap if gap > 0 else math.inf
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        """mu_min of a reversible chain; the NeuTRENO step is stable for lambda~ < 1 + mu_min."""
-        if not self.reversible:
-            raise InputError(
-                "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
-                "largest_stable_fidelity()"
-            )
-        return self._spectrum.smallest()
-
-    def modes(self, count: int, *, rtol: float = 1e-9) -> Modes:
-        """Return the leading eigenpairs of a reversible chain.
-
-        The symmetric matrix pi_i^1/2 P_ij pi_j^-1/2 is diagonalized up to 1000 states; beyond, Lanczos iteration finds
-        its largest eigenvalues, one average a step, or for graphs LOBPCG with algebraic multigrid. Each connected
-        component has the eigenvalue 1 once.
-
-        Parameters
-        ----------
-        count : int
-            1 to N - 1 (N up to 1000 states).
-        rtol : float
-            Largest residual, relative to the spectral radius 1.
-
-        Raises
-        ------
-        InputError
-            For a chain that is not reversible.
-        NumericalError
-            Where the residual is not reached.
-        """
-        count = check_integer("count", count, minimum=1)
-        rtol = check_number("rtol", rtol, minimum=0, strict=True)
-        most = self.states if self.states <= DENSE_STATES else self.states - 1
-        if count > most:
-            raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
-        return self._spectrum.modes(count, rtol)
-
-    def metastable_sets(self, count: int, *, weights: Any = None, rtol: float = 1e-9) -> MetastableSets:
-        """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+, GPCCA).
-
-        chi = X A, with A such that chi >= 0, rows sum to 1, and the sets are as crisp as may be. X has the leading
-        modes of a reversible chain (PCCA+: Deuflhard and Weber 2005, doi 10.1016/j.laa.2004.10.026; Roeblitz and Weber
-        2013, doi 10.1007/s11634-013-0134-6), and of any other the real Schur vectors of the eigenvalues with the
-        largest real parts (GPCCA: Reuter et al. 2018, doi 10.1021/acs.jctc.8b00079).
-
-        Parameters
-        ----------
-        count : int
-            m >= 2.
-        weights : array of shape ``domain.shape``, optional
-            > 0, of the inner product in which sets are crisp; divided by their sum. By default pi, and the weights of
-            the nodes where a chain has transient states or several closed classes. Others than the default make it
-            GPCCA.
-        rtol : float
-            Of the modes.
-
-        Returns
-        -------
-        MetastableSets
-            Sets in the order of their stationary probabilities, the largest first.
-
-        Raises
-        ------
-        InputError
-            For weights that are not positive, and a count that parts two conjugate or equal eigenvalues.
-        NumericalError
-            As `modes`.
-
-        Notes
-        -----
-        The crispness is a convex function of A, and linear inequalities bound A. So a vertex of what they allow is the
-        crispest: m - 1 states have no part in each set. It is found by linear programs, from the corners of the modes
-        and from ten starts near them. Where no sets are there to find, there may be crisper vertices elsewhere.
-        O(N^3) time for Schur vectors of up to 1000 states; Arnoldi iteration beyond.
-        """
-        m = check_integer("count", count, minimum=2)
-        if weights is None and self.reversible:
-            return metastable_sets(self.modes(m, rtol=rtol), self._law, self._law.of_parts)
-        rtol = check_number("rtol", rtol, minimum=0, strict=True)
-        if m > self.states - 2:
-            raise InputError(f"count: got {m}, expected at most {self.states - 2} of {self.states} states")
-        inner = self._weights_of_sets(weights)
-        return metastable_sets(self._spectrum.schur(m, rtol, inner), self._law, inner)
-
-    def _weights_of_sets(self, given: Any) -> Floats:
-        if given is None:
-            law = self._law.of_parts
-            if law.min() > 0:
-                return law
-            given = self.affinity.domain.weights
-        weights, shape = check_floats("weights", given), self._moves.shape
-        if weights.shape != shape or not weights.min() > 0:
-            raise InputError(
-                f"weights: got shape {weights.shape} and a minimum of {weights.min():g}, expected numbers > 0 of shape "
-                f"{shape}, one for each node"
-            )
-        weights = weights.ravel() / weights.max()  # whose sum no float may hold
-        return np.asarray(weights / weights.sum(), np.float64)
-
     def pseudotime(self, root: int, *, modes: int = 10, branching: bool = False, rtol: float = 1e-9) -> Pseudotime:
         """Return diffusion pseudotime of each node from a root, and the branches on the way.
 
@@ -573,6 +200,10 @@ class MarkovChain:
 
     # ---- first passages
 
+    @cached_property
+    def _passages(self) -> Passages:
+        return Passages(self._law)
+
     def committor(self, source: Any, target: Any, *, backward: bool = False) -> Floats:
         """Return the probability that a walker from each node meets the target before the source.
 
@@ -591,10 +222,10 @@ class MarkovChain:
         -------
         array of shape ``domain.shape``
             float64. Up to 1000 states by state reduction: each entry keeps its digits, however small. Beyond, for
-            graphs by iteration (in the symmetric form of a reversible chain; for others by GMRES around a multigrid of
-            aggregated states, then by elimination) until the error is proved to be at most 1e-10; for symmetric k whose
-            moves are not listed by averages, to 1e-6 (1e-3 in float32). Errors are relative, for entries below 1e-3 of
-            the largest to that. Others go by state reduction, O(N^3) time, as all moves of a matrix do.
+            graphs by GMRES around a multigrid of aggregated states, then by elimination, until the error is proved to
+            be at most 1e-10; for symmetric k whose moves are not listed by averages, to 1e-6 (1e-3 in float32). Errors
+            are relative, for entries below 1e-3 of the largest to that. Others go by state reduction, O(N^3) time, as
+            all moves of a matrix do.
 
         Raises
         ------
@@ -836,6 +467,10 @@ class MarkovChain:
         raise NumericalError(f"rtol: {rtol:g} was not reached in {PATIENCE} moves; the chain mixes too slowly")
 
     # ---- walks
+
+    @cached_property
+    def _walks(self) -> Walks:
+        return Walks(self._moves)
 
     def walk(self, start: Any, steps: int, walkers: int, *, rng: Any = None, record: bool = False) -> Positions:
         """Simulate independent walkers.

@@ -258,12 +258,26 @@ def to_dense(matrix: Floats | Sparse) -> Floats:
     return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
-def reaching(graph: Sparse, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which states can reach one of `targets`, or are one, along the edges i -> j of a graph."""
-    seen, front = targets.copy(), targets
-    while np.any(front):
-        front = (graph @ front.astype(np.float64) > 0) & ~seen
-        seen |= front
+def upstream(moves: Floats | Sparse, ends: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the states from which walks may come to some ends: these first, then the nearest, and so on.
+
+    A breadth-first search against the moves, O(edges), from one more state, into which all ends lead.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order
+
+    back: Any = csr_array(moves > 0).T.tocsr()
+    n, first = len(ends), np.flatnonzero(ends)
+    starts, size = np.append(back.indptr, back.nnz + len(first)), back.nnz + len(first)
+    graph = csr_array((np.ones(size, np.int8), np.append(back.indices, first), starts), shape=(n + 1, n + 1))
+    found = breadth_first_order(graph, n, directed=True, return_predecessors=False)[1:]
+    return np.asarray(found, np.int32)
+
+
+def reaching(moves: Floats | Sparse, ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which states can reach one of some ends, or are one."""
+    seen = np.zeros(len(ends), np.bool_)
+    seen[upstream(moves, ends)] = True
     return seen
 
 
@@ -273,9 +287,9 @@ def states_without_end(matrix: Floats | Sparse, start: NDArray[np.int64], stop: 
 
     starting = np.zeros(matrix.shape[0], bool)
     starting[start] = True
-    graph = csr_array(matrix > 0).astype(np.float64)
-    going = csr_array(diags_array((stop < 1).astype(np.float64)) @ graph)  # nobody goes on from where all are stopped
-    return np.flatnonzero(reaching(going.T.tocsr(), starting) & ~reaching(graph, stop > 0))
+    # Nobody goes on from where all are stopped.
+    going = diags_array((stop < 1).astype(np.float64)) @ csr_array(matrix)
+    return np.flatnonzero(reaching(going.T, starting) & ~reaching(matrix, stop > 0))
 
 
 def period_of(matrix: Floats | Sparse) -> int:

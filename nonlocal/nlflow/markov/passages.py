@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from nlflow.functionals.energies import J
 from nlflow.markov.absorbing import REDUCED_STATES, Averaged, Found, Way, ended, refined
 from nlflow.markov.aggregation import needed_bytes
 from nlflow.markov.law import LEAST, StationaryLaw
-from nlflow.markov.moves import DENSE_STATES, reaching
+from nlflow.markov.moves import DENSE_STATES, reaching, upstream
 from nlflow.markov.reduction import eliminated, passage_times
 
 _RTOL = 1e-9  # of a round of refinement
@@ -26,6 +26,7 @@ _MOVE_BYTES, _COLUMNS = 60, 16  # of each move, and columns of float64 beside ea
 _ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of what averages alone give, in float64 and float32
 
 Nodes = NDArray[np.bool_]
+Order = NDArray[np.integer[Any]]
 
 
 def node_numbers(name: str, given: Any, shape: tuple[int, ...]) -> NDArray[np.intp]:
@@ -97,56 +98,56 @@ class Passages:
 
     def committor(self, source: Nodes, target: Nodes, backward: bool) -> Floats:
         """Return where walks meet the target first: see `nlflow.MarkovChain.committor`."""
-        free = ~(source | target)
+        ends = source | target
         if not backward:
-            return self._met(self._passing, target, free)
+            return self._met(self._passing, target, ends)
         if self.law.affinity.symmetric or self.law.balanced:
-            return self._met(self._passing, source, free)
-        return self._met(self._reversed(), source, free)
+            return self._met(self._passing, source, ends)
+        return self._met(self._reversed(), source, ends)
 
     def absorption(self, names: Sequence[Any], targets: Sequence[Nodes]) -> Absorption:
         """Return where walks end that end in targets: see `nlflow.MarkovChain.absorption`."""
-        free, moves = ~np.logical_or.reduce(targets), self._passing
-        self._check_ending(names, free)
+        moves, inside = self._passing, np.logical_or.reduce(targets)
+        free = self._coming(self._passing, inside)
+        if len(free) < self.states - int(inside.sum()):
+            raise self._unmet(names, inside, free)
         ends = np.stack(targets, axis=1).astype(np.float64)
-        moved = self.moves.average(ends) if moves is None else np.asarray(moves @ ends)
-        for name, coming in zip(names, moved[free].T, strict=True):
-            if free.any() and not coming.any():
+        b = self._moved(moves, ends)[free]
+        for name, coming in zip(names, b.T, strict=True):
+            if len(free) and not coming.any():
                 warnings.warn(
                     f"targets: no walk from another node ends in {name!r}, since none of its nodes is moved to from "
                     "outside of the targets; its probabilities are 0",
                     NlflowWarning,
                     stacklevel=5,
                 )
-        found = self._ended(moves, free, np.column_stack([moved[free], np.ones(int(free.sum()))]))
+        found = self._ended(moves, free, np.column_stack([b, np.ones(len(free))]))
         probabilities, times = ends, np.zeros(self.states)
         probabilities[free] = np.clip(found.x[:, :-1], 0, 1)
         times[free] = found.x[:, -1] / (1 - self.moves.laziness)
         return Absorption(tuple(names), probabilities, times, found.method, found.error, found.residual)
 
-    def _check_ending(self, names: Sequence[Any], free: Nodes) -> None:
-        lost = free & ~(self.moves.seeing(~free) if not self._lists else reaching(_graph_of(self._passing), ~free))
-        if not lost.any():
-            return
-        where = ""
+    def _unmet(self, names: Sequence[Any], ends: Nodes, free: Order) -> InputError:
+        """Return what is wrong where walks come to some ends from the states `free` alone."""
+        lost, where = ~ends, ""
+        lost[free] = False
         if self._lists:
-            others = [inside for inside in self.moves.closed if free[inside].all()]
+            others = [inside for inside in self.moves.closed if not ends[inside].any()]
             sizes = ", ".join(str(len(inside)) for inside in others[:5]) + (", ..." if len(others) > 5 else "")
             where = (
                 f"; they end in {len(others)} other classes of states that no walk leaves (sizes {sizes}, the first "
                 f"with node {others[0][0]})"
             )
-        raise InputError(
+        return InputError(
             f"targets: walks from {int(lost.sum())} nodes (the first is {int(np.argmax(lost))}) meet none of "
             f"{len(names)} targets{where}; make targets of these too, or leave these nodes out"
         )
 
     def times(self, target: Nodes) -> Floats:
         """Return the mean numbers of moves to the target: see `nlflow.MarkovChain.hitting_times`."""
-        lost = self._astray(target)
-        free = ~target & ~lost
-        times = np.where(lost, math.inf, 0.0)
-        found = self._ended(self._passing, free, np.ones((int(free.sum()), 1)))
+        free = self._sure(target)
+        times = np.where(target, 0.0, math.inf)
+        found = self._ended(self._passing, free, np.ones((len(free), 1)))
         times[free] = found.x[:, 0] / (1 - self.moves.laziness)
         return times
 
@@ -178,7 +179,7 @@ class Passages:
             times[np.ix_(inside, inside)] = within = passage_times(moves[np.ix_(inside, inside)], np.ones(len(inside)))
             ends = np.zeros(n, np.bool_)
             ends[inside] = True
-            coming = np.flatnonzero(~ends & ~self._astray(ends))
+            coming = self._sure(ends)
             if len(coming):
                 first = moves[np.ix_(coming, inside)]
                 starts = np.column_stack([first, np.ones(len(coming))])
@@ -200,78 +201,84 @@ class Passages:
     def _passing(self) -> Any:
         return self.moves.listed if self._lists else None
 
-    def _astray(self, targets: Nodes) -> Nodes:
-        """Return the states beside some targets from where walks may end without meeting these."""
-        if self._lists:
-            moves = self.moves.listed
-            lost = ~reaching(_graph_of(moves), targets)  # from where no walk meets them
-            # Walks that come there do not either.
-            return np.asarray(reaching(_graph_of(moves, ~targets), lost) & ~targets)
-        return ~self.moves.seeing(targets)  # all moves go both ways
+    def _coming(self, moves: Any, ends: Nodes) -> Order:
+        """Return the states beside some ends from which walks may come to these, the nearest first where moves are."""
+        if moves is None:  # which go both ways then
+            return np.flatnonzero(self.moves.seeing(ends) & ~ends)
+        return upstream(moves, ends)[int(ends.sum()) :]
 
-    def _met(self, moves: Any, ends: Nodes, free: Nodes) -> Floats:
-        """Return the probability that walks from free states end in `ends`, 1 there, and 0 at the others."""
-        astray = free & ~(self.moves.seeing(~free) if moves is None else reaching(_graph_of(moves), ~free))
-        if astray.any():
+    def _sure(self, targets: Nodes) -> Order:
+        """Return those of them from which no walk ends without meeting the targets, in that order."""
+        moves = self._passing
+        coming = self._coming(moves, targets)
+        lost = ~targets
+        lost[coming] = False  # the states from which no walk meets them; walks that come there do not either
+        if moves is None or not lost.any():
+            return coming
+        from scipy.sparse import csr_array, diags_array
+
+        astray = reaching(csr_array(diags_array((~targets).astype(np.float64)) @ csr_array(moves)), lost)
+        return np.asarray(coming[~astray[coming]])
+
+    def _moved(self, moves: Any, values: Floats) -> Floats:
+        return self.moves.average(values) if moves is None else np.asarray(moves @ values)
+
+    def _met(self, moves: Any, target: Nodes, ends: Nodes) -> Floats:
+        """Return the probability that walks meet a target first among some ends: 1 there, and 0 at the others."""
+        free = self._coming(moves, ends)
+        if len(free) < self.states - int(ends.sum()):
+            astray = ~ends
+            astray[free] = False
             raise InputError(
                 f"source or target: walks from {int(astray.sum())} nodes (the first is {int(np.argmax(astray))}) do "
                 "not meet it; leave out or connect them"
             )
-        given = ends.astype(np.float64)
-        moved = self.moves.average(given) if moves is None else np.asarray(moves @ given)
-        result = given.copy()
-        result[free] = np.clip(self._ended(moves, free, moved[free][:, None]).x[:, 0], 0, 1)
+        result = target.astype(np.float64)
+        b = self._moved(moves, result)[free, None]
+        result[free] = np.clip(self._ended(moves, free, b).x[:, 0], 0, 1)
         return result
 
-    def _ended(self, moves: Any, free: Nodes, b: Floats) -> Found:
+    def _ended(self, moves: Any, free: Order, b: Floats) -> Found:
         """Return x = b + P x, (N, k), between free states, from which all walks end; by averages without moves."""
-        inside = np.flatnonzero(free)
-        if not len(inside):
+        if not len(free):
             return Found(b, "nothing to solve")
-        if not (moves is None or isinstance(moves, np.ndarray)) and len(inside) > DENSE_STATES:
+        if moves is None:
+            return self._ended_by_averages(free, b)
+        if not isinstance(moves, np.ndarray) and len(free) > DENSE_STATES:
             check_memory(
-                f"{b.shape[1]} columns of {len(inside)} states",
-                _MOVE_BYTES * moves.nnz + needed_bytes(len(inside), b.shape[1]) + 8 * _COLUMNS * b.size,
+                f"{b.shape[1]} columns of {len(free)} states",
+                _MOVE_BYTES * moves.nnz + needed_bytes(len(free), b.shape[1]) + 8 * _COLUMNS * b.size,
                 "use fewer targets at a time, or raise memory_limit", self.moves.limit,
             )  # fmt: skip
-        first = self._potentials(free) if moves is None or moves is self.moves.sparse else iter(())
-        if moves is None:
-            return self._ended_by_averages(free, b, first)
-        rows = moves[inside]
-        killed = np.asarray(rows[:, np.flatnonzero(~free)].sum(axis=1), np.float64).ravel()
-        return ended(rows[:, inside], killed, b, first, DENSE_STATES)
+        rows, others = moves[free], np.ones(self.states, np.bool_)
+        others[free] = False
+        killed = np.asarray(rows[:, np.flatnonzero(others)].sum(axis=1), np.float64).ravel()
+        return ended(rows[:, free], killed, b, DENSE_STATES)
 
-    def _ended_by_averages(self, free: Nodes, b: Floats, first: Iterator[Way]) -> Found:
-        single = self.moves.single
-        for way in first:
-            a = Averaged(self.moves.average, free, single)
-            found = refined(a, b, way, _SINGLE if single else _ROUGH)
-            if found is not None:
-                return found
-        if self.states > REDUCED_STATES:
-            raise NumericalError(
-                f"affinity: iteration did not reach {_SINGLE if single else _ROUGH:g} relative for {self.states} "
-                f"states, as walks end too seldom; use at most {REDUCED_STATES} states, where all digits are kept"
-            )
-        return self._ended(self.moves.dense, free, b)
-
-    def _potentials(self, free: Nodes) -> Iterator[Way]:
-        """Yield the way of the symmetric form, (I - P) x = r between free states: a potential of J."""
-        form = self.law.symmetric_form
-        if form is None or self.states <= DENSE_STATES:
-            return
-        functional, held = J(form), Constraint(np.flatnonzero(~free), 0.0)
+    def _ended_by_averages(self, free: Order, b: Floats) -> Found:
+        """By the symmetric form, (I - P) x = r between free states being a potential of J."""
+        functional, single = J(self.law.affinity), self.moves.single
+        held, exact = Constraint(np.setdiff1d(np.arange(self.states), free), 0.0), _SINGLE if single else _ROUGH
         degree = np.asarray(to_numpy(functional.affinity.degree), np.float64).ravel()[free]
 
         def solve(r: Floats, rtol: float) -> Floats:
             source, size = np.zeros((self.states, r.shape[1])), np.abs(r).max(axis=0)
             size = np.where(size > 0, size, 1.0)
             source[free] = degree[:, None] * (r / size)
-            signal = form.as_signal(source.reshape(*form.domain.shape, -1))
+            signal = functional.affinity.as_signal(source.reshape(*self.moves.shape, -1))
             found = functional.potential(signal, constraint=held, rtol=_RTOL)
             return np.asarray(size * np.asarray(to_numpy(found.u), np.float64).reshape(self.states, -1)[free])
 
-        yield Way("conjugate gradients", solve)
+        a = Averaged(self.moves.average, self.states, free, single)
+        found = refined(a, b, Way("conjugate gradients", solve), exact)
+        if found is not None:
+            return found
+        if self.states > REDUCED_STATES:
+            raise NumericalError(
+                f"affinity: iteration did not reach {exact:g} relative for {self.states} states, as walks end too "
+                f"seldom; use at most {REDUCED_STATES} states, where all digits are kept"
+            )
+        return self._ended(self.moves.dense, free, b)
 
     def _reversed(self) -> Any:
         """The moves of the chain in reversed time, pi_j P_ji / pi_i."""
@@ -283,11 +290,3 @@ class Passages:
         from scipy.sparse import diags_array
 
         return (diags_array(1 / law) @ moves.T @ diags_array(law)).tocsr()
-
-
-def _graph_of(moves: Any, keep: Nodes | None = None) -> Any:
-    """Return the possible moves as ones in a sparse matrix; of states that are not kept none leave."""
-    from scipy.sparse import csr_array, diags_array
-
-    graph = csr_array(moves > 0).astype(np.float64)
-    return graph if keep is None else csr_array(diags_array(keep.astype(np.float64)) @ graph)
