@@ -44,6 +44,18 @@ def test_nan_is_missing_without_being_asked_and_stays() -> None:
     assert info.given[0] in estimate_noise(holes).reasons
 
 
+def test_without_noise_holes_that_stay_cost_nothing_and_filling_them_is_no_noise() -> None:
+    image = np.add.outer(np.arange(24.0), np.arange(24.0) ** 2)
+    image[5:9, 6:12] = np.nan
+    same, info = denoise(image, 0.0, quality="fast", return_info=True)
+    np.testing.assert_array_equal(same, image)
+    assert (info.steps, info.sigma) == (0, 0.0)
+    whole, info = denoise(image, 0.0, quality="fast", mask="nan", return_info=True)
+    assert np.isfinite(whole).all()
+    assert info.steps > 0
+    assert info.sigma == 0
+
+
 def test_a_mask_fills_in_what_it_names_alone() -> None:
     value, mask = NOISY.copy(), np.zeros(HOLE.shape, bool)
     value[3, 4] = value[40, 41] = np.nan

@@ -107,6 +107,7 @@ class Frame:
     variance: Any = None  # (...), relative variance of the noise where it varies, of mean 1
     missing: Mask | None = None  # (...)
     absent: Mask | None = None  # (...), of those that are missing what was so before the noise was looked at
+    fills: bool = True  # whether samples that are missing are filled in, where they do not all stay as they are
     kept: Any = None  # (...)
     coloured: Coloured | None = None
     given: tuple[str, ...] = ()  # what was seen of the samples: what is missing, what stays
@@ -337,7 +338,8 @@ def observe(
                          "leave one of them out")  # fmt: skip
     few = None if is_by_pixels(quality, axes) else reduction.few
     frame = Frame(axes, quality, options, np.zeros(0), np.zeros(0), live=live, model=model, found=found, kept=kept,
-                  missing=reduction.missing, absent=missing, given=looked.told, few=few)  # fmt: skip
+                  missing=reduction.missing, absent=missing, given=looked.told, few=few,
+                  fills=looked.fills or reduction.missing is not missing)  # fmt: skip
     mapped = rest is not None and not rest.is_white and (signal.ndim == 4 or rest.is_mapped)
     if rest is not None and not rest.is_white and not mapped and not is_by_pixels(quality, axes):
         frame, f = with_colour(frame, signal, rest)
@@ -391,7 +393,8 @@ def _model(
 
 def _with_sigma(frame: Frame, samples: Array) -> Frame:
     """Return the frame with what is told of the strength of the noise in samples."""
-    sigma, effective, model = root_mean_square(frame.level), None, frame.model
+    filled_alone = frame.exact is not None and bool(np.all(frame.exact))  # in units that are no noise
+    sigma, effective, model = 0.0 if filled_alone else root_mean_square(frame.level), None, frame.model
     if model is not None and model.is_coloured and samples.ndim < 4:
         noise, own, met = frame.coloured, 0.0, sigma
         if noise is not None and model.kind == "gaussian":  # its strength is known at all samples
@@ -418,7 +421,7 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
     present = (signal if missing is None else signal[~missing]).reshape(-1, signal.shape[-1])
     spans = np.array([float(range_of(present[:, c])) for c in range(signal.shape[-1])])
     levels, level, exact, idle = units_of(levels, spans, exact)
-    if missing is not None and idle and spans.max() > 0:
+    if missing is not None and idle and spans.max() > 0 and frame.fills:
         if math.isinf(spans.max()):
             raise InputError("image: got a range that overflows, with samples missing; divide it by a number first")
         idle, exact = "", np.ones(levels.shape, bool)

@@ -48,6 +48,7 @@ class Given:
     opacity: int | None = None  # the channel that is no signal
     told: tuple[str, ...] = ()  # one sentence for each thing that was found
     guessed: str = ""  # what was found from the values alone, and how to say otherwise
+    fills: bool = True  # whether somebody asked to fill in what is missing
 
     @property
     def signals(self) -> Mask:
@@ -129,7 +130,8 @@ def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = Non
         return np.where(kept, original.astype(result.dtype, copy=False), result) if kept.any() else result
 
     whole = _with_mask(back, image, lost & kept)
-    return Given(samples, whole, missing if missing.any() else None, opacity, tuple(told), guessed)
+    fills = asked is not None and bool(asked.any())
+    return Given(samples, whole, missing if missing.any() else None, opacity, tuple(told), guessed, fills)
 
 
 def signals_of(
