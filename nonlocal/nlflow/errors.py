@@ -54,6 +54,7 @@ __all__ = [
 
 Item = TypeVar("Item", bound=Callable[..., Any])
 
+_NAME = 255  # bytes: the longest name of a file
 _FIDELITY = ("fidelity",)
 _WIDTH = ("width", "gamma = 1 / (2 width^2)")
 _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -532,10 +533,15 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_path(name: str, value: Any) -> Path:
-    """Return the path of a file or folder, or raise `InputError`."""
-    if not isinstance(value, str | os.PathLike):
+    """Return the path of a file or folder, or raise `InputError` for what no file system can have."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    try:
+        fits = isinstance(path, str) and len(path) > 0 and max(len(os.fsencode(p)) for p in path.split("/")) <= _NAME
+    except UnicodeEncodeError:  # half of a pair of letters
+        fits = False
+    if not isinstance(path, str) or not fits or "\0" in path:
         raise InputError(f"{name}: got {_shown(value)}, expected the path of a file; give a str or a pathlib.Path")
-    return Path(value)
+    return Path(path)
 
 
 def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:

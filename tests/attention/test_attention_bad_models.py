@@ -12,7 +12,8 @@ import pytest
 from nlflow.errors import InputError
 from tests.transformer_models import WIDTH, build, output, torch
 
-from nlflow.attention import attach, blocks, detach, explain, report, survey, sweep  # isort: skip  # torch may be missing above
+from nlflow.attention import attach, blocks, detach, explain, load_model, probe, report, survey, sweep  # isort: skip  # torch may be missing above
+from nlflow.attention.injection.inputs import text_inputs  # isort: skip
 from nlflow.attention.injection.weights import Layout, product_of  # isort: skip
 
 SIZE, HEADS = 8, 2
@@ -251,3 +252,15 @@ def test_masks_are_those_of_tokens() -> None:
     for other in (mask.float(), mask[:, None, None].bool().expand(2, 1, 6, 6)):
         with pytest.raises(InputError, match=r"attention_mask: got torch.* for a cure that takes means over tokens"):
             run(model, {**given, "attention_mask": other})
+
+
+@pytest.mark.parametrize("source", [None, 5, ""])
+def test_where_a_model_lies_is_a_path_or_a_name(source: Any) -> None:
+    for read in (load_model, lambda where: text_inputs(Own("plain"), where, "words")):
+        with pytest.raises(InputError, match=r"^source: got .*, expected the path of a file"):
+            read(source)
+
+
+def test_a_batch_without_any_tensor_is_none() -> None:
+    with pytest.raises(InputError, match="inputs: got dict, expected a mapping of names to tensors"):
+        probe(build("bert", "sdpa"), {})

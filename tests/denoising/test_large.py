@@ -537,6 +537,14 @@ def test_files_that_are_refused(tmp_path: Path):
         open_image(tmp_path / "none.zarr")
     with pytest.raises(InputError, match="path: got None, expected the path of a file"):
         open_image(None)
+    write(tmp_path / "in.zarr", BYTES, 20)
+    with pytest.raises(InputError, match="block: got -1, expected an integer >= 1"):
+        open_image(tmp_path / "in.zarr", block=-1)
+    for words, reason in (({"scheduler": None}, "scheduler: got None"), ({"workers": 0}, "workers: got 0")):
+        with pytest.raises(InputError, match=reason):
+            denoise_store(tmp_path / "in.zarr", tmp_path / "out.zarr", **words)
+    with pytest.raises(InputError, match=r"OUT: got .*, a place inside IN"):
+        denoise_store(tmp_path / "in.zarr", tmp_path / "in.zarr" / "out.zarr")
     (tmp_path / "empty.zarr").mkdir()
     (tmp_path / "bad.zarr").mkdir()
     (tmp_path / "bad.zarr" / "zarr.json").write_text("{")

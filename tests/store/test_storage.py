@@ -628,10 +628,10 @@ def test_archives_that_are_no_solution_are_named(
         nl.Solution.load(tmp_path / "run.npz")
 
 
-@pytest.mark.parametrize("path", [7, None])
+@pytest.mark.parametrize("path", [7, None, "", "a\0b", "n" * 256, "\ud800"])
 def test_what_is_no_path_is_named(path: Any) -> None:
     for call in (nl.Solution.load, nl.solve(flow(), t=1.0).save, lambda one: save_record(one, "mine", 1)):
-        with pytest.raises(InputError, match=f"^path: got {path}, expected the path of a file"):
+        with pytest.raises(InputError, match=r"^path: got .*, expected the path of a file"):
             call(path)
 
 

@@ -43,6 +43,24 @@ def small() -> StudyResult:
     return run_study("mixing", nodes=12)
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"formats": "gif"}, "format: got 'gif'"),
+        ({"formats": ()}, "format: got none"),
+        ({"formats": 5}, "format: got 5"),
+        ({"width": 0}, "width: got 0"),
+        ({"style": "no-such"}, "style: got 'no-such'"),
+    ],
+)
+def test_what_no_figure_has_is_told_before_a_file_is_written(
+    small: StudyResult, tmp_path: Path, words: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InputError, match=reason):
+        small.save(tmp_path / "new", **words)
+    assert not (tmp_path / "new").exists()
+
+
 def texts(figure: Any) -> list[tuple[str, Any]]:
     """Return what is written on a figure, with its box; ticks out of view are not drawn."""
     figure.draw_without_rendering()

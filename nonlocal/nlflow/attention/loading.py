@@ -19,7 +19,16 @@ from nlflow.attention.injection.blocks import Adapter, transformers_library
 from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.injection.inputs import hub_silence
 from nlflow.attention.injection.keeping import LEARNED, SETTINGS, learned_of, read_terms
-from nlflow.errors import FileFormatError, InputError, check_choice, check_memory, checked_call, format_bytes, shortened
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    check_choice,
+    check_memory,
+    check_path,
+    checked_call,
+    format_bytes,
+    shortened,
+)
 
 _HEADS = {"language": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM", "speech": "AutoModelForSpeechSeq2Seq"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -118,7 +127,7 @@ def attach_as_trained(model: Any, folder: Path) -> None:
 
 def _is_folder(source: str | os.PathLike[str]) -> bool:
     """Return whether this is a model's folder, or else a possible name on the hub; refuse others."""
-    folder = Path(source)
+    folder = check_path("source", source)
     if folder.is_dir():
         _check_folder(folder)
         check_declared(folder)

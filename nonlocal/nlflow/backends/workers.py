@@ -14,7 +14,7 @@ from typing import Any
 
 import joblib
 
-from nlflow.errors import InputError, NlflowWarning, WorkerError, install_command, shortened
+from nlflow.errors import InputError, NlflowWarning, WorkerError, check_integer, install_command, shortened
 
 LOCAL = "local"
 _PATIENCE = 3  # deaths in a row without a call that ended; what kills every worker will not end by itself
@@ -125,6 +125,10 @@ def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
     WorkerError
         If the processes of a local one die before they have begun, again and again.
     """
+    if not isinstance(scheduler, str):
+        raise InputError(f"scheduler: got {shortened(repr(scheduler), 60)}, expected 'local' or the address of one")
+    if jobs is not None and check_integer("workers", jobs) == 0:
+        raise InputError("workers: got 0, expected at least one; leave it out for as many as there are cores")
     distributed = _distributed(scheduler)
     with ExitStack() as stack:
         address: Any = scheduler

@@ -20,7 +20,7 @@ from nlflow.backends import workers as _workers
 from nlflow.backends.machine import version
 from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised, need_dask
-from nlflow.denoising.layout import Axes
+from nlflow.denoising.layout import Axes, check_axis
 from nlflow.denoising.options import Options
 from nlflow.desk.apart import call
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
@@ -30,6 +30,7 @@ from nlflow.errors import (
     InputError,
     NlflowError,
     WorkerError,
+    check_integer,
     check_path,
     file_error,
     memory_limit,
@@ -145,9 +146,7 @@ def open_stack(
     if 0 in shape or not 1 <= len(shape) <= (3 if axes is None else 4):
         expected = "one to three axes" if axes is None else f"the axes {axes}"
         raise FileFormatError(f"{path}: got an array of shape {shape}, expected {expected}; name a part of it")
-    if channel_axis is not None and not -len(shape) <= channel_axis < len(shape):
-        raise InputError(f"channel_axis: got {channel_axis}, expected an axis of an array of shape {shape}")
-    axis = None if channel_axis is None else channel_axis % len(shape)
+    axis = check_axis(len(shape), channel_axis)
     moving = False
     if axes is not None:
         placed = Axes.of(shape, axis, axes)
@@ -155,7 +154,7 @@ def open_stack(
     if block is None:
         flat = len(shape) - (axis is not None) < 3
         block = ((1024, 2048) if flat else (256, 192))[quality != "fast"]
-    sides = block_sides(shape, stored, axis, block, moving)
+    sides = block_sides(shape, stored, axis, check_integer("block", block, minimum=1), moving)
     if (count := math.prod(-(-size // side) for size, side in zip(shape, sides, strict=True))) > _MOST_BLOCKS:
         got = f"an array of shape {shape}, which is {count} blocks"
         raise file_error(path, got, f"at most {_MOST_BLOCKS} blocks", "name a part of it, or a larger block")
@@ -358,6 +357,8 @@ def denoise_store(
 def _check_place(source: Path, target: Path, existing: str) -> None:
     if target == source or source.is_relative_to(target):
         raise InputError(f"OUT: got {target}, the same place as IN, expected another; choose a new name")
+    if target.is_relative_to(source):
+        raise InputError(f"OUT: got {target}, a place inside IN, expected one beside it; choose another")
     if existing not in ("refuse", "overwrite", "resume"):
         raise InputError(f"existing: got {existing!r}, expected 'refuse', 'overwrite' or 'resume'")
     if not target.parent.is_dir():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,10 +72,10 @@ def check_paper(
 
 
 def _checked_formats(formats: str | Sequence[str]) -> list[str]:
-    wanted = list(dict.fromkeys([formats] if isinstance(formats, str) else formats))
+    wanted = [formats] if isinstance(formats, str) or not isinstance(formats, Iterable) else list(formats)
     if not wanted:
         raise InputError(f"format: got none, expected one or several of {', '.join(base.FORMATS)}")
-    return [check_choice("format", form, base.FORMATS) for form in wanted]
+    return list(dict.fromkeys(check_choice("format", form, base.FORMATS) for form in wanted))
 
 
 def _checked_width(width: float) -> float:

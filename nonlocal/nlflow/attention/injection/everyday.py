@@ -41,7 +41,7 @@ def inputs_of(model: Any, given: Any) -> Any:
     InputError
         For other objects, an empty sequence, and models without a tokenizer, or without a known size of pictures.
     """
-    if isinstance(given, Mapping | Tensor):
+    if isinstance(given, Tensor) or (isinstance(given, Mapping) and len(given)):
         return given
     several = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
     if several and all(isinstance(one, str) for one in several):

@@ -24,6 +24,7 @@ from nlflow.errors import (
     check_array,
     check_filled,
     check_integer,
+    check_path,
     not_installed,
     shortened,
 )
@@ -91,7 +92,7 @@ def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> A
 
     Where there is none, `InputError` names the argument `name`, and what to do `otherwise`.
     """
-    folder, why = Path(source), ""
+    folder, why = check_path("source", source), ""
     try:
         tokenizer = transformers_library().AutoTokenizer.from_pretrained(
             str(source), local_files_only=folder.exists() or bool(hub_silence(source)), trust_remote_code=False
