@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
-from nlflow.attention import attach, detach, probe  # noqa: E402
+from nlflow.attention import attach, detach, explain, probe  # noqa: E402
 from nlflow.errors import InputError  # noqa: E402
 
 
@@ -98,6 +98,57 @@ def test_layers_of_torch_are_seen(causal: bool) -> None:
     apart = ((v[..., :, None, :] - v[..., None, :, :]) ** 2).sum(-1)
     np.testing.assert_allclose(trace[1].quantities["energy"], (p.numpy() * apart).sum((-2, -1)) / 14, rtol=1e-4)
     assert np.isfinite(trace[1].quantities["mean_cosine"]).all()
+
+
+class Turning(nn.Module):
+    """A layer of states (B, N, D), whose attention takes tokens (N, B, D) and gives its weights, as torch's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attn, self.mlp = nn.LayerNorm(16), nn.MultiheadAttention(16, 2), nn.Linear(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(x).transpose(0, 1)
+        x = x + self.attn(y, y, y)[0].transpose(0, 1)
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("sequences", [2, 7])  # 7: as many as tokens, so shapes do not tell
+@pytest.mark.parametrize("kind", ["first", "before", "turned"])
+def test_tokens_may_come_first(kind: str, sequences: int) -> None:
+    """The states are those of hooks, and the parts those of the same weights with sequences first."""
+    x = torch.randn(sequences, 7, 16, generator=torch.Generator().manual_seed(1))
+    if kind == "turned":
+        model, first = made(nn.Sequential(Turning(), Turning())), False
+        layers = list(model)
+    else:
+        one = nn.TransformerEncoderLayer(16, 2, 32, norm_first=kind == "before")
+        model, first = made(nn.TransformerEncoder(one, 2, enable_nested_tensor=False)), True
+        layers = list(model.layers)
+    given = x.transpose(0, 1) if first else x
+    states: list[Any] = []
+    handles = [layer.register_forward_hook(lambda *call: states.append(call[2])) for layer in layers]
+    with torch.no_grad():
+        model(given)
+    for handle in handles:
+        handle.remove()
+    trace, cause = probe(model, given), explain(model, given)
+    for layer, block, state in zip(trace, cause.blocks, states, strict=True):
+        expected = state.transpose(0, 1) if first else state
+        assert torch.equal(layer.after, expected)
+        units = nn.functional.normalize(expected.double(), dim=-1)
+        cosine = ((units @ units.mT).sum((1, 2)) - 7) / 42
+        np.testing.assert_allclose(layer.quantities["mean_cosine"], cosine, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(block.points["after"].values["cosine"], cosine, rtol=1e-5, atol=1e-6)
+        assert not block.reason
+        assert "mixing" in block.parts
+    if first:
+        one = nn.TransformerEncoderLayer(16, 2, 32, norm_first=kind == "before", batch_first=True)
+        other = nn.TransformerEncoder(one, 2, enable_nested_tensor=False).eval()
+        other.load_state_dict(model.state_dict())
+        for row, same in zip(cause.rows(), explain(other, x).rows(), strict=True):
+            numbers = [name for name, value in row.items() if isinstance(value, float)]
+            np.testing.assert_allclose([row[name] for name in numbers], [same[name] for name in numbers], atol=1e-5)
 
 
 def test_one_projection_for_all_is_seen() -> None:

@@ -107,6 +107,11 @@ def test_texts_go_through_the_tokenizer_of_a_pipeline() -> None:
                                probe(build("bert"), one)[-1].quantities["mean_cosine"][0], rtol=1e-5)  # fmt: skip
     with pytest.warns(NlflowWarning, match="1 of 3 have one token"):
         assert survey(pipeline, TEXTS).count == 3
+    several = [TEXTS[:2], TEXTS[1]]
+    told, same = explain(pipeline, several), explain(pipeline.model, [inputs_of(pipeline, one) for one in several])
+    assert (told.model, told.count) == ("BertModel", 3)
+    np.testing.assert_array_equal([list(row.values())[3:] for row in told.rows()],
+                                  [list(row.values())[3:] for row in same.rows()])  # fmt: skip
     assert attach(pipeline, fidelity=0.4) is pipeline
     assert len(fidelities(pipeline.model)) == len(blocks(pipeline)) - 1
     assert detach(pipeline) is pipeline

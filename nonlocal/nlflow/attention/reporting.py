@@ -102,7 +102,9 @@ class Report(Brief):
         growths = zip(self.before.growths(), self.after.growths(), self.before.shifts(self.after), strict=True)
         for old, new, (mean, low, high) in growths:
             way = "raises" if low > 0 else "lowers" if high < 0 else "is not seen to move"
-            ends = "" if np.isnan(low) else f" ({mean:+.2g}, 95 % interval {low:+.2g} to {high:+.2g})"
+            ends = f" ({mean:+.2g}, 95 % interval {low:+.2g} to {high:+.2g})"
+            if np.isnan(low):
+                way, ends = "moves", f" ({mean:+.2g}; an interval takes three inputs)"
             found.append(
                 f"{_capital(self.cure)}, attached without training, {way} the mean cosine after the last layer of the "
                 f"{old.stack}: {old.cosine[1]:.2f} without it, {new.cosine[1]:.2f} with it{ends} on these inputs."

@@ -124,6 +124,11 @@ class Block:
     values: nn.Module | None = None
     repeated: bool = False
 
+    @property
+    def tokens_first(self) -> bool:
+        """Whether the attention module takes tokens (N, B, D), as those of torch do by default."""
+        return isinstance(self.module, nn.MultiheadAttention) and not self.module.batch_first
+
 
 def transformers_library() -> Any:
     """Return the module transformers, or raise `InputError` where it is missing or older than release 5."""

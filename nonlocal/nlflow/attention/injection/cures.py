@@ -291,8 +291,7 @@ def _tokens(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
             f"cures: got a call of {block.name} without tokens (batch, tokens, features), expected such; leave this "
             "module out with adapter="
         )
-    swapped = isinstance(block.module, nn.MultiheadAttention) and not block.module.batch_first
-    return found.transpose(0, 1) if swapped else found
+    return found.transpose(0, 1) if block.tokens_first else found
 
 
 # ---- before a layer
@@ -452,8 +451,8 @@ class _Branch:
         if tracing():
             return output
         if isinstance(output, tuple):
-            swapped = isinstance(self.block.module, nn.MultiheadAttention) and not self.block.module.batch_first
-            made = self._changed(output[0].transpose(0, 1)).transpose(0, 1) if swapped else self._changed(output[0])
+            first = self.block.tokens_first
+            made = self._changed(output[0].transpose(0, 1)).transpose(0, 1) if first else self._changed(output[0])
             return (made, *output[1:])
         return self._changed(output)
 

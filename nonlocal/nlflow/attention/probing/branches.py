@@ -96,6 +96,13 @@ class Seen:
             earlier, number = [*self.earlier, self._alone()], self.number + 1
             vars(self).update(vars(Seen(self.block)), earlier=earlier, number=number)
 
+    def turn(self) -> None:
+        """Turn states (N, B, D) to (B, N, D)."""
+        for name in ("before", "between", "after", "added", "summed"):
+            setattr(self, name, _turned(getattr(self, name)))
+        self.steps = [Step(one.kind, one.tensor.transpose(0, 1), one.beside) for one in self.steps]
+        self.norms = [(module, _turned(given), _turned(made)) for module, given, made in self.norms]
+
     def _alone(self) -> Seen:
         kept = Seen(self.block)
         vars(kept).update(vars(self), earlier=[])
@@ -146,6 +153,10 @@ def state_of(values: Sequence[Any]) -> Tensor | None:
     return next((one for one in values if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None)
 
 
+def _turned(one: Any) -> Any:
+    return one.transpose(0, 1) if isinstance(one, Tensor) and one.ndim == 3 else one
+
+
 def _tensors(values: Any) -> Iterator[Tensor]:
     for one in values:
         if isinstance(one, Tensor):
@@ -184,6 +195,8 @@ class _Watch(TorchFunctionMode):
                 one.after = copied
                 if one.attended:
                     sums.tell(one, number, after)
+                    if one.block.tokens_first and sums.tokens_first(number):
+                        one.turn()
 
         def attended(one: Seen | None, number: int) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -195,9 +208,11 @@ class _Watch(TorchFunctionMode):
             return hook
 
         def begun(number: int) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 for sums in self.running:
                     sums.begun[number if sums.layer is layer else -1] = sums.count
+                    if sums.layer is layer:
+                        sums.entered[number] = state_of((*args, kwargs.get("query")))
 
             return hook
 
@@ -222,7 +237,7 @@ class _Watch(TorchFunctionMode):
                 if id(module) not in known and kind_of(module) and crosses(name, module)
             ]  # fmt: skip
         for number, (seen, module) in enumerate(attending):
-            handles.append(module.register_forward_pre_hook(own(begun(number))))
+            handles.append(module.register_forward_pre_hook(own(begun(number)), with_kwargs=True))
             handles.append(module.register_forward_hook(own(attended(seen, number))))
         return handles
 
@@ -266,6 +281,7 @@ class _Sums:
         self.root = _Summand(torch.empty(0) if given is None else given.clone(), _OF_INPUT)
         self.count = 0  # summands so far
         self.begun: dict[int, int] = {}  # of each block: summands before its attention ran
+        self.entered: dict[int, Tensor | None] = {}  # and what that was given
         self.norms: list[tuple[nn.Module, Tensor, Tensor]] = []
         self.states: dict[int, tuple[set[_Summand], Tensor]] = {}  # of each block: the state that has its branch
         self.broken = ""
@@ -411,6 +427,19 @@ class _Sums:
         return True
 
     # ---- what this says of attention
+
+    def tokens_first(self, block: int) -> bool:
+        """Return whether states of this layer are (N, B, D), where its attention takes tokens so.
+
+        It may turn them itself. Where there are as many tokens as sequences, shapes do not tell.
+        """
+        entered, state = self.entered.get(block), self.root.tensor
+        if entered is None or entered.shape != state.shape:
+            return False
+        found = self.known.get(entered)
+        return len(state) != state.shape[1] or (
+            found is not None and bool(found.normed or self._stream(found.sum or ()))
+        )
 
     def attended(self, block: int, outputs: Sequence[Any]) -> None:
         made = [one for one in _tensors(outputs) if one.is_floating_point()]

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlflow._array import Brief
-from nlflow.attention.injection.blocks import Adapter, blocks
+from nlflow.attention.injection.blocks import Adapter, blocks, network_of
+from nlflow.attention.injection.everyday import inputs_of
 from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
@@ -263,7 +264,7 @@ class Cause(Brief):
 
 @checked_call
 def explain(
-    model: nn.Module,
+    model: Any,
     inputs: Any,
     *,
     tokens: Choice = "all",
@@ -277,9 +278,9 @@ def explain(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module or pipeline
         As for `nlflow.attention.probe`.
-    inputs : mapping, tensor or iterable
+    inputs : mapping, tensor, str or iterable
         A batch that `probe` takes, or several. A sequence of a batch is one input; padding does not count.
     tokens : str, tensor, mapping or callable
         Which tokens count: a name (``'all'``, ``'ordinary'``, ``'class'``, ``'register'``, ``'patch'``, ``'special'``),
@@ -326,19 +327,21 @@ def explain(
     True
     """
     seed = check_integer("rng", rng, minimum=0)
-    several: Iterable[Any] = [inputs] if isinstance(inputs, Mapping | Tensor) else inputs
-    if isinstance(inputs, str) or not hasattr(several, "__iter__"):
+    several: Iterable[Any] = [inputs] if isinstance(inputs, Mapping | Tensor | str) else inputs
+    if not hasattr(several, "__iter__"):
         raise InputError(
             f"inputs: got {type(inputs).__name__}, expected what probe takes, or a list or a DataLoader of it"
         )
     generator = torch.Generator().manual_seed(seed)
-    model = getattr(model, "_orig_mod", model)
+    network = network_of(model)
+    network = getattr(network, "_orig_mod", network)
     parts: list[list[CausedBlock]] = []
     for batch in bar(several, desc="inputs", disable=not progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
-        run = _run(model, batch[0] if alone else batch, adapter, take)
+        given = inputs_of(model, batch[0] if alone else batch)
+        run = _run(network, given, adapter, take)
         rows = _rows(run, sum(part[0].points["before"].count.size for part in parts)) if nulls else None
-        parts.append(_blocks(model, batch[0] if alone else batch, run, tokens, rows, generator, not parts))
+        parts.append(_blocks(network, given, run, tokens, rows, generator, not parts))
         layers = [[block.name for block in part] for part in (parts[0], parts[-1])]
         if layers[0] != layers[1]:
             raise InputError(
@@ -351,7 +354,7 @@ def explain(
     count = len(found[0].points["before"].count)
     _tell(found, count)
     name = tokens if isinstance(tokens, str) else "chosen"
-    return Cause(type(model).__name__, count, name, found)
+    return Cause(type(network).__name__, count, name, found)
 
 
 def _tell(found: Sequence[CausedBlock], count: int) -> None:

@@ -116,16 +116,17 @@ def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
     """Keep what projections of blocks are given and make in this thread: of each block a list, one of each call."""
     kept: dict[int, list[Projected]] = {id(one.block.module): [] for one in found}
 
-    def begin(calls: list[Projected], module: nn.Module, args: Any, kwargs: Any) -> None:
+    def begin(calls: list[Projected], turned: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
         state = state_of((*args, kwargs.get("hidden_states"), kwargs.get("query")))
-        calls.append(Projected(entered=state))
+        calls.append(Projected(entered=state.transpose(0, 1) if turned and state is not None else state))
 
     def made(calls: list[Projected], module: nn.Module, args: Any, output: Any) -> None:
         if calls and isinstance(output, Tensor) and args:
             calls[-1].entered, calls[-1].made = args[0], output
 
-    def gave_all(calls: list[Projected], module: nn.Module, args: Any, output: Any) -> None:
-        calls[-1].output = output[0] if isinstance(output, tuple) else output
+    def gave_all(calls: list[Projected], turned: bool, module: nn.Module, args: Any, output: Any) -> None:
+        made = output[0] if isinstance(output, tuple) else output
+        calls[-1].output = made.transpose(0, 1) if turned and made.ndim == 3 else made
 
     def gave(calls: list[Projected], module: nn.Module, args: Any, output: Any) -> None:
         if calls and isinstance(output, Tensor) and args:
@@ -134,13 +135,14 @@ def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
     with ExitStack() as stack:
         for one in found:
             block, calls = one.block, kept[id(one.block.module)]
-            before = block.module.register_forward_pre_hook(own(partial(begin, calls)), with_kwargs=True)
+            turned = block.tokens_first
+            before = block.module.register_forward_pre_hook(own(partial(begin, calls, turned)), with_kwargs=True)
             stack.callback(before.remove)
             for module, hook in ((block.values, made), (block.projection, gave)):
                 if module is not None:
                     stack.callback(module.register_forward_hook(own(partial(hook, calls))).remove)
             if block.kind == TORCH:  # its output projection does not run as a module
-                stack.callback(block.module.register_forward_hook(own(partial(gave_all, calls))).remove)
+                stack.callback(block.module.register_forward_hook(own(partial(gave_all, calls, turned))).remove)
         yield kept
 
 

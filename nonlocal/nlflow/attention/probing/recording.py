@@ -179,8 +179,12 @@ def _watching_products(found: list[Seen]) -> Iterator[None]:
                 return product(*args, **(kwargs or {}))
             if func is not functional.multi_head_attention_forward:
                 return func(*args, **(kwargs or {}))
+            given = kwargs or {}
             with replaced(vars(functional), _PRODUCT, product):  # no mode is on in here
-                return func(*args, **(kwargs or {}))
+                if given.get("need_weights", True) and inside:  # then it sums by itself: once more, only to be seen
+                    func(*args, **{**given, "need_weights": False})
+                    return func(*args, **given)
+                return func(*args, **given)
 
     def enter(one: Seen, *_: Any) -> None:
         one.taken = None
