@@ -11,7 +11,8 @@ from scipy.stats import multivariate_normal
 
 from nlflow import E, Gaussian, Grid, J, Points, affinity, from_matrix
 from nlflow.equilibria import GaussianField, choose_fidelity
-from nlflow.equilibria.sums import spectral_sums
+from nlflow.equilibria.choice import _Criteria
+from nlflow.equilibria.sums import positive, spectral_sums
 from nlflow.flows.functions import symmetric_flow
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -144,6 +145,30 @@ def trace_off(side: int) -> tuple[float, float, int]:
     return off, over, drawn.averages
 
 
+def doubts() -> float:
+    """Return errors of what random traces leave open of a criterion, against it at the ends of their intervals."""
+    rng, n, sigma, worst = np.random.default_rng(12), 60, 0.5, 0.0
+    k, f = rng.random((n, n)) ** 4, rng.standard_normal(n)
+    energy = E(from_matrix(k, Points(np.zeros(n))), f, 1.0)
+    options = {"method": "lanczos", "samples": 5, "averages": 30, "rng": 2}
+    for name in ("gcv", "sure", "evidence"):
+        criteria = _Criteria(energy, name, sigma, 1.0, options)
+        for strength in (0.1, 1.0):
+            trace, error = criteria.trace(strength)
+            residual = criteria.mean_square(strength)
+            if name == "gcv":  # to first order
+                ends = [residual / (1 - (trace + side * 1e-4 * error) / n) ** 2 for side in (-1, 1)]
+                wanted = (ends[1] - ends[0]) / 2e-4
+            elif name == "sure":
+                ends = [residual + sigma**2 * (2 * (trace + side * error) / n - 1) for side in (-1, 1)]
+                wanted = (ends[1] - ends[0]) / 2
+            else:  # half of the sum of logarithms, of which the same vectors tell the interval
+                logs = spectral_sums(symmetric_flow(J(energy.given)), f, **options, gap=True)
+                wanted = logs.trace(lambda a, s=strength: np.log(positive(a) / (a + s))).error / 2
+            worst = largest(worst, abs(criteria.doubt(strength) / wanted - 1))
+    return worst
+
+
 def ratios(count: int) -> dict[str, Floats]:
     """Return the root mean square errors with the fidelities that are chosen, over that of the best."""
     grid = Grid(400, spacing=1 / 400, boundary="reflect")
@@ -192,6 +217,7 @@ def run(context: Context) -> Outcome:
             largest(off_curvature("l2"), off_curvature("degree")),
             1e-9,
         ),
+        Check("what random traces leave open, against ends of their intervals, relative", doubts(), 1e-6),
         Check("quadratic forms in few averages: errors over bounds, and bounds over 12 errors", bracketed(), 1.0),
         Check("GCV, Stein's estimate, residual, trace against hat matrices, relative", worst, 1e-8),
         Check(f"tr S of {side**2} nodes against the transform, relative", off, context.pick(0.01, 0.04)),

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.ndimage import convolve1d
+from skimage.metrics import peak_signal_noise_ratio
 
 from nlflow import denoise
 from nlflow.denoising import cells, residual
 from nlflow.denoising.noise import Poisson, discrepancy, perturbation, spectra, sure
 from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.patches.means import _between
+from nlflow.denoising.quality import psnr, snr
 from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -104,6 +106,19 @@ def in_cells(rng: np.random.Generator) -> tuple[float, float, float]:
     return off, bias, error
 
 
+def ratios(rng: np.random.Generator) -> float:
+    """Return errors of ratios of signal and noise, in decibels, against scikit-image's and a formula."""
+    clean = rng.random((12, 15))
+    estimate = clean + 0.1 * rng.standard_normal(clean.shape)
+    bytes_, moved = np.uint8(255 * clean), np.uint8(200 * clean + 20)
+    error = float(np.mean((clean - estimate) ** 2))
+    return largest(
+        abs(psnr(clean, estimate) - peak_signal_noise_ratio(clean, estimate, data_range=float(np.ptp(clean)))),
+        abs(psnr(bytes_, moved) - peak_signal_noise_ratio(bytes_, moved)),
+        abs(snr(clean, estimate) - 10 * float(np.log10(clean.var() / error))),
+    )
+
+
 def between_blocks(rng: np.random.Generator) -> float:
     """Return errors of lines between smoothed means of blocks, and of what is kept of noise on coarser images."""
     means, worst = rng.standard_normal((7, 9)), 0.0
@@ -169,6 +184,7 @@ def run(context: Context) -> Outcome:
         Check("figures of windows and of what is missing, against formulas", figures(rng), 1e-12),
         Check("isolated peaks that are given back: what is missing, relative", peaks(), 0.02),
         Check("lines between means of blocks, and shares of coarser images", between_blocks(rng), 1e-12),
+        Check("ratios of signal and noise against scikit-image's, in decibels", ratios(rng), 1e-9),
         Check("sums over cells, and lines between them", sums, 1e-12),
         Check("estimates of few counts: bias, relative", bias, 0.1),
         Check("estimates of few counts: root mean square error, in counts", error, 0.09),
