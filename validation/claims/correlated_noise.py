@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import signal, stats
+from scipy.linalg import block_diag
 
+from nlflow import E, GradientFlow, Points, SemiImplicit, from_matrix
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, PlainFilter, Stage
 from nlflow.plotting import new_figure
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest, smallest
@@ -149,6 +152,34 @@ def energies() -> float:
     return worst
 
 
+def mixed_channels() -> float:
+    """Return errors of implicit steps and minimizers with a matrix Λ for each node, against dense systems, relative."""
+    rng, n, width, worst = np.random.default_rng(8), 9, 3, 0.0
+    k, w = rng.random((n, n)), rng.uniform(0.3, 2.0, n) / n
+    roots, (u, f) = rng.standard_normal((n, width, width)), rng.standard_normal((2, n, width))
+    matrices = roots @ np.swapaxes(roots, 1, 2) + 0.1 * np.eye(width)
+    weights, links = from_matrix(k, Points(np.zeros(n), weights=w)), (k + k.T) * w
+    degree = links.sum(axis=1)
+    for measure, metric, h in product(("l2", "degree"), ("l2", "degree"), (0.1, 5.0)):
+        flow = GradientFlow(E(weights, f, matrices, measure=measure), metric)
+        rate = degree if metric == "l2" else np.ones(n)
+        held = matrices * (rate / degree if measure == "l2" else rate)[:, None, None]
+        moved = u + h * rate[:, None] * (links @ u / degree[:, None] - u)
+        exact = np.linalg.solve(np.eye(width) + h * held, (moved + h * (held @ f[..., None])[..., 0])[..., None])[
+            ..., 0
+        ]
+        worst = largest(worst, float(np.abs(SemiImplicit(h).step(flow, u, h) - exact).max() / np.abs(exact).max()))
+        whole = np.kron(np.diag(rate) - links * (rate / degree)[:, None], np.eye(width))
+        pull = block_diag(*held)
+        least = np.linalg.solve(whole + pull, pull @ f.ravel()).reshape(n, width)
+        found = E(weights, f, matrices, measure=measure).minimizer(rtol=1e-12).u
+        velocity = (pull @ (f - u).ravel() - whole @ u.ravel()).reshape(n, width)
+        worst = largest(
+            worst, float(np.abs(found - least).max()), float(np.abs(flow.velocity(u) - velocity).max() / 50)
+        )
+    return worst
+
+
 def with_covariance(members: int, covariance: Floats, rng: np.random.Generator) -> Floats:
     """Return tokens (members, SIZE) whose covariance is exactly that, as far as so many tokens can have it."""
     white = rng.standard_normal((members, SIZE))
@@ -210,6 +241,7 @@ def run(context: Context) -> Outcome:
             excess += _others(best, prior, roots, rng, context.pick(400, 100))
     checks = [
         Check("overlapping patches put together by their variances, against loops, relative", off_loops(), 1e-10),
+        Check("steps and minimizers with a matrix for each node against dense systems", mixed_channels(), 1e-9),
         Check("energies of groups against sums written out, relative", energies(), 1e-10),
         Check("steps against mean + C (C + Σ)⁻¹ (z − mean), np.linalg.inv", closed, 1e-10),
         Check(
