@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 from scipy.stats import multivariate_normal
 
 from nlflow import Constraint, E, J, Jp, MarkovChain, Points, affinity_from_graph, from_matrix, neighbour_graph
@@ -32,6 +33,33 @@ def _evidence() -> float:
         exact = sum(multivariate_normal.logpdf(one, cov=scale * spread) for one in z.T)
         told = log_evidence(from_matrix(k, Points(x, weights=w)), nodes, y, fidelity=fidelity)
         worst = largest(worst, abs(told - exact - z.size / 2 * (np.log(2 * np.pi) + 1)))
+    return worst
+
+
+def _prices() -> float:
+    """Return how far classes of so many rows are from the best assignment that SciPy finds: their counts and sum."""
+    from nlflow.learning.balance import counts_of, shifts
+
+    rng, worst, wanted = np.random.default_rng(5), 0.0, np.array([30, 20, 10])
+    for scores in (rng.random((60, 3)), np.log(rng.random((60, 3))) - 2, 4 * rng.standard_normal((60, 3))):
+        moved = scores + shifts(scores, wanted)
+        slots = scores[:, np.repeat(np.arange(3), wanted)]
+        best = float(slots[linear_sum_assignment(slots, maximize=True)].sum())
+        found = float(scores[np.arange(60), moved.argmax(axis=1)].sum())
+        worst = largest(worst, float(np.abs(counts_of(moved) - wanted).max()), abs(found - best))
+    return worst
+
+
+def _slowed() -> float:
+    """Return errors of averages of I + (P − I)/t on a graph of neighbours, of nodes with and without weights."""
+    from nlflow.learning import LabelSpreading
+
+    rng, n, worst = np.random.default_rng(6), 40, 0.0
+    labels = np.where(np.arange(n) < 4, np.arange(n) % 2, -1)
+    graph, times = LabelSpreading("knn", n_neighbors=6).fit(rng.random((n, 2)), labels).graph_, rng.uniform(1, 5, n)
+    for plain in (graph, graph.weighted(rng.uniform(0.5, 2, n))):
+        before, after = (one.affinity.average(np.eye(n)) for one in (plain, plain.slowed(times)))
+        worst = largest(worst, float(np.abs(after - np.eye(n) - (before - np.eye(n)) / times[:, None]).max()))
     return worst
 
 
@@ -151,6 +179,8 @@ def run(context: Context) -> Outcome:
         Check("E with f = s/λ, λ = 1e−6, against Poisson learning, relative", towards, 1e-3),
         Check("p-Laplace learning: least J₃ of 20 signals around, over its own", nearby / least, 1.0, at_least=True),
         Check("p = 2 against harmonic functions", two, 1e-7),
+        Check("classes of given sizes against SciPy's assignment", _prices(), 1e-9),
+        Check("chains that are slowed down at each node", _slowed(), 1e-12),
         Check("evidence of values at some nodes against SciPy's density of contrasts, in log", _evidence(), 1e-8),
         Check("diffusion map against dense eigenvalues", float(np.abs(mapped.eigenvalues_ - spectrum).max()), 1e-10),
     ]  # fmt: skip

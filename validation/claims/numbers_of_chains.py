@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.sparse import coo_array, csr_array
 
-from nlflow import MarkovChain
+from nlflow import MarkovChain, Points
+from nlflow.markov.law import balance
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -90,6 +91,18 @@ def dense(rng: np.random.Generator) -> float:
     least = float(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)).real.min())
     chain = MarkovChain.from_graph(k)
     return largest(worst, abs(chain.smallest_eigenvalue / least - 1), abs(chain.spectral_gap / (1 + least) - 1))
+
+
+def fluxes(rng: np.random.Generator) -> float:
+    """Return errors of the fluxes π_i P_ij that detailed balance along a tree tells."""
+    k = rng.random((9, 9)) ** 2
+    k += k.T
+    moves = csr_array(k / k.sum(axis=1, keepdims=True))
+    found = balance(moves)
+    told = found.fluxes(moves, Points(np.zeros(9)))
+    assert told is not None
+    matrix = np.exp(told.log_degree)[:, None] * told.average(np.eye(9))
+    return largest(float(np.abs(matrix - k / k.sum()).max()), found.misfit)
 
 
 def likeliest(rng: np.random.Generator) -> float:
@@ -177,6 +190,7 @@ def run(context: Context) -> Outcome:
     return Outcome([
         Check("gaps, modes and passages of paths and rings, relative", many_states(context.pick(4000, 1201)), 1e-10),
         Check("chains that are not reversible, and lazy ones, against NumPy", dense(rng), 1e-10),
+        Check("fluxes of detailed balance", fluxes(rng), 1e-12),
         Check("the likeliest reversible chain of counts, over what BFGS may be off", likeliest(rng), 1.0),
         Check("metastable sets of blocks, over what they may be off", sets(rng), 1.0),
         Check("pseudotime and branches, over what they may be off", pseudotime(rng), 1.0),
