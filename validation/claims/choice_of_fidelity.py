@@ -47,6 +47,24 @@ def off_hat_matrices(n: int, measure: str) -> float:
     return worst
 
 
+def off_observed(measure: str) -> float:
+    """Return how far GCV and tr S are from those with the matrix S where some nodes have no fidelity, relative."""
+    rng, n = np.random.default_rng(21), 40
+    x, w = np.sort(rng.random((n, 1)), axis=0), rng.uniform(0.5, 2, n) / n
+    k, f = 20 * np.exp(-((x - x.T) ** 2) / (2 * 0.1**2)), np.sin(3 * x[:, 0]) + rng.normal(0, 0.5, n)
+    shares = rng.uniform(0.5, 2, n) * (np.arange(n) % 4 != 1)
+    both = 2 * w[:, None] * k * w
+    held = shares * (w if measure == "l2" else w * (2 * k @ w))
+    found = choose_fidelity(E(from_matrix(k, Points(x, weights=w)), f, shares, measure=measure), GRID, method="gcv")
+    worst = 0.0
+    for i, fidelity in enumerate(GRID):
+        hat = np.linalg.solve(np.diag(both.sum(axis=1)) - both + np.diag(fidelity * held), np.diag(fidelity * held))
+        trace, residual = float(np.trace(hat)), float(held @ (f - hat @ f) ** 2 / held.sum())
+        exact = residual / (1 - trace / np.count_nonzero(shares)) ** 2
+        worst = largest(worst, abs(found.curve[i] / exact - 1), abs(found.trace[i] / trace - 1))
+    return worst
+
+
 def off_evidence(measure: str) -> float:
     """Return the largest difference of the evidence and SciPy's density of what contrasts of f are, in log.
 
@@ -219,6 +237,11 @@ def run(context: Context) -> Outcome:
         ),
         Check("what random traces leave open, against ends of their intervals, relative", doubts(), 1e-6),
         Check("quadratic forms in few averages: errors over bounds, and bounds over 12 errors", bracketed(), 1.0),
+        Check(
+            "GCV and trace where some nodes have no fidelity, relative",
+            largest(off_observed("l2"), off_observed("degree")),
+            1e-8,
+        ),
         Check("GCV, Stein's estimate, residual, trace against hat matrices, relative", worst, 1e-8),
         Check(f"tr S of {side**2} nodes against the transform, relative", off, context.pick(0.01, 0.04)),
         Check("the same over half the width of its 95 % interval", over, 2.0),

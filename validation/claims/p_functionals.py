@@ -196,6 +196,7 @@ def run(context: Context) -> Outcome:
         Check("other misfits: excess over the least found by SciPy, over the tolerance", excess, 1.0),
         Check("other misfits: lower bounds above the minimum, and values, relative", lower, 1e-9),
         Check("total variation: excess over the least found by SciPy, over the tolerance", above, 1.0),
+        Check("longest forward-backward steps against a formula, relative", _steps(Problem.drawn(7)), 1e-12),
         Check("values that minimizers tell of themselves against double sums, relative", own, 1e-9),
         Check("residual that nonlocal total variation leaves, over that wanted, less 1", _variation(), 0.01),
         Check("lower bounds that rough minimizers tell, above the minimum, relative", beyond, 1e-9),
@@ -203,6 +204,20 @@ def run(context: Context) -> Outcome:
           for name, error in courses.items()),
     ]  # fmt: skip
     return Outcome(checks)
+
+
+def _steps(p_: Problem) -> float:
+    """Return errors of the longest forward-backward steps, 1 / ((p − 1) r^(p − 2) max d), r the range, relative."""
+    weights, worst = from_matrix(p_.k, Points(np.zeros(N), weights=p_.w)), 0.0
+    links = (p_.k + p_.k.T) * p_.w
+    degree = links.sum(axis=1) - np.diag(links)  # of others
+    span = float(np.linalg.norm(np.ptp(p_.f, axis=0)))
+    for p, isotropic in ((2.0, False), (3.0, False), (4.5, True)):
+        flow = PFlow(Ep(weights, p_.f, p_.fidelity, p, isotropic=isotropic))
+        steep = (p - 1) * (span * (float(np.sqrt(degree).max()) if isotropic else 1.0)) ** (p - 2)
+        told = ForwardBackward(0.1).stability_limit(flow)
+        worst = largest(worst, abs(told * steep * float(degree.max()) - 1))
+    return worst
 
 
 def _variation() -> float:
