@@ -11,6 +11,7 @@ from scipy.optimize import root
 from nlflow import Gaussian, GradientFlow, Grid, J, Points, affinity, from_matrix
 from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_equilibria, find_equilibrium
+from nlflow.equilibria.continuation import Continuation, Family
 from nlflow.equilibria.eigenvalues import _all_pairs
 from nlflow.equilibria.equations import Equations
 from nlflow.equilibria.newton import Deflation
@@ -121,6 +122,31 @@ def conditions() -> float:
     return float(np.abs(told / exact[nearest] - 1).max()) if in_order else np.inf
 
 
+def directions() -> float:
+    """Return errors of dF/dp at ends of the range and between, and of a unit tangent of the branch u² = r, relative."""
+    circle, rng = Circle(0.15, 16), np.random.default_rng(1)
+    u, low, high = rng.uniform(-1, 1, 16), -0.1, 0.9
+
+    def squared(r: float) -> GradientFlow:
+        reaction = Reaction(lambda u: r**2 * (u - u**3), (-2, 2), derivative=lambda u: r**2 * (1 - 3 * u * u))
+        return GradientFlow(J(circle.weights), "degree", reaction=reaction)
+
+    def rooted(r: float) -> GradientFlow:
+        reaction = Reaction(lambda u: r * u - u**3, (-2, 2), derivative=lambda u: r - 3 * u * u)
+        return GradientFlow(J(circle.weights), "degree", reaction=reaction)
+
+    family = Family(squared, Equations(squared(0.1), "u", u), (low, high))
+    worst = largest(*(
+        float(np.abs(family.slope(u, q) - 2 * (low + q) * (u - u**3)).max()) for q in (0.0, 0.3, 1.0)
+    ))  # fmt: skip
+    x = np.full(16, 0.6)
+    family = Family(rooted, Equations(rooted(0.36), "u", x), (low, high))
+    moved, share = Continuation(family, 0.6, 0.1, 0.5, 10, 3, 1e-10).tangent(x, family.place(0.36), (0 * x, 1.0))
+    steep = 1 / (2 * 0.6)  # du/dr, where u is measured over its size and r over the range of 1
+    wanted = np.append(x * 0 + steep, 1.0) / np.sqrt((steep / 0.6) ** 2 + 1)
+    return largest(worst, float(np.abs(np.append(moved, share) - wanted).max()))
+
+
 def run(context: Context) -> Outcome:
     misplaced, uneven, missed, miscounted, bent = 0.0, 0.0, 0.0, 0, 0.0
     details: dict[str, Any] = {}
@@ -150,6 +176,7 @@ def run(context: Context) -> Outcome:
     checks = [
         Check("one node at any speed: its pitchfork from r = 0", off, 1e-13),
         Check("the error that is told of that", told, 1e-13),
+        Check("derivatives by the parameter, and a tangent, against formulas", directions(), 1e-8),
         Check("several equilibria by deflation against SciPy's, over what they may be off", several(), 1.0),
         Check("condition numbers of eigenvalues against the inverse of eigenvectors, relative", conditions(), 1e-9),
         Check("pitchforks against the eigenvalues of I − P, written out", misplaced, 1e-8),
