@@ -27,6 +27,7 @@ from nlflow.kernels import (
     TruncatedPower,
     Wendland,
 )
+from nlflow.kernels.expressions import value
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -119,12 +120,18 @@ def derived() -> float:
     formula = Formula("exp(-r**2 / 3)", width=0.7).gaussian_width or 0.0
     cut = Interaction(Gaussian(0.5), 1.5, cutoff=1.2)
     r, end = np.array([0.3, 0.9, 1.19, 1.3]), np.exp(-(1.2**2) / 0.5)
+    # Potentials of one's own, as text and as functions, less what they tend to.
+    own = [Interaction("1 - exp(-r) * (1 + r / 2)"), Interaction(lambda r: 1 - np.exp(-r) * (1 + r / 2))]
+    beside = [float(np.abs(value(one.beside_far[0], r**2) + np.exp(-r) * (1 + r / 2)).max()) for one in own]
+    slopes = [float(np.abs(one.slope(r) - np.exp(-r) * (1 + r) / 2).max()) for one in own]
+    values = [float(np.abs(one(r) - 1 + np.exp(-r) * (1 + r / 2)).max()) for one in own]
     held = 1.5 * np.where(r < 1.2, np.exp(-(r**2) / 0.5) - end, 0.0)
     return largest(
         float(np.abs(np.array(reach) / wanted - 1).max()),
         float(np.abs(np.array(widths) / np.array([1.5, 6.0]) - 1).max()),
         abs(formula / (0.7 * np.sqrt(1.5)) - 1),
         float(np.abs(cut(r) - held).max()),
+        *(100 * error for error in (*beside, *slopes, *values)),
     )
 
 

@@ -23,6 +23,7 @@ from nlflow.denoising.noise import (
     Rician,
     Speckle,
     Stripes,
+    spectra,
 )
 from nlflow.denoising.noise.figures import OfStripes
 from nlflow.denoising.noise.models.stripes import differences, solve
@@ -337,11 +338,30 @@ def noise_scale(noise: GaussianNoise, places: Floats) -> float:
     return float((places / noise.places).mean())
 
 
+def correlated(rng: np.random.Generator) -> tuple[float, float]:
+    """Return errors of correlations that a spectrum tells, and of those of noise drawn with it, in standard errors."""
+    frequency = np.fft.fftfreq(16)
+    power = 3 * np.exp(-6 * np.hypot(frequency[:, None], frequency / 2))
+    told = spectra.correlation(power[None])[0]
+    drawn = np.asarray(GaussianNoise(0.7, power).sample(np.zeros((240, 300)), rng=rng)) / 0.7
+    off, sure = 0.0, 0.0
+    middle = told.shape[0] // 2, told.shape[1] // 2
+    spread = np.sqrt(float((told**2).sum()) / drawn.size)  # of a product of neighbours, by Bartlett's formula
+    for down, along in ((0, 0), (0, 1), (1, 0), (2, 3), (0, 5)):
+        waves = np.cos(2 * np.pi * (down * frequency[:, None] + along * frequency))
+        exact = float((power * waves).sum() / power.sum())
+        off = largest(off, abs(float(told[middle[0] + down, middle[1] + along]) - exact))
+        seen = float(np.mean(drawn[: 240 - down, : 300 - along] * drawn[down:, along:]))
+        sure = largest(sure, abs(seen - exact) / (spread * np.sqrt(2)))
+    return off, sure
+
+
 def run(context: Context) -> Outcome:
     rng = np.random.default_rng(2024)
     back, tables, formulas = counts()
     found, means, spread = magnitudes()
     strengths, additive = speckle(rng)
+    off, sure = correlated(np.random.default_rng(2025))
     return Outcome([
         Check("counts given back from the mean of their transform, over what tables may be off", back, 1.0),
         Check("means of the transform of counts", tables, 5e-5),
@@ -352,6 +372,8 @@ def run(context: Context) -> Outcome:
         Check("strengths of speckle that was made even, against quadrature, relative", strengths, 1e-9),
         Check("speckle made additive, and taken back, against the formula written out", additive, 1e-7),
         Check("means and variances of what is sampled: p-value", bonferroni(levels(rng)), FALSE_ALARM, at_least=True),
+        Check("correlations that a spectrum tells, against sums of cosines", off, 1e-12),
+        Check("correlations of noise that is drawn with it, in standard errors", sure, 4.0),
         Check("hum, drift and stripes that are found, over what they may be off", subtracted(rng), 1.0),
         Check("strengths by place, of sums, parts and rows", largest(placed(), told_apart(), spreads(rng)), 1e-9),
     ])  # fmt: skip
