@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from nlflow import denoise, estimate_noise
 from nlflow.denoising.noise import Hum, Mixture, Poisson, Spikes, spectrum_of_signal
@@ -86,6 +87,15 @@ def test_white_noise_is_none():
         for decibel in (0, 10, 20):
             level = np.std(clean) / 10 ** (decibel / 20)
             assert spectrum_of_signal(clean + level * rng.normal(size=SIZE)) is None, (name, decibel)
+
+
+def test_steep_noise_is_not_surely_white():
+    # Its highest frequencies agree with one another in all of the recording; they have a third of its strength.
+    red = lfilter([1.0], [1.0, -0.8], np.random.default_rng(12).normal(size=8000))
+    found = estimate_noise(red)
+    assert found.confidence != "high"
+    assert "half the rate" in found.reasons[0]
+    assert estimate_noise(np.random.default_rng(12).normal(size=8000)).confidence == "high"
 
 
 @pytest.mark.slow

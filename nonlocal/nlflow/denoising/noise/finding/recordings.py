@@ -219,9 +219,20 @@ def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats)
         rough = np.abs(rough_of(interpolated(np.where(present, channel / scale, 0.0), present)))[present]
         told = np.quantile(rough, OfRecordings.quantiles) / ndtri((1 + np.array(OfRecordings.quantiles)) / 2) * scale
         apart = max(apart, float(np.abs(np.log(np.maximum(told, 1e-300) / max(sigma, 1e-300))).max()))
+    slower = _slower(samples, present) / np.maximum(sigmas, np.finfo(float).tiny)
+    if float(slower.max()) > OfRecordings.slower:
+        return "medium", (f"noise is measured at the highest frequencies; at half the rate there is {slower.max():.2g} "
+                          "times as much, which is structure, or noise that is not white",)  # fmt: skip
     if apart <= OfRecordings.agree:
         return "high", (f"the quietest parts and all of the recording tell the same white noise within {apart:.0%}",)
     return "medium", ("noise is measured in the quietest parts; elsewhere structure is as fast as it",)
+
+
+def _slower(samples: Array, present: NDArray[np.bool_]) -> Floats:
+    """Return the strength (C,) that white noise would have for what the means of two samples show."""
+    size = len(samples) // 2 * 2
+    pairs = samples[:size].reshape(-1, 2, samples.shape[1]).astype(np.float64).mean(axis=1)
+    return math.sqrt(2) * estimate_sigmas(pairs, ~present[:size].reshape(-1, 2).all(axis=1))
 
 
 @underflowing
