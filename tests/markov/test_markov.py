@@ -246,6 +246,13 @@ def test_closed_form_of_the_lazy_cube() -> None:
     assert MarkovChain(given(cube)).period == 2
 
 
+def test_the_gap_of_a_product_of_chains_whose_least_eigenvalues_crowd_at_0() -> None:
+    """On an isolated grid a Gaussian is a product, and so are the eigenvalues: the second is that of one axis."""
+    grid = nl.affinity(nl.Gaussian(width=2.0), nl.Grid((40, 40), boundary="isolated"))
+    one = nl.affinity(nl.Gaussian(width=2.0), nl.Grid(40, boundary="isolated"))
+    assert MarkovChain(grid).spectral_gap == pytest.approx(MarkovChain(one).spectral_gap, rel=1e-6)
+
+
 def test_closed_form_of_two_states() -> None:
     """With moves a and b the law after k moves is pi + (1 - a - b)^k (start - pi), pi = (b, a) / (a + b)."""
     a, b = 0.3, 0.1

@@ -269,15 +269,16 @@ class Spectrum:
         """Return 1 + mu_min of many states, by Lanczos iteration, or by elimination where that is slow."""
 
         def product(v: Floats) -> Floats:
-            return self._alike(v[:, None])[:, 0]
+            # P + 2, of eigenvalues from 1 on: errors are relative to them, and many of P may lie about 0.
+            return np.asarray(self._alike(v[:, None])[:, 0] + 2 * v)
 
         if enough < math.inf:
-            rough = 1 + float(extreme(product, self.states, "SA", symmetric=True, tol=_LOOSE, maxiter=RESTARTS)[0])
+            rough = -1 + float(extreme(product, self.states, "SA", symmetric=True, tol=_LOOSE, maxiter=RESTARTS)[0])
             if rough - 2 * _LOOSE > enough:
                 return rough - 2 * _LOOSE
         try:
             few = _TRIES if self._fluxes is not None else RESTARTS
-            rate = 1 + float(extreme(product, self.states, "SA", symmetric=True, tol=1e-12, maxiter=few)[0])
+            rate = -1 + float(extreme(product, self.states, "SA", symmetric=True, tol=1e-12, maxiter=few)[0])
         except NumericalError:
             if self._fluxes is None:
                 raise
