@@ -28,6 +28,7 @@ from nlflow.flows import function_of
 from nlflow.flows.functions import _growth
 from nlflow.flows.modes import phi_of_matrices
 from nlflow.flows.spectrum import relaxation_rate
+from nlflow.functionals.preconditioners.transform import Transform
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -126,6 +127,16 @@ def functions() -> tuple[float, float, float]:
     return beyond, loose, transposed
 
 
+def preconditioned() -> float:
+    """Return how far a transform's preconditioner is from the inverse of I − P + φ, which it is for one fidelity."""
+    r, worst = np.random.default_rng(11).standard_normal((9, 12)), 0.0
+    for boundary in ("periodic", "reflect"):
+        weights = affinity(Gaussian(0.9), Grid((9, 12), boundary=boundary))
+        x = Transform(weights, 0.3)(r)
+        worst = largest(worst, float(np.abs(1.3 * x - weights.average(x) - r).max()))
+    return worst
+
+
 def growth() -> float:
     """Return by how much the growth of rounding is off the sum of max |b_j|, b_j = Σ_k c_k U_{k−j}, relative."""
     c, x = np.random.default_rng(2).standard_normal(30) * 0.9 ** np.arange(30), np.cos(np.linspace(0, np.pi, 4001))
@@ -158,6 +169,7 @@ def run(context: Context) -> Outcome:
         Check("errors of g(A) v over the bounds that are told", beyond, 1.0),
         Check("bounds of g(A) v over the errors", loose, 60.0),
         Check("g(A)ᵀ v against NumPy's eigenvectors, over the tolerance", transposed, 20.0),
+        Check("a transform's preconditioner against I − P + φ", preconditioned(), 1e-12),
         Check("growth of rounding in a Chebyshev sum against SciPy's U_k, relative", growth(), 0.02),
         Check("phi_k of matrices against SciPy's exponential of a larger one, relative", phis(), 1e-12),
     ])  # fmt: skip
