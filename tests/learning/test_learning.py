@@ -203,6 +203,7 @@ def test_other_points_by_one_average(moons):
 
 
 @pytest.mark.slow
+@pytest.mark.on_cpu("Poisson classifiers, spectra and their maps solve on the host, with copies that nobody counts")
 @pytest.mark.parametrize("affinity", ["rbf", "knn"])
 @pytest.mark.parametrize("tensors", [False, True])
 def test_points_that_see_nothing_are_told_of(moons, affinity, tensors):
