@@ -483,7 +483,9 @@ def test_widths_whose_squares_are_no_floats_are_refused(size: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["neighbour_graph, all pairs", "HarmonicClassifier", "LabelSpreading, rbf"])
+@pytest.mark.parametrize(
+    "what", ["neighbour_graph, all pairs", "HarmonicClassifier", "metastable_sets, all pairs", "stationary"]
+)
 def test_the_peak_stays_below_the_least_limit_that_is_accepted(what: str) -> None:
     """In a process of its own, which holds what it loaded before it begins; `python -m benchmarks.graphs` has all."""
     command = [sys.executable, "-m", "benchmarks.graphs", "--memory", what]

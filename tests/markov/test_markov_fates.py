@@ -141,5 +141,5 @@ def test_a_sweep_from_zero_needs_the_earlier_states_alone():
 
 def test_many_columns_pass_the_limit_of_memory_by_name():
     chain = MarkovChain.from_graph(directed(1200), memory_limit=600_000)
-    with pytest.raises(MemoryLimitError, match=r"3 columns of 1198 states needs .*; use fewer targets at a time"):
+    with pytest.raises(MemoryLimitError, match=r"3 columns of 1200 states needs .*; use fewer targets at a time"):
         chain.absorption([0, 1199])

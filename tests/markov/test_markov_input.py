@@ -229,6 +229,15 @@ def test_memory_limits() -> None:
             call()
     assert chain.expectation(v, 2).shape == (8, 8)
     assert chain.law(0, 2).shape == (8, 8)
+    for call in (lambda: chain.modes(2), lambda: chain.metastable_sets(2), chain.mean_first_passage_times):
+        with pytest.raises(
+            nl.MemoryLimitError, match=r"(modes|passage times) of 64 states needs 192 KiB \(196608 bytes"
+        ):
+            call()
+    turned = MarkovChain.from_graph(np.triu(np.ones((64, 64)), -1), memory_limit=150_000)
+    for call in (lambda: turned.metastable_sets(2), lambda: turned.hitting_times([0, 9])):
+        with pytest.raises(nl.MemoryLimitError, match=r"(Schur vectors|first passages) of 64 states needs"):
+            call()
     enough = MarkovChain(nl.affinity(nl.Gaussian(width=1.0), grid), memory_limit=8 * 64**2)
     assert enough.matrix().shape == (64, 64)
     assert enough.walk(0, 3, 10, rng=1).shape == (10,)

@@ -26,6 +26,7 @@ EXACT = 1e-10
 """Largest relative error that iteration may leave."""
 REDUCED_STATES = 4096
 """State reduction of as many takes a few seconds."""
+_PAIR_BYTES = 40  # of each pair of states in state reduction
 _SMALL = 1e-3  # below, errors are relative to this: iteration leaves small probabilities few digits of their own
 _LEAST = 1e-30  # of a law that is a first guess, which has some noise
 _EPS, _EPS_SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
@@ -230,10 +231,11 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
     )
 
 
-def ended(rates: Any, killed: Floats, b: Floats, small: int) -> Found:
+def ended(rates: Any, killed: Floats, b: Floats, small: int, check_room: Callable[[int], None]) -> Found:
     """Return the x of `eliminated` for the columns of b, (N, k).
 
-    Sparse rates of more than `small` states go by iteration.
+    Sparse rates of more than `small` states go by iteration. State reduction asks whether there is room for so many
+    bytes.
     """
     n = len(killed)
     some = b.any(axis=0)
@@ -250,4 +252,5 @@ def ended(rates: Any, killed: Floats, b: Floats, small: int) -> Found:
                 f"affinity: neither iteration nor elimination reached a relative error of {EXACT:g} for {n} states, as "
                 f"walks end too seldom; use at most {REDUCED_STATES} states, where state reduction keeps all digits"
             )
+    check_room(_PAIR_BYTES * n * n)
     return Found(eliminated(to_dense(rates), killed, b), "state reduction")

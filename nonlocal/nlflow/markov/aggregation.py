@@ -18,14 +18,15 @@ _SLOW = 0.8  # part of the states above which their aggregates are not worth hav
 _VISITS, _SHARE = 8, 0.25  # how often a coarse chain is visited at most; what part of the moves more than two may cost
 _RESTART, _ITERATIONS = 24, 200  # of GMRES around the cycles
 
-_BESIDE = 8  # vectors beside those of GMRES
+_MOVE_BYTES, _BESIDE, _OWN = 60, 8, 16  # of each move; vectors beside those of GMRES, and beside each column
 
 
-def needed_bytes(states: int, columns: int) -> int:
-    """Return the bytes of GMRES around cycles at most, in float64."""
+def needed_bytes(moves: int, states: int, columns: int) -> int:
+    """Return the bytes of refinement by GMRES around cycles at most, in float64."""
     from nlflow.backends.numba.chains import COLUMNS
 
-    return 8 * (_RESTART + _BESIDE) * states * (COLUMNS if columns > 1 else 1)
+    vectors = (_RESTART + _BESIDE) * (COLUMNS if columns > 1 else 1) + _OWN * columns
+    return _MOVE_BYTES * moves + 8 * states * vectors
 
 
 class Aggregation:

@@ -17,7 +17,6 @@ from nlflow.errors import (
     NumericalError,
     check_flag,
     check_integer,
-    check_memory,
     check_number,
     checked_call,
 )
@@ -46,8 +45,8 @@ class MarkovChain(Transitions):
         Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P. With 0.5
         no chain is periodic.
     memory_limit : float, optional
-        Bytes that a matrix of all transitions may take, and first passages of more than 1000 states; half of the
-        physical memory by default.
+        Bytes that a matrix of all transitions, modes, stationary laws and first passages may take; half of the physical
+        memory by default.
 
     Raises
     ------
@@ -336,7 +335,7 @@ class MarkovChain(Transitions):
         """Return the mean numbers of moves between all pairs of nodes, from row to column, shape (N, N).
 
         By state reduction, so that each keeps its digits however slow the chain is; 0 on the diagonal. Infinite where
-        walks may end without meeting the column's node. O(N^3) time, 32 N^2 bytes; O(N^4) with transient states.
+        walks may end without meeting the column's node. O(N^3) time, 48 N^2 bytes; O(N^4) with transient states.
 
         Raises
         ------
@@ -345,8 +344,7 @@ class MarkovChain(Transitions):
             Where probabilities underflow, or times overflow. (A weight that is 0 in floats, as that of a Gaussian
             beyond 38 widths, is no move.)
         """
-        n = self.states
-        check_memory(f"passage times of {n} states", 32 * n * n, "use hitting_times(target)", self._limit)
+        self._moves.check_room("passage times", 48 * self.states**2, "use hitting_times(target)")
         return self._passages.all_times()
 
     def _nodes(self, name: str, given: Any) -> Nodes:

@@ -21,6 +21,7 @@ from nlflow.domains import Domain
 from nlflow.errors import NumericalError
 from nlflow.kernels import ExpDotProduct
 from nlflow.markov.absorbing import REDUCED_STATES, balanced_law
+from nlflow.markov.aggregation import needed_bytes
 from nlflow.markov.moves import DENSE_STATES, Moves, communicating_classes, to_dense, within
 from nlflow.markov.reduction import SMALLEST, log_state_reduction, state_reduction
 
@@ -128,7 +129,9 @@ class StationaryLaw:
             return np.asarray(law / law.sum())
         moves = within(self.moves.listed, inside)
         if len(inside) <= REDUCED_STATES:
+            self.moves.check_room("the stationary law", 24 * len(inside) ** 2)
             return state_reduction(to_dense(moves))
+        self.moves.check_room("the stationary law", needed_bytes(getattr(moves, "nnz", moves.size), len(inside), 1))
         return balanced_law(moves, left_eigenvector(lambda p: np.asarray(p @ moves), len(inside)))
 
     @cached_property

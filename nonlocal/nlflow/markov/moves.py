@@ -37,6 +37,10 @@ class Moves:
         """Whether averages are rounded to float32."""
         return "float32" in str(self.affinity.dtype)
 
+    def check_room(self, what: str, needed: int, remedy: str = "use fewer states, or raise memory_limit") -> None:
+        """Raise `MemoryLimitError` where something of all states needs more than is allowed."""
+        check_memory(f"{what} of {self.states} states", needed, remedy, self.limit)
+
     # ---- the operator
 
     def lazily(self, moved: Any, before: Any) -> Any:
@@ -84,7 +88,7 @@ class Moves:
     def dense(self) -> Floats:
         """All transition probabilities, shape (N, N)."""
         n = self.states
-        check_memory(f"the matrix of {n} states", 8 * n * n, "use fewer nodes or raise memory_limit", self.limit)
+        self.check_room("the matrix", 8 * n * n, "use fewer nodes or raise memory_limit")
         if self.given is not None:
             return to_dense(self.given)
         known = getattr(self.affinity, "matrix", None)

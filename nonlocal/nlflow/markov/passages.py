@@ -6,13 +6,14 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Brief, Floats, on_host, to_numpy
-from nlflow.errors import InputError, NlflowWarning, NumericalError, check_memory
+from nlflow.errors import InputError, NlflowWarning, NumericalError
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
 from nlflow.markov.absorbing import REDUCED_STATES, Averaged, Found, Way, ended, refined
@@ -22,7 +23,6 @@ from nlflow.markov.moves import DENSE_STATES, reaching, upstream
 from nlflow.markov.reduction import eliminated, passage_times
 
 _RTOL = 1e-9  # of a round of refinement
-_MOVE_BYTES, _COLUMNS = 60, 16  # of each move, and columns of float64 beside each one that is solved for
 _ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of what averages alone give, in float64 and float32
 
 Nodes = NDArray[np.bool_]
@@ -245,15 +245,12 @@ class Passages:
         if moves is None:
             return self._ended_by_averages(free, b)
         if not isinstance(moves, np.ndarray) and len(free) > DENSE_STATES:
-            check_memory(
-                f"{b.shape[1]} columns of {len(free)} states",
-                _MOVE_BYTES * moves.nnz + needed_bytes(len(free), b.shape[1]) + 8 * _COLUMNS * b.size,
-                "use fewer targets at a time, or raise memory_limit", self.moves.limit,
-            )  # fmt: skip
+            needed = needed_bytes(moves.nnz, *b.shape)
+            self.moves.check_room(f"{b.shape[1]} columns", needed, "use fewer targets at a time, or raise memory_limit")
         rows, others = moves[free], np.ones(self.states, np.bool_)
         others[free] = False
         killed = np.asarray(rows[:, np.flatnonzero(others)].sum(axis=1), np.float64).ravel()
-        return ended(rows[:, free], killed, b, DENSE_STATES)
+        return ended(rows[:, free], killed, b, DENSE_STATES, partial(self.moves.check_room, "first passages"))
 
     def _ended_by_averages(self, free: Order, b: Floats) -> Found:
         """By the symmetric form, (I - P) x = r between free states being a potential of J."""

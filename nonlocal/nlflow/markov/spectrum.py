@@ -23,7 +23,9 @@ from nlflow.markov.law import RESTARTS, StationaryLaw
 from nlflow.markov.moves import DENSE_STATES, communicating_classes
 from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
 
+_VECTORS = 16  # of each column, at once in LOBPCG
 _GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
+_PAIR_BYTES = 48  # of each pair of states, for vectors from the whole matrix
 _EQUAL = 1e-10  # relative difference of rates up to which they are one
 _BLOCK = 3  # modes of inverse iteration for the slowest rate
 _START, _LOOSE = 1e-9, 1e-3  # residuals that modes have before these steps, and that suffice to rule an end out
@@ -347,6 +349,8 @@ class Spectrum:
             return np.asarray(root * self.moves.apply(v.reshape(self.states, -1) / root))
 
         dense = self.states <= DENSE_STATES
+        if dense:
+            self.moves.check_room("Schur vectors", _PAIR_BYTES * self.states**2)
         values, q = _schur(product(np.eye(self.states)), count) if dense else self._subspace(product, count, rtol)
         block = q.T @ product(q)
         vectors = q / root
@@ -362,13 +366,13 @@ class Spectrum:
         """Return the eigenvalues of largest real part, and an orthonormal basis of their eigenvectors."""
         from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
-        n = self.states
+        n, most = self.states, min(count + 2, self.states - 2)
+        kept = min(n, max(4 * most, 40))
+        self.moves.check_room(f"{count} Schur vectors", 8 * n * (kept + 8 * most))
         operator = LinearOperator((n, n), matvec=lambda v: product(v)[:, 0], dtype=np.float64)
-        start, most = np.random.default_rng(0).standard_normal(n), min(count + 2, n - 2)
+        start = np.random.default_rng(0).standard_normal(n)
         try:
-            values, vectors = eigs(
-                operator, k=most, which="LR", v0=start, tol=rtol / 10, maxiter=RESTARTS, ncv=min(n, max(4 * most, 40))
-            )
+            values, vectors = eigs(operator, k=most, which="LR", v0=start, tol=rtol / 10, maxiter=RESTARTS, ncv=kept)
         except ArpackError as error:
             raise NumericalError(
                 f"modes: Arnoldi iteration did not find {count} of a chain that is not reversible; raise rtol, or ask "
@@ -383,6 +387,7 @@ class Spectrum:
 
     def _dense_modes(self) -> tuple[Floats, Floats]:
         """Return all rates 1 - mu without the laziness, increasing, and their vectors."""
+        self.moves.check_room("modes", _PAIR_BYTES * self.states**2)
         known = self._constants
         rates, vectors = all_rates(self.moves.dense, self._root, 1, known)
         return np.concatenate([np.zeros(known.shape[1]), rates]), np.concatenate([known, vectors], axis=1)
@@ -405,13 +410,12 @@ class Spectrum:
             v = np.ravel(v)
             return np.asarray(self._alike(v[:, None])[:, 0] - known @ (2 * (known.T @ v)))
 
+        kept = min(self.states, max(4 * rest + 1, 40))
+        self.moves.check_room(f"{count} modes", 8 * self.states * (kept + 4 * rest))
         operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
         start = np.random.default_rng(0).standard_normal(self.states)
         try:
-            values, vectors = eigsh(
-                operator, k=rest, which="LA", v0=start, tol=rtol / 10, maxiter=RESTARTS,
-                ncv=min(self.states, max(4 * rest + 1, 40)),
-            )  # fmt: skip
+            values, vectors = eigsh(operator, k=rest, which="LA", v0=start, tol=rtol / 10, maxiter=RESTARTS, ncv=kept)
         except ArpackError as error:
             raise NumericalError(
                 f"modes: Lanczos iteration did not find {count}; raise rtol, ask for fewer, or use a wider kernel"
@@ -427,7 +431,9 @@ class Spectrum:
         from scipy.sparse.linalg import LinearOperator, lobpcg
 
         p, n, root = self.law.symmetric_form, self.states, self._root
-        if p is None or not (has_multigrid(p) and setup_bytes(p) <= (self.moves.limit or memory_limit())):
+        if p is None or not has_multigrid(p):
+            return None
+        if setup_bytes(p) + 8 * n * _VECTORS * (count + _GUARD) > (self.moves.limit or memory_limit()):
             return None
         measure = p.measure("degree", np.empty(0)).ravel()
         from nlflow.functionals.preconditioners.multigrid import Multigrid

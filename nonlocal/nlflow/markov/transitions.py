@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nlflow._array import ArrayT, Floats, constant_like, mean_over_nodes, namespace, on_host, underflowing
 from nlflow.affinities import Affinity, shown
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, all_digits, check_floats, check_integer, check_memory, check_number
+from nlflow.errors import InputError, all_digits, check_floats, check_integer, check_number
 from nlflow.markov.law import StationaryLaw
 from nlflow.markov.metastable import MetastableSets, metastable_sets
 from nlflow.markov.moves import DENSE_STATES, Moves
@@ -238,8 +238,7 @@ class Transitions:
         communicate. Errors are some 1e-15 of a reversible chain, and more where eigenvectors are nearly parallel; no
         modulus is above 1. `spectral_gap` has the digits of 1 - |mu_2|.
         """
-        n = self.states
-        check_memory(f"all eigenvalues of {n} states", 32 * n * n, "use second_eigenvalue", self._limit)
+        self._moves.check_room("all eigenvalues", 32 * self.states**2, "use second_eigenvalue")
         return self._spectrum.eigenvalues()
 
     @property
