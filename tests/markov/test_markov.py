@@ -251,6 +251,8 @@ def test_the_gap_of_a_product_of_chains_whose_least_eigenvalues_crowd_at_0() -> 
     grid = nl.affinity(nl.Gaussian(width=2.0), nl.Grid((40, 40), boundary="isolated"))
     one = nl.affinity(nl.Gaussian(width=2.0), nl.Grid(40, boundary="isolated"))
     assert MarkovChain(grid).spectral_gap == pytest.approx(MarkovChain(one).spectral_gap, rel=1e-6)
+    long = nl.affinity(nl.Gaussian(width=3.0), nl.Grid(1100, boundary="isolated"))
+    assert MarkovChain(long).smallest_eigenvalue == pytest.approx(0, abs=1e-12)
 
 
 def test_closed_form_of_two_states() -> None:

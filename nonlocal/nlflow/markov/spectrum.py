@@ -117,12 +117,21 @@ class Spectrum:
         if sign < 0 and self.moves.irreducible and self.moves.own_period == 2:
             return 0.0
         if self.states <= DENSE_STATES:
-            known = self._constants if sign > 0 else self._constants[:, :0]
-            return float(all_rates(self.moves.dense, self._root, sign, known)[0][0])
+            return self._least_of_all(sign)
         spectrum = self.affinity.known_spectrum() if self.affinity.symmetric else None
         if spectrum is not None:
             return max(float((1 - sign * np.asarray(spectrum)[1 if sign > 0 else 0 :]).min()), 0.0)
-        return self._slow_rate() if sign > 0 else self._fast_rate(enough)
+        try:
+            return self._polished_rate() if sign > 0 else self._fast_rate(enough)
+        except NumericalError:
+            if self.states > REDUCED_STATES or self.moves.single:
+                raise
+            return self._least_of_all(sign)
+
+    def _least_of_all(self, sign: int) -> float:
+        """Return the least rate from the whole matrix."""
+        known = self._constants if sign > 0 else self._constants[:, :0]
+        return float(all_rates(self.moves.dense, self._root, sign, known)[0][0])
 
     def _second_of_any(self) -> tuple[float, complex]:
         moves = self.moves
@@ -219,15 +228,6 @@ class Spectrum:
         root = self._root[:, None]
         return np.asarray(root * self.moves.average(columns / root))
 
-    def _slow_rate(self) -> float:
-        """Return 1 - mu_2 of many states by iteration, or for some thousands from the whole matrix."""
-        try:
-            return self._polished_rate()
-        except NumericalError:
-            if self.states > REDUCED_STATES or self.moves.single:
-                raise
-            return float(all_rates(self.moves.dense, self._root, 1, self._constants)[0][0])
-
     def _polished_rate(self) -> float:
         """Return 1 - mu_2 by the slow modes, and inverse iteration until its digits are there."""
         y = self._lanczos(_BLOCK + 1, _START)[1][:, 1:]
@@ -274,16 +274,20 @@ class Spectrum:
             # P + 2, of eigenvalues from 1 on: errors are relative to them, and many of P may lie about 0.
             return np.asarray(self._alike(v[:, None])[:, 0] + 2 * v)
 
-        if enough < math.inf:
-            rough = -1 + float(extreme(product, self.states, "SA", symmetric=True, tol=_LOOSE, maxiter=RESTARTS)[0])
-            if rough - 2 * _LOOSE > enough:
-                return rough - 2 * _LOOSE
+        rough = -1 + float(extreme(product, self.states, "SA", symmetric=True, tol=_LOOSE, maxiter=RESTARTS)[0])
+        least = rough - 2 * _LOOSE
+        if least > enough:
+            return least
         try:
             few = _TRIES if self._fluxes is not None else RESTARTS
-            rate = -1 + float(extreme(product, self.states, "SA", symmetric=True, tol=1e-12, maxiter=few)[0])
-        except NumericalError:
+            tol = max(1e-12, self.gap_error * least / 30)  # of eigenvalues from 1 to 3
+            rate = -1 + float(extreme(product, self.states, "SA", symmetric=True, tol=tol, maxiter=few)[0])
+        except NumericalError as error:
             if self._fluxes is None:
-                raise
+                raise NumericalError(
+                    f"affinity: the smallest eigenvalue of {self.states} states was not found by iteration; use at "
+                    f"most {REDUCED_STATES} states, where the whole matrix is taken, or laziness=0.5"
+                ) from error
             rate = 0.0
         if self._fluxes is None or rate > 1e-4:
             return max(rate, 0.0)
