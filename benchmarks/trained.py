@@ -2,6 +2,7 @@
 
 ``--data DIR`` has for each model of the table a folder NAME with ``model``, which transformers reads, and ``data``,
 which the command takes (a file of texts, pictures by class, or sounds). The page is written there as ``page.html``.
+The part ``words`` sweeps the word errors of Whisper, in minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -31,14 +32,18 @@ MODELS: dict[str, tuple[str, str, list[str]]] = {
 _SECONDS = 20  # of the sweep
 _TURNS = {"whisper": 3}
 _INPUTS = 8  # of `explain`, as many as a report takes
+_WORDS = {"temperature": [0.8], "semi-implicit": [0.4]}
+PARTS = (*MODELS, "words")
 
 
-def run(data: Path | None = None) -> list[Row]:
-    """Return two rows for each model that is there."""
-    if data is None or not (found := [name for name in MODELS if (data / name / "model").exists()]):
+def run(only: Sequence[str] = PARTS, data: Path | None = None) -> list[Row]:
+    """Return two rows for each model that is there, and one for each setting of the word errors."""
+    if data is None or not any((data / name / "model").exists() for name in MODELS):
         raise InputError(f"--data: got {data}, expected a folder with NAME/model and NAME/data for {', '.join(MODELS)}")
     rows = []
-    for name in found:
+    if "words" in only and (data / "whisper" / "model").exists():
+        rows += _words(data / "whisper")
+    for name in (name for name in MODELS if name in only and (data / name / "model").exists()):
         about, option, more = MODELS[name]
         spent = _page(data / name, ["--name", about.split(",")[0], option, str(_data(data / name)), *more])
         rows.append(Row.of("trained", f"{about}: page, CPU seconds", "none", f"{spent:.0f} s", spent,
@@ -63,6 +68,30 @@ def _page(folder: Path, options: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def _measured(name: str, folder: Path, items: int, **more: Any) -> Any:
+    from nlflow.desk.commands.attention_data import measured
+
+    given = {MODELS[name][1].removeprefix("--"): _data(folder)}
+    usual: dict[str, Any] = {"texts": None, "images": None, "sounds": None, "metric": "auto", "words": 48, "size": None}
+    return measured(str(folder / "model"), items=items, **{**usual, **given, **more})
+
+
+def _words(folder: Path) -> list[Row]:
+    """Sweep the word errors of 12 sounds: a row for each setting, with the interval of its gain."""
+    from nlflow.attention import sweep
+    from nlflow.backends.threads import one_torch_thread
+
+    found = _measured("whisper", folder, 12, metric="words")
+    with one_torch_thread():
+        swept = sweep(found.network, found.task, cures=_WORDS)
+    rows = []
+    for row in swept.rows:
+        setting = f"{row['cure']} {row['value']:g}, {row['layers']}: gain {row['low']:+.2g} to {row['high']:+.2g}"
+        rows.append(Row.of("trained", f"Whisper tiny.en, {swept.items} sounds, word error rate, {setting}",
+                           f"{swept.stock:.3f}", f"{row['metric']:.3f}", row["gain"]))  # fmt: skip
+    return rows
+
+
 def _explained(name: str, folder: Path) -> tuple[float, float]:
     """Return the CPU seconds of a plain run, and the ratio of `explain` and that: medians, in turns."""
     import torch
@@ -70,13 +99,8 @@ def _explained(name: str, folder: Path) -> tuple[float, float]:
     from nlflow.attention import explain
     from nlflow.attention.injection.everyday import gathered
     from nlflow.backends.threads import one_torch_thread
-    from nlflow.desk.commands.attention_data import measured
 
-    given: dict[str, Any] = {MODELS[name][1].removeprefix("--"): _data(folder)}
-    given = {"texts": None, "images": None, "sounds": None, "metric": "auto", "words": 48, "size": None} | given
-    if name == "dinov2":
-        given |= {"metric": "linear", "size": 98}
-    found = measured(str(folder / "model"), items=24, **given)
+    found = _measured(name, folder, 24, **({"metric": "linear", "size": 98} if name == "dinov2" else {}))
     batches = gathered(found.inputs[:_INPUTS])
 
     def plain() -> None:
