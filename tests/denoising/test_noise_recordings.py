@@ -98,6 +98,16 @@ def test_steep_noise_is_not_surely_white():
     assert estimate_noise(np.random.default_rng(12).normal(size=8000)).confidence == "high"
 
 
+def test_no_more_noise_is_found_than_a_quarter_of_a_recording_leaves_room_for():
+    # A chirp is as fast as noise in all windows; where it turns, third differences are small.
+    t = np.arange(12000) / 8000
+    chirp = 10000 * np.sin(2 * np.pi * (250 + 300 * t) * t)
+    rough = np.abs(np.diff(chirp, 3)) / np.sqrt(20)  # the weights 1, 3, 3, 1 of white noise
+    found = estimate_noise(chirp + np.random.default_rng(12).normal(0, 15, len(t)))
+    assert found.confidence == "low"
+    assert found.model.sigma < 1.2 * np.quantile(rough, 0.25) / 0.3186  # that of the size of a normal variable
+
+
 @pytest.mark.slow
 def test_clean_signals_have_almost_no_noise():
     # Riemann's function is a sum of waves of all frequencies, and looks like noise of the spectrum 1 / f².

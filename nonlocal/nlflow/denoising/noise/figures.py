@@ -326,6 +326,7 @@ class OfRecordings(Figures, source=BY_HAND):
     quantiles = figure((0.25, 0.5, 0.7), "of the sizes of errors of white noise, below those of structure")
     agree = figure(0.15, "relative: so far their strengths may be apart from that of the quietest parts")
     slower = figure(1.3, "times the strength at high frequencies is that of means of two samples, where noise is white")
+    harmless = figure(1e-4, "of the range: taking out so little harms nothing: 80 dB")
     huber = figure(1.345, "standard deviations: 95 % efficient", "Huber 1964 (doi 10.1214/aoms/1177703732)")
 
 

@@ -21,6 +21,7 @@ from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.denoising.noise.models.intensities import Poisson
 from nlflow.denoising.noise.models.recordings import Hum, channel_of, fit, interpolated, spread_of, waves
 from nlflow.denoising.noise.models.spikes import Spikes, rough_of, spikes_in
+from nlflow.domains.samples import range_of
 from nlflow.errors import check_number
 
 Array = NDArray[Any]
@@ -171,11 +172,11 @@ def _of_rest(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate
         reason = "most samples are equal to the one before: values are held, or rounded, and nothing counts as noise"
         return NoiseEstimate(GaussianNoise(0.0), "medium", (reason,), whole=False)
     sigmas = channel_levels(estimate_sigmas(samples, missing))
-    white = GaussianNoise(float(sigmas[0]) if (sigmas == sigmas[0]).all() else sigmas)
+    white = _alike(sigmas)
     found = [spectrum_of_signal(channel, missing) for channel in samples.T]
     told = [one for one in found if one is not None]
     if not told:
-        return NoiseEstimate(white, *_of_white(samples, missing, sigmas))
+        return _of_white(samples, missing, sigmas)
     size = min(len(power) for power, _ in told)
     flat = np.ones(size)
     grid = np.concatenate(
@@ -202,30 +203,49 @@ def _is_held(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
     return bool(len(same) and (same.mean(axis=0) > 0.5).all())
 
 
-def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats) -> tuple[str, tuple[str, ...]]:
-    """Return how sure white noise of these strengths is, and why: what third differences leave must have the same law.
+def _alike(sigmas: Floats) -> GaussianNoise:
+    return GaussianNoise(float(sigmas[0]) if (sigmas == sigmas[0]).all() else sigmas)
+
+
+def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats) -> NoiseEstimate:
+    """Return the verdict on white noise of these strengths: what third differences leave must have the same law.
 
     Windows with least structure told the strengths. If all of the recording tells them too, by three quantiles of what
-    the neighbours of a sample do not predict, it is not structure that was measured.
+    the neighbours of a sample do not predict, it is not structure that was measured. Structure only adds to these:
+    where the lowest quantile tells less, there is less noise.
     """
     from scipy.special import ndtri
 
-    present = np.ones(len(samples), bool) if missing is None else ~missing
+    white, present = _alike(sigmas), np.ones(len(samples), bool) if missing is None else ~missing
     if np.count_nonzero(present) < OfRecordings.least:
-        return "medium", (f"fewer than {OfRecordings.least} samples tell little: noise is taken as white",)
-    apart = 0.0
-    for channel, sigma in zip(samples.T, sigmas, strict=True):
+        reason = f"fewer than {OfRecordings.least} samples tell little: noise is taken as white"
+        return NoiseEstimate(white, "medium", (reason,))
+    apart, least = 0.0, sigmas.copy()
+    laws = ndtri((1 + np.array(OfRecordings.quantiles)) / 2)
+    for c, (channel, sigma) in enumerate(zip(samples.T, sigmas, strict=True)):
         scale = float(np.abs(channel[present]).max()) or 1.0
         rough = np.abs(rough_of(interpolated(np.where(present, channel / scale, 0.0), present)))[present]
-        told = np.quantile(rough, OfRecordings.quantiles) / ndtri((1 + np.array(OfRecordings.quantiles)) / 2) * scale
+        told = np.quantile(rough, OfRecordings.quantiles) / laws * scale
         apart = max(apart, float(np.abs(np.log(np.maximum(told, 1e-300) / max(sigma, 1e-300))).max()))
-    slower = _slower(samples, present) / np.maximum(sigmas, np.finfo(float).tiny)
-    if float(slower.max()) > OfRecordings.slower:
-        return "medium", (f"noise is measured at the highest frequencies; at half the rate there is {slower.max():.2g} "
-                          "times as much, which is structure, or noise that is not white",)  # fmt: skip
+        varied = rough[rough > 0]  # what is constant, as a pause that was cut out, tells nothing
+        if len(varied):
+            least[c] = min(sigma, float(np.quantile(varied, OfRecordings.quantiles[0])) / laws[0] * scale)
+    if (least < (1 - 2 * OfRecordings.agree) * sigmas).any():
+        reason = ("structure is everywhere: a quarter of the samples tell less noise than the quietest windows, and "
+                  "that is taken out")  # fmt: skip
+        harmless = float(least.max()) < OfRecordings.harmless * range_of(samples[present])
+        return NoiseEstimate(_alike(least), "medium" if harmless else "low", (reason,))
+    slower = float((_slower(samples, present) / np.maximum(sigmas, np.finfo(float).tiny)).max())
+    if slower > OfRecordings.slower:
+        reason = (f"noise is measured at the highest frequencies; at half the rate there is {slower:.2g} times as "
+                  "much, which is structure, or noise that is not white")  # fmt: skip
+        return NoiseEstimate(white, "medium" if apart <= OfRecordings.agree else "low", (reason,))
     if apart <= OfRecordings.agree:
-        return "high", (f"the quietest parts and all of the recording tell the same white noise within {apart:.0%}",)
-    return "medium", ("noise is measured in the quietest parts; elsewhere structure is as fast as it",)
+        reason = f"the quietest parts and all of the recording tell the same white noise within {apart:.0%}"
+        return NoiseEstimate(white, "high", (reason,))
+    return NoiseEstimate(
+        white, "medium", ("noise is measured in the quietest parts; elsewhere structure is as fast as it",)
+    )
 
 
 def _slower(samples: Array, present: NDArray[np.bool_]) -> Floats:
