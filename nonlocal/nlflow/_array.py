@@ -258,10 +258,12 @@ def unit_of(*signals: Array) -> Array | float:
 
 def to_numpy(array: Array) -> NDArray[Any]:
     """Return `array` as a NumPy array on the host, cut loose from any graph of derivatives."""
-    if is_numpy(array):
-        return array
-    held = array.float() if str(array.dtype) == "torch.bfloat16" else array  # which NumPy does not have
-    return np.asarray(held.detach().cpu().resolve_neg().numpy())
+    return array if is_numpy(array) else np.asarray(_readable(array.detach()).cpu().resolve_neg().numpy())
+
+
+def _readable(tensor: Array) -> Array:
+    """Return a tensor of a dtype that NumPy has, which bfloat16 is not."""
+    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 
 def on_host(given: Any) -> NDArray[Any]:

@@ -365,13 +365,14 @@ def test_a_problem_is_recognized_when_sums_round_differently(tmp_path: Path, mon
         ({"flow": evolving(2)}, {"flow": frozen()}),
         ({"flow": grid_flow()}, {"flow": grid_flow("reflect")}),
         ({"flow": grid_flow()}, {"flow": grid_flow(spacing=0.5)}),
+        ({"flow": grid_flow(spacing=1.0)}, {"flow": grid_flow(spacing=1 + 1e-12)}),
         ({"flow": grid_flow()}, {"flow": grid_flow(method="dense")}),
         ({"flow": ring(1)}, {"flow": ring(2)}),
         ({"integrator": nl.RungeKutta()}, {"integrator": nl.RungeKutta(rtol=1e-5)}),
     ],
     ids=[
         "start", "end", "output times", "step", "method", "fidelity", "observed", "metric", "every", "kernel", "frozen",
-        "boundary", "spacing", "sums", "matrix", "tolerance",
+        "boundary", "spacing", "last digits", "sums", "matrix", "tolerance",
     ],
 )  # fmt: skip
 def test_checkpoints_of_another_problem_are_refused(

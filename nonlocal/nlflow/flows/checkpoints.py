@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Pending
+from nlflow.domains import Grid
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.store.identity import described
@@ -105,7 +106,9 @@ def fingerprint(
     given = flow.given()
     words = [word for word in given if isinstance(word, str)]
     own = [piece for piece in given if not (piece is None or isinstance(piece, str) or _is_array(piece))]
-    objects = (flow.affinity.kernel, integrator, *own, *([] if flow.noise is None else [flow.noise.given()]))
+    place = flow.affinity.domain.item
+    grids = [place] if isinstance(place, Grid) else []  # other nodes are shared out among processes
+    objects = (flow.affinity.kernel, *grids, integrator, *own, *([] if flow.noise is None else [flow.noise.given()]))
     texts = (repr(flow), repr(flow.affinity.whole_shape), *words, *(looks or []), *map(described, objects))
     for text in texts:
         digest.update(text.encode())

@@ -118,8 +118,8 @@ class Terms:
     @property
     def tracked(self) -> bool:
         """Whether a source that stays what it is asks for a gradient."""
-        fixed = self.source is not None and not self.source.timed
-        return fixed and getattr(self.source.at(0.0), "requires_grad", False)
+        source = self.source
+        return source is not None and not source.timed and bool(getattr(source.at(0.0), "requires_grad", False))
 
     @property
     def timed(self) -> bool:
