@@ -252,7 +252,7 @@ def _slower(samples: Array, present: NDArray[np.bool_]) -> Floats:
     """Return the strength (C,) that white noise would have for what the means of two samples show."""
     size = len(samples) // 2 * 2
     pairs = samples[:size].reshape(-1, 2, samples.shape[1]).astype(np.float64).mean(axis=1)
-    return math.sqrt(2) * estimate_sigmas(pairs, ~present[:size].reshape(-1, 2).all(axis=1))
+    return math.sqrt(2) * estimate_sigmas(pairs, np.asarray(~present[:size].reshape(-1, 2).all(axis=1)))
 
 
 @underflowing
