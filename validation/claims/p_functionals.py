@@ -107,6 +107,9 @@ def proximal() -> float:
             float(np.abs(misfit.best(pulls, inside[:6], ends) - best).max()),
             float(np.abs(found - slopes[0]).max()), float(np.abs(curve - slopes[1]).max()),
         )  # fmt: skip
+    # A long step of the divergence: the positive root of z² − (v − s) z − s f.
+    roots = [float(np.roots([1.0, 5.0 - a, -5.0 * b]).max()) for a, b in zip(v, f, strict=True)]
+    worst = largest(worst, float(np.abs(KullbackLeibler().prox(v, f, 5.0) - roots).max()))
     q = 0.3
     worst = largest(worst, float(np.abs(L1().bent(v, f, eps, np.full(12, q)) - (1 - q * d / length) / length).max()))
     # In other units and from another zero: g(2 u + 1, 2 f + 1) is 2 g'(u, f), and 4 g' of Huber's function.
