@@ -26,7 +26,7 @@ from nlflow import (
 )
 from nlflow.flows import function_of
 from nlflow.flows.functions import _growth
-from nlflow.flows.modes import phi_of_matrices
+from nlflow.flows.modes import phi, phi_of_matrices
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.functionals.preconditioners.transform import Transform
 from validation.harness import Check, Claim, Context, Outcome, largest
@@ -157,6 +157,9 @@ def phis() -> float:
             large[: 3 * k, 3:] += np.eye(3 * k)
             exact = expm(large)[:3, 3 * k :]
             worst = largest(worst, float(np.abs(told - exact).max() / np.abs(exact).max()))
+        numbers = np.array([0.0, 1e-6, 0.3, 2.0, 40.0])
+        alone = phi_of_matrices(k, numbers[:, None, None])[:, 0, 0]
+        worst = largest(worst, float(np.abs(phi(k, numbers) / alone - 1).max()))
     return worst
 
 
