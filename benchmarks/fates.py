@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from nlflow import MarkovChain
 from nlflow.backends.numba import chains, edges
 
 NAME = "fates"
+PARTS = ("time", "edges")
 SIZES, DRIFTS = (18_000, 100_000), (4.0, 1.0, 0.0)
 FATES, NEIGHBOURS, DIMENSION, CELLS = 10, 30, 10, 30
 RTOL, RESTARTS, TURNS = 1e-8, 85, 3
@@ -108,11 +109,38 @@ def counted() -> Iterator[list[int]]:
         chains.loop, edges.loop = real
 
 
-def run(drifts: tuple[float, ...] = DRIFTS, sizes: tuple[int, ...] = SIZES, some: int = 1) -> list[Row]:
+def run(
+    only: Sequence[str] = PARTS, drifts: tuple[float, ...] = DRIFTS, sizes: tuple[int, ...] = SIZES, some: int = 1
+) -> list[Row]:
+    """Return the rows of some parts: time beside SciPy's, of `some` of the fates, and edges; how both grow."""
+    return [row for part in only for row in {"time": of_time, "edges": of_edges}[part](drifts, sizes, some)]
+
+
+def grown(low: int, high: int, drift: float, what: str, of: dict[int, Any]) -> Row:
+    """Return by which power of N something grows."""
+    power = math.log(of[high] / of[low]) / math.log(high / low)
+    work = f"{low} to {high} cells, drift {drift:g}: {what} as N to the power"
+    return Row.of(NAME, work, "", f"{power:.2f}", power, most=1.2)
+
+
+def of_edges(drifts: tuple[float, ...], sizes: tuple[int, ...], _some: int) -> list[Row]:
+    """Return how the number of edges that are passed grows, on which no machine has a part."""
+    rows = []
+    for drift in drifts:
+        done = {}
+        for count in (sizes[0], sizes[-1]):
+            p, fates = tree(count, drift)
+            with counted() as passed:
+                MarkovChain.from_transitions(p).absorption(fates)
+            done[count] = passed[0]
+        rows.append(grown(*done, drift, "edges that are passed grow", done))
+    return rows
+
+
+def of_time(drifts: tuple[float, ...], sizes: tuple[int, ...], some: int) -> list[Row]:
     """Return a row for each size and drift, with `some` of the fates by hand, and the growth of each drift."""
     rows = []
     for drift in drifts:
-        done: dict[int, int] = {}
         made, spent = {count: tree(count, drift) for count in sizes}, dict.fromkeys(sizes, math.inf)
         MarkovChain.from_transitions(made[sizes[0]][0]).absorption(made[sizes[0]][1])  # compiles, or loads
         for count in sizes * TURNS:
@@ -121,9 +149,7 @@ def run(drifts: tuple[float, ...] = DRIFTS, sizes: tuple[int, ...] = SIZES, some
             spent[count] = min(spent[count], time.process_time() - start)
         for count, (p, fates) in made.items():
             theirs, each, failed = by_hand(p, fates, some)
-            with counted() as passed:
-                found = MarkovChain.from_transitions(p).absorption(fates)
-            done[count] = passed[0]
+            found = MarkovChain.from_transitions(p).absorption(fates)
             free = np.setdiff1d(np.arange(count), np.concatenate(fates))
             apart = float(np.abs(found.probabilities[free][:, :some] - theirs).max())
             work = (
@@ -135,9 +161,5 @@ def run(drifts: tuple[float, ...] = DRIFTS, sizes: tuple[int, ...] = SIZES, some
                 NAME, work, f"SciPy, {some} of {FATES} fates scaled up: {FATES * each:.1f} s", f"{spent[count]:.1f} s",
                 FATES * each / spent[count], least=1, also=found.error <= RTOL,
             ))  # fmt: skip
-        low, high = sizes[0], sizes[-1]
-        for what, of in (("time grows", spent), ("edges that are passed grow", done)):
-            growth = math.log(of[high] / of[low]) / math.log(high / low)
-            rows.append(Row.of(NAME, f"{low} to {high} cells, drift {drift:g}: {what} as N to the power", "",
-                               f"{growth:.2f}", growth, most=1.2))  # fmt: skip
+        rows.append(grown(sizes[0], sizes[-1], drift, "time grows", spent))
     return rows
