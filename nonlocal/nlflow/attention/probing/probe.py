@@ -117,7 +117,8 @@ def probe(
     >>> bool(model.encoder.layer[0].attention.self.value.weight.grad.abs().max() > 0)
     True
     """
-    inputs, model = inputs_of(model, inputs), network_of(model)
+    network = network_of(model)  # first, as its inputs depend on it
+    inputs, model = inputs_of(model, inputs), network
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
     seen_blocks = [Seen(block) for block in blocks(model, adapter)]
     given = call_of(model, inputs)
