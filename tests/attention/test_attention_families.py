@@ -576,7 +576,17 @@ def test_the_calls_of_a_shared_layer_are_seen_one_by_one() -> None:
     assert blocks(build("albert"))[0].repeated
 
 
-def test_modules_that_sum_beside_others_are_left_out_and_named() -> None:
+def test_a_head_that_pools_is_left_out_and_named() -> None:
     model = build("siglip_vision_model")
+    words = r"1 of 4 modules of attention \(head\.attention\) have other tokens as queries than as keys"
+    for ask, parts in ((probe, "layers"), (explain, "blocks")):
+        with pytest.warns(NlflowWarning, match=words) as told:
+            assert len(getattr(ask(model, inputs_of(model)), parts)) == 3
+        assert told[0].filename == __file__
+
+
+def test_modules_that_sum_beside_others_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("siglip_vision_model")
+    monkeypatch.setattr(model.head.attention, "forward", lambda q, k, v, **_: (v.mean(1, keepdim=True), None))
     with pytest.warns(NlflowWarning, match=r"1 of 4 modules of attention \(head\.attention\) sum by themselves"):
-        probe(model, inputs_of(model))
+        assert len(probe(model, inputs_of(model)).layers) == 3

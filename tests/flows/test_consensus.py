@@ -116,7 +116,7 @@ def test_noise_gives_particles_the_law_of_their_trap() -> None:
         (lambda x: AveragingFlow(x, Gaussian(1.0), weights=-np.ones(20)), "numbers > 0"),
         (lambda x: mean_shift(x, -1.0), "width"),
         (lambda x: hegselmann_krause(np.where(x > 0, np.nan, x), 0.1), "NaN"),
-        (lambda x: solve(hegselmann_krause(x, 0.1), x[:5], t=1.0), "expected .20,. or"),
+        (lambda x: solve(hegselmann_krause(x, 0.1), x[:5], t=1.0), "expected .20, 2., that of the particles"),
         (lambda x: solve(hegselmann_krause(x, 0.1), x[:, :1], t=1.0), "that of the particles"),
         (lambda x: Kuramoto(x, 1.0), "expected 1"),
         (lambda x: solve(Kuramoto(x[:, 0], 1.0), x, t=1.0), "phases"),

@@ -22,7 +22,7 @@ from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
 from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
-from nlflow.attention.probing.probe import call_of, check_finite, layer_of, placed, tokens_of
+from nlflow.attention.probing.probe import beside_pooling, call_of, check_finite, layer_of, placed, tokens_of
 from nlflow.attention.probing.recording import Take, recording, taking
 from nlflow.attention.probing.spectra import LayerSpectrum, Maps, Products, spectrum_of
 from nlflow.attention.probing.survey import ONE_INPUT, isotropy_of, jackknife_error, mean_of
@@ -395,7 +395,8 @@ def _run(model: nn.Module, batch: Any, adapter: Any, take: Take | None) -> _Run:
         raise InputError(
             f"inputs: got a call of {type(model).__name__} in which no self-attention ran; expected inputs that need it"
         )
-    return found
+    kept = beside_pooling([one for one, _ in found], stacklevel=5)
+    return [each for each in found if each[0] in kept]
 
 
 def _without_marks(batch: Any) -> Any:

@@ -82,7 +82,8 @@ def probe(
     Warns
     -----
     NlflowWarning
-        Of modules that sum by themselves beside others, and of layers in which it is not known what attention adds.
+        Of modules beside others that sum by themselves, or over other tokens than their queries are, and of layers in
+        which it is not known what attention adds.
 
     Notes
     -----
@@ -195,20 +196,31 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
 
 
 def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
-    """Return what was seen, without towers that did not run, and modules that sum by themselves beside others."""
+    """Return what was seen, without towers that did not run, and what is no self-attention that can be seen."""
     if not run:
         raise InputError(f"inputs: got a call of {model} in which no self-attention ran; expected inputs that need it")
-    asking = [one for one in run if one.taken is not None]
+    run = beside_pooling(run, stacklevel=7)
     silent = [one for one in run if one.taken is None]
-    if asking and silent:
-        names = ", ".join(one.block.name for one in silent[:3])
-        warnings.warn(
-            f"model: {len(silent)} of {len(run)} modules of attention ({names}{' …' if silent[3:] else ''}) sum by "
-            "themselves, and are left out; pass take= to see them",
-            NlflowWarning,
-            stacklevel=7,
-        )
-    return asking or run
+    if len(silent) < len(run):
+        _leave_out(silent, run, "sum by themselves, and are left out; pass take= to see them", stacklevel=7)
+    return [one for one in run if one.taken is not None] or run
+
+
+def beside_pooling(run: list[Seen], stacklevel: int) -> list[Seen]:
+    """Return what was seen without modules beside others whose queries are other tokens than the keys, as in a head."""
+    pooling = [one for one in run if one.taken is not None and one.taken.q.shape[-2] != one.taken.k.shape[-2]]
+    rest = [one for one in run if one not in pooling]
+    if not any(one.taken is not None for one in rest):
+        return run
+    _leave_out(pooling, run, "have other tokens as queries than as keys, and are left out", stacklevel + 1)
+    return rest
+
+
+def _leave_out(modules: list[Seen], run: list[Seen], why: str, stacklevel: int) -> None:
+    if modules:
+        names = ", ".join(one.block.name for one in modules[:3]) + (" …" if modules[3:] else "")
+        text = f"model: {len(modules)} of {len(run)} modules of attention ({names}) {why}"
+        warnings.warn(text, NlflowWarning, stacklevel=stacklevel)
 
 
 def layer_of(one: Seen, inputs: Any, *, several: bool) -> Layer:
