@@ -412,7 +412,9 @@ def take(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 def test_an_adapter_of_a_few_lines() -> None:
     torch.manual_seed(0)
     model, x = Own(), torch.randn(2, 5, 6)
-    trace = probe(model, x, adapter=Adapter("layers.*"), take=take)
+    with pytest.warns(NlflowWarning, match="no module around its attention takes and gives hidden states") as told:
+        trace = probe(model, x, adapter=Adapter("layers.*"), take=take)
+    assert told[0].filename == __file__
     assert [layer.name for layer in trace] == ["layers.0", "layers.1"]
     with torch.no_grad():
         q, k, _ = model.layers[0](x).double().chunk(3, dim=-1)

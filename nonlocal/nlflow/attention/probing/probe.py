@@ -82,8 +82,8 @@ def probe(
     Warns
     -----
     NlflowWarning
-        Of modules beside others that sum by themselves, or over other tokens than their queries are, and of layers in
-        which it is not known what attention adds.
+        Of modules beside others that sum by themselves, or over other tokens than their queries are, of layers in
+        which it is not known what attention adds, and of those around which no module gives hidden states.
 
     Notes
     -----
@@ -187,7 +187,14 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
             f"model: between and share are not told (None, NaN) for {len(unknown)} layer(s), first {first.name} in "
             f"{type(first.block.layer).__name__}: {first.reason}",
             NlflowWarning,
-            stacklevel=6,
+            stacklevel=5,
+        )
+    if hidden := [layer for layer in layers if layer.after is None or not _is_shown(layer.after, layer)]:
+        warnings.warn(
+            f"model: the states after {len(hidden)} of {len(layers)} layer(s) are not told (NaN), first "
+            f"{hidden[0].name}: no module around its attention takes and gives hidden states (B, N, D)",
+            NlflowWarning,
+            stacklevel=5,
         )
     numbers = _on_host([*measured, *entering.values()])
     for layer, of_layer in zip(layers, numbers, strict=False):
@@ -307,11 +314,15 @@ def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Floats]]:
 
 def _of_state(state: Tensor | None, layer: Layer) -> dict[str, Tensor]:
     tokens, mask = layer.tokens, layer.tokens if layer.padded else None
-    shown = state is not None and tuple(state.shape[:2]) == tuple(tokens.shape)
+    shown = state is not None and _is_shown(state, layer)
     return {
         name: measure(state, mask=mask) if shown else tokens.new_full((len(tokens),), torch.nan, dtype=torch.float32)
         for name, measure in measures("state").items()
     }
+
+
+def _is_shown(state: Tensor, layer: Layer) -> bool:
+    return tuple(state.shape[:2]) == tuple(layer.tokens.shape)
 
 
 def _of_layer(layer: Layer, summed: Tensor | None) -> dict[str, Tensor]:
