@@ -146,6 +146,13 @@ def test_what_is_drawn_is_no_noise(make: Any) -> None:
     assert estimate_noise(make()).model.sigma == 0
 
 
+@pytest.mark.parametrize(("shape", "sure"), [((1, 1), "low"), ((3, 5), "low"), ((1,), "low"), ((30, 30), "high")])
+def test_a_few_samples_of_one_value_say_nothing_of_noise(shape: tuple[int, ...], sure: str) -> None:
+    found = estimate_noise(np.full(shape, 7.0))
+    assert found.model.sigma == 0
+    assert found.confidence == sure
+
+
 @pytest.mark.slow
 def test_jpeg_of_a_clean_picture_is_no_camera() -> None:
     written = io.BytesIO()

@@ -53,6 +53,7 @@ _MOSAIC: Final = (
     "colour"
 )
 _DRAWN: Final = "offsets of rows or columns without any other noise are drawn, and stay"
+_FEW: Final = 16  # samples: fewer, of one value, say nothing of noise
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
 #: Why what has two values stays.
 TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
@@ -114,11 +115,12 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     volume = samples.ndim == 4 and min(samples.shape[:-1]) > 1
     present = samples if missing is None else samples[~missing]
     span = range_of(present) if present.size else 0.0
+    if span == 0 or not live.any():
+        few = present.size // samples.shape[-1] < _FEW
+        reasons = ("the picture is constant", *(["so few samples say nothing of noise"] if few else []))
+        return NoiseEstimate(GaussianNoise(0.0), "low" if few else "high", reasons)
     if not OfVerdict.least_range < span < 1 / OfVerdict.least_range:
-        reason = "the picture is constant" if span == 0 else "its squares leave the range of floats"
-        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low" if span else "high", (reason,))
-    if not live.any():
-        return NoiseEstimate(GaussianNoise(0.0), "high", ("the picture is constant",))
+        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low", ("its squares leave the range of floats",))
     if two_valued(samples, missing):
         return of_two_values()
     if samples.ndim == 2:
