@@ -369,7 +369,8 @@ def same_kind(name: str, array: Array, like: Array) -> None:
     here, there = array_api_compat.device(array), array_api_compat.device(like)
     if is_tensor(array) and is_tensor(like) and here != there:
         raise InputError(f"{name}: it is on {here}, expected {there} as the others; move one of them (.to({there}))")
-    alike = type(array) is type(like) or (is_tensor(array) and is_tensor(like))  # parameters are tensors
+    kinds = {type(one).__name__ for one in (array, like)}
+    alike = type(array) is type(like) or kinds == {"Tensor", "Parameter"}
     if not alike or array.dtype != like.dtype:
         raise InputError(
             f"{name}: got {type(array).__name__} of {array.dtype}, expected {type(like).__name__} of {like.dtype}; "

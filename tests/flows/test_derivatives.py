@@ -363,7 +363,7 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
         (lambda e, u: nl.E(attention(u, 0.1).affinity, U_PLAIN, learnt(0.1)).minimizer(), "a gradient, .*minimi"),
         (lambda e, u: nl.equilibrium(attention(U_PLAIN, learnt(0.1))), "a gradient, .*derivatives.equili"),
         (lambda e, u: nl.solve(nl.GradientFlow(e), u, t=1.0), "a gradient, .* use nlflow.flows.derivatives.run"),
-        (lambda e, u: nl.solve(nl.GradientFlow(e), U, t=1.0), "start: got ndarray of float64"),
+        (lambda e, u: nl.solve(nl.GradientFlow(e), U, t=1.0), "start: got dtype float64"),
     ],
     ids=["numpy", "adaptive", "unstable", "negative", "J", "unsolved", "no flow", "evolving", "without", "zero",
          "attention", "rtol", "maxiter", "adjoint", "plain minimizer", "learnt minimizer", "learnt equilibrium",

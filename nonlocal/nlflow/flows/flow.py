@@ -378,7 +378,8 @@ class Flow:
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, or raise `InputError`."""
-        u = self.affinity.check_signal(name, value) if self._like is None else check_array(name, value)
+        alone = self.observed is None and self._like is not None  # particles, which are no signal of an affinity
+        u = check_array(name, value) if alone else self.affinity.check_signal(name, value)
         self.check_kind(name, u)
         return u
 

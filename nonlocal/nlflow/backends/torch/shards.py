@@ -258,8 +258,8 @@ class Shard(Tensor):
 # What tells of a tensor without telling values.
 _FACTS = {
     "device", "dim", "dtype", "element_size", "grad", "grad_fn", "is_contiguous", "is_cuda", "is_floating_point",
-    "is_leaf", "is_meta", "is_nested", "is_sparse", "layout", "ndim", "nelement", "numel", "requires_grad", "shape",
-    "size",
+    "is_leaf", "is_meta", "is_nested", "is_quantized", "is_sparse", "layout", "ndim", "nelement", "numel",
+    "requires_grad", "shape", "size",
 }  # fmt: skip
 _REDUCTIONS = {"sum", "mean", "amax", "amin", "max", "min", "all", "any"}
 _ARITHMETIC = {"add", "sub", "subtract", "mul", "multiply", "div", "divide", "truediv", "true_divide", "pow"}
@@ -268,8 +268,8 @@ _BY_NODE = {
     "exp", "expm1", "log", "log1p", "logaddexp", "sign", "maximum", "minimum", "clip", "clamp", "where", "isfinite",
     "isnan", "eq", "ne", "lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "invert",
     "bitwise_not", "logical_not", "logical_and", "logical_or", "and", "or", "zeros_like", "ones_like", "full_like",
-    "empty_like", "to", "type", "float", "double", "clone", "detach", "contiguous", "reshape", "getitem",
-    "matmul", "cat", "concat",
+    "empty_like", "to", "type", "float", "double", "clone", "detach", "contiguous", "resolve_neg", "reshape",
+    "getitem", "matmul", "cat", "concat",
 }  # fmt: skip
 
 
