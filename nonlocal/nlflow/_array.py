@@ -369,7 +369,7 @@ def same_kind(name: str, array: Array, like: Array) -> None:
     here, there = array_api_compat.device(array), array_api_compat.device(like)
     if is_tensor(array) and is_tensor(like) and here != there:
         raise InputError(f"{name}: it is on {here}, expected {there} as the others; move one of them (.to({there}))")
-    kinds = {type(one).__name__ for one in (array, like)}
+    kinds = {type(one).__name__ for one in (array, like)}  # a parameter is a tensor, and a shard is another kind
     alike = type(array) is type(like) or kinds == {"Tensor", "Parameter"}
     if not alike or array.dtype != like.dtype:
         raise InputError(

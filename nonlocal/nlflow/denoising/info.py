@@ -23,7 +23,7 @@ _ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that 
 _TAIL: Final = 0.05  # of the samples, at each end, that do not count for the range
 _FEW: Final = 16  # different values, of which a drawing is made
 _SOME: Final = 100_000  # samples that are looked at for them
-#: What to do about noise that was found out wrongly, by the number of axes.
+#: Advice for a wrong verdict on noise, by the number of axes.
 _REMEDIES: Final = {
     1: "give its standard deviation (sigma), that of a stretch where nothing but noise is",
     2: "measure it in a flat part without print or edges, by rows and columns, best in the whole photograph "

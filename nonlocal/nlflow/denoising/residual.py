@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.denoising.noise.figures import OfFlat
 from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
+from nlflow.denoising.noise.spectra import autocorrelation, error_of_correlations
 
 if TYPE_CHECKING:
     from nlflow.denoising.frame import Frame
@@ -33,8 +35,6 @@ _NOTHING: Final = 1 / 2000  # of the range of most samples: so little harms noth
 _PLAIN: Final = 0.3  # of the samples, which are at an end of the range
 _WEAK: Final = 0.85  # share of the noise from which on another strength is none
 _ERRORS: Final = 4.0  # standard errors that chance has in each figure: 3 in 100 000
-_NEAR: Final = 8  # samples over which noise is alike; what is alike beyond is a pattern
-_FAR: Final = 12  # samples from which on patterns are looked for
 _OF_MANY: Final = 6.0  # standard errors that chance has in the largest of some thousand correlations
 
 
@@ -294,20 +294,16 @@ def _related(square: Array, products: list[Array], where: Array, correlation: Ar
 def _pattern(rests: list[Array]) -> float:
     """Return the largest correlation of samples of places (H, W) that lie far apart, beyond what chance makes of it.
 
-    Autocorrelations of noise beyond its own reach have a variance of sum_k rho_k^2 / N (Bartlett, 1946). O(N log N).
+    O(N log N).
     """
-    from scipy.fft import irfft2, next_fast_len, rfft2
-
-    shape = np.array(rests[0].shape)
-    whole = [next_fast_len(2 * int(size), real=True) for size in shape]
-    alike = np.asarray(sum(irfft2(np.square(np.abs(rfft2(rest, whole))), whole) for rest in rests))
-    if not alike[0, 0] > 0 or min(shape) <= 2 * _FAR:
+    (height, width), far = rests[0].shape, OfFlat.far[0]
+    alike, rows, columns = autocorrelation(rests)
+    if not alike[0, 0] > 0 or min(height, width) <= 2 * far:
         return 0.0
-    rows, columns = (np.abs(np.fft.fftfreq(size, 1 / size)) for size in whole)
-    lags = np.maximum(rows[:, None], columns)
-    alike *= shape.prod() / np.maximum((shape[0] - rows[:, None]) * (shape[1] - columns), 1) / alike[0, 0]
-    error = math.sqrt(np.square(alike[lags <= _NEAR]).sum() / (len(rests) * shape.prod()))
-    seen = (lags >= _FAR) & (rows[:, None] < shape[0] // 2) & (columns < shape[1] // 2)
+    lags = np.maximum(rows, columns)
+    alike *= height * width / np.maximum((height - rows) * (width - columns), 1) / alike[0, 0]
+    error = error_of_correlations(alike, lags <= OfFlat.near, len(rests) * height * width)
+    seen = (lags >= far) & (rows < height // 2) & (columns < width // 2)
     return float(np.abs(alike[seen]).max()) - _OF_MANY * error
 
 

@@ -395,8 +395,9 @@ class Flow:
 
     def check_kind(self, name: str, u: Array) -> None:
         """Raise `InputError` for what has not the shape, dtype and device of a signal; no values are looked at."""
-        check_signal_like(name, u)
-        if self._like is not None:  # before the affinity: what particles are made of is no feature of one
+        if self._like is None:
+            check_signal_like(name, u)
+        else:  # before the affinity: what particles are made of is no feature of one
             same_kind(name, u, self._like)
         expected, words = self._shape
         if expected is not None and tuple(u.shape) != expected:

@@ -175,15 +175,14 @@ def _watching_products(found: list[Seen]) -> Iterator[None]:
 
     class Products(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is _PRODUCTS:
-                return product(*args, **(kwargs or {}))
-            if func is not functional.multi_head_attention_forward:
-                return func(*args, **(kwargs or {}))
             given = kwargs or {}
+            if func is _PRODUCTS:
+                return product(*args, **given)
+            if func is not functional.multi_head_attention_forward:
+                return func(*args, **given)
             with replaced(vars(functional), _PRODUCT, product):  # no mode is on in here
                 if given.get("need_weights", True) and inside:  # then it sums by itself: once more, only to be seen
                     func(*args, **{**given, "need_weights": False})
-                    return func(*args, **given)
                 return func(*args, **given)
 
     def enter(one: Seen, *_: Any) -> None:

@@ -10,7 +10,7 @@ Morel, IPOL 2015 (doi 10.5201/ipol.2015.125); the gradual recomposition follows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,27 @@ def correlation(spectrum: Spectrum) -> Spectrum:
     values = np.fft.fftshift(np.where(first > 0, values / np.where(first > 0, first, 1), 0), axes=(1, 2))
     # An even axis has an offset of half its length once only.
     return values[:, (values.shape[1] > 1) :, (values.shape[2] > 1) :]
+
+
+def autocorrelation(planes: Sequence[Array]) -> tuple[Array, Array, Array]:
+    """Return sums of products of samples of planes (H, W) with those farther on, and by how many rows and columns.
+
+    O(N log N). The samples beyond the edges count as 0.
+    """
+    from scipy.fft import irfft2, next_fast_len, rfft2
+
+    whole = [next_fast_len(2 * size, real=True) for size in planes[0].shape]
+    sums = np.asarray(sum(irfft2(np.square(np.abs(rfft2(plane, whole))), whole) for plane in planes))
+    rows, columns = (np.abs(np.fft.fftfreq(size, 1 / size)) for size in whole)
+    return sums, rows[:, None], columns
+
+
+def error_of_correlations(alike: Array, near: NDArray[np.bool_], size: int) -> float:
+    """Return the standard error of correlations of noise beyond its own reach, which is `near`, from so many samples.
+
+    Its square is sum_k rho_k^2 / N (Bartlett, 1946).
+    """
+    return float(np.sqrt(np.square(alike[near]).sum() / size))
 
 
 def sampled(spectrum: Spectrum, shape: tuple[int, int], rng: np.random.Generator) -> Spectrum:

@@ -14,7 +14,7 @@ from nlflow.denoising.noise.finding.evidence import is_flat, look_at_all, planes
 from nlflow.denoising.noise.finding.pictures import coloured
 from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
-from nlflow.denoising.noise.spectra import down
+from nlflow.denoising.noise.spectra import autocorrelation, down, error_of_correlations
 from nlflow.domains.samples import range_of
 from nlflow.errors import InputError, shortened
 
@@ -150,18 +150,12 @@ def _check_flat(plane: Array, place: str) -> None:
 def _check_far(plane: Array, place: str) -> None:
     """Refuse a part whose luminance (H, W) is alike at lags beyond those of noise: lines of print, waves of light.
 
-    Autocorrelations of noise beyond its own reach have a variance of sum_k rho_k^2 / N (Bartlett, 1946). O(N log N).
+    O(N log N).
     """
-    from scipy.fft import irfft2, next_fast_len, rfft2
-
-    (height, width), reach = plane.shape, OfFlat.far[0]
-    whole = [next_fast_len(2 * size, real=True) for size in plane.shape]
-    alike = irfft2(np.square(np.abs(rfft2(plane, whole))), whole)
-    rows, columns = (np.abs(np.fft.fftfreq(size, 1 / size)) for size in whole)
-    lags = np.maximum(rows[:, None], columns)
-    measured = (rows[:, None] < min(height, width) // 2) & (columns < min(height, width) // 2)
-    alike /= alike[0, 0]
-    error = np.sqrt(np.square(alike[lags <= OfFlat.near]).sum() / plane.size)
+    reach, (alike, rows, columns) = OfFlat.far[0], autocorrelation([plane])
+    lags, alike = np.maximum(rows, columns), alike / alike[0, 0]
+    measured = (rows < min(plane.shape) // 2) & (columns < min(plane.shape) // 2)
+    error = error_of_correlations(alike, lags <= OfFlat.near, plane.size)
     greatest = float(np.abs(alike[measured & (lags >= reach)]).max() / error)
     if greatest > OfFlat.far[1]:
         raise InputError(f"{place}: got samples {reach} px and more apart that are alike by {greatest:.3g} standard "

@@ -14,7 +14,7 @@ from nlflow._array import Floats, root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import MEDIAN_SQUARE, OfDispersion, OfHum, OfRecordings, OfTransfer
 from nlflow.denoising.noise.finding.finders import find_impulses
-from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.finding.sigma import channel_levels, estimate_sigmas, sigmas_at_half
 from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
@@ -235,7 +235,7 @@ def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats)
                   "that is taken out")  # fmt: skip
         harmless = float(least.max()) < OfRecordings.harmless * range_of(samples[present])
         return NoiseEstimate(_alike(least), "medium" if harmless else "low", (reason,))
-    slower = float((_slower(samples, present) / np.maximum(sigmas, np.finfo(float).tiny)).max())
+    slower = float((sigmas_at_half(samples, ~present) / np.maximum(sigmas, np.finfo(float).tiny)).max())
     if slower > OfRecordings.slower:
         reason = (f"noise is measured at the highest frequencies; at half the rate there is {slower:.2g} times as "
                   "much, which is structure, or noise that is not white")  # fmt: skip
@@ -246,13 +246,6 @@ def _of_white(samples: Array, missing: NDArray[np.bool_] | None, sigmas: Floats)
     return NoiseEstimate(
         white, "medium", ("noise is measured in the quietest parts; elsewhere structure is as fast as it",)
     )
-
-
-def _slower(samples: Array, present: NDArray[np.bool_]) -> Floats:
-    """Return the strength (C,) that white noise would have for what the means of two samples show."""
-    size = len(samples) // 2 * 2
-    pairs = samples[:size].reshape(-1, 2, samples.shape[1]).astype(np.float64).mean(axis=1)
-    return math.sqrt(2) * estimate_sigmas(pairs, np.asarray(~present[:size].reshape(-1, 2).all(axis=1)))
 
 
 @underflowing

@@ -222,6 +222,21 @@ def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = No
     return np.array([_estimate(plane, absent, dimension) for plane in planes])
 
 
+def sigmas_at_half(samples: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """Return the strengths (C,) that white noise would have for what means over 2, 2 x 2 or 2 x 2 x 2 samples show.
+
+    Samples as `estimate_sigmas` takes them; infinite where fewer than two means lie along an axis.
+    """
+    whole = tuple(slice(0, n - n % 2) for n in samples.shape[:-1])
+    shape = tuple(length for n in samples.shape[:-1] for length in (n // 2, 2))
+    if min(shape[::2]) < 2:
+        return np.full(samples.shape[-1], math.inf)
+    pairs = tuple(range(1, len(shape), 2))
+    halves = samples[whole].astype(np.float64).reshape(*shape, -1).mean(axis=pairs)
+    absent = None if missing is None else np.asarray(missing[whole].reshape(shape).any(axis=pairs))
+    return math.sqrt(2 ** len(pairs)) * estimate_sigmas(halves, absent)
+
+
 def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the noise of channels from their estimates (C,): their mean for all where they are alike, or each its own.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -31,6 +30,7 @@ from nlflow.denoising.noise.finding.sigma import (
     channel_levels,
     estimate_sigmas,
     in_unit,
+    sigmas_at_half,
 )
 from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.finding.transfer import transfer_of
@@ -264,7 +264,7 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     measured["falling"] = falling.tolist()
     if falling.min() < OfStacks.falling:
         axes = ", ".join(str(axis) for axis in np.flatnonzero(falling < OfStacks.falling))
-        ratio = _coarser(samples, missing) / float(np.mean(sigmas))
+        ratio = float(np.mean(sigmas_at_half(samples, missing))) / float(np.mean(sigmas))
         model = white.scaled(float(np.clip(ratio, 1.0, OfStacks.most)))
         reason = (f"noise of neighbouring samples is alike along axis {axes} (compression, interpolation or a filter), "
                   "and only white noise is known for volumes")  # fmt: skip
@@ -282,7 +282,7 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
                 return NoiseEstimate(found.model, sure, (reason,), measured | figures)
             why = "the variance hardly changes over the intensities"
         measured["transfer"] = why
-    ratio = _coarser(samples, missing) / float(np.mean(sigmas))
+    ratio = float(np.mean(sigmas_at_half(samples, missing))) / float(np.mean(sigmas))
     if ratio < OfStacks.structure:
         return NoiseEstimate(white, "high", ("noise is as strong at low frequencies as at high ones",), measured)
     return NoiseEstimate(white, "medium", ("noise is measured at high frequencies; structure is below them",), measured)
@@ -308,15 +308,3 @@ def _falling(volume: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.flo
     power = np.square(windows.high[order], dtype=np.float64).mean(axis=0).reshape(4, 4, 4)
     ratios = [power.swapaxes(0, axis)[:, 2:, 2:].sum(axis=(1, 2)) for axis in range(3)]
     return np.array([found[3] / found[1] if found[1] > 0 else 1.0 for found in ratios])
-
-
-def _coarser(samples: Array, missing: NDArray[np.bool_] | None) -> float:
-    """Return the strength that white noise would have in the volume for what a volume of half the size shows."""
-    whole = tuple(slice(0, n - n % 2) for n in samples.shape[:-1])
-    parts = [(n - n % 2) // 2 for n in samples.shape[:-1]]
-    if min(parts) < 2:
-        return math.inf
-    shape = tuple(length for n in parts for length in (n, 2))
-    halves = samples[whole].astype(np.float64).reshape(*shape, -1).mean(axis=(1, 3, 5))
-    absent = None if missing is None else np.asarray(missing[whole].reshape(shape).any(axis=(1, 3, 5)))
-    return math.sqrt(8) * float(np.mean(estimate_sigmas(halves, absent)))
