@@ -18,6 +18,12 @@ transformers = pytest.importorskip("transformers", minversion="5")
 from nlflow.attention import attach, load_model, probe, token_inputs  # noqa: E402
 
 
+def test_what_a_run_says_of_over_smoothing_is_no_result_of_why(tmp_path: Path) -> None:
+    report = json.loads(example().content)
+    (tmp_path / "result.json").write_text(json.dumps({**report, "findings": {"0": ["it does not over-smooth"]}}))
+    assert read_layers(tmp_path / "result.json").kind == report["kind"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spectra", [True, False])
 @pytest.mark.sampled(1)

@@ -506,7 +506,7 @@ LAYERS = {
     "a truth as number": broken(lambda r: r["rows"][1].update(J=True)),
     "rows of another kind": broken(lambda r: r.update(rows={"a": 1})),
     "a row of another kind": broken(lambda r: r["rows"].append(3)),
-    "what --why wrote": broken(lambda r: r.update(findings=[])),
+    "what --why wrote": broken(lambda r: r.update(findings=[], parts=[])),
     "what a sweep wrote": broken(lambda r: r.update(stock=0.5)),
     "no rows": broken(lambda r: r.update(rows=[])),
     "many heads": broken(lambda r: r["by_head"][0].update(J=[0.0] * 5000)),

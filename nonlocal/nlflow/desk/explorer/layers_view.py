@@ -132,7 +132,7 @@ def _fit(value: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
 
 
 def _checked(name: str, report: Any, content: bytes) -> LayersFile:
-    for option, key in (("--why", "findings"), ("--sweep or --report", "stock")):
+    for option, key in (("--why", "parts"), ("--sweep or --report", "stock")):
         if isinstance(report, dict) and key in report:
             raise _UnfitError(f"result.json of nonlocal attention {option}", "that of a run without this option")
     runs: dict[float, list[Mapping[str, Any]]] = {}
