@@ -78,10 +78,30 @@ def test_the_nearer_label_wins(kind: Any, way: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize("kind", PROBABLE)
 @pytest.mark.parametrize("way", ways(20.0)[::2])
-def test_what_is_as_far_from_both_is_half_of_each(kind: Any, way: Any) -> None:
-    model = kind(**way).fit([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [0, 1, -1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_as_far_from_both_is_half_of_each(kind: Any, way: Any, dtype: Any) -> None:
+    """Weights of e^-20, beside which those of a point and itself would leave no digit in float32."""
+    model = kind(**way).fit(np.array([[1, 0], [0, 1], [1, 1]], dtype), [0, 1, -1])
     assert model.label_distributions_[2] == pytest.approx([0.5, 0.5], abs=1e-12)
-    assert model.predict_proba([[0.5, 0.5]])[0] == pytest.approx([0.5, 0.5], abs=1e-12)
+    assert model.predict_proba(np.array([[0.5, 0.5]], dtype))[0] == pytest.approx([0.5, 0.5], abs=1e-12)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, csr_array])
+def test_loops_have_no_part(convert: Any) -> None:
+    """Whatever a point weighs beside itself; what no weight can be is named there too."""
+    W = rbf_kernel(BLOBS[0], gamma=1.0)
+    y = np.where(np.arange(60) < 9, BLOBS[1], -1)
+    found = []
+    for loop in (0.0, 1.0, 1e9):
+        np.fill_diagonal(W, loop)
+        models = [kind("precomputed").fit(convert(W), y) for kind in PROBABLE]
+        found.append([model.label_distributions_ for model in models])
+        found[-1].append(spectral_clustering(convert(W), 3, affinity="precomputed"))
+    assert all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    for bad in (-1.0, math.nan, math.inf):
+        np.fill_diagonal(W, bad)
+        with pytest.raises(InputError, match=r"^X: (got|Input X contains)"):
+            LabelSpreading("precomputed").fit(convert(W), y)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
@@ -296,9 +316,11 @@ def test_verbose_says_how_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
     HarmonicClassifier(verbose=True).fit(X, np.where(np.arange(300) < 30, y, -1))
     DiffusionMap(verbose=True).fit(X)
+    spectral_clustering(X, 2, verbose=True)
     out, told = capsys.readouterr()
     assert out == ""
-    graph, solved, mapped = told.splitlines()
+    graph, solved, mapped, parted = told.splitlines()
+    assert parted.startswith("spectral_clustering: 300 samples, sparse: ")
     assert graph.startswith("HarmonicClassifier: 300 samples, sparse: ")
     assert "neighbours by a tree" in graph
     assert solved.startswith("HarmonicClassifier: ")
@@ -384,8 +406,27 @@ def test_a_graph_in_several_parts_is_told() -> None:
         spectral_clustering(X, 2)
     assert told[0].filename == __file__
     spectral_clustering(X, 3)  # the parts are the clusters: nothing to say
-    with pytest.raises(InputError, match="3 parts that do not see each other"):
-        DiffusionMap(affinity="knn", n_neighbors=10).fit(X)
+
+
+@pytest.mark.parametrize("each", [30, 500])
+def test_a_map_of_a_graph_in_several_parts_tells_them_apart(each: int) -> None:
+    """By eigenvectors of 1, of which the constant is one: distances of parts are those of their probabilities."""
+    X, y = make_blobs(3 * each, random_state=0, centers=[[0, 0], [50, 0], [0, 50]], cluster_std=0.1)
+    with pytest.raises(InputError, match=r"^X: got points in 3 parts .* expected one; .*, n_components >= 2, or map"):
+        DiffusionMap(1, "knn", n_neighbors=10).fit(X)
+    with pytest.warns(NlflowWarning, match=r"^X: got points in 3 parts .*: the first 2 coordinates are") as told:
+        model = DiffusionMap(3, "knn", n_neighbors=10).fit(X)
+    assert told[0].filename == __file__
+    places = model.embedding_[[np.argmax(y == part) for part in range(3)], :2]
+    assert np.abs(model.embedding_[:, :2] - places[y]).max() < 1e-9
+    assert model.eigenvalues_[:2] == pytest.approx([1, 1], abs=1e-12)
+    assert model.eigenvalues_[2] < 1 - 1e-6
+    law = model.affinity_.degree / model.affinity_.degree.sum()  # alpha = 1 has quadrature weights
+    law = law * model.affinity_.domain.weights / (law @ model.affinity_.domain.weights)
+    mass = np.bincount(y, law)
+    # Functions of parts, orthonormal in the law: sum_k psi_k(a) psi_k(b) = [a = b] / mass_a, with psi_0 = 1.
+    assert np.abs(places @ places.T + 1 - np.diag(1 / mass)).max() < 1e-9
+    assert np.abs(model.transform(X[:9] + 0.01)[:, :2] - places[y[:9]]).max() < 1e-9
 
 
 def test_clusters_that_are_a_choice_of_many_are_told() -> None:

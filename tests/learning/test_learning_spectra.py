@@ -73,7 +73,7 @@ def test_diffusion_map_of_neighbours(roll):
     near = found.transform(roll[:50] + 1e-9)
     assert np.abs(near - found.embedding_[:50]).max() < 0.5 * np.abs(found.embedding_).max()
     with pytest.raises(InputError, match=r"in 2 parts .* \(sizes 200, 100\)"):
-        DiffusionMap(2, "knn", n_neighbors=5).fit(np.concatenate([roll[:200], roll[:100] + 1e4]))
+        DiffusionMap(2, "knn", n_neighbors=5, beta=-0.5).fit(np.concatenate([roll[:200], roll[:100] + 1e4]))
     with pytest.raises(InputError, match="alpha"):
         DiffusionMap(alpha=2.0).fit(roll)
     with pytest.raises(InputError, match="got an Affinity"):

@@ -117,11 +117,11 @@ class PointEstimator(BaseEstimator):
             edges = X.shape[0] * min(usual if self.n_neighbors is None else self.n_neighbors, X.shape[0])
         check_graph(X.shape[0], edges, columns, self.memory_limit, found)
 
-    def _say(self, text: str, start: float) -> None:
-        """Print what was done since some time, where that is asked for."""
+    def _say(self, text: str, start: float, name: str = "") -> None:
+        """Print what was done since some time, where that is asked for, by an estimator or a function of that name."""
         if getattr(self, "verbose", False):
             spent = time.perf_counter() - start
-            print(f"{type(self).__name__}: {text} ({spent:.2g} s)", file=sys.stderr, flush=True)
+            print(f"{name or type(self).__name__}: {text} ({spent:.2g} s)", file=sys.stderr, flush=True)
 
     def _points(self, X: Any, *, reset: bool) -> Any:
         """Return checked points, NumPy, sparse or a tensor; a matrix of weights for 'precomputed'."""
@@ -150,7 +150,8 @@ class GivenPoints(PointEstimator):
 
     def __init__(
         self, affinity: Any = "rbf", gamma: Any = None, n_neighbors: Any = None, metric: Any = "euclidean",
-        search: Any = "auto", keep: Any = "either", accuracy: Any = None, tol: Any = None, memory_limit: Any = None,
+        search: Any = "auto", keep: Any = "either", accuracy: Any = None, tol: Any = None, verbose: Any = False,
+        memory_limit: Any = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
         self.gamma = gamma
@@ -160,6 +161,7 @@ class GivenPoints(PointEstimator):
         self.keep = keep
         self.accuracy = accuracy
         self.tol = tol
+        self.verbose = verbose
         self.memory_limit = memory_limit
 
 

@@ -15,6 +15,7 @@ from nlflow.kernels import RadialKernel
 from nlflow.learning.base import GivenPoints, PointEstimator, TransformerMixin, by_chunks, check_is_fitted
 from nlflow.learning.graphs import PointGraph
 from nlflow.markov import MarkovChain
+from nlflow.markov.spectrum import constant_first
 
 _NEIGHBOURS = 30  # where no number is given
 _LEAST = 1e-12  # of an eigenvalue, by which coordinates of other points are divided
@@ -87,9 +88,15 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     affinity_, method_, reason_, error_estimate_
         Of the normalized sums.
 
+    Raises
+    ------
+    InputError
+        For points in more parts that do not see each other than n_components + 1, and with beta in more than one.
+
     Warns
     -----
     NlflowWarning
+        For points in several parts: the first coordinates are constant on each and tell them apart.
         With beta, for modes of fewer than 25 points: these lie far from others, and ``generator_`` is theirs.
 
     Notes
@@ -158,17 +165,14 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         p = self.graph_.affinity
         self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
         chain = MarkovChain(p, memory_limit=self.memory_limit)
-        parts = self.graph_.parts()
-        if parts.max() > 0:
-            sizes = np.sort(np.bincount(parts))[::-1].tolist()
-            shown = ", ".join(map(str, sizes[:5])) + ", ..." * (len(sizes) > 5)
-            raise InputError(
-                f"X: got points in {len(sizes)} parts that do not see each other (sizes {shown}), expected one; use "
-                "more neighbours or a smaller gamma, or map each part"
-            )
+        parts = self._check_parts(count)
         rtol = max(check_number("tol", self.tol, minimum=0), 10 * rounding_of(self.graph_))
         modes = chain.modes(count + 1, rtol=rtol)
-        self.eigenvalues_, self._vectors = modes.values[1:], modes.vectors[:, 1:]
+        vectors = modes.vectors
+        if parts > 1:  # of equal eigenvalues: turned so that the first is the constant
+            constant = np.linalg.lstsq(vectors[:, :parts], np.ones(len(vectors)))[0]
+            vectors = np.column_stack([constant_first(vectors[:, :parts], constant), vectors[:, parts:]])
+        self.eigenvalues_, self._vectors = modes.values[1:], vectors[:, 1:]
         self.residual_ = modes.residual
         if plain.widths is not None:
             self.generator_ = (self.eigenvalues_ - 1) / self._move
@@ -188,6 +192,23 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         self._move = self._least**2 / 4
         weights = _over_mean(-alpha * logs - (self.dimension_ / 2 + 1) * sizes)
         return plain.weighted(weights).slowed((self.widths_ / self._least) ** 2)
+
+    def _check_parts(self, count: int) -> int:
+        """Return how many parts of the points do not see each other, of which the first coordinates tell."""
+        sizes = np.sort(np.bincount(self.graph_.parts()))[::-1].tolist()
+        if len(sizes) == 1:
+            return 1
+        told = f"X: got points in {shown_parts(sizes)}"
+        if len(sizes) > count + 1 or self.graph_.widths is not None:
+            enough = "" if self.graph_.widths is not None else f", n_components >= {len(sizes) - 1},"
+            raise InputError(f"{told}, expected one; use more neighbours or a smaller gamma{enough} or map each part")
+        warnings.warn(
+            f"{told}: the first {len(sizes) - 1} coordinates are constant on each and tell them apart, in directions "
+            f"that are a choice of many, and the others are those of single parts; {self.graph_.remedy()}",
+            NlflowWarning,
+            stacklevel=3,
+        )
+        return len(sizes)
 
     def _check_modes(self) -> None:
         few = np.flatnonzero(self.participation_ < min(_FEW, 0.05 * len(self.widths_)))
@@ -230,6 +251,12 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         return int(self.n_components)
 
 
+def shown_parts(sizes: list[int]) -> str:
+    """Return words on parts of a graph, the largest first."""
+    shown = ", ".join(map(str, sizes[:5])) + ", ..." * (len(sizes) > 5)
+    return f"{len(sizes)} parts that do not see each other (sizes {shown})"
+
+
 def _over_mean(logs: Floats) -> Floats:
     """Return numbers of these logarithms over their mean."""
     numbers = np.exp(logs - logs.max())
@@ -254,6 +281,7 @@ def spectral_clustering(
     keep: str = "either",
     accuracy: float | None = 1e-8,
     tol: float = 1e-8,
+    verbose: bool = False,
     memory_limit: float | None = None,
 ) -> NDArray[np.intp]:
     """Return clusters of points by the leading modes of P (Ng, Jordan and Weiss 2001; Shi and Malik 2000).
@@ -266,7 +294,7 @@ def spectral_clustering(
     X : array, data frame, tensor or sparse array of shape (N, d)
         Points, or weights (N, N) with ``affinity='precomputed'``; as an estimator takes them.
     n_clusters : int
-    affinity, gamma, n_neighbors, metric, search, keep, accuracy, memory_limit
+    affinity, gamma, n_neighbors, metric, search, keep, accuracy, verbose, memory_limit
         See `LabelSpreading`.
     tol : float
         Largest residual of the modes.
@@ -293,18 +321,19 @@ def spectral_clustering(
     [0, 0, 0, 1, 1]
     """
     count = check_integer("n_clusters", n_clusters, minimum=1)
-    given = GivenPoints(affinity, gamma, n_neighbors, metric, search, keep, accuracy, tol, memory_limit)
+    given = GivenPoints(affinity, gamma, n_neighbors, metric, search, keep, accuracy, tol, verbose, memory_limit)
     points = given._points(X, reset=True)
     if count > points.shape[0]:
         raise InputError(f"n_clusters: got {count}, expected at most {points.shape[0]}, the number of samples")
     given._check_room(points, count, "modes")
+    start = time.perf_counter()
     graph = PointGraph(given._recipe(), points)
+    given._say(f"{graph.size} samples, {graph.affinity.method}: {graph.affinity.reason}", start, "spectral_clustering")
     parts = np.sort(np.bincount(graph.parts()))[::-1].tolist()
     if len(parts) not in (1, count):
-        shown = ", ".join(map(str, parts[:5])) + ", ..." * (len(parts) > 5)
         warnings.warn(
-            f"X: got points in {len(parts)} parts that do not see each other (sizes {shown}) for {count} clusters, "
-            f"which are made of whole parts where these are more; {graph.remedy()}",
+            f"X: got points in {shown_parts(parts)} for {count} clusters, which are made of whole parts where these "
+            f"are more; {graph.remedy()}",
             NlflowWarning,
             stacklevel=3,
         )

@@ -215,7 +215,7 @@ class PointGraph:
         return result
 
     def _given(self) -> Affinity:
-        self._edges = symmetrized(on_host(self._points))
+        self._edges = self._between(symmetrized(on_host(self._points)))
         try:
             return affinity_from_graph(self._edges, self._domain, memory_limit=self._recipe.memory_limit)
         except InputError as error:  # which calls them a graph
@@ -227,13 +227,22 @@ class PointGraph:
         """Return the affinity of the weights that a function of two sets of points returns."""
         count = self._points.shape[0]
         weights = weights_of(kernel, self._points, self._points)
-        self._edges = weights / 2 + weights.T / 2
+        self._edges = self._between(weights / 2 + weights.T / 2)
         try:
             result = affinity_from_graph(self._edges, self._domain, memory_limit=self._recipe.memory_limit)
         except InputError as error:  # which calls them a graph
             raise InputError(f"affinity: of {count} samples, {str(error).removeprefix('graph: ')}") from error
         result.reason = f"{result.reason}; weights of {getattr(kernel, '__name__', type(kernel).__name__)}"
         return result
+
+    def _between(self, weights: Any) -> Any:
+        """Return weights without those of loops, which have no part here: beside a loop others lose their digits."""
+        from scipy.sparse import csr_array, diags_array
+
+        own = np.asarray(weights.diagonal())
+        if self._recipe.loops or not own.any() or not own.min() >= 0:  # negative ones and NaN are refused as edges
+            return weights
+        return csr_array(weights) - diags_array(own)
 
     # ---- what nodes see
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nlflow._array import Brief, Floats
 from nlflow.errors import InputError, NumericalError
 from nlflow.markov.law import StationaryLaw
-from nlflow.markov.spectrum import Modes
+from nlflow.markov.spectrum import Modes, constant_first
 
 _STARTS = 10  # of the search for the crispest memberships, beside the simplex of the corners
 _FEASIBLE = 1e-10  # how far memberships may be below 0 in the linear program, the least that it takes
@@ -68,8 +68,7 @@ def metastable_sets(modes: Modes, stationary: StationaryLaw, weights: Floats) ->
             f"modes: the constant is a combination of {m} modes but for {abs(1 - np.linalg.norm(constant)):.2g}; use a "
             "smaller rtol, or another count"
         )
-    # Turned so that the first is the constant, which where several eigenvalues are 1 is a combination of some.
-    x = x @ np.linalg.qr(np.column_stack([constant, np.eye(m)[:, 1:]]))[0] if m > 1 else x
+    x = constant_first(x, constant)
     x[:, 0] = 1.0
     chi = _crispest(x)
     mass = stationary.of_parts @ chi

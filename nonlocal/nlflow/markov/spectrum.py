@@ -465,6 +465,15 @@ class Spectrum:
         return values, np.asarray(vectors, np.float64)
 
 
+def constant_first(vectors: Floats, constant: Floats) -> Floats:
+    """Return vectors that span the same space, turned so that the first is the constant, of which the parts are given.
+
+    Where several eigenvalues are 1 the constant is a combination of their vectors.
+    """
+    m = vectors.shape[1]
+    return vectors @ np.linalg.qr(np.column_stack([constant, np.eye(m)[:, 1:]]))[0]
+
+
 def _check_pairs(values: NDArray[Any], count: int) -> None:
     """Refuse to part conjugate eigenvalues, which are sorted by their real parts."""
     if count < len(values) and abs(values[count - 1].imag) > 0 and values[count] == values[count - 1].conjugate():
