@@ -32,8 +32,8 @@ _LEAST = 1e-30  # of a law that is a first guess, which has some noise
 _EPS, _EPS_SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
 _ROUNDS, _GAIN = 12, 0.5  # of refinement, and by how much each has to lessen the residual
 _SUFFICES = {"float32": 1e-4, "float64": 1e-9}  # of a residual, for one round
-# Of the bound of an error: to what part of the largest residuals are raised, and the residual of what bounds them.
-_PROOFS = ((1e-3, 1e-4), (1e-5, 1e-6), (0.0, 1e-9))
+# Of the bound of an error: to what part of the largest residuals are raised, and the residual of a round for it.
+_PARTS, _ROUGH = (1e-3, 1e-5, 0.0), 1e-4
 _FAR = 100.0  # a bound so many times too large is that of a residual which is too large
 
 
@@ -183,19 +183,30 @@ def _scales(x: Floats) -> Floats:
 
 
 def _proved(a: Killed | Averaged, way: Way, exact: float, known: tuple[Floats, Floats, Floats]) -> Found | None:
-    """Return the x of x, b - A x and its rounding, where A w >= |b - A x| of a small enough w."""
+    """Return the x of x, b - A x and its rounding, where A w >= |b - A x| of a small enough w.
+
+    A first w lacks that in a few states, as a solution has its digits beside the largest alone: what is lacking is
+    solved for in turn.
+    """
     x, left, floor = known
     largest = x.max(axis=0)
     if not largest.min() > 0:
         return None
     most = ((np.abs(left) + floor) / largest).max(axis=1, keepdims=True)  # one w for all columns
     scale = (_scales(x) / largest).min(axis=1, keepdims=True)
-    for part, rtol in _PROOFS:
+    for part in _PARTS:
         doubt = np.maximum(most, most.max() * part)
-        bound = 2 * way.solve(doubt, rtol)
-        if not float((bound / scale).max()) <= _FAR * exact:
-            return None
-        if np.all(bound <= exact * scale) and np.all(a(bound) - a.rounding(bound, doubt) >= doubt):
+        bound, lacking = np.zeros_like(doubt), doubt
+        for _ in range(_ROUNDS):
+            bound += 2 * way.solve(lacking, _ROUGH)
+            if not float((bound / scale).max()) <= _FAR * exact:
+                return None
+            if np.any(bound > exact * scale):  # which further rounds only raise
+                break
+            lacking = np.maximum(doubt - a(bound) + a.rounding(bound, doubt), 0)
+            if not lacking.any():
+                break
+        if not lacking.any():
             residual = float((np.abs(left).max(axis=0) / largest).max())
             return Found(x, way.name, float((bound / scale).max()), residual)
     return None

@@ -23,9 +23,9 @@ _MOVE_BYTES, _BESIDE, _OWN = 60, 8, 16  # of each move; vectors beside those of 
 
 def needed_bytes(moves: int, states: int, columns: int) -> int:
     """Return the bytes of refinement by GMRES around cycles at most, in float64."""
-    from nlflow.backends.numba.chains import COLUMNS
+    from nlflow.backends.numba.chains import width_of
 
-    vectors = (_RESTART + _BESIDE) * (COLUMNS if columns > 1 else 1) + _OWN * columns
+    vectors = (_RESTART + _BESIDE) * width_of(columns) + _OWN * columns
     return _MOVE_BYTES * moves + 8 * states * vectors
 
 
@@ -66,7 +66,7 @@ class Aggregation:
 
     def solve(self, r: Floats, rtol: float) -> Floats:
         """Return about A^-1 r, of shape (N, k) as `r`, residuals of the preconditioned system being `rtol` at most."""
-        from nlflow.backends.numba.chains import COLUMNS
+        from nlflow.backends.numba.chains import COLUMNS, width_of
 
         x = np.empty_like(r)
         size = np.abs(r).max(axis=0)
@@ -74,7 +74,7 @@ class Aggregation:
         for start in range(0, r.shape[1], COLUMNS):
             some = slice(start, start + COLUMNS)
             count = len(size[some])
-            right = np.zeros((len(r), COLUMNS if count > 1 else 1), self.dtype)
+            right = np.zeros((len(r), width_of(count)), self.dtype)
             right[:, :count] = r[:, some] / size[some] / self.left[:, None]
             right = self._cycled(0, right)
             found = gmres(

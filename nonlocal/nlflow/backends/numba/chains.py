@@ -2,8 +2,8 @@
 
 State i has the moves ``starts[i] <= e < stops[i]`` to the states ``ends[e]``, not to itself, in the shares
 ``weights[e]`` of the rate at which it is left: systems are ``x_i - sum_e weights[e] x[ends[e]] = b_i``, one of them,
-(N, 1), or 16 side by side, (N, 16). States are passed in their order by one thread: the bits do not depend on how many
-there are.
+(N, 1), or 4 or 16 side by side, (N, 4) and (N, 16). States are passed in their order by one thread: the bits do not
+depend on how many there are.
 """
 
 import numpy as np
@@ -11,64 +11,83 @@ from numba import types
 
 from nlflow.backends.numba.loading import loader, njit
 
-COLUMNS = 16
+COLUMNS, _FEW = 16, 4
 """Systems side by side: a cache line in float32."""
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
+def width_of(columns: int) -> int:
+    """Return how many systems loops take for some columns, up to `COLUMNS`: 1, 4 or 16."""
+    return 1 if columns == 1 else _FEW if columns <= _FEW else COLUMNS
+
+
 @njit(inline="always")
-def _add_moves(first, last, ends, weights, x, row):
+def _add_moves(first, last, ends, weights, x, row, columns):
     """Add ``sum_e weights[e] x[ends[e]]``, four moves a turn, so that `row` is read and written once for four."""
     e = first
     while e + 4 <= last:
         i, j, k, m = ends[e], ends[e + 1], ends[e + 2], ends[e + 3]
         p, q, r, s = weights[e], weights[e + 1], weights[e + 2], weights[e + 3]
-        for c in range(COLUMNS):
+        for c in range(columns):
             row[c] += (p * x[i, c] + q * x[j, c]) + (r * x[k, c] + s * x[m, c])
         e += 4
     while e < last:
         i, p = ends[e], weights[e]
-        for c in range(COLUMNS):
+        for c in range(columns):
             row[c] += p * x[i, c]
         e += 1
+
+
+@njit(inline="always")
+def _sweep(starts, stops, ends, weights, b, x, columns):
+    row = np.empty(columns, x.dtype)
+    for i in range(x.shape[0]):
+        for c in range(columns):
+            row[c] = b[i, c]
+        _add_moves(starts[i], stops[i], ends, weights, x, row, columns)
+        for c in range(columns):
+            x[i, c] = row[c]
 
 
 @njit(cache=True, fastmath=_FLAGS)
 def sweep(starts, stops, ends, weights, b, x):
     """Solve the equation of each state for its x by some of its moves, one after another, in place."""
-    if x.shape[1] == 1:
+    if x.shape[1] == COLUMNS:
+        _sweep(starts, stops, ends, weights, b, x, COLUMNS)
+    elif x.shape[1] == _FEW:
+        _sweep(starts, stops, ends, weights, b, x, _FEW)
+    else:
         for i in range(x.shape[0]):
             total = b[i, 0]
             for e in range(starts[i], stops[i]):
                 total += weights[e] * x[ends[e], 0]
             x[i, 0] = total
-        return
-    row = np.empty(COLUMNS, x.dtype)
+
+
+@njit(inline="always")
+def _left_over(starts, stops, ends, weights, b, x, r, columns):
+    row = np.empty(columns, x.dtype)
     for i in range(x.shape[0]):
-        for c in range(COLUMNS):
-            row[c] = b[i, c]
-        _add_moves(starts[i], stops[i], ends, weights, x, row)
-        for c in range(COLUMNS):
-            x[i, c] = row[c]
+        for c in range(columns):
+            row[c] = b[i, c] - x[i, c]
+        _add_moves(starts[i], stops[i], ends, weights, x, row, columns)
+        for c in range(columns):
+            r[i, c] = row[c]
 
 
 @njit(cache=True, fastmath=_FLAGS)
 def left_over(starts, stops, ends, weights, b, x, r):
     """Write the residual ``r_i = b_i - x_i + sum_e weights[e] x[ends[e]]``."""
-    if x.shape[1] == 1:
+    if x.shape[1] == COLUMNS:
+        _left_over(starts, stops, ends, weights, b, x, r, COLUMNS)
+    elif x.shape[1] == _FEW:
+        _left_over(starts, stops, ends, weights, b, x, r, _FEW)
+    else:
         for i in range(x.shape[0]):
             total = b[i, 0] - x[i, 0]
             for e in range(starts[i], stops[i]):
                 total += weights[e] * x[ends[e], 0]
             r[i, 0] = total
-        return
-    row = np.empty(COLUMNS, x.dtype)
-    for i in range(x.shape[0]):
-        for c in range(COLUMNS):
-            row[c] = b[i, c] - x[i, c]
-        _add_moves(starts[i], stops[i], ends, weights, x, row)
-        for c in range(COLUMNS):
-            r[i, c] = row[c]
 
 
 @njit(cache=True, fastmath=_FLAGS)
