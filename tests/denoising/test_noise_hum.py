@@ -8,6 +8,7 @@ import pytest
 import pywt
 from scipy.stats import chi2
 
+from nlflow import estimate_noise
 from nlflow.denoising.noise import Hum, find_hum
 from nlflow.errors import InputError
 from tests.recordings import demo_signals, heart
@@ -210,6 +211,15 @@ def test_strong_mains_are_found_by_the_rate_or_where_usual_rates_have_them():
     usual = Hum([50 / 360], [np.std(clean)], [1.0]).sample(clean)
     assert decibels(clean, removed(usual, find_hum(usual))) > 35
     assert find_hum(np.sin(2 * np.pi * 50 / 360 * T), rate=360) is None  # a test tone
+
+
+def test_mains_are_found_in_sound():
+    t = np.arange(16000) / 8000
+    sound = np.interp(t, np.arange(0, 2.1, 0.1), np.random.default_rng(0).uniform(0, 1, 21)) * np.sin(2600 * t + t * t)
+    noisy = sound + 0.05 * np.random.default_rng(1).normal(size=16000) + 0.4 * np.cos(2 * np.pi * 50 * t + 1)
+    hum = estimate_noise(noisy).model.parts[0]
+    assert np.array(hum.frequencies) * 8000 == pytest.approx([50], abs=0.01)
+    assert hum.amplitudes == pytest.approx([0.4], rel=0.02)
 
 
 def test_mains_on_beats_that_are_even_are_found():

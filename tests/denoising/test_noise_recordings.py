@@ -92,10 +92,56 @@ def test_white_noise_is_none():
 def test_steep_noise_is_not_surely_white():
     # Its highest frequencies agree with one another in all of the recording; they have a third of its strength.
     red = lfilter([1.0], [1.0, -0.8], np.random.default_rng(12).normal(size=8000))
-    found = estimate_noise(red)
-    assert found.confidence != "high"
-    assert "half the rate" in found.reasons[0]
+    for signal_below in (np.zeros(8000), 20 * np.sign(np.sin(np.arange(8000) / 300))):
+        found = estimate_noise(red + signal_below)
+        assert found.confidence == "low"
+        assert "not white" in found.reasons[0]
     assert estimate_noise(np.random.default_rng(12).normal(size=8000)).confidence == "high"
+
+
+@pytest.mark.parametrize("level", [1.0, 20.0])
+def test_a_machine_that_is_struck_again_and_again_is_no_noise(level):
+    # No window is quiet, and what the resonance leaves of third differences has the law of noise.
+    struck, ringing = np.zeros(16000), [1.0, -1.8 * np.cos(0.6 * np.pi), 0.81]
+    struck[::20] = 300.0
+    clean = lfilter([1.0], ringing, struck) + 300 * np.sin(np.arange(16000) * 0.0845)
+    found = estimate_noise(clean + np.random.default_rng(3).normal(0, level, 16000))
+    assert found.confidence == "low"
+    assert level / 2 < found.model.sigma < 50  # 100 and more before all frequencies bounded it
+
+
+def test_all_frequencies_tell_white_noise_between_the_calls_of_a_bird():
+    # Calls fill most of the recording; their third differences are larger than those of the noise.
+    t = np.arange(24000) / 16000
+    calls = 4000 * np.sin(2 * np.pi * np.cumsum(3200 + 800 * np.sin(44 * t)) / 16000)
+    calls *= np.clip(3 * np.sin(2 * np.pi * 3 * t + 1) + 1.5, 0, 1)
+    found = estimate_noise(calls + np.random.default_rng(0).normal(0, 15, 24000))
+    assert found.confidence == "medium"
+    assert found.model.sigma == pytest.approx(15, rel=0.15)
+
+
+def brain(seed=0, size=8000):
+    """A process with the spectrum 1 / f up to a fifth of the samples' rate."""
+    slow = coloured(lambda f: 1 / f / (1 + (f / 0.18) ** 16), size, np.random.default_rng(seed))
+    return 20 * slow / np.std(slow)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_signal_with_the_law_of_noise_stays(seed):
+    clean = brain(seed)
+    noisy = clean + np.random.default_rng(1).normal(0, 12, len(clean))
+    with pytest.warns(NlflowWarning, match="but may be the signal"):
+        result = denoise(noisy)
+    assert rms(result - clean) < 12  # 16 where all of it was noise of medium confidence
+
+
+def test_what_was_cut_off_is_no_quiet_part():
+    clean = 6 * np.sin(np.arange(5000) / 230)
+    noisy = np.clip(clean + np.random.default_rng(0).normal(0, 1, 5000), -5.5, 5.5)
+    found = estimate_noise(noisy)
+    assert found.confidence != "low"
+    assert found.model.sigma == pytest.approx(1, rel=0.1)
 
 
 def test_no_more_noise_is_found_than_a_quarter_of_a_recording_leaves_room_for():

@@ -2,8 +2,8 @@ from .finding.finders import find_hot_pixels as find_hot_pixels
 from .finding.finders import find_impulses as find_impulses
 from .finding.finders import find_rician as find_rician
 from .finding.finders import find_stripes as find_stripes
-from .finding.recordings import find_hum as find_hum
-from .finding.recordings import spectrum_of_signal as spectrum_of_signal
+from .finding.hum import find_hum as find_hum
+from .finding.periodograms import spectrum_of_signal as spectrum_of_signal
 from .finding.sigma import estimate_sigma as estimate_sigma
 from .finding.sigma import estimate_sigmas as estimate_sigmas
 from .finding.speckle import find_speckle as find_speckle

@@ -284,7 +284,10 @@ class OfHum(Figures, source=BY_HAND):
     mains = figure((50.0, 60.0), "Hz", "standard of power grids")
     mains_error = figure(0.01, "relative; clocks and mains together are better than that")
     rates = figure(
-        (100, 128, 250, 256, 360, 400, 500, 512, 1000, 1024, 2000, 2048),
+        (
+            *(100, 128, 250, 256, 360, 400, 500, 512, 1000, 1024, 2000, 2048),
+            *(8000, 11025, 16000, 22050, 32000, 44100, 48000),
+        ),
         "samples a second that are usual: lines where they have mains are mains; not 200, for a year has 4 quarters",
     )
     rates_error = figure(0.002, "relative, for them: a line at random is as near in 1 of 30 cases")
@@ -308,6 +311,7 @@ class OfRecordings(Figures, source=BY_HAND):
     long = figure(4096, "samples of a recording from which on windows are twice as long")
     overlap = figure(8, "windows in which a sample lies")
     most_windows = figure(2**15, "windows that are looked at", COST)
+    cut = figure(0.25, "of the samples of a window may be at an end of the range where noise was cut off")
     least = figure(256, "samples: fewer windows do not tell noise from structure, and lines are not narrow")
     shares = figure((1 / 8, 1 / 4, 1 / 2, 1.0), "of the windows, those of least energy first")
     least_windows = figure(6, "independent ones")
@@ -321,6 +325,7 @@ class OfRecordings(Figures, source=BY_HAND):
     neighbours = figure(3, "steps to each side over which the logarithm is smoothed")
     white = figure(3.5, "errors of the smoothed logarithm within which a spectrum is flat")
     certain = figure(0.8, "of the variance, beyond which noise is told from the signal")
+    rising = figure(0.35, "of the variance at low frequencies, beyond that beside them: more may be slow structure")
     sure = figure(0.5, "of the variance: with less that is distributed as noise, what was found is the signal")
     flat = figure(0.2, "the same in absolute terms: 0.9 dB do not matter")
     quantiles = figure((0.25, 0.5, 0.7), "of the sizes of errors of white noise, below those of structure")

@@ -256,7 +256,7 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     low = float(present.min())
     known = plane if present is plane else np.where(absent, low, plane)
     scaled = (known.astype(np.float64) - low) / span
-    filled = absent | _constant(scaled, dimension)
+    filled = absent | constant_areas(scaled, dimension)
     sides = [side for side in OfWindows.sides[dimension] if side <= min(plane.shape[-dimension:])]
 
     def windows_of(side: int, hidden: NDArray[np.bool_]) -> Windows:
@@ -273,7 +273,7 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     return from_windows(windows, limits, OfWindows.first[dimension]) * span
 
 
-def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
+def constant_areas(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
     """Return where areas are constant to the last bit."""
     if not (np.diff(scaled, axis=-1) == 0).any():
         return np.zeros(scaled.shape, bool)
@@ -443,7 +443,7 @@ def windows_of_part(
     around = _as_rows(tuple(s.start for s in inner), whole, 0)
     own = _as_rows(tuple(s.stop - s.start for s in inner), whole, 1)
     mine = tuple(slice(b, b + n) for b, n in zip(around, own, strict=True))
-    filled = absent | _constant(scaled, dimension)
+    filled = absent | constant_areas(scaled, dimension)
     ends = (at_ends(scaled[mine][~absent[mine]]), at_ends(scaled[mine][~filled[mine]]))
     wider = mine[0], slice(mine[1].start, mine[1].stop + 1)  # with the next sample, where there is one
     repeated = _repeated(scaled[wider], filled[wider])
