@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import eigh_tridiagonal
 from scipy.optimize import minimize
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import block_diag, coo_array, csr_array, diags_array, lil_array
+from scipy.sparse.linalg import splu
+from scipy.stats import kendalltau
 
 from nlflow import MarkovChain, Points
 from nlflow.markov.law import balance
+from nlflow.markov.pseudotime import split_point
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -46,6 +50,36 @@ def many_states(nodes: int) -> float:
     k = np.arange(nodes)
     worst = largest(worst, float(np.abs(times[1:] * 0.75 / (k * (2 * (nodes - 1) - k))[1:] - 1).max()))
     return largest(worst, float(np.abs(chain.committor(0, nodes - 1) - k / (nodes - 1)).max()))
+
+
+def uneven(nodes: int, rng: np.random.Generator) -> float:
+    """Return relative errors of a path of random weights, by eigenvalues of a matrix of three diagonals.
+
+    From k to 0 it takes the sum over edges before k of the mass beyond each, over its weight. And of a ring on which
+    walkers drift, whose law is that of a sparse elimination.
+    """
+    edges, loops = rng.uniform(0.5, 2.0, nodes - 1), rng.uniform(0.1, 1.0, nodes)
+    degree = loops + np.append(edges, 0) + np.append(0, edges)
+    graph = diags_array([edges, loops, edges], offsets=[-1, 0, 1]).tocsr()
+    values = eigh_tridiagonal(1 - loops / degree, -edges / np.sqrt(degree[1:] * degree[:-1]), eigvals_only=True)
+    chain = MarkovChain.from_graph(csr_array(graph))
+    beyond = np.cumsum(degree[::-1])[::-1][1:]
+    worst = largest(
+        abs(chain.spectral_gap / values[1] - 1),
+        abs(chain.smallest_eigenvalue / (1 - values[-1]) - 1),
+        float(np.abs(chain.modes(4).values - 1 + values[:4]).max()),
+        float(np.abs(chain.hitting_times(0)[1:] / np.cumsum(beyond / edges) - 1).max()),
+        float(np.abs(chain.stationary * degree.sum() / degree - 1).max()),
+    )
+    i = np.arange(nodes)
+    ahead, back = rng.uniform(0.4, 0.7, nodes), rng.uniform(0.1, 0.3, nodes)
+    moves = coo_array((np.concatenate([ahead, back, 1 - ahead - back]),
+                       (np.tile(i, 3), np.concatenate([(i + 1) % nodes, (i - 1) % nodes, i]))))  # fmt: skip
+    system = lil_array((diags_array(np.ones(nodes)) - moves).T)
+    system[0] = np.ones(nodes)
+    law = splu(system.tocsc()).solve(np.eye(nodes)[0])
+    told = MarkovChain.from_transitions(csr_array(moves)).stationary
+    return largest(worst, float(np.abs(told / law - 1).max()))
 
 
 def dense(rng: np.random.Generator) -> float:
@@ -133,12 +167,15 @@ def likeliest(rng: np.random.Generator) -> float:
 def sets(rng: np.random.Generator) -> float:
     """Return errors of metastable sets of weakly joined blocks, and of what is told of them."""
     worst = 0.0
+    given = []
     for reversible in (True, False):
         k = rng.random((12, 12))
         k = k + k.T if reversible else k
         block = np.arange(12) // 4
         k = np.where(block[:, None] == block, k, 1e-3 * k)
-        p = k / k.sum(axis=1, keepdims=True)
+        given.append((k / k.sum(axis=1, keepdims=True), block))
+    given.append(_drifting(400))
+    for p, block in given:
         chain = MarkovChain.from_transitions(p)
         found = chain.metastable_sets(3)
         chi, w = found.memberships, found.weights
@@ -157,7 +194,61 @@ def sets(rng: np.random.Generator) -> float:
             abs(found.crispness - (np.diag(inner) / (w @ chi)).mean()) / 1e-10,
             (1 - found.crispness) / 0.02,
         )
-    return worst
+    return largest(worst, _less_crisp(np.random.default_rng(17)))
+
+
+def _drifting(nodes: int) -> tuple[csr_array, NDArray[np.int64]]:
+    """Return moves of three groups of walkers that drift round a few places each, and hardly change groups."""
+    i = np.arange(nodes)
+    rows, columns = np.repeat(i, 8), (np.repeat(i, 8) * 7 + np.tile(np.arange(8) ** 2 * 11 + 1, nodes)) % nodes
+    one = csr_array(coo_array((np.tile(np.arange(1.0, 9.0), nodes), (rows, columns)), shape=(nodes, nodes)))
+    whole = lil_array(block_diag([one, one, one]))
+    for group in range(3):
+        whole[group * nodes, (group + 1) % 3 * nodes + 5] = 0.5 + group
+    graph = csr_array(whole)
+    return csr_array(diags_array(1 / np.asarray(graph.sum(axis=1)).ravel()) @ graph), np.repeat(np.arange(3), nodes)
+
+
+def _less_crisp(rng: np.random.Generator) -> float:
+    """Return how much crisper than those found memberships around are, by Nelder and Mead's method, over 1e-8.
+
+    Sets here are hardly metastable. χ = X A with the modes X, rows that sum to 1 and the least entry 0 in each column.
+    """
+    beyond = 0.0
+    for _ in range(2):
+        k = rng.random((9, 9)) ** 3
+        k += k.T
+        chain = MarkovChain.from_graph(k)
+        found, x, m = chain.metastable_sets(3), chain.modes(3).vectors, 3
+        x = x * np.sign(x[0, 0])
+
+        def crispness(free: Floats) -> float:
+            a = np.zeros((m, m))
+            a[1:, 1:] = free.reshape(m - 1, m - 1)
+            a[1:, 0] = -a[1:].sum(axis=1)
+            a[0] = -(x @ a).min(axis=0)  # noqa: B023
+            chi = x @ a / a[0].sum()  # noqa: B023
+            return float(((found.weights @ chi**2) / (found.weights @ chi)).mean())  # noqa: B023
+
+        own = np.linalg.lstsq(x, found.memberships)[0][1:, 1:].ravel()
+        starts = [own + 0.1 * np.abs(own).max() * rng.standard_normal(len(own)) for _ in range(3)]
+        best = max(-minimize(lambda free: -crispness(free), start, method="Nelder-Mead",
+                             options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 3000}).fun
+                   for start in starts)  # fmt: skip
+        beyond = largest(beyond, (best - found.crispness) / 1e-8)
+    return beyond
+
+
+def split() -> float:
+    """Return in how many of 20 draws a branch ends elsewhere than where Kendall's correlations by SciPy differ most."""
+    wrong = 0
+    for seed in range(20):
+        a, b = np.random.default_rng([16, seed]).standard_normal((2, 40))
+        a[:15] = b[:15] + 1.5 * a[:15]
+        scores = {i: kendalltau(a[:i], b[:i]).statistic - kendalltau(a[i:], b[i:]).statistic for i in range(5, 36)}
+        found = split_point(a, b)
+        wrong += bool(scores.get(found, -2.0) < max(scores.values()) - 1e-12)
+    return float(wrong)
 
 
 def pseudotime(rng: np.random.Generator) -> float:
@@ -189,6 +280,8 @@ def run(context: Context) -> Outcome:
     rng = np.random.default_rng(12)
     return Outcome([
         Check("gaps, modes and passages of paths and rings, relative", many_states(context.pick(4000, 1201)), 1e-10),
+        Check("the same of paths and rings of random weights", uneven(context.pick(4000, 1010), rng), 1e-9),
+        Check("places where branches end, other than Kendall's correlations tell", split(), 0),
         Check("chains that are not reversible, and lazy ones, against NumPy", dense(rng), 1e-10),
         Check("fluxes of detailed balance", fluxes(rng), 1e-12),
         Check("the likeliest reversible chain of counts, over what BFGS may be off", likeliest(rng), 1.0),

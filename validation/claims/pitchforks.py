@@ -13,7 +13,7 @@ from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_equilibria, find_equilibrium
 from nlflow.equilibria.continuation import Continuation, Family
 from nlflow.equilibria.eigenvalues import _all_pairs
-from nlflow.equilibria.equations import Equations
+from nlflow.equilibria.equations import Border, Equations, Tangent
 from nlflow.equilibria.newton import Deflation
 from nlflow.flows import Reaction
 from validation.harness import Check, Claim, Context, Outcome, largest
@@ -147,6 +147,53 @@ def directions() -> float:
     return largest(worst, float(np.abs(np.append(moved, share) - wanted).max()))
 
 
+def systems() -> float:
+    """Return errors of bordered systems, J v − s v + columns c = b, rows v + corner c = d, and of what helps with them.
+
+    Solved as a matrix and by products. Their preconditioner is −(A + σ)⁻¹ on a ring and that of the diagonal elsewhere,
+    σ being |s| and the steepest slope of the reaction, or 1 % of the largest rate. Relative.
+    """
+    rng, worst, n, s, border = np.random.default_rng(21), 0.0, 16, 0.3, 2
+    circle = Circle(0.15, n)
+    k, w = rng.random((n, n)), rng.uniform(0.5, 2.0, n) / n
+    links = (k + k.T) * w
+    lowered = np.diag(links.sum(axis=1)) - links
+    nodes = from_matrix(k, Points(np.zeros(n), weights=w))
+    x, (b, v) = rng.uniform(-1, 1, n), rng.standard_normal((2, n))
+    for r in (0.7, 1e-5):
+        reaction = Reaction(lambda u: r * (u - u**3), (-2, 2), derivative=lambda u: r * (1 - 3 * u * u))  # noqa: B023
+        for flow, a in (
+            (circle.make_flow(r), np.eye(n) - circle.matrix),
+            (GradientFlow(J(nodes), "l2", reaction=reaction), lowered),
+        ):
+            columns, rows = rng.standard_normal((n, border)), rng.standard_normal((border, n))
+            corner, d = rng.standard_normal((border, border)), rng.standard_normal(border)
+            jacobian = np.diag(r * (1 - 3 * x**2)) - a
+            exact = np.linalg.solve(
+                np.block([[jacobian - s * np.eye(n), columns], [rows, corner]]), np.append(b, d)
+            )
+            tangent = Tangent(Equations(flow, "u", x), x, s)
+            lift = s + max(11 * r, 0.01 * flow.spectral_bounds()[1])  # |1 − 3 u²| is at most 11 up to 2
+            helped = a if a is not lowered else np.diag(np.diag(lowered) + np.diag(links))
+            worst = largest(worst, float(np.abs((helped + lift * np.eye(n)) @ tangent._preconditioner()(v) + v).max()))
+            for dense in (True, False):
+                tangent.dense = dense
+                found = tangent.solve(b, Border(columns, rows, corner), d, rtol=1e-13)
+                worst = largest(
+                    worst, float(np.abs(np.append(found.v, found.c) - exact).max() / np.abs(exact).max()),
+                    found.residual, float(found.singular),
+                )  # fmt: skip
+    # A pattern on a ring may be moved along it: of length 1 in the measure, whose sum is 1.
+    circle, waves = Circle(0.15, 64), np.fft.fftfreq(64, 1 / 64)
+    flow = circle.make_flow(0.45)
+    pattern = np.asarray(find_equilibrium(flow, np.cos(2 * np.pi * np.arange(64) / 64)).u)
+    neutral = Equations(flow, "u", pattern).neutral(pattern)
+    slope = np.fft.ifft(1j * np.where(waves == -32, 0, waves) * np.fft.fft(pattern)).real
+    told = neutral.columns[:, 0]
+    return largest(worst, float(neutral.count != 1 or neutral.conserved),
+                   float(np.abs(told - slope / np.sqrt(np.mean(slope**2))).max()))  # fmt: skip
+
+
 def run(context: Context) -> Outcome:
     misplaced, uneven, missed, miscounted, bent = 0.0, 0.0, 0.0, 0, 0.0
     details: dict[str, Any] = {}
@@ -177,6 +224,7 @@ def run(context: Context) -> Outcome:
         Check("one node at any speed: its pitchfork from r = 0", off, 1e-13),
         Check("the error that is told of that", told, 1e-13),
         Check("derivatives by the parameter, and a tangent, against formulas", directions(), 1e-8),
+        Check("bordered systems, preconditioners and translations against dense ones, relative", systems(), 1e-8),
         Check("several equilibria by deflation against SciPy's, over what they may be off", several(), 1.0),
         Check("condition numbers of eigenvalues against the inverse of eigenvectors, relative", conditions(), 1e-9),
         Check("pitchforks against the eigenvalues of I − P, written out", misplaced, 1e-8),

@@ -311,7 +311,8 @@ def balance(moves: Any) -> Balance:
     logs -= highest[parts]
     logs += np.log(np.bincount(parts) / size / np.bincount(parts, np.exp(logs)))[parts]
     rows = np.repeat(np.arange(size), np.diff(listed.indptr))
-    misfit = float(np.abs(np.expm1(rises + logs[rows] - logs[listed.indices])).max())
+    with np.errstate(over="ignore"):  # infinite where no float holds how far it is
+        misfit = float(np.abs(np.expm1(rises + logs[rows] - logs[listed.indices])).max())
     return Balance(logs, misfit, parts)
 
 
