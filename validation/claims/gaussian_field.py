@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy.stats import chi2, sem, t
 
 from nlflow import E, Gaussian, Grid, Points, affinity, from_matrix
 from nlflow.equilibria import GaussianField, Variances
+from nlflow.equilibria.sums import half_width
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest
 
 Floats = NDArray[np.float64]
@@ -79,8 +80,22 @@ def band_share(nodes: int, repeats: int) -> tuple[float, float]:
     return float(np.mean(each)), float(np.mean(whole))
 
 
+def by_transform() -> float:
+    """Return errors of variances by a transform, of one unit of length and another β, and of 95 % intervals, relative."""
+    worst = 0.0
+    for boundary in ("periodic", "reflect"):
+        weights = affinity(Gaussian(0.6), Grid((7, 8), spacing=0.5, boundary=boundary), method="convolution")
+        for measure in ("l2", "degree"):
+            field = GaussianField(E(weights, np.zeros((7, 8)), 0.4, measure=measure), beta=1.7)
+            exact = field.variance(method="dense").value
+            worst = largest(worst, float(np.abs(field.variance(method="transform").value / exact - 1).max()))
+    values = np.random.default_rng(3).standard_normal((4, 9))
+    low, high = t.interval(0.95, 8, loc=values.mean(axis=1), scale=sem(values, axis=1))
+    return largest(worst, float(np.abs(2 * half_width(values) / (high - low) - 1).max()))
+
+
 def run(context: Context) -> Outcome:
-    off = 0.0
+    off = by_transform()
     for measure in ("l2", "degree"):
         for fidelity in ("number", "nodes"):
             context.step(f"variances, {measure}, {fidelity}")

@@ -22,13 +22,18 @@ from nlflow import (
     J,
     Points,
     affinity,
+    affinity_from_graph,
     from_matrix,
+    largest_stable_fidelity,
 )
 from nlflow.flows import function_of
 from nlflow.flows.functions import _growth
 from nlflow.flows.modes import phi, phi_of_matrices
 from nlflow.flows.spectrum import relaxation_rate
-from nlflow.functionals.preconditioners.transform import Transform
+from nlflow.functionals.preconditioners.elimination import Elimination
+from nlflow.functionals.preconditioners.multigrid import DAMPING, Multigrid
+from nlflow.functionals.preconditioners.sweeps import Sweeps
+from nlflow.functionals.preconditioners.transform import Diagonal, Transform
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -134,6 +139,84 @@ def preconditioned() -> float:
         weights = affinity(Gaussian(0.9), Grid((9, 12), boundary=boundary))
         x = Transform(weights, 0.3)(r)
         worst = largest(worst, float(np.abs(1.3 * x - weights.average(x) - r).max()))
+        # The diagonal of a function of P, and what each wave has of a signal.
+        basis, p = Diagonal(weights), weights.average(np.eye(108).reshape(9, 12, 108)).reshape(108, 108)
+        values, vectors = np.linalg.eigh((p + p.T) / 2)
+        told = basis.diagonal(1 / (0.3 + basis.rest))
+        wanted = ((vectors**2) / (1.3 - values)).sum(axis=1).reshape(9, 12)
+        power = float((basis.power(basis.forward(r)) / (0.3 + basis.rest)).sum())
+        parts = float(((vectors.T @ r.ravel()) ** 2 / (1.3 - values)).sum())
+        worst = largest(worst, float(np.abs(told - wanted).max()), abs(power / parts - 1))
+    return worst
+
+
+def on_graphs() -> tuple[float, float]:
+    """Return how far elimination is from the inverse of I − P + φ on a graph, with held nodes too, and Gauss-Seidel's.
+
+    The latter relative to the residual that is asked for.
+    """
+    rng, n = np.random.default_rng(12), 40
+    ends = np.array([[i, j] for i in range(n) for j in range(i) if rng.random() < 0.15 or j == i - 1]).T
+    size = rng.uniform(0.5, 2.0, ends.shape[1])
+    graph = affinity_from_graph(np.concatenate([ends, ends[::-1]], axis=1), edge_weight=np.tile(size, 2))
+    k = np.zeros((n, n))
+    k[ends[0], ends[1]] = k[ends[1], ends[0]] = size
+    p, r = k / k.sum(axis=1, keepdims=True), rng.standard_normal((n, 3))
+    exactly, by_sweeps = 0.0, 0.0
+    for phi in (0.3 * np.ones(n), rng.uniform(0, 1, n), np.zeros(n)):
+        for held in (np.arange(n) % 13 == 5, None):
+            if held is None and not phi.any():
+                continue
+            free = np.ones(n, bool) if held is None else ~held
+            a = (np.eye(n) - p + np.diag(phi))[np.ix_(free, free)]
+            exact = np.zeros((n, 3))
+            exact[free] = np.linalg.solve(a, r[free])
+            exactly = largest(exactly, float(np.abs(Elimination(graph, phi, held)(r) - exact).max() / np.abs(exact).max()))
+            left = r[free] - a @ Sweeps(graph, phi, 1e-4, 500, held)(r)[free]
+            root = np.sqrt(k.sum(axis=1) / (1 + phi))[free, None]  # of rows over the diagonal, which is scaled to 1
+            by_sweeps = largest(by_sweeps, float(
+                (np.linalg.norm(root * left, axis=0) / np.linalg.norm(root * r[free], axis=0)).max() / 1e-4
+            ))  # fmt: skip
+    return exactly, by_sweeps
+
+
+def cycles() -> float:
+    """Return how far a cycle of multigrid is from its parts, written out with dense matrices, relative.
+
+    Each grid smooths before and after by S = d/diag; a coarser one is visited once from the finest and twice from each
+    other: the error is multiplied by (I − SA)(I − U C Uᵀ A)(I − SA) for each visit, the coarse matrix being Uᵀ A U.
+    """
+    worst = 0.0
+    for boundary, shape, depth in (("reflect", (12, 12), 1), ("periodic", (22, 20), 2)):
+        weights = affinity(Gaussian(0.5), Grid(shape, boundary=boundary), window=1, method="stencil")
+        n, rng = int(np.prod(shape)), np.random.default_rng(13)
+        phi = rng.uniform(0.01, 0.3, n)
+        p = weights.average(np.eye(n).reshape(*shape, n)).reshape(n, n)
+        degree = weights.measure("degree", np.empty(0)).ravel()
+        scaled = np.eye(n) - p + np.diag(phi)
+        cycle = Multigrid(
+            weights, lambda v, phi=phi, shape=shape: v - weights.average(v) + phi.reshape(*shape, 1) * v, degree, phi  # noqa: B023
+        )
+        found = cycle(np.eye(n).reshape(*shape, n)).reshape(n, n)
+
+        def inverse(at: int, a: Floats, visits: int) -> Floats:
+            if at == len(cycle.levels):  # noqa: B023
+                return np.linalg.inv(a)
+            up = cycle.levels[at].up.toarray()  # noqa: B023
+            step = DAMPING / np.diag(a) * min(1.0, 2 / float((np.abs(a).sum(axis=1) / np.diag(a)).max()))
+            smooth = np.eye(len(a)) - step[:, None] * a
+            coarse = up @ inverse(at + 1, up.T @ a @ up, 2) @ up.T
+            once = smooth @ (np.eye(len(a)) - coarse @ a) @ smooth
+            return (np.eye(len(a)) - np.linalg.matrix_power(once, visits)) @ np.linalg.inv(a)
+
+        a = degree[:, None] * scaled
+        worst = largest(worst, float(len(cycle.levels) != depth))
+        exact = inverse(0, (a + a.T) / 2, 1) * degree
+        worst = largest(worst, float(np.abs(found - exact).max() / np.abs(exact).max()))
+        # Constants go to the coarse grid as far as no fidelity takes them.
+        rows, off = cycle.levels[0].up.toarray().sum(axis=1), a - np.diag(np.diag(a))
+        share = np.where((cycle.levels[0].up.toarray() == 1).any(axis=1), 1.0, -off.sum(axis=1) / np.diag(a))
+        worst = largest(worst, float(np.abs(rows - share)[rows > 0].max()))
     return worst
 
 
@@ -165,6 +248,7 @@ def phis() -> float:
 
 def run(context: Context) -> Outcome:
     beyond, loose, transposed = functions()
+    eliminated, swept = on_graphs()
     return Outcome([
         Check("slowest rates by iteration against dense eigenvalues, relative", rates(context.pick(2000, 1010)), 3e-8),
         Check("complex eigenvalues: slowest rate by iteration, relative", turning(42)[0], 1e-6),
@@ -173,6 +257,9 @@ def run(context: Context) -> Outcome:
         Check("bounds of g(A) v over the errors", loose, 60.0),
         Check("g(A)ᵀ v against NumPy's eigenvectors, over the tolerance", transposed, 20.0),
         Check("a transform's preconditioner against I − P + φ", preconditioned(), 1e-12),
+        Check("elimination on graphs against I − P + φ, relative", eliminated, 1e-10),
+        Check("residuals of Gauss-Seidel's sweeps over those asked for", swept, 1.0),
+        Check("cycles of multigrid against their parts, relative", cycles(), 1e-8),
         Check("growth of rounding in a Chebyshev sum against SciPy's U_k, relative", growth(), 0.02),
         Check("phi_k of matrices against SciPy's exponential of a larger one, relative", phis(), 1e-12),
     ])  # fmt: skip
