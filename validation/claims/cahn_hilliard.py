@@ -14,6 +14,7 @@ from nlflow import (
     AllenCahn,
     ConservedMetric,
     ConvexSplitting,
+    E,
     Gaussian,
     GradientFlow,
     Grid,
@@ -21,6 +22,7 @@ from nlflow import (
     Points,
     RungeKutta,
     affinity,
+    equilibrium,
     from_matrix,
     solve,
 )
@@ -119,6 +121,22 @@ def far_beyond(problem: Problem) -> float:
     return float(np.diff(energies).max())
 
 
+def kept_mean() -> float:
+    """Return errors of limits of E-flows that conserve Σ w u: L u + φ (u − f) is one constant there, a dense system."""
+    rng, n, worst = np.random.default_rng(31), 14, 0.0
+    k, w, (f, start) = rng.random((n, n)), rng.uniform(0.3, 2.0, n) / n, rng.standard_normal((2, n))
+    links = (k + k.T) * w
+    for phi in (0.4, rng.uniform(0.1, 2.0, n)):
+        flow = GradientFlow(E(from_matrix(k, Points(np.zeros(n), weights=w)), f, phi), "conserved")
+        a = np.diag(links.sum(axis=1) + phi) - links
+        exact = np.linalg.solve(
+            np.block([[a, -np.ones((n, 1))], [w[None], np.zeros((1, 1))]]), np.append(phi * f, w @ start)
+        )
+        found = equilibrium(flow, start, rtol=1e-12).u
+        worst = largest(worst, float(np.abs(found - exact[:n]).max()))
+    return worst
+
+
 def run(context: Context) -> Outcome:
     missed, lost, rises, beyond = 0.0, 0.0, -np.inf, -np.inf
     lengths = context.pick([1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4], [1.0, 1e4])
@@ -140,6 +158,7 @@ def run(context: Context) -> Outcome:
     context.step("rates of growth")
     checks = [
         Check("E(0) − E(t) against the integral of ½ Σ w w C m |μ_i − μ_j|², relative", missed, 1e-8),
+        Check("limits of E-flows with the mean of the start, against dense systems", kept_mean(), 1e-9),
         Check("mass: largest change over Σ w |u|", lost, 1e-13),
         Check("ConvexSplitting: largest rise from step to step, over E(0)", rises, 1e-13),
         Check("the same without b, h = 100: largest rise", beyond, 1e-3, at_least=True),

@@ -101,6 +101,23 @@ def _fidelity(flow: Any, share: float) -> float:
         return fidelity_for_diversity(flow, share)
 
 
+def warned() -> int:
+    """Return for how many shares a warning of layers that are unstable, from 1 + μ_min on, comes wrongly or not at all.
+
+    A layer with q = k that keeps the share φ has the fidelity φ/(1 − φ) (1 − μ_min).
+    """
+    k = np.random.default_rng(9).random((20, 20)) ** 3
+    k += k.T
+    least = float(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)).real.min())
+    limit, wrong = (1 + least) / 2, 0  # of the share
+    for share in (0.5 * limit, 0.999 * limit, 1.001 * limit, (1 + limit) / 2):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", NlflowWarning)
+            fidelity_for_diversity(AttentionFlow(from_matrix(k, Points(np.zeros(20))), np.arange(20.0), 1.0), share)
+        wrong += bool(found) != (share > limit)
+    return wrong
+
+
 def run(context: Context) -> Outcome:
     rng = np.random.default_rng(7)
     only_if, least, small = 0.0, np.inf, np.inf
@@ -131,6 +148,7 @@ def run(context: Context) -> Outcome:
         ),
         Check("the same for q ≠ k: least that any signal keeps over the share", enough, 1 - 1e-12, at_least=True),
         Check("q ≠ k: fidelity and bounds against singular values by NumPy, relative", apart, 1e-10),
+        Check("shares for which a warning of unstable layers comes wrongly, or not at all", warned(), 0),
         Check("f constant: largest deviation of u* from it", only_if, 1e-13),
         Check("f constant but for one node: diversity kept, over its lower bound", least, 1 - 1e-9, at_least=True),
         Check(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import signal, stats
+from scipy.fft import dct
 from scipy.linalg import block_diag
 
 from nlflow import E, GradientFlow, Points, SemiImplicit, from_matrix
@@ -95,9 +96,8 @@ def weighed_by_loops(
         z, clean, seen = (image.ravel()[group] for image in (state, pilot, observed))
         n = len(z)
         left = max(1 - (seen - z).std() / np.sqrt(variance), stage.leave)
-        noise, mean = variance * left**2, z.mean(axis=0)
-        own = np.cov(clean.T, bias=True)
-        matrix = own @ np.linalg.inv(own + noise * np.eye(SIZE))
+        noise, mean = variance * left**2 * stage.factor, z.mean(axis=0)
+        matrix = filtered(np.cov(clean.T, bias=True) / noise, stage)
         centred = clean - clean.mean(axis=0)
         between = centred @ centred.T / SIZE
         across = between @ np.linalg.inv(between + max(1, n / SIZE) * noise * np.eye(n))
@@ -107,6 +107,19 @@ def weighed_by_loops(
         for values, image in zip((u, z + (1 - stage.leave / left) * (u - z), np.ones_like(u)), total, strict=True):
             np.add.at(image, group, weights * values)
     return (total[0] / total[2]).reshape(state.shape), (total[1] / total[2]).reshape(state.shape)
+
+
+def filtered(own: Floats, stage: Stage) -> Floats:
+    """Return C (C + I)⁻¹ for a covariance in units of the noise, with eigenvalues or those of cosines lowered."""
+    values, vectors = np.linalg.eigh(own)
+    if stage.cosine:
+        waves = dct(np.eye(SIDE), norm="ortho", axis=0)
+        vectors = np.kron(waves, waves).T
+        values = np.maximum(np.diag(vectors.T @ own @ vectors) - stage.shrink, 0)
+    gone = 1 / (1 + values)
+    if stage.shrink and not stage.cosine:
+        gone = gone * np.polynomial.Polynomial(stage.powers)(2 * gone - 1)
+    return np.asarray((vectors * (1 - gone)) @ vectors.T)
 
 
 def off_loops() -> float:
@@ -126,7 +139,8 @@ def off_loops() -> float:
         spread += rng.integers(0, shape[1] - SIDE + 1, spread.shape)
         spread[:, 0] = first
         groups = Groups(lattice, spread.astype(np.int32), np.full(len(first), members, np.int32))
-        for stage in (Stage(leave=0.2), Stage(leave=0.3, across=0.4)):
+        for stage in (Stage(leave=0.2), Stage(leave=0.3, across=0.4, factor=1.3), Stage(leave=0.2, shrink=1.2),
+                      Stage(leave=0.2, shrink=0.8, cosine=True)):  # fmt: skip
             wanted = weighed_by_loops(spread[..., None] + patch, planes[0], planes[1], planes[2], variance, stage)
             for filter in (PlainFilter(), CompiledFilter()):
                 found = filter.step(groups, images, stage)
@@ -140,14 +154,18 @@ def energies() -> float:
     layout = Rows.of(6, 20)
     clean = rng.standard_normal((6, 20, SIZE))
     noisy = clean + 0.5 * rng.standard_normal(clean.shape)
-    planes = [layout.image(tokens) for tokens in (noisy, clean)]
-    for variance in (1.5, 0.4):
-        images = Images(planes[0], planes[1], planes[0], np.full((1, 1, 1), variance), None)
-        told = PlainFilter().energy(layout.groups, images, Stage(shrink=0.0, running=False))
+    seen = noisy + 0.2 * rng.standard_normal(clean.shape)
+    planes = [layout.image(tokens) for tokens in (noisy, clean, seen)]
+    for variance, stage in ((1.5, Stage(running=False)), (0.4, Stage(running=False, factor=1.4)),
+                            (0.9, Stage(leave=0.1, factor=0.8))):  # fmt: skip
+        images = Images(*planes, np.full((1, 1, 1), variance), None)
+        told = PlainFilter().energy(layout.groups, images, stage)
         exact = 0.0
-        for z, u in zip(noisy / np.sqrt(variance), clean / np.sqrt(variance), strict=True):
-            own = np.einsum("ni,ij,nj", u - z, np.cov(u.T, bias=True), u - z)
-            exact += 20 * float(((u - u.mean(axis=0)) ** 2).sum() + own)
+        for z, u, first in zip(noisy, clean, seen, strict=True):
+            left = max(1 - (first - z).std() / np.sqrt(variance), stage.leave) if stage.running else 1.0
+            own = np.cov(u.T, bias=True) / (variance * left**2 * stage.factor)
+            pulled = np.einsum("ni,ij,nj", u - z, own, u - z)
+            exact += 20 * float(((u - u.mean(axis=0)) ** 2).sum() + pulled) / variance
         worst = largest(worst, abs(told / exact - 1))
     return worst
 

@@ -169,9 +169,7 @@ def systems() -> float:
             columns, rows = rng.standard_normal((n, border)), rng.standard_normal((border, n))
             corner, d = rng.standard_normal((border, border)), rng.standard_normal(border)
             jacobian = np.diag(r * (1 - 3 * x**2)) - a
-            exact = np.linalg.solve(
-                np.block([[jacobian - s * np.eye(n), columns], [rows, corner]]), np.append(b, d)
-            )
+            exact = np.linalg.solve(np.block([[jacobian - s * np.eye(n), columns], [rows, corner]]), np.append(b, d))
             tangent = Tangent(Equations(flow, "u", x), x, s)
             lift = s + max(11 * r, 0.01 * flow.spectral_bounds()[1])  # |1 − 3 u²| is at most 11 up to 2
             helped = a if a is not lowered else np.diag(np.diag(lowered) + np.diag(links))
