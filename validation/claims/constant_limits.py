@@ -111,10 +111,12 @@ def warned() -> int:
     least = float(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)).real.min())
     limit, wrong = (1 + least) / 2, 0  # of the share
     for share in (0.5 * limit, 0.999 * limit, 1.001 * limit, (1 + limit) / 2):
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always", NlflowWarning)
-            fidelity_for_diversity(AttentionFlow(from_matrix(k, Points(np.zeros(20))), np.arange(20.0), 1.0), share)
-        wrong += bool(found) != (share > limit)
+        weights, f = from_matrix(k, Points(np.zeros(20))), np.arange(20.0)
+        for flow in (AttentionFlow(weights, f, 1.0), GradientFlow(E(weights, f, 1.0, measure="degree"), "degree")):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always", NlflowWarning)
+                fidelity_for_diversity(flow, share)
+            wrong += bool(found) != (share > limit)
     return wrong
 
 

@@ -81,7 +81,7 @@ def band_share(nodes: int, repeats: int) -> tuple[float, float]:
 
 
 def by_transform() -> float:
-    """Return errors of variances by a transform, of one unit of length and another β, and of 95 % intervals, relative."""
+    """Return errors of variances by a transform, in a unit of length, and of 95 % intervals of means, relative."""
     worst = 0.0
     for boundary in ("periodic", "reflect"):
         weights = affinity(Gaussian(0.6), Grid((7, 8), spacing=0.5, boundary=boundary), method="convolution")

@@ -214,12 +214,12 @@ def _less_crisp(rng: np.random.Generator) -> float:
 
     Sets here are hardly metastable. χ = X A with the modes X, rows that sum to 1 and the least entry 0 in each column.
     """
-    beyond = 0.0
+    beyond, m = 0.0, 3
     for _ in range(2):
         k = rng.random((9, 9)) ** 3
         k += k.T
         chain = MarkovChain.from_graph(k)
-        found, x, m = chain.metastable_sets(3), chain.modes(3).vectors, 3
+        found, x = chain.metastable_sets(m), chain.modes(m).vectors
         x = x * np.sign(x[0, 0])
 
         def crispness(free: Floats) -> float:

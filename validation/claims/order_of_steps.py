@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.integrate import solve_ivp
+from scipy.integrate import RK45, solve_ivp
 
 from nlflow import (
     ETD2RK,
@@ -129,6 +129,9 @@ def run(context: Context) -> Outcome:
         short["SemiImplicit"] = largest(short.get("SemiImplicit", 0.0), abs(_plain(seed) - 1))
     checks = [Check(f"{name}: measured order less the declared one", missed, 0.15) for name, missed in short.items()]
     checks += [Check(f"{name}: error at the end over the tolerance", ratio, 40) for name, ratio in kept.items()]
+    checks.append(
+        Check("steps that follow their error against the rule written out", _controlled(problems(0)[0]), 1e-10)
+    )
     checks.append(Check("within steps of Runge-Kutta: error over 1e-6, and 4.8 over its order", between, 1.0))
     return Outcome(checks)
 
@@ -174,6 +177,51 @@ def _within(problem: Problem) -> tuple[float, float]:
                           t_eval=times).y.T  # fmt: skip
         errors.append(float(np.abs(found.at(times) - exact).max()))
     return errors[1], float(np.log2(errors[0] / errors[1]))
+
+
+def _controlled(problem: Problem) -> float:
+    """Return how far steps that follow their error are from the rule written out, and how many more or fewer they are.
+
+    A step of the error e, over the tolerances and of the order k in h, is followed by one of 0.9 e^(−0.7/k) e'^(0.4/k)
+    times its length, e' being the error before, or repeated with 0.9 e^(−1/k). Of SciPy's tableau of Dormand and Prince,
+    and of Euler's steps by halves. (Hairer, Norsett and Wanner 1993, II.4; Gustafsson 1991.)
+    """
+
+    def pair(u: Floats, h: float) -> tuple[Floats, Floats]:
+        slopes = np.zeros((7, N))
+        for stage in range(6):
+            slopes[stage] = problem.velocity(0.0, u + h * RK45.A[stage, :stage] @ slopes[:stage])
+        moved = u + h * RK45.B @ slopes[:6]
+        slopes[6] = problem.velocity(0.0, moved)
+        return moved, h * RK45.E @ slopes
+
+    def halves(u: Floats, h: float) -> tuple[Floats, Floats]:
+        half = u + h / 2 * problem.velocity(0.0, u)
+        twice = half + h / 2 * problem.velocity(0.0, half)
+        return twice, twice - (u + h * problem.velocity(0.0, u))
+
+    worst, rtol, atol = 0.0, 1e-5, 3e-7
+    speed = problem.velocity(0.0, problem.start) / (atol + rtol * np.abs(problem.start))
+    size = problem.start / (atol + rtol * np.abs(problem.start))
+    first = 0.01 * float(np.linalg.norm(size) / np.linalg.norm(speed))
+    for integrator, step, k, h in (
+        (RungeKutta(rtol, atol, dt=3.0), pair, 5, 3.0),
+        (RungeKutta(rtol, atol), pair, 5, first),
+        (Adaptive(ExplicitEuler(0.05), rtol, atol), halves, 2, 0.05),
+    ):
+        u, t, before, taken = problem.start, 0.0, 1.0, 0
+        while t < END:
+            length = min(h, END - t)
+            moved, off = step(u, length)
+            error = float(np.sqrt(np.mean((off / (atol + rtol * np.maximum(np.abs(u), np.abs(moved)))) ** 2)))
+            if error > 1:
+                h = length * min(0.9, max(0.1, 0.9 * error ** (-1 / k)))
+                continue
+            h = length * min(5.0, max(0.2, 0.9 * max(error, 1e-10) ** (-0.7 / k) * before ** (0.4 / k)))
+            u, t, before, taken = moved, t + length, max(error, 1e-4), taken + 1
+        found = solve(problem.flow, problem.start, t=END, integrator=integrator, energies=False)
+        worst = largest(worst, abs(found.stats["steps"] - taken), float(np.abs(found.final - u).max()))
+    return worst
 
 
 def _plain(seed: int) -> float:

@@ -173,19 +173,19 @@ def on_graphs() -> tuple[float, float]:
     k[ends[0], ends[1]] = k[ends[1], ends[0]] = size
     p, r = k / k.sum(axis=1, keepdims=True), rng.standard_normal((n, 3))
     exactly, by_sweeps = 0.0, 0.0
-    for phi in (0.3 * np.ones(n), rng.uniform(0, 1, n), np.zeros(n)):
+    for pull in (0.3 * np.ones(n), rng.uniform(0, 1, n), np.zeros(n)):
         for held in (np.arange(n) % 13 == 5, None):
-            if held is None and not phi.any():
+            if held is None and not pull.any():
                 continue
             free = np.ones(n, bool) if held is None else ~held
-            a = (np.eye(n) - p + np.diag(phi))[np.ix_(free, free)]
+            a = (np.eye(n) - p + np.diag(pull))[np.ix_(free, free)]
             exact = np.zeros((n, 3))
             exact[free] = np.linalg.solve(a, r[free])
             exactly = largest(
-                exactly, float(np.abs(Elimination(graph, phi, held)(r) - exact).max() / np.abs(exact).max())
+                exactly, float(np.abs(Elimination(graph, pull, held)(r) - exact).max() / np.abs(exact).max())
             )
-            left = r[free] - a @ Sweeps(graph, phi, 1e-4, 500, held)(r)[free]
-            root = np.sqrt(k.sum(axis=1) / (1 + phi))[free, None]  # of rows over the diagonal, which is scaled to 1
+            left = r[free] - a @ Sweeps(graph, pull, 1e-4, 500, held)(r)[free]
+            root = np.sqrt(k.sum(axis=1) / (1 + pull))[free, None]  # of rows over the diagonal, which is scaled to 1
             by_sweeps = largest(by_sweeps, float(
                 (np.linalg.norm(root * left, axis=0) / np.linalg.norm(root * r[free], axis=0)).max() / 1e-4
             ))  # fmt: skip
@@ -202,15 +202,16 @@ def cycles() -> float:
     for boundary, shape, depth in (("reflect", (12, 12), 1), ("periodic", (22, 20), 2)):
         weights = affinity(Gaussian(0.5), Grid(shape, boundary=boundary), window=1, method="stencil")
         n, rng = int(np.prod(shape)), np.random.default_rng(13)
-        phi = rng.uniform(0.01, 0.3, n)
+        pull = rng.uniform(0.01, 0.3, n)
+        more = pull.reshape(*shape, 1)
         p = weights.average(np.eye(n).reshape(*shape, n)).reshape(n, n)
         degree = weights.measure("degree", np.empty(0)).ravel()
-        scaled = np.eye(n) - p + np.diag(phi)
+        scaled = np.eye(n) - p + np.diag(pull)
         cycle = Multigrid(
             weights,
-            lambda v, phi=phi, shape=shape: v - weights.average(v) + phi.reshape(*shape, 1) * v,
+            lambda v, p=weights, more=more: v - p.average(v) + more * v,
             degree,
-            phi,
+            pull,
         )
         found = cycle(np.eye(n).reshape(*shape, n)).reshape(n, n)
 

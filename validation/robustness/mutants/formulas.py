@@ -6,7 +6,8 @@ map of the claims says which of them run the statement of a formula.
 
 A number that is only compared is part of the comparison, whether it has a name or not. So the value of a local name is
 left out where all that reads the name is a comparison, a condition, what is raised, or the value of another such name.
-A name that is also returned, kept, passed on or calculated with is a formula. The table says what the rule leaves out.
+So is a number that asks for memory or is passed as a count by name, and nothing else: the size of a basis. A name that is also
+returned, kept, passed on or calculated with is a formula. The table says what the rule leaves out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from validation.robustness import ROOT
 from validation.robustness.mutants.operators import COMPUTED, Finder, Mutant
@@ -34,7 +36,22 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 _COUNTS = {
     *("len", "range", "arange", "shape", "size", "ndim", "itemsize", "nbytes", "bit_length", "max_lag", "axis"),
     *("zeros", "ones", "empty", "full", "eye", "reshape", "ceil", "floor", "perf_counter", "monotonic", "process_time"),
-    *("check_memory", "finfo", "iinfo", "tiny", "eps", "join", "format", "Check", "roll", "nextafter", "spacing"),
+    *(
+        "check_memory",
+        "check_room",
+        "ncv",
+        "restart",
+        "finfo",
+        "iinfo",
+        "tiny",
+        "eps",
+        "join",
+        "format",
+        "Check",
+        "roll",
+        "nextafter",
+        "spacing",
+    ),
     *("pad", "int", "slice", "chunk", "seconds", "warn", "stacklevel", "iterations", "maxiter", "rows", "columns"),
     *("margin", "room", "references", "within", "during", "tell", "telling"),
     *("rtol", "atol", "tol", "rounding", "rounding_of", "enough", "slack", "guess", "ulp", "needed", "bytes", "method"),
@@ -104,11 +121,11 @@ class Formulas(Finder):
             self.visit(node.value)
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        if (node.arg or "").strip("_") not in _COUNTS:
+        if not _counts(node):
             self.visit(node.value)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in _COUNTS:
+        if _counts(node):
             return
         self.visit(node.func)
         for argument in (*node.args, *node.keywords):
@@ -154,9 +171,9 @@ class WithDecisions(Formulas):
 
 
 def _deciding(function: ast.FunctionDef) -> frozenset[str]:
-    """Return the local names that are only compared, raised, or read by other such names."""
+    """Return the local names that are only compared, raised, counted with, or read by other such names."""
     stored: set[str] = set()
-    read: dict[str, set[str | None]] = {}  # by whom: a name, '' for a comparison, None for anything else
+    read: dict[str, set[str | None]] = {}  # by whom: a name, '' for a comparison or a count, None for anything else
 
     def look(node: ast.AST, reader: str | None) -> None:
         if isinstance(node, ast.Name):
@@ -165,7 +182,7 @@ def _deciding(function: ast.FunctionDef) -> frozenset[str]:
             else:
                 stored.add(node.id)
             return
-        if isinstance(node, ast.Compare | ast.Raise):
+        if isinstance(node, ast.Compare | ast.Raise) or _reserves(node):
             reader = ""
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             reader = node.targets[0].id
@@ -186,6 +203,23 @@ def _deciding(function: ast.FunctionDef) -> frozenset[str]:
     while others := {name for name in deciding if not read[name] <= deciding | {""}}:
         deciding -= others
     return frozenset(deciding)
+
+
+def _counts(node: ast.AST) -> bool:
+    """Whether what a node holds, a call or an argument by name, counts something or asks for memory."""
+    if isinstance(node, ast.keyword):
+        return (node.arg or "").strip("_") in _COUNTS
+    return isinstance(node, ast.Call) and _called(node) in _COUNTS
+
+
+def _reserves(node: ast.AST) -> bool:
+    """Whether a node asks for memory, or is a count that is passed by name."""
+    return _counts(node) and (isinstance(node, ast.keyword) or _called(cast(ast.Call, node)).startswith("check_"))
+
+
+def _called(node: ast.Call) -> str:
+    """Return the last name of what is called."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _is_constant(node: ast.expr) -> bool:
@@ -252,7 +286,8 @@ def make_claims_map(folder: Path, root: Path = ROOT) -> list[Path]:
             if name in sources and then.read_bytes() == sources[name].read_bytes():
                 known.add(name)
     if names := sorted(set(sources) - known):
-        tree = folder / f"claims-map-{len(kept) + 1}"
+        number = 1 + max((int(path.parent.name.rpartition("-")[2]) for path in kept), default=0)
+        tree = folder / f"claims-map-{number}"
         copy(root, tree)
         environment = {**os.environ, "PYTHONPATH": f"{tree / 'nonlocal'}{os.pathsep}{tree}"}
         subprocess.run([sys.executable, "-c", _MAP, tree / ".coverage", *names], cwd=tree, env=environment, check=True)
