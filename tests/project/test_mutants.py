@@ -100,11 +100,14 @@ def f(x, y):
     kept = x / y
     if twice > 3 and told > kept:
         raise ValueError(f"{told}")
-    return g(kept)
+    basis = x + y
+    check_room("vectors", basis)
+    return g(eigs(kept, ncv=basis))
 """
     operators = ([(mutant.line, mutant.operator) for mutant in mutants_of(source.encode(), "a.py", finder)]
                  for finder in (Formulas, WithDecisions))  # fmt: skip
-    assert list(operators) == [[(6, "/ to *")], [(3, "* to /"), (4, "+ to -"), (5, "- to +"), (6, "/ to *")]]
+    assert list(operators) == [[(6, "/ to *")],
+                               [(3, "* to /"), (4, "+ to -"), (5, "- to +"), (6, "/ to *"), (9, "+ to -")]]  # fmt: skip
 
 
 def test_names_stay_where_other_functions_change() -> None:

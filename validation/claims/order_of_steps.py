@@ -183,8 +183,8 @@ def _controlled(problem: Problem) -> float:
     """Return how far steps that follow their error are from the rule written out, and how many more or fewer they are.
 
     A step of the error e, over the tolerances and of the order k in h, is followed by one of 0.9 e^(−0.7/k) e'^(0.4/k)
-    times its length, e' being the error before, or repeated with 0.9 e^(−1/k). Of SciPy's tableau of Dormand and Prince,
-    and of Euler's steps by halves. (Hairer, Norsett and Wanner 1993, II.4; Gustafsson 1991.)
+    times its length, e' being the error before, or repeated with 0.9 e^(−1/k). Of SciPy's tableau of Dormand and
+    Prince, and of Euler's steps by halves. (Hairer, Norsett and Wanner 1993, II.4; Gustafsson 1991.)
     """
 
     def pair(u: Floats, h: float) -> tuple[Floats, Floats]:

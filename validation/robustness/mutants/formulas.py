@@ -6,8 +6,8 @@ map of the claims says which of them run the statement of a formula.
 
 A number that is only compared is part of the comparison, whether it has a name or not. So the value of a local name is
 left out where all that reads the name is a comparison, a condition, what is raised, or the value of another such name.
-So is a number that asks for memory or is passed as a count by name, and nothing else: the size of a basis. A name that is also
-returned, kept, passed on or calculated with is a formula. The table says what the rule leaves out.
+So is a number that asks for memory or is passed as a count by name, and nothing else: the size of a basis. A name that
+is also returned, kept, passed on or calculated with is a formula. The table says what the rule leaves out.
 """
 
 from __future__ import annotations
