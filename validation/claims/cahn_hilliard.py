@@ -123,9 +123,11 @@ def far_beyond(problem: Problem) -> float:
 
 def kept_mean() -> float:
     """Return errors of limits of E-flows that conserve Σ w u: L u + φ (u − f) is one constant there, a dense system."""
-    rng, n, worst = np.random.default_rng(31), 14, 0.0
+    rng, n = np.random.default_rng(31), 14
     k, w, (f, start) = rng.random((n, n)), rng.uniform(0.3, 2.0, n) / n, rng.standard_normal((2, n))
     links = (k + k.T) * w
+    told = ConservedMetric(from_matrix(k, Points(np.zeros(n), weights=w))).force_bound(1.0)
+    worst = abs(told / (2 * float(links.sum(axis=1).max())) - 1)  # by Gershgorin's circles
     for phi in (0.4, rng.uniform(0.1, 2.0, n)):
         flow = GradientFlow(E(from_matrix(k, Points(np.zeros(n), weights=w)), f, phi), "conserved")
         a = np.diag(links.sum(axis=1) + phi) - links

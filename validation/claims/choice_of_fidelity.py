@@ -31,12 +31,14 @@ def off_hat_matrices(n: int, measure: str) -> float:
     both = 2 * w[:, None] * k * w
     m = w if measure == "l2" else w * (2 * k @ w)
     found = {name: choose_fidelity(energy, GRID, method=name, sigma=sigma) for name in ("gcv", "sure")}
+    found["discrepancy"] = choose_fidelity(energy, GRID, method="discrepancy", sigma=sigma, factor=1.1)
     worst = 0.0
     for i, fidelity in enumerate(GRID):
         hat = np.linalg.solve(np.diag(both.sum(axis=1)) - both + np.diag(fidelity * m), np.diag(fidelity * m))
         residual = float(m @ (f - hat @ f) ** 2 / m.sum())
         share = float(np.trace(hat)) / n
-        exact = {"gcv": residual / (1 - share) ** 2, "sure": residual - sigma**2 + 2 * sigma**2 * share}
+        exact = {"gcv": residual / (1 - share) ** 2, "sure": residual - sigma**2 + 2 * sigma**2 * share,
+                 "discrepancy": abs(residual**0.5 - 1.1 * sigma)}  # fmt: skip
         worst = largest(
             worst,
             *(abs(found[name].curve[i] / exact[name] - 1) for name in exact),

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 
 from nlflow import FractionalLaplacian, Grid
 from nlflow.plotting import new_figure
-from validation.harness import Check, Claim, Context, Outcome
+from validation.harness import Check, Claim, Context, Outcome, largest
 
 ORDERS = (0.25, 0.5, 0.75)
 
@@ -69,6 +69,36 @@ def tempered_error(n: int, s: float) -> float:
     return max(worst, float(np.abs(bounded.apply(np.ones(n), exterior=1.0)).max()))
 
 
+def given_outside(s: float) -> float:
+    """Return errors of A u, solutions and minimizers with values given outside, against rows of a matrix, relative.
+
+    The operator inside a part of a grid has the rows of that of the grid, if there is nothing beyond; a constant
+    everywhere is not moved.
+    """
+    rng, grid = np.random.default_rng(17), Grid(40, spacing=0.1, boundary="isolated")
+    inside = (np.arange(40) > 8) & (np.arange(40) < 30) & (np.arange(40) != 17)
+    matrix = FractionalLaplacian(grid, s, corrected=False).apply(np.eye(40))[inside]
+    part, field, b = FractionalLaplacian(grid, s, inside=inside), rng.standard_normal(40), rng.standard_normal(20)
+    applied = part.apply(field[inside], field)
+    exact = np.linalg.solve(matrix[:, inside], b - matrix[:, ~inside] @ field[~inside])
+    free = np.linalg.solve(matrix[:, inside], -matrix[:, ~inside] @ field[~inside])
+    found, least = part.solve(b, field, rtol=1e-12), part.functional(field).minimizer(rtol=1e-12).u
+    both = part.functional(field, rhs=b).minimizer(rtol=1e-12).u
+    # Corrections at an edge are for u less what it is there: at the nearest node outside.
+    away = 1.23 - np.abs(0.1 * np.arange(40) - 1.9)
+    edge, plain = (FractionalLaplacian(grid, s, inside=away, corrected=kind) for kind in (True, False))
+    places = np.flatnonzero(away > 0)
+    near = np.where(places < 19.5, places[0] - 1, places[-1] + 1)
+    extra = (edge.killing - plain.killing) * (field[places] - field[near])
+    more = edge.apply(field[places], field) - plain.apply(field[places], field) - extra
+    flat = edge.apply(np.full(edge.domain.shape, 1.7), 1.7)
+    size = float(np.abs(edge.killing).max())
+    return largest(float(np.abs(applied - matrix @ field).max() / np.abs(applied).max()),
+                   float(np.abs(found.u - exact).max()), float(np.abs(least - free).max()),
+                   float(np.abs(both - exact).max()), float(np.abs(more).max()) / size,
+                   float(np.abs(flat).max()) / size)  # fmt: skip
+
+
 def slope(sizes: list[int], errors: list[float]) -> float:
     return -float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
 
@@ -97,6 +127,7 @@ def run(context: Context) -> Outcome:
             )
         )
         checks.append(Check(f"tempered, s = {s:g}: waves against the integral", tempered_error(400, s), 1e-5))
+        checks.append(Check(f"values outside, s = {s:g}: against matrices", given_outside(s), 1e-9))
         curves[s] = (corrected, plain, found)
     caption = (
         "Relative errors of solutions of (−Δ)ˢ u = 1 over the nodes a diameter. Left: the interval, with the "

@@ -271,7 +271,27 @@ def newton() -> float:
         values = [problem.value(u + n * h * v, eps) for n in (1, -1, 2, -2)]
         plain = (8 * (values[0] - values[1]) - values[2] + values[3]) / (12 * h)
         worst = largest(worst, float(np.abs(product - quotient).max() / np.abs(quotient).max()), abs(told / plain - 1))
-    return largest(worst, _off_gap(p_, weights), _off_reweighted(p_, weights), _off_slack())
+    return largest(worst, _off_gap(p_, weights), _off_reweighted(p_, weights), _off_slack(), _off_dual(p_, weights))
+
+
+def _off_dual(p_: Problem, weights: Any) -> float:
+    """Return errors of the dual field of |u − f| after a step, and of what rounding leaves of E_p, relative.
+
+    The field d/√(d² + ε²) of d = u − f moves with its slope, (1 − q d/√(d² + ε²))/√(d² + ε²) of the field q before.
+    """
+    step, q, eps = np.random.default_rng(85).normal(0, 0.2, (N, CHANNELS)), 0.1 * p_.f, 0.4
+    moving = NewtonProblem(Jp(weights, 1.5), p_.f, p_.w * p_.fidelity, L1(), 1.4, q.copy())
+    moving.follow(p_.u, step, eps)
+    length = np.sqrt((p_.u - p_.f) ** 2 + eps**2)
+    share = (p_.u - p_.f) / length
+    worst = float(np.abs(moving.dual - np.clip(share + (1 - q * share) / length * step, -1, 1)).max())
+    unit, both = float(np.finfo(np.float64).eps), p_.k + p_.k.T - np.diag(2 * np.diag(p_.k))
+    for isotropic in (False, True):  # all differences are the rounding of 1
+        apart = (both @ p_.w) ** 0.75 if isotropic else both @ p_.w
+        exact = unit**1.5 * float(p_.w @ apart) / 3 + unit**2 * float(p_.w @ p_.fidelity) / 2
+        told = Jp(weights, 1.5, isotropic=isotropic).rounding(p_.w * p_.fidelity, np.float64)
+        worst = largest(worst, abs(told / exact - 1))
+    return worst
 
 
 def _off_gap(p_: Problem, weights: Any) -> float:

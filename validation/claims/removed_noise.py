@@ -68,7 +68,10 @@ def figures(rng: np.random.Generator) -> float:
     one, other = missing[:, :-1].ravel(), missing[:, 1:].ravel()
     share = (one.mean() + other.mean()) / 2
     clumps = ((one & other).mean() - share**2) / (share * (1 - share)) - residual._ERRORS / np.sqrt(one.size)
+    rests = [square - 1, cube]
+    fourth = float(np.mean(np.concatenate(rests) ** 4) / np.mean(np.concatenate(rests) ** 2) ** 2)
     return largest(
+        abs(residual._two(rests) - 3 + fourth),
         abs(residual._related(square, neighbours, where, own, 256) - related),
         abs(residual._skewness(square, cube, where) - skewness),
         abs(residual._clumps([missing]) - clumps),
@@ -166,6 +169,7 @@ def risks(rng: np.random.Generator) -> tuple[float, float]:
                 error = float(np.mean((np.asarray(found) - clean) ** 2))
                 if rule == "sure":  # of which the standard error is about σ² √(2/N)
                     chosen = largest(chosen, abs(info.risk - error) / (20**2 * np.sqrt(2 / noisy.size)))
+                    chosen = largest(chosen, 4 * error / (3 * info.risk))  # at most three times the estimate
                 else:
                     said = float(re.search(r"residual of (\S+) sigma", info.stopped_by)[1])  # type: ignore[index]
                     chosen = largest(chosen, 4 * abs(said / discrepancy(noisy, np.asarray(found), 20.0) - 1) / 1e-3)
