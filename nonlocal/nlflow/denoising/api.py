@@ -156,10 +156,10 @@ def denoise(
     ``pixels`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
     precision, up to 250 MB: beyond that weights are computed anew at each average. Groups cost O(G ((2 r + 1)^n D + m
     D^2 + D^3)) a step for G groups of m patches of D samples and some 100 bytes a node and channel. Single precision is
-    used up to a range of 10^4 sigma (``pixels``) and of 90 sigma (groups), for float64 input too; groups that are far
-    from well conditioned are filtered in double precision all the same. The result scales and shifts with the input,
-    and has the same bits for any number of threads. On another processor it is the same to a bound
-    (docs/processors.md).
+    used up to a range of 10^4 sigma (``pixels``) and of 90 sigma (``balanced`` and ``best``), and by ``fast`` in any
+    range, for float64 input too; groups that are far from well conditioned are filtered in double precision all the
+    same. The result scales and shifts with the input, and has the same bits for any number of threads. On another
+    processor it is the same to a bound (docs/processors.md).
 
     What nobody has asked to fill in stays as it is, to the last bit: NaN; the samples that a masked array hides, which
     gives a masked array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of the range, in

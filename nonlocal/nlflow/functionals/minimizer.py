@@ -288,8 +288,8 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
     """Return the minimizer of E for a dense affinity by Cholesky's method, N^3 / 3 operations.
 
     ((1 + phi) I - S) v = phi m^1/2 f with S_ij = (P_ij P_ji)^1/2 and v = m^1/2 u. Off its diagonal nothing is positive,
-    so neither the factor nor the solution for f >= 0 has a sum in which terms cancel, and each u_i keeps its digits,
-    however small it is beside the others.
+    so for f >= 0 terms cancel in the pivots alone: each u_i, however small it is beside the others, is right to some
+    N eps (1 + 1 / phi) of itself.
     """
     from scipy.linalg import cho_factor, cho_solve
 

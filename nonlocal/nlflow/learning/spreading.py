@@ -99,8 +99,8 @@ class LabelSpreading(ProbabilisticClassifier):
 
     Notes
     -----
-    O(N) memory and some sqrt(alpha / (1 - alpha)) averages beyond 4096 points, where each sample's probabilities are
-    right to `tol` beside its largest. Up to there each probability is right to `tol` of itself, however small, and
+    O(N) memory and some log(1 / tol) / sqrt(1 - alpha) averages beyond 4096 points, where each sample's probabilities
+    are right to `tol` beside its largest. Up to there each probability is right to `tol` of itself, however small, and
     however weakly labels reach a sample.
 
     Examples

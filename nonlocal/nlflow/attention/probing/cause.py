@@ -237,8 +237,8 @@ class Cause(Brief):
     def spectra(self, *, rng: Any = 0, progress: bool = False) -> list[LayerSpectrum]:
         """Return the eigenvalues of W_V W_O and of P for each head, and which rules; of blocks whose maps are known.
 
-        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block and at most 2e11 operations of an
-        iteration for all heads together, whose residual is told. Random weights are 40 draws.
+        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block and, for all heads together, 80 to 600
+        steps of an iteration, as many as 2e11 operations allow, whose residual is told. Random weights are 40 draws.
 
         Parameters
         ----------

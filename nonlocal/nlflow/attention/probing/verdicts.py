@@ -139,8 +139,8 @@ def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: flo
     """Return which part rules in X <- X + s sum_h P_h X V_h O_h: equal tokens, or what tells them apart.
 
     All eigenvalues where N D is at most 1200, else the outermost by Krylov-Schur iteration, O(H N^2 d + N (H d)^2) each
-    step, until its residual is 1e-10 of it, 600 steps, or 2e11 operations; `Ruling.doubt` is the residual. Of causal
-    matrices those of I + s sum_h P_h[i, i] W_h, exact.
+    step, until its residual is 1e-10 of it, or for 80 to 600 steps, as many as 2e11 operations allow; `Ruling.doubt` is
+    the residual. Of causal matrices those of I + s sum_h P_h[i, i] W_h, exact.
 
     Parameters
     ----------
