@@ -69,7 +69,7 @@ class Growth:
     def verdict(self) -> str:
         """Whether the stack over-smooths on these inputs, so that its tokens grow alike and inputs do not."""
         if math.isnan(self.change[1]) or math.isnan(self.drift[1]):
-            return "over-smooths or not, which takes three inputs or more to tell"
+            return "may over-smooth or not: to tell takes three inputs or more"
         if not self.alike:
             seen = "is not seen to over-smooth, since no growth of the cosine is seen"
             return seen if self.alike is None else "does not over-smooth, since tokens grow apart"

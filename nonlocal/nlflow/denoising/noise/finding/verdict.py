@@ -117,7 +117,7 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     span = range_of(present) if present.size else 0.0
     if span == 0 or not live.any():
         few = present.size // samples.shape[-1] < _FEW
-        reasons = ("the picture is constant", *(["so few samples say nothing of noise"] if few else []))
+        reasons = ("the input is constant", *(["so few samples say nothing of noise"] if few else []))
         return NoiseEstimate(GaussianNoise(0.0), "low" if few else "high", reasons)
     if not OfVerdict.least_range < span < 1 / OfVerdict.least_range:
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low", ("its squares leave the range of floats",))
