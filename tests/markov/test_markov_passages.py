@@ -244,20 +244,23 @@ def test_memberships_of_chains_without_sets():
         assert np.abs(np.sort(found.memberships, axis=0)[:2]).max() < 1e-12  # a vertex
 
 
+def settled(search):
+    """Return the simplex search of another package, which ends at 1e-4, continued."""
+
+    def run(function, start, args=(), **options):
+        for _ in range(12):
+            start = search(function, start, args=args, xtol=1e-13 * np.abs(start).max(), ftol=1e-16, disp=False)
+        return (start, function(start, *args), 0, 0, 0) if options.get("full_output") else start
+
+    return run
+
+
 @pytest.mark.parametrize("m", [2, 3])
 def test_pcca_of_other_packages(m, monkeypatch):
     pcca = pytest.importorskip("deeptime.markov", reason="deeptime is compared with where it is installed").pcca
     import scipy.optimize
 
-    search = scipy.optimize.fmin
-
-    def settled(function, start, args=(), **options):
-        """Their simplex search, which ends at 1e-4, continued."""
-        for _ in range(5):
-            start = search(function, start, args=args, xtol=1e-12 * np.abs(start).max(), ftol=1e-15, disp=False)
-        return start
-
-    monkeypatch.setattr(scipy.optimize, "fmin", settled)
+    monkeypatch.setattr(scipy.optimize, "fmin", settled(scipy.optimize.fmin))
     chain = chain_of(blocks(24, m))
     found = chain.metastable_sets(m)
     theirs = pcca(chain.matrix(), m).memberships
@@ -311,14 +314,6 @@ def test_counts_that_part_a_pair_and_weights_that_are_none_are_refused():
 def test_gpcca_of_other_packages(mu, monkeypatch):
     """Nine states in three groups, of which mu more moves lead from one to the next; and a chain that turns."""
     theirs = pytest.importorskip("pygpcca._gpcca", reason="pyGPCCA is compared with where it is installed")
-    search = theirs.fmin
-
-    def settled(function, start, args=(), **options):
-        """Their simplex search, which ends at 1e-4, continued."""
-        for _ in range(12):
-            start = search(function, start, args=args, xtol=1e-13 * np.abs(start).max(), ftol=1e-16, disp=False)
-        return (start, function(start, *args), 0, 0, 0) if options.get("full_output") else start
-
     k = turning() if mu is None else 1000 * np.eye(9) + 100 * (np.kron(np.eye(3), np.ones((3, 3))) - np.eye(9))
     if mu is not None:
         for i, j, rate in ((0, 3, 10), (3, 6, 10), (2, 4, mu), (5, 7, mu)):
@@ -326,7 +321,7 @@ def test_gpcca_of_other_packages(mu, monkeypatch):
     chain, eta = chain_of(k), np.full(len(k), 1 / len(k))
     found = chain.metastable_sets(3, weights=eta)
     crispness = []
-    for search_of in (search, settled):
+    for search_of in (theirs.fmin, settled(theirs.fmin)):
         monkeypatch.setattr(theirs, "fmin", search_of)
         model = theirs.GPCCA(chain.matrix(), eta=eta, z="LR", method="brandts").optimize(3)
         crispness.append(float(np.mean((eta @ model.memberships**2) / (eta @ model.memberships))))
