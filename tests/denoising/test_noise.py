@@ -216,7 +216,7 @@ def test_areas_are_those_whose_extremes_are_equal(shape):
     side = (5, 5) if shape[0] > 1 else (1, 9)
     expected = maximum_filter(values, side) == minimum_filter(values, side)
     assert 0 < expected.mean() < 1
-    assert (estimation._constant(values, 2 if shape[0] > 1 else 1) == expected).all()
+    assert (estimation.constant_areas(values, 2 if shape[0] > 1 else 1) == expected).all()
 
 
 @pytest.mark.parametrize(("length", "left_out"), [(8, False), (9, True)])

@@ -490,6 +490,21 @@ class OfVerdict(Figures, source=BY_HAND):
     smallest = figure(16, "samples along the sides of a picture of which more than a strength is told")
 
 
+class OfEnlarged(Figures, source=BY_HAND):
+    """Pictures enlarged by repeating their samples."""
+
+    most = figure(1024, "samples along each axis that are looked at", COST)
+    largest = figure(16, "samples along a side of a cell")
+    least = figure(8, "cells along an axis")
+    cells = figure(64, "that are not cut off at an end of the range")
+    border = figure(
+        1.5, "times the mean square step between neighbours within cells is that from cell to cell, at least"
+    )
+    alike = figure(1.25, "ratio of steps at two places within cells, at most")
+    quantiles = figure((0.25, 0.5, 0.9), "of the variances within cells, which have the law of noise")
+    law = figure(1.25, "ratio of what they, and steps, tell of the noise, at most")
+
+
 class OfMosaics(Figures, source=BY_HAND):
     """Mosaics of colours: how they are found, and where their noise is measured.
 

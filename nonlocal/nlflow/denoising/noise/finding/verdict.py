@@ -13,6 +13,7 @@ from nlflow._array import underflowing
 from nlflow.denoising.given import signals_of
 from nlflow.denoising.noise.figures import OfImpulses, OfSpeckle, OfSpectra, OfStacks, OfVerdict
 from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
+from nlflow.denoising.noise.finding.enlarged import Enlarged, find_enlarged
 from nlflow.denoising.noise.finding.evidence import SIDE, SIZES
 from nlflow.denoising.noise.finding.finders import (
     find_hot_pixels,
@@ -129,6 +130,9 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         samples, missing = _mirrored(samples, missing)
     if samples.ndim == 3 and min(samples.shape[:-1]) < OfVerdict.smallest:
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", (_TOO_SMALL,))
+    enlarged = find_enlarged(samples, missing)
+    if enlarged is not None:
+        return _of_enlarged(samples, enlarged)
     mosaic = find_mosaic(samples, missing)
     if (
         mosaic is not None and find_stripes(samples, missing) is None
@@ -155,6 +159,19 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     if not parts:
         return verdict
     return replace(verdict, model=_together([*parts, verdict.model]))
+
+
+def _of_enlarged(samples: Array, found: Enlarged) -> NoiseEstimate:
+    """Return the verdict on an image (H, W, C) of cells: noise within them; or none, as what lies below is enlarged."""
+    side = found.side
+    if found.noise is not None:
+        return NoiseEstimate(found.noise, "high", (f"cells of {side} x {side} samples differ within by white noise",))
+    small = examine(found.small(samples))
+    if np.any(small.model.white_sigma) or not small.is_white:
+        reason = (f"cells of {side} x {side} samples have one value each: denoise the picture as it was before it was "
+                  f"enlarged, as every {side}th sample has it")  # fmt: skip
+        small = NoiseEstimate(GaussianNoise(0.0), "low", (reason,), whole=False)
+    return small
 
 
 def _mirrored(samples: Array, missing: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_] | None]:
