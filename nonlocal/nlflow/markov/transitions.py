@@ -256,7 +256,7 @@ class Transitions:
 
     @property
     def spectral_gap(self) -> float:
-        """1 - |mu_2|, the absolute gap, with all its digits however small it is; 0 for periodic chains.
+        """1 - |mu_2|, the absolute gap, right relative to itself, however small; 0 for periodic chains.
 
         Of up to 1000 states from all transitions, to 1e-10 relative. Beyond for reversible chains by the slow modes
         (see `modes`) and inverse iteration, to 1e-10 for graphs and 1e-6 where moves are not listed; for others by
