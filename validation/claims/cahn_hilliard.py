@@ -135,7 +135,10 @@ def kept_mean() -> float:
             np.block([[a, -np.ones((n, 1))], [w[None], np.zeros((1, 1))]]), np.append(phi * f, w @ start)
         )
         found = equilibrium(flow, start, rtol=1e-12).u
-        worst = largest(worst, float(np.abs(found - exact[:n]).max()))
+        potential = a @ start - phi * f  # μ = Lu + φ (u − f)
+        moved = (links - np.diag(links.sum(axis=1))) @ potential
+        worst = largest(worst, float(np.abs(found - exact[:n]).max()),
+                        float(np.abs(flow.velocity(start) - moved).max() / np.abs(moved).max()))  # fmt: skip
     return worst
 
 

@@ -86,6 +86,45 @@ def dense() -> float:
     return worst
 
 
+def potentials() -> float:
+    """Return errors of potentials, Lu = s, with values held at some nodes or none, against dense systems, relative.
+
+    Without any, source and potential have mean 0 on each component, the latter with the degrees as weights.
+    """
+    rng, n, worst = np.random.default_rng(18), 24, 0.0
+    part, w = np.arange(n) // 9, rng.uniform(0.3, 2.0, n) / n
+    k = np.where(part[:, None] == part, rng.random((n, n)), 0.0)
+    held, values = np.array([1, 11, 20]), np.array([0.7, -1.0, 0.4])
+    free = np.setdiff1d(np.arange(n), held)
+    ends = np.argwhere(k > 0).T
+    for weights, masses in (
+        (affinity_from_graph(ends, edge_weight=(k + k.T)[tuple(ends)]), np.ones(n)),
+        (from_matrix(k + 0.01, Points(np.zeros(n), weights=w)), w),
+    ):
+        graph = weights.domain.size == n and masses is not w
+        links = 2 * (k + k.T) if graph else (k + k.T + 0.02) * w
+        every, links = links.sum(axis=1), links - np.diag(np.diag(links))
+        degree, label = links.sum(axis=1), part if graph else 0 * part
+        source = rng.standard_normal((n, 2))
+        lowered, exact = np.diag(degree) - links, np.zeros((n, 2))
+        for one in np.unique(label):
+            inside = label == one
+            source[inside] -= (masses[inside] @ source[inside]) / masses[inside].sum()
+            found = np.linalg.lstsq(lowered[np.ix_(inside, inside)], source[inside])[0]
+            mass = (masses * every)[inside]
+            exact[inside] = found - mass @ found / mass.sum()
+        told = J(weights).potential(source, rtol=1e-12)
+        between = np.zeros((n, 2))
+        between[held] = np.stack([values, 2 * values], axis=1)
+        between[free] = np.linalg.solve(
+            lowered[np.ix_(free, free)], source[free] - lowered[np.ix_(free, held)] @ between[held]
+        )
+        other = J(weights).potential(source, constraint=Constraint(held, between[held]), rtol=1e-12)
+        worst = largest(worst, float(np.abs(told.u - exact).max() / np.abs(exact).max()),
+                        float(np.abs(other.u - between).max() / np.abs(between).max()))  # fmt: skip
+    return worst
+
+
 def run(context: Context) -> Outcome:
     n = context.pick(200, 60)
     context.step("polynomials")
@@ -128,6 +167,7 @@ def run(context: Context) -> Outcome:
     checks = [
         Check("values x are continued by x, 1-D", linear, 1e-8),
         Check("values x² by x², with the source that belongs to it", quadratic, 1e-8),
+        Check("potentials with held values and without against dense systems, relative", potentials(), 1e-9),
         Check("minimizers of E between held nodes against dense systems, relative", dense(), 1e-10),
         Check("held values that differ in any bit, of all times", wrong, 0),
         Check("signals beyond the range of the values and the start", range_left, 1e-6),
