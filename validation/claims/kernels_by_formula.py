@@ -110,6 +110,17 @@ def digits() -> float:
     return worst
 
 
+def in_any_unit() -> float:
+    """Return by how much averages of pairs change, relative, with a unit of distances whose squares no float holds."""
+    rng, worst = np.random.default_rng(19), 0.0
+    x, u = rng.random((60, 2)), rng.standard_normal(60)
+    plain = affinity(Gaussian(0.2), Points(x), method="pairwise").average(u)
+    for unit in (2.0**-1040, 2.0**-700, 2.0**700):
+        told = affinity(Gaussian(0.2 * unit), Points(x * unit), method="pairwise").average(u)
+        worst = largest(worst, float(np.abs(told - plain).max()))
+    return worst
+
+
 def derived() -> float:
     """Return errors of widths and reaches that kernels derive from what they are given, relative."""
     covariance = np.array([[0.5, 0.2], [0.2, 0.3]])
@@ -186,6 +197,7 @@ def run(context: Context) -> Outcome:
         Check("where kernels are refused that end, over where they end: least", min(places), 0.999, at_least=True),
         Check("the same: largest", max(places), 1.3),
         Check("formulas that cancel, powers and cases: log k, over 1 + its size", digits(), 1e-12),
+        Check("averages in units of distance from 2⁻¹⁰⁴⁰ to 2⁷⁰⁰", in_any_unit(), 1e-7),
         Check("reaches, widths and cut potentials that are derived, relative", derived(), 1e-6),
         Check("steepest slope of the logarithm of exp(−r/w), times w, less 1", largest(*np.abs(steep)), 1e-9),
     ]
