@@ -7,11 +7,11 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from scipy.ndimage import convolve1d
+from scipy.ndimage import convolve1d, uniform_filter
 from skimage.metrics import peak_signal_noise_ratio
 
-from nlflow import denoise
-from nlflow.denoising import cells, residual
+from nlflow import Gaussian, Grid, affinity, denoise
+from nlflow.denoising import cells, pixelwise, residual
 from nlflow.denoising.noise import Poisson, discrepancy, perturbation, spectra, sure
 from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.patches.means import _between
@@ -109,6 +109,30 @@ def in_cells(rng: np.random.Generator) -> tuple[float, float, float]:
     return off, bias, error
 
 
+def by_pixels(rng: np.random.Generator) -> float:
+    """Return errors of fidelities max(variance of the neighbours − 1.4, 0) against sums, and of widths of patch kernels.
+
+    The noise that smoothing leaves is the norm of a Gaussian to the power of axes; widths go with the number of samples
+    of a patch to the power −1/4.
+    """
+    f = 2 * rng.standard_normal((9, 11, 2))
+    operator = affinity(Gaussian(1.2), Grid((9, 11)), method="dense")
+    rows = operator.average(np.eye(99).reshape(9, 11, 99)).reshape(99, 99)
+    flat = f.reshape(99, 2)
+    spread = [(row @ (flat - row @ flat) ** 2).mean() for row in rows]
+    told = uniform_filter(np.reshape(spread, (9, 11)), 3, mode="reflect")
+    worst = float(np.abs(pixelwise._local_fidelity(operator, f, 3) - np.maximum(told - 1.4, 0)).max())
+    line = np.exp(-(np.arange(-20.0, 21.0) ** 2) / (2 * pixelwise.SMOOTHING**2))
+    line = line[np.abs(np.arange(-20, 21)) <= int(4 * pixelwise.SMOOTHING + 0.5)]
+    one = pixelwise.kernel_for(0.1, 1, 1, None, 5, 9)
+    for axes, channels, patch in ((1, 3, 7), (2, 1, 3), (2, 3, 5)):
+        kernel = pixelwise.kernel_for(0.1, axes, channels, None, patch, 9)
+        noise = float(np.linalg.norm(line / line.sum()))
+        wanted = one.width * noise ** (axes - 1) * (channels * patch**axes / 5) ** -0.25
+        worst = largest(worst, abs(kernel.width / wanted - 1), abs(kernel.sigma / noise**axes - 1))
+    return worst
+
+
 def ratios(rng: np.random.Generator) -> float:
     """Return errors of ratios of signal and noise, in decibels, against scikit-image's and a formula."""
     clean = rng.random((12, 15))
@@ -187,6 +211,7 @@ def run(context: Context) -> Outcome:
         Check("moments of residuals in windows against loops", products(rng), 1e-12),
         Check("figures of windows and of what is missing, against formulas", figures(rng), 1e-12),
         Check("isolated peaks that are given back: what is missing, relative", peaks(), 0.02),
+        Check("local fidelities of pixels, and widths of kernels of patches, against sums", by_pixels(rng), 1e-9),
         Check("lines between means of blocks, and shares of coarser images", between_blocks(rng), 1e-12),
         Check("ratios of signal and noise against scikit-image's, in decibels", ratios(rng), 1e-9),
         Check("sums over cells, and lines between them", sums, 1e-12),
