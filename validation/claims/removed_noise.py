@@ -110,7 +110,7 @@ def in_cells(rng: np.random.Generator) -> tuple[float, float, float]:
 
 
 def by_pixels(rng: np.random.Generator) -> float:
-    """Return errors of fidelities max(variance of the neighbours − 1.4, 0) against sums, and of widths of patch kernels.
+    """Return errors of fidelities max(variance of neighbours − 1.4, 0) against sums, and of widths of patch kernels.
 
     The noise that smoothing leaves is the norm of a Gaussian to the power of axes; widths go with the number of samples
     of a patch to the power −1/4.
@@ -126,7 +126,8 @@ def by_pixels(rng: np.random.Generator) -> float:
     line = line[np.abs(np.arange(-20, 21)) <= int(4 * pixelwise.SMOOTHING + 0.5)]
     one = pixelwise.kernel_for(0.1, 1, 1, None, 5, 9)
     for axes, channels, patch in ((1, 3, 7), (2, 1, 3), (2, 3, 5)):
-        kernel = pixelwise.kernel_for(0.1, axes, channels, None, patch, 9)
+        kernel = pixelwise.kernel_for(0.1, axes, channels, None, patch, 18)
+        worst = largest(worst, abs(kernel.spatial_width / one.spatial_width / 2 - 1))  # as far as is looked
         noise = float(np.linalg.norm(line / line.sum()))
         wanted = one.width * noise ** (axes - 1) * (channels * patch**axes / 5) ** -0.25
         worst = largest(worst, abs(kernel.width / wanted - 1), abs(kernel.sigma / noise**axes - 1))
@@ -191,6 +192,8 @@ def risks(rng: np.random.Generator) -> tuple[float, float]:
             for rule in ("sure", "discrepancy"):
                 found, info = denoise(image, 20.0, stopping=rule, quality=quality, return_info=True)
                 error = float(np.mean((np.asarray(found) - clean) ** 2))
+                left = float(np.sqrt(np.mean((noisy - np.asarray(found)) ** 2)))
+                worst = largest(worst, abs(info.residual / left - 1))
                 if rule == "sure":  # of which the standard error is about σ² √(2/N)
                     chosen = largest(chosen, abs(info.risk - error) / (20**2 * np.sqrt(2 / noisy.size)))
                     chosen = largest(chosen, 4 * error / (3 * info.risk))  # at most three times the estimate
