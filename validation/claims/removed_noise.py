@@ -12,7 +12,7 @@ from skimage.metrics import peak_signal_noise_ratio
 
 from nlflow import Gaussian, Grid, affinity, denoise
 from nlflow.denoising import cells, pixelwise, residual
-from nlflow.denoising.noise import Poisson, discrepancy, perturbation, spectra, sure
+from nlflow.denoising.noise import GaussianNoise, Poisson, discrepancy, perturbation, spectra, sure
 from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.patches.means import _between
 from nlflow.denoising.quality import psnr, snr
@@ -134,6 +134,19 @@ def by_pixels(rng: np.random.Generator) -> float:
     return worst
 
 
+def told_strength(rng: np.random.Generator) -> float:
+    """Return errors of strengths that `denoise` tells of noise with a spectrum and places, relative."""
+    frequency, worst = np.fft.fftfreq(16), 0.0
+    power = 3 * np.exp(-6 * np.hypot(frequency[:, None], frequency / 2))
+    for places in (None, np.array([[1.0, 2.0, 0.5], [0.7, 1.2, 3.0]])):
+        noise = GaussianNoise(4.0, power, places=places)
+        z = 100 + 20 * np.sin(np.arange(40) / 9)[:, None] + noise.sample(np.zeros((40, 48)), rng=rng)
+        by = np.ones(z.shape) if noise.places is None else noise.along(z[..., None])[..., 0] / 4.0
+        info = denoise(z, noise=noise, return_info=True, quality="fast")[1]
+        worst = largest(worst, abs(info.sigma / (4.0 * float(np.sqrt(np.mean(by**2)))) - 1))
+    return worst
+
+
 def ratios(rng: np.random.Generator) -> float:
     """Return errors of ratios of signal and noise, in decibels, against scikit-image's and a formula."""
     clean = rng.random((12, 15))
@@ -215,6 +228,7 @@ def run(context: Context) -> Outcome:
         Check("figures of windows and of what is missing, against formulas", figures(rng), 1e-12),
         Check("isolated peaks that are given back: what is missing, relative", peaks(), 0.02),
         Check("local fidelities of pixels, and widths of kernels of patches, against sums", by_pixels(rng), 1e-9),
+        Check("strengths that are told of noise with a spectrum and places, relative", told_strength(rng), 1e-6),
         Check("lines between means of blocks, and shares of coarser images", between_blocks(rng), 1e-12),
         Check("ratios of signal and noise against scikit-image's, in decibels", ratios(rng), 1e-9),
         Check("sums over cells, and lines between them", sums, 1e-12),
