@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.fft import dctn, idctn
 from scipy.ndimage import gaussian_filter
 
 from nlflow import InputError, denoise, estimate_noise, estimate_sigma
@@ -314,6 +315,20 @@ def test_noise_that_is_not_white_in_a_volume_is_told():
     assert found.model.sigma == pytest.approx(12, rel=0.3)
     falling = _falling(CLEAN + 12 * WHITE, None)
     np.testing.assert_allclose(falling, 1, atol=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sigma", "step"), [(3, 10), (8, 26)])
+def test_noise_that_compression_left_a_part_of_is_doubted(sigma, step):
+    # Blocks of 8 x 8 samples whose coefficients are rounded towards 0, as films are kept: high frequencies are lost.
+    whole = tissue(48) + np.random.default_rng(0).normal(0, sigma, (48, 48, 48))
+    blocks = dctn(whole.reshape(48, 6, 8, 6, 8), axes=(2, 4), norm="ortho")
+    blocks = np.sign(blocks) * np.floor(np.abs(blocks) / step + 1 / 3) * step
+    kept = idctn(blocks, axes=(2, 4), norm="ortho").reshape(whole.shape)
+    found = estimate_noise(np.clip(np.rint(kept), 0, 255))
+    assert np.std(kept - tissue(48)) > 2 * found.model.sigma
+    assert found.confidence == "low"
+    assert "compressed" in found.reasons[0]
 
 
 @pytest.mark.slow

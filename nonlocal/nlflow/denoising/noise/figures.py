@@ -478,7 +478,8 @@ class OfStacks(Figures, source=BY_HAND):
     low = figure(5, "sum of the frequencies of three axes: those below it say where blocks are flat")
     falling = figure(0.75, "power at the highest frequency of an axis over that at the second, below which noise falls")
     most = figure(3.0, "times the strength at high frequencies")
-    structure = figure(1.3, "times the strength at high frequencies is that of a coarser volume, without structure")
+    structure = figure(1.2, "times the strength at high frequencies is that of a coarser volume, without structure")
+    doubtful = figure(2.0, "the same, from which on it may be noise of which compression left the lower frequencies")
 
 
 class OfVerdict(Figures, source=BY_HAND):

@@ -302,7 +302,10 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     ratio = float(np.mean(sigmas_at_half(samples, missing))) / float(np.mean(sigmas))
     if ratio < OfStacks.structure:
         return NoiseEstimate(white, "high", ("noise is as strong at low frequencies as at high ones",), measured)
-    return NoiseEstimate(white, "medium", ("noise is measured at high frequencies; structure is below them",), measured)
+    reason, sure = "noise is measured at high frequencies; structure is below them", "medium"
+    if ratio > OfStacks.doubtful:
+        reason, sure = f"{reason}, or noise that was compressed or smoothed, and is stronger", "low"
+    return NoiseEstimate(white, sure, (reason,), measured)
 
 
 def _falling(volume: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
