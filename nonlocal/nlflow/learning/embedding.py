@@ -170,7 +170,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         modes = chain.modes(count + 1, rtol=rtol)
         vectors = modes.vectors
         if parts > 1:  # of equal eigenvalues: turned so that the first is the constant
-            constant = np.linalg.lstsq(vectors[:, :parts], np.ones(len(vectors)))[0]
+            constant: Floats = np.linalg.lstsq(vectors[:, :parts], np.ones(len(vectors)))[0].astype(np.float64)
             vectors = np.column_stack([constant_first(vectors[:, :parts], constant), vectors[:, parts:]])
         self.eigenvalues_, self._vectors = modes.values[1:], vectors[:, 1:]
         self.residual_ = modes.residual

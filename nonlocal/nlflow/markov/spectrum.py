@@ -471,7 +471,8 @@ def constant_first(vectors: Floats, constant: Floats) -> Floats:
     Where several eigenvalues are 1 the constant is a combination of their vectors.
     """
     m = vectors.shape[1]
-    return vectors @ np.linalg.qr(np.column_stack([constant, np.eye(m)[:, 1:]]))[0]
+    turned: Floats = vectors @ np.linalg.qr(np.column_stack([constant, np.eye(m)[:, 1:]]))[0]
+    return turned
 
 
 def _check_pairs(values: NDArray[Any], count: int) -> None:
