@@ -294,7 +294,7 @@ class FractionalLaplacian:
         """Return u with A u = rhs inside and u = exterior outside, by preconditioned conjugate gradients.
 
         The preconditioner inverts the operator on a periodic box around the domain, and makes it 0 in a strip around
-        (`nlflow.functionals.preconditioners.Capacitance`): 4 to 12 iterations on boxes, 14 to 120 where a mask has
+        (`nlflow.functionals.preconditioners.Capacitance`): 3 to 12 iterations on boxes, 14 to 120 where a mask has
         holes everywhere. It is kept, up to 512 MiB, so that further solutions are faster. On a torus the transform
         solves at once, for the u of mean 0.
 

@@ -78,8 +78,8 @@ def _within(plane: Array, side: int) -> float:
     from scipy.stats import chi2
 
     height, width = (n // side for n in plane.shape)
-    cells = plane[: height * side, : width * side].reshape(height, side, width, side).swapaxes(1, 2)
-    cells = cells.reshape(-1, side, side)
+    shape = height, side, width, side
+    cells = plane[: height * side, : width * side].reshape(shape).swapaxes(1, 2).reshape(-1, side, side)
     ends = [
         end for end in (plane.min(), plane.max()) if np.count_nonzero(plane == end) > OfWindows.clipped * plane.size
     ]
