@@ -78,7 +78,7 @@ for (name, found), column in zip(attained.items(), (1, 0), strict=True):
     assert gap < 1e-7
 
 # %%
-# This fidelity keeps half of the diversity of any signal.
+# This fidelity keeps at least half of the diversity of any signal.
 
 strength = fidelity_for_diversity(AttentionFlow(symmetric), 0.5)
 least = min(kept(symmetric, f, strength) for f in [*signals, *map(np.ascontiguousarray, ends.values())])
