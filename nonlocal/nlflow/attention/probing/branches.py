@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from nlflow.attention.injection.blocks import Block, crosses, kind_of
 from nlflow.attention.threads import tracing
@@ -272,12 +272,26 @@ class _Known:
     normed: tuple[_Summand, ...] | None = None
 
 
+class _OfTensors:
+    """What is known of tensors, by themselves, for as long as they live; torch's own kind of this is slow."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Tensor], _Known]] = {}
+
+    def get(self, one: Tensor) -> _Known | None:
+        found = self._known.get(id(one))
+        return found[1] if found is not None and found[0]() is one else None  # the number may be another's by now
+
+    def __setitem__(self, one: Tensor, known: _Known) -> None:
+        self._known[id(one)] = ref(one), known
+
+
 class _Sums:
     """The sums that one call of a layer computes of its input `given`."""
 
     def __init__(self, layer: nn.Module, given: Tensor | None, calls: bool) -> None:
         self.layer, self.calls = layer, calls
-        self.known: Any = WeakIdKeyDictionary()
+        self.known = _OfTensors()
         self.root = _Summand(torch.empty(0) if given is None else given.clone(), _OF_INPUT)
         self.count = 0  # summands so far
         self.begun: dict[int, int] = {}  # of each block: summands before its attention ran
@@ -327,17 +341,16 @@ class _Sums:
             self.norm(one, outputs[0])
             return
         alone = all(other is one or other.numel() == 1 for other in given)
-        if alone and len(outputs) == 1 and self._same(name, one, outputs[0], kept):
-            self.known[outputs[0]] = self.known[one]
+        if alone and len(outputs) == 1 and self._same(name, one, known[0][1], outputs[0], kept):
+            self.known[outputs[0]] = known[0][1]
             return
         if _BENDS.fullmatch(name):
             marks |= {(_BENT, block) for what, block in marks if what == _GIVEN}
         for made in outputs:
             self.known[made] = _Known(marks)
 
-    def _same(self, name: str, one: Tensor, made: Tensor, kept: Any) -> bool:
+    def _same(self, name: str, one: Tensor, found: _Known, made: Tensor, kept: Any) -> bool:
         """Return whether a state or a sum passed an operation as it is, as idle dropout, or a cast."""
-        found = self.known[one]
         if made.numel() != one.numel() or not (
             found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1
         ):
@@ -370,7 +383,9 @@ class _Sums:
 
     def _summands(self, one: Tensor) -> tuple[_Summand, ...]:
         """Return the sum that a tensor is, which may be itself alone."""
-        found: _Known = self.known.setdefault(one, _Known(frozenset()))
+        found = self.known.get(one)
+        if found is None:
+            found = self.known[one] = _Known(frozenset())
         if found.sum is None:
             self.count += 1
             found.sum = (_Summand(one, found.marks, found.normed, self.count),)

@@ -21,7 +21,7 @@ from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
-from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined, point_of
+from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined
 from nlflow.attention.probing.probe import beside_pooling, call_of, check_finite, layer_of, placed, tokens_of
 from nlflow.attention.probing.recording import Take, recording, taking
 from nlflow.attention.probing.spectra import LayerSpectrum, Maps, Products, spectrum_of
@@ -483,32 +483,32 @@ def _squares(state: Tensor, tokens: Tensor) -> Floats:
 
 def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, Floats]]:
     """Return what is measured of each group of tokens."""
-    found: dict[str, dict[str, Floats]] = {}
     if len(groups) < 3:  # all are ordinary
-        return found
+        return {}
     names = [
         name for name, members in groups.items()
         if name == "ordinary" or (name not in ("all", "patch") and bool(members.any()))
     ]  # fmt: skip
-    members = torch.cat([groups[name] for name in names])
-    whole, items = point_of(state.repeat(len(names), 1, 1), members, ranked=False), len(state)
-    points = {name: whole.part(slice(number * items, (number + 1) * items)) for number, name in enumerate(names)}
-    ordinary, length = points["ordinary"].pooled, torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
-    for name, point in points.items():
-        members = groups[name]
-        if not bool(members.any()):
-            continue
-        lengths = (length * members).sum(-1) / members.sum(-1)
-        beside = (point.pooled * ordinary).sum(1) / _lengths(point.pooled) / _lengths(ordinary)
-        found[name] = {
-            "count": point.count, "length": np.asarray(lengths.cpu().numpy()), "to_others": beside,
-            **{key: point.values[key] for key in ("cosine", "t_sim")},
-        }  # fmt: skip
-    return found
-
-
-def _lengths(x: Floats) -> Floats:
-    return np.asarray(np.linalg.norm(x, axis=1))
+    # Sums over the tokens of each group are products with the state, (B, G, N) @ (B, N, D).
+    inside = torch.stack([groups[name] for name in names], 1)
+    state = wide(state.masked_fill(~inside.any(1)[..., None], 0.0))  # what counts nowhere may be anything
+    length = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
+    some = inside & (length > 0)[:, None]
+    units = torch.where(some, 1 / torch.where(length > 0, length, 1.0)[:, None], 0.0)
+    sums, directions = (torch.cat([inside, units], 1).to(state.dtype) @ state).double().split(len(names), 1)
+    count, ordinary = inside.double().sum(-1), sums[:, [names.index("ordinary")]]
+    long, square = sums.norm(dim=-1), (inside * length.square()[:, None]).sum(-1)
+    measured = torch.stack([
+        count, (inside * length[:, None]).sum(-1) / count,
+        (sums * ordinary).sum(-1) / (long * ordinary.norm(dim=-1)),
+        (directions.square().sum(-1) - some.sum(-1)) / (count * (count - 1)), long.square() / (count * square),
+    ]).cpu().numpy()  # fmt: skip
+    measured[3:][~np.isfinite(measured[3:])] = np.nan
+    keys = ("count", "length", "to_others", "cosine", "t_sim")
+    return {
+        name: dict(zip(keys, measured[:, :, number], strict=True))
+        for number, name in enumerate(names) if measured[0, :, number].any()
+    }  # fmt: skip
 
 
 def _joined(several: Sequence[CausedBlock]) -> CausedBlock:

@@ -113,13 +113,13 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
         given.view(-1, given.shape[-1]).index_fill_(0, (~tokens).flatten().nonzero()[:, 0], 0.0)  # may be anything
     x, counted = wide(given), tokens.double()
     lengths = torch.linalg.vector_norm(x, dim=-1).double()
-    squares, some = lengths.square(), lengths > 0
-    inverse = torch.where(some, 1 / torch.where(some, lengths, 1.0), 0.0)
+    squares, none = lengths.square(), lengths == 0
+    inverse = lengths.reciprocal().masked_fill_(none, 0.0)
     units = (inverse.to(x.dtype)[:, None] @ x).double().squeeze(1)  # the sum of the tokens as units
     count, energy = counted.sum(-1), squares.sum(-1)
     mean = x.sum(1).double() / count[:, None]  # torch adds pairwise
     pairs = count * (count - 1)
-    cosine = (units.square().sum(-1) - some.double().sum(-1)) / pairs
+    cosine = (units.square().sum(-1) - (~none).sum(-1)) / pairs
     t_sim = count * mean.square().sum(-1) / energy
     rank = torch.full_like(t_sim, torch.nan)
     if ranked and len(rank):
@@ -133,7 +133,7 @@ def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
 def _rank(x: Tensor, squares: Tensor) -> Tensor:
     """Return (tr G)^2 / tr G^2 of the Gram matrix G."""
     unit = squares.amax(-1)
-    scale = torch.where(unit > 0, 1 / torch.where(unit > 0, unit, 1.0), 0.0)
+    scale = unit.reciprocal().masked_fill_(unit == 0, 0.0)
     # The trace of a square is the sum of the squares of a symmetric matrix.
     x = x if x.shape[-2] <= x.shape[-1] else x.mT
     if x.device.type == "cpu" and x.shape[-2] > _LARGE:
@@ -369,7 +369,7 @@ class _Walk:
         order = torch.randperm(width, generator=self.generator)
         signs = torch.randint(2, (width,), generator=self.generator) * 2 - 1
         few = added[self.rows]
-        return few.gather(-1, order.to(few.device).expand(few.shape)) * signs.to(few)
+        return few.index_select(-1, order.to(few.device)).mul_(signs.to(few))
 
     # ---- attention
 
