@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
@@ -50,6 +51,7 @@ __all__ = [
     "quoted",
     "shortened",
     "visible",
+    "warn_caller",
 ]
 
 Item = TypeVar("Item", bound=Callable[..., Any])
@@ -161,6 +163,17 @@ class NlflowWarning(UserWarning):
     def __str__(self) -> str:
         """Return the message in characters that everybody sees."""
         return visible(super().__str__(), keep="\n\t")
+
+
+_BETWEEN = frozenset({__name__.partition(".")[0], "numpy", "torch", "contextlib"})  # decorators are of the others
+
+
+def warn_caller(message: str) -> None:
+    """Warn with an `NlflowWarning` of the line that called this package, however deep in it the warning is made."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, NlflowWarning, stacklevel=level)
 
 
 def shortened(value: object, most: int = 160) -> str:

@@ -25,8 +25,10 @@ from nlflow.attention import (  # noqa: E402
     Taken,
     attach,
     detach,
+    explain,
     load_model,
     probe,
+    survey,
     text_inputs,
 )
 from nlflow.attention.probing import probe as module_of_probe  # noqa: E402
@@ -415,6 +417,11 @@ def test_an_adapter_of_a_few_lines() -> None:
     with pytest.warns(NlflowWarning, match="no module around its attention takes and gives hidden states") as told:
         trace = probe(model, x, adapter=Adapter("layers.*"), take=take)
     assert told[0].filename == __file__
+    with pytest.warns(NlflowWarning) as told:  # of the inputs too, and of a module that sums by itself
+        survey(model, [x[:1]], adapter=Adapter("layers.*"), take=take)
+    with pytest.warns(NlflowWarning) as explained:
+        explain(make("bert"), torch.arange(5)[None])
+    assert {one.filename for one in (*told, *explained)} == {__file__}
     assert [layer.name for layer in trace] == ["layers.0", "layers.1"]
     with torch.no_grad():
         q, k, _ = model.layers[0](x).double().chunk(3, dim=-1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -42,7 +41,7 @@ from nlflow.attention.injection.summing import InTorch, Summed
 from nlflow.attention.terms.averages import AFFINITIES, FUSED
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
 from nlflow.attention.threads import using
-from nlflow.errors import InputError, NlflowWarning, check_number, checked_call
+from nlflow.errors import InputError, check_number, checked_call, warn_caller
 
 Model = TypeVar("Model")  # a module, or a pipeline that holds one
 BASES = ("eager", "sdpa")
@@ -146,11 +145,9 @@ def attach(
     _check_terms(network, found, options, max(strengths))
     terms = _terms_of(network, found, strengths, options)  # before the old terms are taken away, since this may fail
     if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
-        warnings.warn(
+        warn_caller(
             f"fidelity: got {max(strengths):g}, beyond 1 + μ_min(P), which is about 1 for long sequences: repeated "
             "steps may not be stable; probe(model, inputs) gives the limit of each layer, semi_implicit=True has none",
-            NlflowWarning,
-            stacklevel=3,
         )
     record = Record(
         arguments=plain_arguments(

@@ -20,13 +20,13 @@ from nlflow.attention.threads import evaluating
 from nlflow.errors import (
     FileFormatError,
     InputError,
-    NlflowWarning,
     check_array,
     check_filled,
     check_integer,
     check_path,
     not_installed,
     shortened,
+    warn_caller,
 )
 
 
@@ -74,10 +74,8 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
         )
     count = len(whole["input_ids"])
     if count > most:
-        warnings.warn(
+        warn_caller(
             f"text: got {count} tokens, more than the {most} positions of the model; the first {most} are used",
-            NlflowWarning,
-            stacklevel=2,
         )
         whole = tokenizer(text, truncation=True, max_length=most, padding=False)
     return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from nlflow.attention.probing.trace import as_frame
 from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
 from nlflow.backends.progress import bar
-from nlflow.errors import InputError, NlflowWarning, check_integer, checked_call
+from nlflow.errors import InputError, check_integer, checked_call, warn_caller
 
 Floats = NDArray[np.float64]
 
@@ -359,14 +358,12 @@ def explain(
 
 def _tell(found: Sequence[CausedBlock], count: int) -> None:
     if count == 1:
-        warnings.warn(ONE_INPUT, NlflowWarning, stacklevel=4)
+        warn_caller(ONE_INPUT)
     for reason in dict.fromkeys(block.reason for block in found if block.reason):
         names = [block.name for block in found if block.reason == reason]
-        warnings.warn(
+        warn_caller(
             f"model: the parts of attention are not told apart in {len(names)} of {len(found)} blocks, first "
             f"{names[0]}: {reason}",
-            NlflowWarning,
-            stacklevel=4,
         )
 
 
@@ -395,7 +392,7 @@ def _run(model: nn.Module, batch: Any, adapter: Any, take: Take | None) -> _Run:
         raise InputError(
             f"inputs: got a call of {type(model).__name__} in which no self-attention ran; expected inputs that need it"
         )
-    kept = beside_pooling([one for one, _ in found], stacklevel=5)
+    kept = beside_pooling([one for one, _ in found])
     return [each for each in found if each[0] in kept]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from nlflow.attention.probing.weights import bias_of, logarithms_of
 from nlflow.attention.terms.averages import repeated, seen
 from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
-from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
+from nlflow.errors import InputError, check_memory, checked_call, warn_caller
 
 Floats = NDArray[np.float64]
 _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head
@@ -183,18 +182,14 @@ def _trace(model: str, watched: list[Seen], inputs: Any, keep_matrices: bool) ->
         layers.append(layer)
     if unknown := [one for one in run if one.reason]:
         first = unknown[0]
-        warnings.warn(
+        warn_caller(
             f"model: between and share are not told (None, NaN) for {len(unknown)} layer(s), first {first.name} in "
             f"{type(first.block.layer).__name__}: {first.reason}",
-            NlflowWarning,
-            stacklevel=5,
         )
     if hidden := [layer for layer in layers if layer.after is None or not _is_shown(layer.after, layer)]:
-        warnings.warn(
+        warn_caller(
             f"model: the states after {len(hidden)} of {len(layers)} layer(s) are not told (NaN), first "
             f"{hidden[0].name}: no module around its attention takes and gives hidden states (B, N, D)",
-            NlflowWarning,
-            stacklevel=5,
         )
     numbers = _on_host([*measured, *entering.values()])
     for layer, of_layer in zip(layers, numbers, strict=False):
@@ -206,28 +201,28 @@ def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
     """Return what was seen, without towers that did not run, and what is no self-attention that can be seen."""
     if not run:
         raise InputError(f"inputs: got a call of {model} in which no self-attention ran; expected inputs that need it")
-    run = beside_pooling(run, stacklevel=7)
+    run = beside_pooling(run)
     silent = [one for one in run if one.taken is None]
     if len(silent) < len(run):
-        _leave_out(silent, run, "sum by themselves, and are left out; pass take= to see them", stacklevel=7)
+        _leave_out(silent, run, "sum by themselves, and are left out; pass take= to see them")
     return [one for one in run if one.taken is not None] or run
 
 
-def beside_pooling(run: list[Seen], stacklevel: int) -> list[Seen]:
+def beside_pooling(run: list[Seen]) -> list[Seen]:
     """Return what was seen without modules beside others whose queries are other tokens than the keys, as in a head."""
     pooling = [one for one in run if one.taken is not None and one.taken.q.shape[-2] != one.taken.k.shape[-2]]
     rest = [one for one in run if one not in pooling]
     if not any(one.taken is not None for one in rest):
         return run
-    _leave_out(pooling, run, "have other tokens as queries than as keys, and are left out", stacklevel + 1)
+    _leave_out(pooling, run, "have other tokens as queries than as keys, and are left out")
     return rest
 
 
-def _leave_out(modules: list[Seen], run: list[Seen], why: str, stacklevel: int) -> None:
+def _leave_out(modules: list[Seen], run: list[Seen], why: str) -> None:
     if modules:
         names = ", ".join(one.block.name for one in modules[:3]) + (" …" if modules[3:] else "")
         text = f"model: {len(modules)} of {len(run)} modules of attention ({names}) {why}"
-        warnings.warn(text, NlflowWarning, stacklevel=stacklevel)
+        warn_caller(text)
 
 
 def layer_of(one: Seen, inputs: Any, *, several: bool) -> Layer:

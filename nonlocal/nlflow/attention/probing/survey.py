@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +21,7 @@ from nlflow.attention.probing.probe import probe
 from nlflow.attention.probing.recording import Take
 from nlflow.attention.probing.trace import LayerTrace, as_frame
 from nlflow.backends.progress import bar
-from nlflow.errors import InputError, NlflowWarning
+from nlflow.errors import InputError, warn_caller
 
 Floats = NDArray[np.float64]
 ONE_INPUT = (
@@ -344,14 +343,12 @@ def _tell(alone: NDArray[np.bool_]) -> None:
             "between tokens; give longer inputs"
         )
     if somewhere.any():
-        warnings.warn(
+        warn_caller(
             f"inputs: {int(somewhere.sum())} of {len(somewhere)} have one token in a stack, where similarity is not "
             "known (NaN) and means leave it out; give longer inputs",
-            NlflowWarning,
-            stacklevel=3,
         )
     if len(somewhere) == 1:
-        warnings.warn(ONE_INPUT, NlflowWarning, stacklevel=3)
+        warn_caller(ONE_INPUT)
 
 
 def _states(trace: LayerTrace) -> list[SurveyedState]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from nlflow.backends.progress import bar
 from nlflow.domains import Points
 from nlflow.domains.mask import Mask, Sight
 from nlflow.equilibria import largest_stable_fidelity
-from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
+from nlflow.errors import InputError, NlflowError, check_integer, check_number, warn_caller
 from nlflow.kernels import ExpDotProduct, Gaussian, Kernel
 from nlflow.markov import MarkovChain
 
@@ -467,11 +466,9 @@ class LayerTrace:
                 least, where = _over(np.min, limits), one.name
         if beyond == 0:
             return True
-        warnings.warn(
+        warn_caller(
             f"fidelity: got {max(values):g}, which is beyond the stable range, rho(P - fidelity I) >= 1, in {beyond} "
             f"of {heads} heads; the least limit is {least:.4g} ({where}); use a smaller one, or semi_implicit=True",
-            NlflowWarning,
-            stacklevel=2,
         )
         return False
 
