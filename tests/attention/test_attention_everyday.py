@@ -231,6 +231,12 @@ def test_models_of_x_transformers_are_found() -> None:
         attach(model, fidelity=0, cures={"similarity-removal": 0.5}, inputs=x)
     with pytest.warns(NlflowWarning, match=r"states after 3 of 3 layer\(s\) are not told \(NaN\), first layers\.0"):
         assert len(probe(model, x)) == 3
+    with pytest.raises(InputError, match=r"layers\.0\.1 in Attention, which shows no states.*take probe and attach"):
+        explain(model, x)
+    for _, block in model.layers:
+        block.attend.forward = lambda q, k, v: (q @ k.mT).softmax(-1) @ v
+    with pytest.raises(InputError, match=r"called neither.*x-transformers: attn_flash=True"):
+        probe(model, x)
 
 
 def test_inputs_of_one_sequence_are_gathered_and_say_the_same() -> None:

@@ -433,7 +433,8 @@ def _blocks(
         if one.before is None or one.after is None:
             raise InputError(
                 f"model: got {one.name} in {type(one.block.layer).__name__}, which shows no states; expected a layer "
-                "that takes hidden states (B, N, D) and returns them"
+                "that takes hidden states (B, N, D) and returns them, as one module around attention, what is added to "
+                "it and the MLP; where a model has none (windows, x-transformers), take probe and attach"
             )
         layer = None if one.taken is None else layer_of(one, batch, several=several)
         inside = tokens_of(one.before[:, None], None if layer is None else layer.mask, batch, stack if several else "")
@@ -492,7 +493,7 @@ def _groups(state: Tensor, groups: Mapping[str, Tensor]) -> dict[str, dict[str, 
     length = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
     some = inside & (length > 0)[:, None]
     units = torch.where(some, 1 / torch.where(length > 0, length, 1.0)[:, None], 0.0)
-    sums, directions = (torch.cat([inside, units], 1).to(state.dtype) @ state).double().split(len(names), 1)
+    sums, directions = (torch.cat([inside, units], 1).to(state.dtype) @ state).double().chunk(2, 1)
     count, ordinary = inside.double().sum(-1), sums[:, [names.index("ordinary")]]
     long, square = sums.norm(dim=-1), (inside * length.square()[:, None]).sum(-1)
     measured = torch.stack([

@@ -72,7 +72,7 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
         yield (
             f"{stack}: after the last block {len(found)} outlier channel{'s' * (len(found) > 1)} ({channels}"
             f"{', …' if found[6:] else ''}) {verb} {share:.0%} of the squared length; t_sim is {plain[1]:.3g} "
-            f"with them, {without:.3g} without"
+            f"with {'it' if len(found) == 1 else 'them'}, {without:.3g} without"
         )
 
 

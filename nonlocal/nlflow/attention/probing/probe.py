@@ -231,8 +231,8 @@ def layer_of(one: Seen, inputs: Any, *, several: bool) -> Layer:
     if taken is None:
         raise InputError(
             f"model: {block.name} ({type(block.module).__name__}) called neither transformers' AttentionInterface nor "
-            "torch's scaled_dot_product_attention; expected a call; pass take=, a function that returns Taken(q, k, v) "
-            "for it"
+            "torch's scaled_dot_product_attention; expected a call; build the model with fused attention "
+            "(x-transformers: attn_flash=True), or pass take=, a function that returns Taken(q, k, v) for it"
         )
     if taken.q.ndim != 4 or taken.q.shape[-2] != taken.k.shape[-2]:
         raise InputError(
