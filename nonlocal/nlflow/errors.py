@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -180,6 +181,12 @@ def shortened(value: object, most: int = 160) -> str:
     """Return what a message shows of a value, or of an error: one line of at most `most` characters."""
     text = visible(" ".join(str(value).split())) or type(value).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def listed(values: Iterable[object], most: int = 5, form: str = "") -> str:
+    """Return the first of some values as a message shows them, and dots for the others."""
+    shown = [f"{value:{form}}" for value in islice(values, most + 1)]
+    return ", ".join(shown[:most]) + ", ..." * (len(shown) > most)
 
 
 def all_digits(value: float) -> str:

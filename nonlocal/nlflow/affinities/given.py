@@ -21,12 +21,12 @@ from nlflow.errors import (
     check_memory,
     check_tensor,
     checked_call,
+    listed,
 )
 
 _EDGE_BYTES = 60  # at the moment when edges, their sums and the transpose are there
 _ROUNDING = 8 * float(np.finfo(np.float64).eps)  # by which sums of repeated edges may differ between the directions
 _SPAN = 1e290  # of the weights: beyond, light edges have lost digits beside heavy ones
-_SHOWN = 5
 
 
 @checked_call
@@ -353,8 +353,7 @@ def _pieces(affinity: SparseAffinity) -> str:
     if count == 1:
         return "1 connected component"
     sizes = np.sort(np.bincount(affinity.components.ravel()))[::-1]
-    shown = ", ".join(map(str, sizes[:_SHOWN])) + (", ..." if count > _SHOWN else "")
-    return f"{count} connected components (sizes {shown})"
+    return f"{count} connected components (sizes {listed(sizes)})"
 
 
 def _warn_isolated(affinity: SparseAffinity) -> None:

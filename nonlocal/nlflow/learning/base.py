@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, to_numpy
 from nlflow.backends.threads import one_loop_thread
-from nlflow.errors import InputError, NlflowWarning, NumericalError, checked_call, install_command, shortened
+from nlflow.errors import InputError, NlflowWarning, NumericalError, checked_call, install_command, listed, shortened
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.balance import counts_of, factors, quotas
 from nlflow.learning.graphs import AtOthers, PointGraph, Recipe
@@ -50,7 +50,6 @@ __all__ = [
     "check_is_fitted",
 ]
 
-_SHOWN = 5
 _OF_GRAPHS = ("affinity", "gamma", "n_neighbors", "metric", "search", "keep", "accuracy", "memory_limit", "beta")
 _OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
 
@@ -224,11 +223,10 @@ class GraphEstimator(PointEstimator):
             return reached, []
         sizes = np.sort(np.bincount(parts[~reached], minlength=len(alive))[~alive])[::-1]
         sizes = sizes[sizes > 0]
-        shown = ", ".join(map(str, sizes[:_SHOWN].tolist())) + (", ..." if len(sizes) > _SHOWN else "")
         return reached, [
             f"y: {int((~reached).sum())} samples (the first is {int(np.argmin(reached))}) lie in {len(sizes)} "
-            f"components of the graph without a label (sizes {shown}); they get no class or value. Label one of each; "
-            f"or {self.graph_.remedy()}"
+            f"components of the graph without a label (sizes {listed(sizes)}); they get no class or value. Label "
+            f"one of each; or {self.graph_.remedy()}"
         ]
 
 
@@ -306,10 +304,9 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         given = counts if isinstance(self.class_prior, str) else self.class_prior
         prior = np.asarray(given, np.float64)
         if len(prior) != len(self.classes_):
-            names = ", ".join(map(str, self.classes_[:_SHOWN])) + ", ..." * (len(self.classes_) > _SHOWN)
             raise InputError(
                 f"class_prior: got {shortened(repr(self.class_prior), 60)}, expected {len(self.classes_)} numbers > 0, "
-                f"one for each class of the labels ({names})"
+                f"one for each class of the labels ({listed(self.classes_)})"
             )
         return np.asarray(prior / prior.sum(), np.float64)
 
@@ -324,8 +321,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         counts = counts_of(self._weighed(to_numpy(self._values)[free]))
         self.class_shares_ = counts / len(scores)
         if (np.abs(counts - wanted) > 1).any():
-            asked, got = (", ".join(f"{share:.3g}" for share in shares[:_SHOWN]) + ", ..." * (len(shares) > _SHOWN)
-                          for shares in (prior, self.class_shares_))  # fmt: skip
+            asked, got = (listed(shares, form=".3g") for shares in (prior, self.class_shares_))
             warnings.warn(
                 f"class_prior: asked for shares of {asked} among {len(scores)} unlabelled samples, reached {got} "
                 f"(class_shares_); {self._why_missed()}",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_integer, check_number, checked_call
+from nlflow.errors import InputError, NlflowWarning, check_integer, check_number, checked_call, listed
 from nlflow.kernels import RadialKernel
 from nlflow.learning.base import GivenPoints, PointEstimator, TransformerMixin, by_chunks, check_is_fitted
 from nlflow.learning.graphs import PointGraph
@@ -213,9 +213,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     def _check_modes(self) -> None:
         few = np.flatnonzero(self.participation_ < min(_FEW, 0.05 * len(self.widths_)))
         if len(few):
-            shown = ", ".join(map(str, few[:5])) + ", ..." * (len(few) > 5)
             warnings.warn(
-                f"beta: {len(few)} of {len(self.generator_)} modes (number {shown}) lie on fewer than {_FEW} of "
+                f"beta: {len(few)} of {len(self.generator_)} modes (number {listed(few)}) lie on fewer than {_FEW} of "
                 f"{len(self.widths_)} points ({self.participation_.min():.1f} at the least), far from the others: "
                 "generator_ is theirs there, and not that of the density; leave these points out, use more points, "
                 "a larger gamma or a beta nearer to 0, or keep the modes of which participation_ is large",
@@ -253,8 +252,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
 
 def shown_parts(sizes: list[int]) -> str:
     """Return words on parts of a graph, the largest first."""
-    shown = ", ".join(map(str, sizes[:5])) + ", ..." * (len(sizes) > 5)
-    return f"{len(sizes)} parts that do not see each other (sizes {shown})"
+    return f"{len(sizes)} parts that do not see each other (sizes {listed(sizes)})"
 
 
 def _over_mean(logs: Floats) -> Floats:

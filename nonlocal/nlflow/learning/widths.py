@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, power_of_two, to_numpy
+from nlflow._array import Brief, Floats, power_of_two, to_numpy
 from nlflow.affinities.nearest import Neighbours, positive
 from nlflow.errors import InputError
 
@@ -19,8 +19,8 @@ _NEAR = 8  # points whose distances say how dense others lie
 _FINEST, _COARSEST, _STEPS = -9, 4, 53  # powers of two of the median distance, and widths between them
 
 
-@dataclass(frozen=True)
-class WidthCurve:
+@dataclass(frozen=True, repr=False)
+class WidthCurve(Brief):
     """How the sums of a Gaussian grow with its width.
 
     Attributes

@@ -13,7 +13,7 @@ from nlflow._array import Array, Floats, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import MASS
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import InputError, NumericalError, check_memory
+from nlflow.errors import InputError, NumericalError, check_memory, listed
 
 DENSE_STATES = 1000
 """Up to so many states spectra come from the whole matrix, which takes a second or so."""
@@ -214,8 +214,7 @@ class Moves:
             if len(self.closed) == 1:
                 return
             sizes = sorted((len(inside) for inside in self.closed), reverse=True)
-            shown = ", ".join(map(str, sizes[:5])) + (", ..." if len(sizes) > 5 else "")
-            found = f"{len(sizes)} classes of states that no walk leaves (sizes {shown})"
+            found = f"{len(sizes)} classes of states that no walk leaves (sizes {listed(sizes)})"
         elif self.irreducible:
             return
         else:

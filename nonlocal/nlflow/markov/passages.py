@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Brief, Floats, on_host, to_numpy
-from nlflow.errors import InputError, NlflowWarning, NumericalError
+from nlflow.errors import InputError, NlflowWarning, NumericalError, listed
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
 from nlflow.markov.absorbing import REDUCED_STATES, Averaged, Found, Way, ended, refined
@@ -133,7 +133,7 @@ class Passages:
         lost[free] = False
         if self._lists:
             others = [inside for inside in self.moves.closed if not ends[inside].any()]
-            sizes = ", ".join(str(len(inside)) for inside in others[:5]) + (", ..." if len(others) > 5 else "")
+            sizes = listed(map(len, others))
             where = (
                 f"; they end in {len(others)} other classes of states that no walk leaves (sizes {sizes}, the first "
                 f"with node {others[0][0]})"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.figures import TO_SIGMA, OfDrift, OfHum, OfRecordings, OfTransfer
 from nlflow.denoising.noise.models.base import Subtracted
-from nlflow.errors import InputError, check_array, check_floats, check_number
+from nlflow.errors import InputError, check_array, check_floats, check_number, listed
 
 Array = NDArray[Any]
 
@@ -175,7 +175,7 @@ class Hum(Subtracted):
 
     def describe(self) -> str:
         """Return the frequencies, and how strong the hum is where that is known."""
-        shown = ", ".join(f"{f:.6g}" for f in self.frequencies[:4]) + (", ..." if len(self.frequencies) > 4 else "")
+        shown = listed(self.frequencies, 4, ".6g")
         strength = "" if self.amplitudes is None else f", amplitude {math.hypot(*self.amplitudes):.4g}"
         return f"hum at {shown} cycles a sample{strength}"
 
