@@ -262,6 +262,13 @@ def test_a_report_is_one_page_with_numbers_and_sentences(tmp_path: Path) -> None
         assert sentence.split("<")[0][:40].replace("&", "&amp;") in page
     assert any("without training" in why for _, why in made.may_not()) or made.sweep.chosen is not None
     assert made.as_dict()["tables"]["cures"][0]["cure"] == "layer-scale"
+    for parts, blamed in (({"mlp": -0.8, "norms": 0.3}, ["norms"]), ({"mlp": -0.8}, [])):
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(type(made), "parts", lambda _, parts=parts: {"encoder": parts})
+            # What makes tokens differ is no cause that they are alike.
+            assert [one.split(" comes of ")[1] for one, _ in made.may_not() if " comes of " in one] == [
+                f"{name}." for name in blamed
+            ]
 
 
 def test_a_report_without_a_task_says_so() -> None:

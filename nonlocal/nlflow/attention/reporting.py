@@ -131,10 +131,11 @@ class Report(Brief):
                               "of the cosine is a direction that all tokens share, which says nothing of an "
                               "input."))  # fmt: skip
         for stack, parts in self.parts().items():
-            largest = NAMES[max(parts, key=lambda name: abs(parts[name]))]
-            found.append((f"That tokens are alike in the {stack} of {self.name} comes of {largest}.",
-                          "It is the largest part along one path. A cause would be shown by a training without "
-                          "it."))  # fmt: skip
+            largest = max(parts, key=lambda name: parts[name])
+            if parts[largest] > 0:
+                found.append((f"That tokens are alike in the {stack} of {self.name} comes of {NAMES[largest]}.",
+                              "It is what raises the cosine most along one path. A cause would be shown by a training "
+                              "without it."))  # fmt: skip
         if self.sweep is not None:
             cures = len({row["cure"] for row in self.sweep.rows})
             chosen = self.sweep.chosen
