@@ -136,6 +136,16 @@ def test_a_signal_with_the_law_of_noise_stays(seed):
     assert rms(result - clean) < 12  # 16 where all of it was noise of medium confidence
 
 
+def test_fast_noise_is_told_beside_slow_parts_with_the_law_of_noise():
+    # Noise at half the rate, as after resampling, is as strong as white noise at each of the frequencies that it has.
+    rng = np.random.default_rng(0)
+    noise = coloured(lambda f: 1 / (1 + (f / 0.25) ** 16), 8000, rng)
+    slow = coloured(lambda f: f**-2 / (1 + (f / 0.06) ** 8), 8000, rng)
+    found = estimate_noise(noise / np.std(noise) + 12 * slow / np.std(slow))
+    assert found.confidence == "low"
+    assert found.model.strength(noise[:, None], None) == pytest.approx(1, rel=0.25)  # 0 where it had to be white
+
+
 def test_what_was_cut_off_is_no_quiet_part():
     clean = 6 * np.sin(np.arange(5000) / 230)
     noisy = np.clip(clean + np.random.default_rng(0).normal(0, 1, 5000), -5.5, 5.5)

@@ -87,16 +87,21 @@ class Spectrum:
     white : float
         Standard deviation of the white noise: by the level of a flat spectrum; otherwise by the lowest frequency, and
         its error, for white noise has as much at all of them.
-    rise : float
-        Of the variance, the share by which frequencies below an eighth of a cycle a sample are above those up to a
-        quarter: that of slow structure, or of noise that is as slow.
+    fast : array of shape (n,)
+        The power without what is beyond that beside it below an eighth of a cycle a sample, as slow structure is, or
+        noise that is as slow.
     """
 
     power: Floats
     sure: float
     is_white: bool
     white: float
-    rise: float
+    fast: Floats
+
+    @property
+    def rise(self) -> float:
+        """The share of the variance that rises towards slow parts."""
+        return 1.0 - float(self.fast.sum() / self.power.sum())
 
     @property
     def is_told(self) -> bool:
@@ -130,7 +135,10 @@ def look_at_spectrum(samples: Any, missing: NDArray[np.bool_] | None = None) -> 
     sure = float(found[OfRecordings.slow :][told].sum() / found[OfRecordings.slow :].sum())
     least = float((smooth + blur)[OfRecordings.slow :].min()) if off.any() else float(level)
     whole = np.concatenate([found, found[-2:0:-1]])
-    return Spectrum(whole * size**2, sure, not off.any(), math.exp(least / 2) * size, _rise(whole))
+    fast, eighth = whole.copy(), len(whole) // 8
+    low = np.r_[:eighth, 1 - eighth : 0]
+    fast[low] = np.minimum(whole[low], np.median(whole[eighth : 2 * eighth + 1]))
+    return Spectrum(whole * size**2, sure, not off.any(), math.exp(least / 2) * size, fast * size**2)
 
 
 def cut_off(values: Floats, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -138,13 +146,6 @@ def cut_off(values: Floats, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
     at_ends = [present & (values == end) for end in (values[present].min(), values[present].max())]
     limits = limits_of(*(int(np.count_nonzero(one)) for one in (present, *at_ends)))
     return np.asarray(sum(one & math.isfinite(limit) for one, limit in zip(at_ends, limits, strict=True)) > 0)
-
-
-def _rise(power: Floats) -> float:
-    """Return the share of a spectrum (n,) by which low frequencies are above those beside them."""
-    eighth = len(power) // 8
-    above = np.maximum(power - np.median(power[eighth : 2 * eighth + 1]), 0.0)
-    return float((above[:eighth].sum() + above[1 - eighth :].sum()) / power.sum())
 
 
 def _squares(values: Floats, present: NDArray[np.bool_], cut: NDArray[np.bool_]) -> tuple[Floats, float]:

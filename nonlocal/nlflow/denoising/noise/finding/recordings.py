@@ -153,21 +153,25 @@ def _of_rest(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate
         return _of_white(samples, missing, sigmas, found)
     size = min(len(one.power) for one in told)
     flat = np.ones(size)
-    grid = np.concatenate(
-        [
-            spectra.on_grid((one.power if one is not None and one.is_told else sigma**2 * flat)[None, None])
-            for sigma, one in zip(sigmas, found, strict=True)
-        ]
-    )
-    model = GaussianNoise(np.sqrt(grid.mean(axis=(1, 2))), grid)
+    each = [
+        (sigma, one if one is not None and one.is_told else None)
+        for sigma, one in zip(_bounded(sigmas, found), found, strict=True)
+    ]
+    model = _coloured([sigma**2 * flat if one is None else one.power for sigma, one in each])
     sure, rise = min(one.sure for one in told), max(one.rise for one in told)
     if rise > OfRecordings.rising:
-        strength, white = model.strength(samples, missing), _bounded(sigmas, found)
-        reason = (f"slow parts have the law of noise of {strength:.3g}, but may be the signal: white noise of "
-                  f"{root_mean_square(white):.3g}, as strong as fast parts, is taken out")  # fmt: skip
-        return NoiseEstimate(_alike(white), "low", (reason,))
+        fast = _coloured([sigma**2 * flat if one is None else one.fast for sigma, one in each])
+        reason = (f"slow parts have the law of noise of {model.strength(samples, missing):.3g}, but may be the signal: "
+                  f"{fast.strength(samples, missing):.3g}, as fast parts show it, is taken out")  # fmt: skip
+        return NoiseEstimate(fast, "low", (reason,))
     reason = f"{sure:.0%} of the power at {size} frequencies is distributed as noise"
     return NoiseEstimate(model, "high" if sure > OfRecordings.certain else "medium", (reason,))
+
+
+def _coloured(powers: Sequence[Floats]) -> GaussianNoise:
+    """Return noise whose channels have these spectra."""
+    grid = np.concatenate([spectra.on_grid(power[None, None]) for power in powers])
+    return GaussianNoise(np.sqrt(grid.mean(axis=(1, 2))), grid)
 
 
 def _bounded(sigmas: Floats, found: Sequence[Spectrum | None]) -> Floats:
