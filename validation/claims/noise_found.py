@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -316,6 +317,53 @@ def smoothed(rng: np.random.Generator) -> float:
     return worst
 
 
+# ---- other units
+
+
+def in_units(rng: np.random.Generator) -> float:
+    """Return by how much figures of noise that is found in a f + b are off what a and b make of those in f, relative.
+
+    Strengths, gains, levels and amplitudes are as large as a, powers as a², and shares, looks and frequencies as 1. Of
+    laws that tell where 0 is, b is 0.
+    """
+    light = 1 + np.add.outer(np.linspace(0, 30, 192), 10 * np.sin(np.arange(192) / 40) + 10)
+    whole = Poisson(2.0, 0.0, 500.0).sample(2 * light + 500, rng=rng)
+    amplified = Poisson(1.7, 2.0, 20.0).sample(1.7 * light + 20, rng=rng)
+    white = 7 * rng.standard_normal((256, 256)) + 90
+    stack = Poisson(2.0, 6.0, 100.0).sample(np.linspace(110, 500, 40)[:, None] * np.ones((12, 40, 40)), rng=rng)
+    striped = Stripes(6.0, 0).sample(SOFT + rng.normal(0, 3, SOFT.shape), rng=rng)
+    speckled, dark = Speckle(3.0).sample(SCENE, rng=rng), np.where(np.hypot(ROWS - 60, COLUMNS - 80) < 45, SCENE, 0.0)
+    magnitudes, salted = Rician(6.0).sample(dark, rng=rng), Impulses(0.05, 20, 235).sample(np.rint(SCENE), rng=rng)
+    wave, t = lfilter([0.05], [1, -1.0], rng.standard_normal(6000)) + rng.normal(0, 0.1, 6000), np.arange(6000)
+    wave = wave + 0.3 * np.cos(2 * np.pi * 0.12 * t + 1) + 0.1 * np.cos(2 * np.pi * 0.24 * t - 0.5)
+
+    def figures(a: float, b: float) -> Iterator[tuple[int, Any]]:
+        seen = evidence.look((a * white + b)[..., None])
+        told = photon_transfer(a * stack + b, offset=a * 100 + b)
+        counts = [find((a * one + b)[..., None]) for find, one in ((of_counts.find_whole_counts, whole),
+                                                                   (of_counts.find_counts, amplified))]  # fmt: skip
+        stripes, salt = find_stripes((a * striped + b)[..., None]), find_impulses((a * salted + b)[..., None])
+        speckle, hum = find_speckle(a * speckled[..., None]), find_hum(a * wave + b)
+        unknown = photon_transfer(a * stack + b)
+        yield 1, [unknown.sigma, unknown.model.offset - b]
+        yield 2, np.concatenate([seen.powers.ravel(), *(table.ravel() for table in seen.tables)])
+        yield 1, [seen.reference, *(seen.intensities - b)]
+        yield 1, [told.gain, told.gain_error, told.sigma, told.sigma_error, *(told.means - b)]
+        yield 2, [told.intercept + told.gain * b, *told.variances, *told.errors]
+        for one in counts:
+            yield 1, [one.gain, one.sigma, one.offset - b]
+        yield 1, [stripes.sigma, find_rician(a * magnitudes[..., None]).sigma, salt.low - b, salt.high - b]
+        yield 1, [estimate_sigma(a * white + b), estimate_sigma(a * wave + b), *hum.amplitudes]
+        yield 0, [*hum.frequencies, *hum.phases, salt.density, speckle.looks]
+
+    worst, plain = 0.0, list(figures(1.0, 0.0))
+    for a, b in ((2.0**-9, 0.0), (24.0, -512.0)):
+        for (degree, one), (_, other) in zip(figures(a, b), plain, strict=True):
+            wanted = a**degree * np.asarray(other)
+            worst = largest(worst, float(np.abs(np.asarray(one) - wanted).max() / np.abs(wanted).max()))
+    return worst
+
+
 # ---- what windows show
 
 
@@ -392,6 +440,7 @@ def run(context: Context) -> Outcome:
         Check("strengths from parts against that of the whole, relative", by_parts(rng), 1e-6),
         Check("lines through variances, and covariances, against NumPy's fits, relative", lines(rng), 1e-9),
         Check("moments of blocks against loops and SciPy's k-statistics", blocks(rng), 1e-10),
+        Check("figures in other units, relative", in_units(np.random.default_rng(0)), 1e-6),
         Check("local lines through logarithms against NumPy's fits", smoothed(rng), 1e-10),
     ]
     for number, part in enumerate((kinds, mosaics, counted, recorded, shown, verdicts)):
