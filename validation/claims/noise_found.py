@@ -35,7 +35,7 @@ from nlflow.denoising.noise import (
     spectrum_of_signal,
 )
 from nlflow.denoising.noise.finding import counts as of_counts
-from nlflow.denoising.noise.finding import evidence, pictures, recordings, sigma, speckle
+from nlflow.denoising.noise.finding import evidence, periodograms, pictures, recordings, sigma, speckle
 from nlflow.denoising.noise.finding.finders import strength_of
 from nlflow.denoising.noise.finding.mosaics import find_mosaic
 from nlflow.denoising.noise.finding.places import find_places
@@ -302,8 +302,8 @@ def smoothed(rng: np.random.Generator) -> float:
     error, kept = rng.uniform(0.1, 0.3, count), np.arange(count) >= 2
     kept[[9, 20, 21]] = False
     logs = rng.standard_normal(count)
-    smooth, blur = recordings._smoothed(logs, error, kept)
-    rows = np.stack([recordings._smoothed(one, error, kept)[0] for one in np.eye(count)], axis=1)  # it is linear
+    smooth, blur = periodograms._smoothed(logs, error, kept)
+    rows = np.stack([periodograms._smoothed(one, error, kept)[0] for one in np.eye(count)], axis=1)  # it is linear
     place = np.log(np.maximum(np.arange(count), 0.5))
     for k in range(4, count):
         reach = recordings.OfRecordings.neighbours
