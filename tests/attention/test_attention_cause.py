@@ -317,6 +317,19 @@ def test_groups_are_told_apart() -> None:
     assert {name: values["count"].tolist() for name, values in groups.items()} == {
         "class": [1, 1], "register": [2, 2], "ordinary": [16, 16],
     }  # fmt: skip
+    with torch.no_grad():
+        state = model(**given, output_hidden_states=True).hidden_states[1].numpy()
+    for item, x in enumerate(state):
+        for name, rows in {"class": x[:1], "register": x[1:3], "ordinary": x[3:]}.items():
+            units, mean = rows / np.linalg.norm(rows, axis=1, keepdims=True), rows.mean(0)
+            told = {key: values[item] for key, values in groups[name].items()}
+            assert told["length"] == pytest.approx(np.linalg.norm(rows, axis=1).mean(), rel=1e-12)
+            assert told["t_sim"] == pytest.approx(len(rows) * mean @ mean / (rows**2).sum(), rel=1e-12)
+            others = x[3:].mean(0)
+            beside = mean @ others / np.linalg.norm(mean) / np.linalg.norm(others)
+            assert told["to_others"] == pytest.approx(beside, rel=1e-12)
+            pairs = [one @ other for i, one in enumerate(units) for j, other in enumerate(units) if i != j]
+            assert told["cosine"] == pytest.approx(np.mean(pairs) if pairs else np.nan, rel=1e-12, nan_ok=True)
     mask = torch.zeros(2, 19, dtype=torch.bool)
     mask[:, 3:] = True
     assert explain(model, given, tokens=mask).blocks[1].change("cosine") == found.blocks[1].change("cosine")
