@@ -257,6 +257,7 @@ def test_a_report_is_one_page_with_numbers_and_sentences(tmp_path: Path) -> None
     assert "12 inputs, parts on " in page
     assert "beside nulls, on " in made.answers()[1].lower()
     assert "<th>bytes a token</th>" in page
+    assert "The five largest gains" not in page  # of two
     assert {"layers.csv", "parts.csv", "cures.csv"} <= set(re.findall(r'download="([^"]+)"', page))
     for sentence in made.may():
         assert sentence.split("<")[0][:40].replace("&", "&amp;") in page

@@ -175,15 +175,15 @@ class Report(Brief):
             "of 95 %. 1 in the first panel: all tokens of an input point the same way.":
                 survey_figure({"as it is": self.before.rows(), self.cure: self.after.rows()})
         }  # fmt: skip
-        for stack, parts in self.parts().items():
+        of_stacks = self.parts()
+        shown = [name for name in PARTS if any(name in parts for parts in of_stacks.values())]
+        for stack in of_stacks:  # a part has one colour in the figures of all stacks
             assert self.cause is not None
             every = zip(self.cause.blocks, self.cause.rows(_MEASURE), strict=True)
             found[
                 f"What each part of each block of the {stack} changes in the mean cosine of two tokens, mean over "
                 f"{_inputs(self.cause.count)}; black: the change of the block with 1.96 standard errors on each side."
-            ] = parts_figure(
-                [row for block, row in every if block.stack == stack], list(parts), measure="the mean cosine"
-            )
+            ] = parts_figure([row for block, row in every if block.stack == stack], shown, measure="the mean cosine")
         if self.sweep is not None:
             found[
                 f"Gain in {self.sweep.metric} of each setting beside the model as it is ({self.sweep.stock:.4g}), "
@@ -222,7 +222,8 @@ class Report(Brief):
                  "verdict": "helps" if row["helps"] else "harms" if row["harms"] else "no difference seen"}
                 for row in sorted(self.sweep.rows, key=lambda row: -row["gain"])
             ]  # fmt: skip
-            best = table(shown[:5], columns) + "<p class='mute'>The five largest gains; the CSV has all.</p>"
+            more = "<p class='mute'>The five largest gains; the CSV has all.</p>" if shown[5:] else ""
+            best = table(shown[:5], columns) + more
             left = "".join(f"<li>{text(name)}: {text(why)}</li>" for name, why in self.sweep.left_out.items())
             left = f"<p>Left out:</p><ul>{left}</ul>" if left else ""
             tried = [CURES[name] for name in dict.fromkeys(row["cure"] for row in self.sweep.rows)]
@@ -404,5 +405,6 @@ def _of_sweep(name: str, found: Sweep) -> list[str]:
             f"they exclude a gain of the score beyond {most:.3g} for every setting, with probability {found.level:.0%}."
         )
     if harms:
-        result.append(f"{harms} of the {len(found.rows)} settings lower it: their intervals lie below 0.")
+        lower = "lowers it: its interval lies" if harms == 1 else "lower it: their intervals lie"
+        result.append(f"{harms} of the {len(found.rows)} settings {lower} below 0.")
     return result
