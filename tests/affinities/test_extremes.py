@@ -262,6 +262,34 @@ def test_kernels_in_any_unit(kernel: Any, unit: float) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("unit", [2.0**-600, 2.0**600])
+@pytest.mark.parametrize("kernel", [nl.Gaussian, nl.Laplace, nl.Matern], ids=lambda kernel: kernel.__name__)
+def test_units_whose_squares_are_no_floats(kernel: Any, unit: float) -> None:
+    """Sums that choose their unit do not change; the others refuse: dense ones gave the mean, or the signal itself."""
+    x = np.random.default_rng(0).normal(size=(9, 2))
+    expected = nl.affinity(kernel(1.0), nl.Points(x), method="dense").average(x)
+    if kernel is nl.Gaussian:
+        found = nl.affinity(kernel(unit), nl.Points(x * unit), method="pairwise").average(x)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+    for method in ("dense", "sparse"):
+        with pytest.raises(nl.InputError, match="change the unit"):
+            nl.affinity(kernel(unit), nl.Points(x * unit), method=method)
+    for method in ("dense", "stencil", "convolution"):
+        with pytest.raises(nl.InputError, match="change the unit"):
+            nl.affinity(kernel(unit), nl.Grid(9, unit), method=method)
+
+
+@pytest.mark.parametrize("unit", [2.0**-80, 2.0**80])
+def test_units_whose_squares_are_no_float32(unit: float) -> None:
+    torch = pytest.importorskip("torch", reason="pip install '.[torch]'")
+    x = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))
+    expected = nl.affinity(nl.Gaussian(1.0), nl.Grid(9), features=x, method="dense").average(x)
+    found = nl.affinity(nl.Gaussian(unit), nl.Grid(9), features=x * unit, method="dense").average(x)  # in float64
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    with pytest.raises(nl.InputError, match="change the unit"):
+        nl.affinity(nl.Laplace(unit), nl.Grid(9), features=x * unit, method="tiled")
+
+
 @pytest.mark.parametrize("size", [1e-300, 1e-100, 1.0, 1e100, 1e300])
 @pytest.mark.parametrize("span", [1.0, 1e-3, 1e-120])
 def test_graphs_of_any_weights(size: float, span: float) -> None:

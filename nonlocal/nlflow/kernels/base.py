@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from nlflow._array import Array, Floats, is_numpy, underflowing
+from nlflow._array import Array, Floats, is_numpy, namespace, underflowing
 from nlflow.errors import InputError, check_number
 from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression, value
 from nlflow.kernels.forms import rate, traced, weight
@@ -33,6 +33,7 @@ _RADII: Final = np.append(
 )  # no corner of a formula
 _SAME: Final = 1e-6  # of a weight, beside those that count
 _COMPILED: Final = 400  # operations
+_BEYOND: Final = 1e3  # times the scale: tails that fall slowly count that far out
 _ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of float32
 
 
@@ -289,10 +290,25 @@ class RadialKernel(Kernel):
                 + ("; bound it near 0, as TruncatedPower does" if r == 0 and "inf" in what else "")
             )
 
+    def check_squares(self, limits: Any) -> None:
+        """Raise `InputError` unless floats with these limits (`finfo`) hold squares of distances about the `scale`.
+
+        Of sums that square distances in the units of the caller, not times `unit`.
+        """
+        least, most = math.sqrt(float(limits.smallest_normal)), math.sqrt(float(limits.max)) / _BEYOND
+        if 0 < self.scale < math.inf and not least < self.scale < most:
+            raise InputError(
+                f"kernel: {self!r} falls within {self.scale:.3g}, expected a distance from {least:.1e} to {most:.1e}, "
+                "whose square is a float; change the unit of points and kernel, or use method='pairwise' "
+                "for points in NumPy arrays"
+            )
+
     def log_matrix(self, x: Array, y: Array) -> Array:
         """Return log k(x_i, y_j) without the amplitude; see `Kernel.log_matrix`."""
         if is_numpy(x):
+            self.check_squares(np.finfo(np.float64))
             return self.log_profile(cdist(x, y, "sqeuclidean"))
+        self.check_squares(namespace(x).finfo(x.dtype))
         # Differences, not |x|^2 - 2 x.y + |y|^2: the expansion cancels for close points.
         squared = (x[:, None, 0] - y[None, :, 0]) ** 2
         for column in range(1, x.shape[1]):

@@ -86,6 +86,8 @@ class TorchSums:
         self.fused = fused and self._inner and offered(y) and self._fuse()
         if not self.fused:
             self._x, self._y = x, y
+            if isinstance(kernel, RadialKernel):
+                kernel.check_squares(torch.finfo(y.dtype))
 
     @property
     def how(self) -> str:
