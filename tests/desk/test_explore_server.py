@@ -789,3 +789,25 @@ def test_loopback_addresses() -> None:
     assert [server.is_loopback(host) for host in ("0.0.0.0", "192.168.0.2", "example.org", "::")] == [False] * 4
     with pytest.raises(InputError, match="--host"):
         server.start(Contents(example()), host="203.0.113.9")
+
+
+def test_another_thread_leaves_the_document_alone(desk: Desk) -> None:
+    """While a document holds events it loses what other threads add to them: pages stayed at "drawing ..."."""
+    threads: list[int] = []
+
+    class Document:
+        session_context = "of a page that is there"
+
+        def add_next_tick_callback(self, function: Callable[[], Any]) -> None:
+            threads.append(threading.get_ident())
+
+    loop = asyncio.new_event_loop()
+    desk = replace(desk, document=Document(), loop=loop)
+    other = threading.Thread(target=desk.later, args=(print,))
+    other.start()
+    other.join()
+    assert not threads
+    loop.run_until_complete(asyncio.sleep(0))
+    assert threads == [threading.get_ident()]
+    loop.close()
+    desk.later(print)  # of a server that has ended

@@ -19,6 +19,7 @@ _VISITS, _SHARE = 8, 0.25  # how often a coarse chain is visited at most; what p
 _RESTART, _ITERATIONS = 24, 200  # of GMRES around the cycles
 
 _MOVE_BYTES, _BESIDE, _OWN = 60, 8, 16  # of each move; vectors beside those of GMRES, and beside each column
+_THREADS = 2**22  # bytes that threads and their buffers hold: up to 5 MB were seen, whatever the chain
 
 
 def needed_bytes(moves: int, states: int, columns: int) -> int:
@@ -26,7 +27,7 @@ def needed_bytes(moves: int, states: int, columns: int) -> int:
     from nlflow.backends.numba.chains import width_of
 
     vectors = (_RESTART + _BESIDE) * width_of(columns) + _OWN * columns
-    return _MOVE_BYTES * moves + 8 * states * vectors
+    return _THREADS + _MOVE_BYTES * moves + 8 * states * vectors
 
 
 class Aggregation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,12 +43,20 @@ class Desk:
     worker: Worker  # of all pages
     limits: Limits  # of uploads
     document: Any  # of this page
+    loop: asyncio.AbstractEventLoop | None = None  # of the page's own thread, where there is a document
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Call a function in the page's own thread, with the lock of its document. Any thread may call this."""
-        if self.document is None:
+        """Call a function in the page's own thread, with the lock of its document. Any thread may call this.
+
+        The document is asked in its thread: while it holds events it may lose what another thread adds to them.
+        """
+        if self.loop is None:
             function()
-        elif self.document.session_context is not None:  # the page is still there
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._ask, function)
+
+    def _ask(self, function: Callable[[], Any]) -> None:
+        if self.document.session_context is not None:  # the page is still there
             self.document.add_next_tick_callback(function)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ does; the browser gets a cookie for it, and without one nothing is answered.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hmac
 import ipaddress
@@ -233,7 +234,8 @@ def build(contents: Contents, worker: Worker) -> Any:
         pn.state.curdoc.template = _HEAD
         # The page says by itself that the server has gone. A new server knows nothing of an old page.
         pn.state.curdoc.config.update(reconnect_session=False, notify_connection_status=False)
-    desk = Desk(worker, contents.limits, pn.state.curdoc)
+    loop = None if pn.state.curdoc is None else asyncio.get_running_loop()
+    desk = Desk(worker, contents.limits, pn.state.curdoc, loop)
     pn.state.on_session_destroyed(lambda context: desk.close())
     tabs: list[Tab] = [
         DenoiseTab(desk, contents.source),
