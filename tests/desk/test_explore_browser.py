@@ -546,7 +546,8 @@ def test_an_address_opens_the_page_as_it_was(page: Page) -> None:
     assert page.python() == text
     assert np.array_equal(seen(page, "result"), picture)
     assert page.all("p.refused") == []
-    page.settled(lambda: page.driver.execute_script("location.hash = 'tab=flow&width=9&kernel=Laplace'"))
+    page.driver.execute_script("location.hash = 'tab=flow&width=9&kernel=Laplace'")
+    page.wait(lambda: page.all("p.refused") and page.kind() == "done", "the other tab")  # which counts from anew
     assert page.one("p.refused").text == "width: got '9', expected a number from 0.01 to 0.3"
     assert "Laplace(0.03)" in page.python()
     page.open()  # as the other tests expect it
