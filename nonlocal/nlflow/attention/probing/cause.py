@@ -20,7 +20,7 @@ from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
-from nlflow.attention.probing.parts import NULLS, PARTS, Course, Formula, Point, course_of, joined
+from nlflow.attention.probing.parts import NULLS, PARTS, Course, Few, Formula, Point, course_of, joined
 from nlflow.attention.probing.probe import beside_pooling, call_of, check_finite, layer_of, placed, tokens_of
 from nlflow.attention.probing.recording import Take, recording, taking
 from nlflow.attention.probing.spectra import LayerSpectrum, Maps, Products, spectrum_of
@@ -339,8 +339,8 @@ def explain(
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         given = inputs_of(model, batch[0] if alone else batch)
         run = _run(network, given, adapter, take)
-        rows = _rows(run, sum(part[0].points["before"].count.size for part in parts)) if nulls else None
-        parts.append(_blocks(network, given, run, tokens, rows, generator, not parts))
+        few = _few(run, sum(part[0].points["before"].count.size for part in parts)) if nulls else None
+        parts.append(_blocks(network, given, run, tokens, few, generator, not parts))
         layers = [[block.name for block in part] for part in (parts[0], parts[-1])]
         if layers[0] != layers[1]:
             raise InputError(
@@ -403,14 +403,14 @@ def _without_marks(batch: Any) -> Any:
     return batch
 
 
-def _rows(run: _Run, before: int) -> Tensor:
+def _few(run: _Run, before: int) -> Few:
     """Return which inputs of a batch have nulls; there were some inputs before."""
     state = run[0][0].before
     if state is None:
-        return torch.zeros(0, dtype=torch.long)
+        return Few.of([], torch.device("cpu"))
     numbers = range(before, before + len(state))
     drawn = [one - before for one in numbers if one < _DRAWS or one % _EVERY == 0]
-    return torch.tensor(drawn, dtype=torch.long, device=state.device)
+    return Few.of(drawn, state.device)
 
 
 def _blocks(
@@ -418,7 +418,7 @@ def _blocks(
     batch: Any,
     run: _Run,
     choice: Choice,
-    rows: Tensor | None,
+    few: Few | None,
     generator: torch.Generator,
     first: bool,
 ) -> list[CausedBlock]:
@@ -449,7 +449,7 @@ def _blocks(
             last = ends[stack][2]
         check_finite(one.name, (one.before, one.after) if last is None else (one.after,), counted)
         course = course_of(
-            one, layer, projected, counted, rows=rows, generator=generator,
+            one, layer, projected, counted, few=few, generator=generator,
             before=None if last is None else last.points["after"],
         )  # fmt: skip
         maps = None

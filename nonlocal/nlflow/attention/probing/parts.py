@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -161,6 +162,18 @@ def _array(values: Tensor) -> Floats:
 # ---- the path of a block
 
 
+class Few(NamedTuple):
+    """The inputs that have nulls: their numbers on the host, and where the states lie."""
+
+    numbers: NDArray[np.int_]
+    rows: Tensor
+
+    @classmethod
+    def of(cls, numbers: list[int], device: torch.device) -> Few:
+        """Return inputs of these numbers, for states that lie on a device."""
+        return cls(np.array(numbers, dtype=np.int_), torch.tensor(numbers, dtype=torch.long, device=device))
+
+
 @dataclass(eq=False)
 class Course:
     """The points of one block on a batch, and the parts that are made of them.
@@ -184,7 +197,7 @@ class Course:
 
     tokens: Tensor
     points: dict[str, Point] = field(default_factory=dict)
-    waiting: list[tuple[str, Tensor, Tensor | None]] = field(default_factory=list)
+    waiting: list[tuple[str, Tensor, Few | None]] = field(default_factory=list)
     parts: dict[str, Formula] = field(default_factory=dict)
     orders: dict[str, Formula] = field(default_factory=dict)
     nulls: dict[str, dict[str, Formula]] = field(default_factory=dict)
@@ -198,9 +211,9 @@ class Course:
         """Number of points so far."""
         return len(self.points) + len(self.waiting)
 
-    def at(self, name: str, state: Tensor, rows: Tensor | None = None) -> str:
-        """Take a state as a point, and return its name; `rows`: of these inputs alone, without the rank."""
-        self.waiting.append((name, state, rows))
+    def at(self, name: str, state: Tensor, few: Few | None = None) -> str:
+        """Take a state as a point, and return its name; `few`: of these inputs alone, without the rank."""
+        self.waiting.append((name, state, few))
         if sum(each.nbytes for _, each, _ in self.waiting) >= _TOGETHER:
             self.measure()
         return name
@@ -211,11 +224,11 @@ class Course:
             own = [one for one in self.waiting if (one[2] is None) == whole]
             if not own:
                 continue
-            rows, items = own[0][2], len(self.tokens)
-            tokens = (self.tokens if rows is None else self.tokens[rows]).expand(len(own), -1, -1).flatten(0, 1)
+            few, items = own[0][2], len(self.tokens)
+            tokens = (self.tokens if few is None else self.tokens[few.rows]).expand(len(own), -1, -1).flatten(0, 1)
             found = point_of(torch.cat([state for _, state, _ in own]), tokens, ranked=whole)
-            if rows is not None:
-                places = items * np.arange(len(own))[:, None] + rows.cpu().numpy()
+            if few is not None:
+                places = items * np.arange(len(own))[:, None] + few.numbers
                 found = found.spread(places.ravel(), items * len(own))
             for number, (name, *_) in enumerate(own):
                 self.points[name] = found.part(slice(number * items, (number + 1) * items))
@@ -234,7 +247,7 @@ def course_of(
     seen: Projected,
     tokens: Tensor,
     *,
-    rows: Tensor | None,
+    few: Few | None,
     generator: torch.Generator,
     before: Point | None = None,
 ) -> Course:
@@ -249,7 +262,7 @@ def course_of(
     seen : Projected
     tokens : tensor of bool of shape (B, N)
         That count.
-    rows : tensor of int, or None
+    few : Few, or None
         Of the batch, for which there are nulls; None for no nulls.
     generator : torch.Generator
         Of the nulls, on the CPU.
@@ -269,7 +282,7 @@ def course_of(
         course.give("unknown", {"after": 1.0, "before": -1.0})
         course.measure()
         return course
-    _Walk(course, one, layer, seen, rows, generator).go()
+    _Walk(course, one, layer, seen, few, generator).go()
     course.measure()
     return course
 
@@ -283,14 +296,16 @@ class _Walk:
         one: Seen,
         layer: Layer | None,
         seen: Projected,
-        rows: Tensor | None,
+        few: Few | None,
         generator: torch.Generator,
     ) -> None:
         self.course, self.one, self.layer, self.seen = course, one, layer, seen
-        self.nulls, self.generator = rows is not None, generator
+        self.nulls, self.generator = few is not None, generator
         assert one.before is not None
         there = one.before.device
-        self.rows = torch.zeros(0, dtype=torch.long, device=there) if rows is None else rows.to(there)
+        few = few or Few.of([], there)
+        self.rows = few.rows.to(there)
+        self.few = Few(few.numbers, self.rows)
         self.state, self.name = one.before, "before"
         self.left = len(one.steps)
 
@@ -339,7 +354,7 @@ class _Walk:
 
     def null_at(self, base: Tensor, added: Tensor) -> str:
         """Measure a state of the inputs that have nulls; both are of these alone."""
-        return self.course.at(f"null {self.course.count}", base + added, self.rows)
+        return self.course.at(f"null {self.course.count}", base + added, self.few)
 
     def norm(self, step: Step) -> None:
         name, state = self.reached(step.tensor, not self.left)
@@ -347,7 +362,7 @@ class _Walk:
         if self.nulls and (norm := self.known_norm(step.tensor)) is not None:
             order = torch.randperm(len(norm.gain), generator=self.generator).to(norm.gain.device)
             other = Norm(norm.gain[order], norm.shift[order], norm.centred, norm.epsilon)
-            null = self.course.at(f"weights {self.course.count}", other(self.state[self.rows]), self.rows)
+            null = self.course.at(f"weights {self.course.count}", other(self.state[self.rows]), self.few)
             self.course.give("norms", {null: 1.0, self.name: -1.0}, "weights")
         self.state, self.name = state, name
 
@@ -456,7 +471,7 @@ class _Corners:
             for name, (summed, averages) in {"keys": (null.averaged, null.whole), "random": random}.items():
                 self.others[name] = summed, operator.added(averages)
                 own = _spread_of(averages, layer.tokens[walk.rows]) / spread[walk.rows]
-                course.contraction[name] = _spread(_array(own), walk.rows.cpu().numpy(), len(v))
+                course.contraction[name] = _spread(_array(own), walk.few.numbers, len(v))
 
 
 def _length(x: Tensor) -> Tensor:
