@@ -82,7 +82,7 @@ COPIES: dict[str, str] = {
     "attention/probing/probe.py placed": "inputs that lie elsewhere than the model, once",
     "attention/probing/survey.py _pooled": PROBED,
     "attention/probing/probe.py <lambda>": "what a model copies itself",
-    "attention/probing/parts.py of": "which inputs have nulls: numbers, once for a batch",
+    "attention/probing/parts.py numbered": "which inputs have nulls: numbers, once for a batch",
     "attention/sweeping/sweep.py _scores": "scores of a task, which a setting ends with",
     "attention/sweeping/tasks.py __call__": "scores of tasks are those of NumPy: once for a batch",
     "attention/sweeping/tasks.py embed": "scores of tasks are those of NumPy: once for a batch",

@@ -65,7 +65,7 @@ class NeighbourAffinity(SparseAffinity):
                 f"features: got {features.shape[1]} dimensions, expected at most {WIDEST} for method='sparse': in "
                 "more, few blocks of nodes are too far apart to hold neighbours; use method='lowrank' or 'pairwise'"
             )
-        kernel.check_squares(np.finfo(np.float64))
+        kernel.check_squares()
         weights, log_unit = relative_weights(domain.weights.reshape(-1), _LIGHTEST)
         # In blocks, so that the neighbours of a node are near it in memory too: from a million nodes on, products in a
         # random order take almost three times as long.

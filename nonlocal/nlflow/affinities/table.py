@@ -88,7 +88,7 @@ def log_table(
     MemoryLimitError
         When the kernel is so wide against the spacing that the table would pass the limit.
     """
-    kernel.compared.check_squares(np.finfo(np.float64))
+    kernel.compared.check_squares()
     radii = table_radius(kernel, grid, window)
     sides = [2 * r + 1 for r in radii]
     check_memory(

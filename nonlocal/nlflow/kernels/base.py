@@ -33,6 +33,7 @@ _RADII: Final = np.append(
 )  # no corner of a formula
 _SAME: Final = 1e-6  # of a weight, beside those that count
 _COMPILED: Final = 400  # operations
+_DOUBLE: Final = np.finfo(np.float64)
 _BEYOND: Final = 1e3  # times the scale: tails that fall slowly count that far out
 _ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of float32
 
@@ -290,7 +291,7 @@ class RadialKernel(Kernel):
                 + ("; bound it near 0, as TruncatedPower does" if r == 0 and "inf" in what else "")
             )
 
-    def check_squares(self, limits: Any) -> None:
+    def check_squares(self, limits: Any = _DOUBLE) -> None:
         """Raise `InputError` unless floats with these limits (`finfo`) hold squares of distances about the `scale`.
 
         Of sums that square distances in the units of the caller, not times `unit`.
@@ -306,7 +307,7 @@ class RadialKernel(Kernel):
     def log_matrix(self, x: Array, y: Array) -> Array:
         """Return log k(x_i, y_j) without the amplitude; see `Kernel.log_matrix`."""
         if is_numpy(x):
-            self.check_squares(np.finfo(np.float64))
+            self.check_squares()
             return self.log_profile(cdist(x, y, "sqeuclidean"))
         self.check_squares(namespace(x).finfo(x.dtype))
         # Differences, not |x|^2 - 2 x.y + |y|^2: the expansion cancels for close points.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_integer, check_number, checked_call, listed
+from nlflow.errors import InputError, check_integer, check_number, checked_call, listed, warn_caller
 from nlflow.kernels import RadialKernel
 from nlflow.learning.base import GivenPoints, PointEstimator, TransformerMixin, by_chunks, check_is_fitted
 from nlflow.learning.graphs import PointGraph
@@ -202,24 +201,20 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         if len(sizes) > count + 1 or self.graph_.widths is not None:
             enough = "" if self.graph_.widths is not None else f", n_components >= {len(sizes) - 1},"
             raise InputError(f"{told}, expected one; use more neighbours or a smaller gamma{enough} or map each part")
-        warnings.warn(
+        warn_caller(
             f"{told}: the first {len(sizes) - 1} coordinates are constant on each and tell them apart, in directions "
             f"that are a choice of many, and the others are those of single parts; {self.graph_.remedy()}",
-            NlflowWarning,
-            stacklevel=3,
         )
         return len(sizes)
 
     def _check_modes(self) -> None:
         few = np.flatnonzero(self.participation_ < min(_FEW, 0.05 * len(self.widths_)))
         if len(few):
-            warnings.warn(
+            warn_caller(
                 f"beta: {len(few)} of {len(self.generator_)} modes (number {listed(few)}) lie on fewer than {_FEW} of "
                 f"{len(self.widths_)} points ({self.participation_.min():.1f} at the least), far from the others: "
                 "generator_ is theirs there, and not that of the density; leave these points out, use more points, "
                 "a larger gamma or a beta nearer to 0, or keep the modes of which participation_ is large",
-                NlflowWarning,
-                stacklevel=3,
             )
 
     def fit_transform(self, X: Any, y: Any = None) -> NDArray[Any]:
@@ -329,20 +324,16 @@ def spectral_clustering(
     given._say(f"{graph.size} samples, {graph.affinity.method}: {graph.affinity.reason}", start, "spectral_clustering")
     parts = np.sort(np.bincount(graph.parts()))[::-1].tolist()
     if len(parts) not in (1, count):
-        warnings.warn(
+        warn_caller(
             f"X: got points in {shown_parts(parts)} for {count} clusters, which are made of whole parts where these "
             f"are more; {graph.remedy()}",
-            NlflowWarning,
-            stacklevel=3,
         )
     rtol = max(check_number("tol", tol, minimum=0), 10 * rounding_of(graph))
     modes = MarkovChain(graph.affinity, memory_limit=memory_limit).modes(count, rtol=rtol)
     if modes.parted and len(parts) == 1:
-        warnings.warn(
+        warn_caller(
             f"n_clusters: got {count}, which parts equal eigenvalues ({modes.values[-1]:.6g}): these clusters are a "
             "choice of many; use another number",
-            NlflowWarning,
-            stacklevel=3,
         )
     labels = _assigned(modes.vectors)
     order = np.argsort(-np.bincount(labels, minlength=count), kind="stable")

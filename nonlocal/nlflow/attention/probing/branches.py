@@ -273,7 +273,10 @@ class _Known:
 
 
 class _OfTensors:
-    """What is known of tensors, by themselves, for as long as they live; torch's own kind of this is slow."""
+    """What is known of the tensors of one call, by themselves; torch's own kind of this is slow.
+
+    What was known of a tensor that is gone stays until the call ends, or its number is another's.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ref[Tensor], _Known]] = {}

@@ -407,10 +407,10 @@ def _few(run: _Run, before: int) -> Few:
     """Return which inputs of a batch have nulls; there were some inputs before."""
     state = run[0][0].before
     if state is None:
-        return Few.of([], torch.device("cpu"))
+        return Few.numbered([], torch.device("cpu"))
     numbers = range(before, before + len(state))
     drawn = [one - before for one in numbers if one < _DRAWS or one % _EVERY == 0]
-    return Few.of(drawn, state.device)
+    return Few.numbered(drawn, state.device)
 
 
 def _blocks(

@@ -169,7 +169,7 @@ class Few(NamedTuple):
     rows: Tensor
 
     @classmethod
-    def of(cls, numbers: list[int], device: torch.device) -> Few:
+    def numbered(cls, numbers: list[int], device: torch.device) -> Few:
         """Return inputs of these numbers, for states that lie on a device."""
         return cls(np.array(numbers, dtype=np.int_), torch.tensor(numbers, dtype=torch.long, device=device))
 
@@ -303,9 +303,7 @@ class _Walk:
         self.nulls, self.generator = few is not None, generator
         assert one.before is not None
         there = one.before.device
-        few = few or Few.of([], there)
-        self.rows = few.rows.to(there)
-        self.few = Few(few.numbers, self.rows)
+        self.few = Few.numbered([], there) if few is None else few._replace(rows=few.rows.to(there))
         self.state, self.name = one.before, "before"
         self.left = len(one.steps)
 
@@ -349,7 +347,7 @@ class _Walk:
 
     def null_of(self, part: str, added: Tensor) -> None:
         if self.nulls:
-            null = self.null_at(self.state[self.rows], self.turned(added))
+            null = self.null_at(self.state[self.few.rows], self.turned(added))
             self.course.give(part, {null: 1.0, self.name: -1.0}, "weights")
 
     def null_at(self, base: Tensor, added: Tensor) -> str:
@@ -362,7 +360,7 @@ class _Walk:
         if self.nulls and (norm := self.known_norm(step.tensor)) is not None:
             order = torch.randperm(len(norm.gain), generator=self.generator).to(norm.gain.device)
             other = Norm(norm.gain[order], norm.shift[order], norm.centred, norm.epsilon)
-            null = self.course.at(f"weights {self.course.count}", other(self.state[self.rows]), self.few)
+            null = self.course.at(f"weights {self.course.count}", other(self.state[self.few.rows]), self.few)
             self.course.give("norms", {null: 1.0, self.name: -1.0}, "weights")
         self.state, self.name = state, name
 
@@ -383,7 +381,7 @@ class _Walk:
         width = added.shape[-1]
         order = torch.randperm(width, generator=self.generator)
         signs = torch.randint(2, (width,), generator=self.generator) * 2 - 1
-        few = added[self.rows]
+        few = added[self.few.rows]
         return few.index_select(-1, order.to(few.device)).mul_(signs.to(few))
 
     # ---- attention
@@ -433,7 +431,7 @@ class _Walk:
                 own[point] = own.get(point, 0.0) + weight * value
         if not self.nulls:
             return
-        few = base[self.rows]
+        few = base[self.few.rows]
         for null, (averaged, whole) in corners.others.items():
             first = {self.null_at(few, averaged): 1.0, normed: -1.0}
             final = {self.null_at(few, whole): 1.0, projected: -1.0}
@@ -456,7 +454,7 @@ class _Corners:
         operator = operator_of(one, one.taken, state, added, walk.seen)
         n = operator.normed(state)
         traces, v = operator.traces.to(n.dtype), layer.v.to(n.dtype)
-        null = _Moved.of(layer, n, walk.rows, walk.generator) if walk.nulls else None
+        null = _Moved.of(layer, n, walk.few.rows, walk.generator) if walk.nulls else None
         averaged, whole = _averages(layer, n, traces, walk.seen, null)
         course = walk.course
         course.operator = operator
@@ -470,7 +468,7 @@ class _Corners:
             random = _random_averages(null, traces, operator.values.to(n.dtype), walk.generator)
             for name, (summed, averages) in {"keys": (null.averaged, null.whole), "random": random}.items():
                 self.others[name] = summed, operator.added(averages)
-                own = _spread_of(averages, layer.tokens[walk.rows]) / spread[walk.rows]
+                own = _spread_of(averages, layer.tokens[walk.few.rows]) / spread[walk.few.rows]
                 course.contraction[name] = _spread(_array(own), walk.few.numbers, len(v))
 
 
