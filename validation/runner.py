@@ -187,4 +187,5 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = {status: sum(f.status == status for f in findings) for status in ("pass", "fail", "error", "not run")}
     words = {"pass": "passed", "fail": "failed", "error": "ended in an error", "not run": "not run"}
     parts = [f"{count} {words[status]}" for status, count in counts.items() if count or status == "pass"]
-    return f"{len(findings)} claims: {', '.join(parts)}; {sum(f.seconds for f in findings):.0f} s"
+    plural = "s" if len(findings) != 1 else ""
+    return f"{len(findings)} claim{plural}: {', '.join(parts)}; {sum(f.seconds for f in findings):.0f} s"

@@ -34,8 +34,19 @@ def __getattr__(name: str) -> object:
     except AttributeError:
         if name in __all__:  # something else fails while its module is loaded
             raise
-        from difflib import get_close_matches
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_remedy(name)}", name=name) from None
 
-        near = get_close_matches(name, __all__, 1)
-        remedy = f"; did you mean {near[0]}?" if near else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{remedy}", name=name) from None
+
+def _remedy(name: str) -> str:
+    """Say which room has a name that is not here, or which name is near."""
+    import re
+    from difflib import get_close_matches
+    from pathlib import Path
+
+    root, known = Path(__file__).parent, re.escape(name)
+    for stub in sorted(root.glob("*/**/__init__.py*"), key=lambda path: len(path.parts)):
+        if re.search(rf' as {known}$|"{known}"[],]', stub.read_text(), re.MULTILINE):
+            room = ".".join(stub.parent.relative_to(root.parent).parts)
+            return f"; write from {room} import {name}"
+    near = get_close_matches(name, __all__, 1)
+    return f"; did you mean {near[0]}?" if near else ""

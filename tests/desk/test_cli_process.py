@@ -27,10 +27,18 @@ def process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_entry_point_and_start() -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from nlflow.desk.commands.main import main; main()",
+        "import runpy; runpy.run_module('nlflow', run_name='__main__')",
+    ],
+    ids=["nonlocal", "python -m nlflow"],
+)
+def test_entry_point_and_start(start: str) -> None:
     heavy = "{'numpy', 'numba', 'scipy', 'matplotlib', 'PIL', 'skimage', 'torch', 'rich'}"
     check = f"import atexit, sys; atexit.register(lambda: print(sorted({heavy} & set(sys.modules))));"
-    result = process(check + "from nlflow.desk.commands.main import main; main()", "--help")
+    result = process(check + start, "--help")
     assert result.returncode == 0
     assert result.stdout.startswith("Usage: nonlocal [OPTIONS]")
     assert result.stdout.endswith("[]\n")

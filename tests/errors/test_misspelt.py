@@ -204,6 +204,14 @@ def test_a_misspelt_name_of_the_package_is_told_the_near_one() -> None:
         nlflow.qqq  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("room", "name"), [("nlflow.denoising.large", "denoise_array"), ("nlflow.learning", "DiffusionMap")]
+)
+def test_a_name_that_only_a_room_has_is_told_with_the_room(room: str, name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; write from {room} import {name}$"):
+        getattr(nlflow, name)
+
+
 def test_estimators_name_the_near_word_and_keep_scikit_learns_contract() -> None:
     base = pytest.importorskip("sklearn.base", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
     from nlflow import learning
