@@ -50,6 +50,7 @@ MODULES = (
     "noise_laws",
     "noise_found",
     "removed_noise",
+    "judged_residuals",
     "nonlocal_bayes",
     "frozen_priors",
     "correlated_noise",

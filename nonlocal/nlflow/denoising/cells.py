@@ -76,10 +76,10 @@ def _overlapping(
     own = Poisson(1.0, sigma / (fresh * math.sqrt(energy)))
     sums = gaussian_filter(mixed, (width, width, 0))
     stable = own.stabilize((sums if sigma else np.maximum(sums, 0)) / (energy * fresh**2))
-    noise = GaussianNoise(1.0, power / power.mean())
-    part, signal = with_colour(replace(frame, few=None, missing=None, model=noise), stable, noise)
+    noise = GaussianNoise(1.0, power)
+    part, signal = with_colour(replace(frame, few=None, missing=None, model=noise), stable, noise)  # in units of 1
     found = part.run(signal, watch)
-    expected = found.path[-1].astype(np.float64) * part.level + part.offset
+    expected = found.path[-1].astype(np.float64) + part.offset
     return own.unstabilize(expected) * energy * fresh**2, found
 
 
