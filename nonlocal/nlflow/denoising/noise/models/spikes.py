@@ -90,7 +90,7 @@ class Spikes(Strewn):
         """Return what this noise is, in a few words."""
         if self.density is None:
             return "spikes, to be found"
-        return f"spikes: {100 * self.density:.3g} % of the samples stick out and are as narrow as no line is"
+        return f"spikes: {100 * self.density:.3g} % of the samples stick out and are narrower than any line"
 
     def _check(self, samples: Array) -> None:
         check_recording(samples, self.kind)
