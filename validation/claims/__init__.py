@@ -42,6 +42,7 @@ MODULES = (
     "orders_of_noisy_steps",
     "volume_constraint",
     "order_of_steps",
+    "steps_by_formula",
     "order_of_evolving_flows",
     "sphere_flows",
     "mean_field_limit",

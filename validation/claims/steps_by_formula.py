@@ -1,0 +1,544 @@
+"""One step of each integrator, and what moves a flow, against formulas with whole matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.integrate import RK45
+from scipy.linalg import block_diag, expm, sqrtm
+
+from nlflow import (
+    ETD2RK,
+    ETD4RK,
+    IMEX,
+    Adaptive,
+    AllenCahn,
+    ConservedMetric,
+    Constraint,
+    ConvexSplitting,
+    E,
+    ExplicitEuler,
+    Exponential,
+    Gaussian,
+    GradientFlow,
+    Grid,
+    J,
+    Points,
+    RungeKutta,
+    affinity,
+    from_matrix,
+)
+from nlflow.flows import (
+    AverageVectorField,
+    EulerMaruyama,
+    ExactGaussian,
+    ExponentialEuler,
+    Lie,
+    Milstein,
+    Noise,
+    PlatenWeak2,
+    Rosenbrock,
+    SemiImplicit,
+    Strang,
+)
+from nlflow.flows.integrators.exponential import chebyshev_coefficients
+from nlflow.flows.integrators.stochastic import covariance_root
+from validation.harness import Check, Claim, Context, Outcome, largest
+
+Floats = NDArray[np.float64]
+
+N, T, H, STRENGTH = 6, 0.3, 0.11, 0.4
+MASS = {"l2": 0.0, "degree": 1.0, "conserved": 0.0}  # the power of the degree in the measure
+
+
+def apart(found: Any, wanted: Any) -> float:
+    wanted = np.asarray(wanted)
+    return float(np.abs(np.asarray(found) - wanted).max() / max(float(np.abs(wanted).max()), 1e-3))
+
+
+def phi(k: int, z: Floats) -> Floats:
+    """Return φ_k(z) of a matrix: a block of the exponential of a larger one (Sidje 1998, doi 10.1145/285861.285868)."""
+    n = len(z)
+    whole = np.kron(np.eye(k + 1, k=1), np.eye(n))
+    whole[:n, :n] = z
+    return np.asarray(expm(whole)[:n, k * n :])
+
+
+class Problem:
+    """A flow of two channels and its parts as matrices of node and channel: u' = B (−A u + F(t) + R(u) + g(t)).
+
+    `measure` is that of each unknown; `free` says which of them move.
+    """
+
+    def __init__(self, where: str, metric: str, fidelity: str, *, held: bool = False, drives: bool = True) -> None:
+        rng = np.random.default_rng([17, len(where), len(metric), len(fidelity)])
+        k, w = rng.random((N, N)) ** 2, rng.uniform(0.5, 2.0, N) / N
+        weights: Any = from_matrix(3.1 * k, Points(np.zeros(N), weights=w))
+        links = 3.1 * (k + k.T) * w
+        if where == "ring":
+            weights, w = (
+                affinity(Gaussian(0.9, amplitude=3.1), Grid(N, spacing=0.7, boundary="periodic")),
+                np.full(N, 0.7),
+            )
+            apart = 0.7 * (np.arange(N)[:, None] - np.arange(N)).astype(float)
+            turns = [np.exp(-((apart + 0.7 * N * turn) ** 2) / (2 * 0.81)) for turn in range(-5, 6)]
+            links = 6.2 * 0.7 * np.sum(turns, axis=0)
+        self.weights, self.w, self.links = weights, w, links
+        degree = links.sum(axis=1)
+        self.degree = degree
+        lowered = np.diag(degree) - links
+        self.start, self.f, self.place = rng.uniform(-0.9, 0.9, (3, N, 2))
+        strengths: Any = {"none": 0.0, "number": 0.7, "nodes": rng.uniform(0.2, 1.0, N)}.get(fidelity)
+        if fidelity == "matrices":
+            roots = rng.uniform(-1, 1, (N, 2, 2))
+            strengths = roots @ roots.transpose(0, 2, 1) + 0.1 * np.eye(2)
+        blocks = strengths if fidelity == "matrices" else np.multiply.outer(np.broadcast_to(strengths, N), np.eye(2))
+        self.a = np.kron(lowered if MASS[metric] == 0 else lowered / degree[:, None], np.eye(2))
+        self.phi = block_diag(*blocks)
+        self.moving: Any = np.eye(2 * N)
+        self.largest = 1.0
+        inner: Any = metric
+        if metric == "conserved":
+            m: Floats = np.full(N, 0.6) if where == "ring" else rng.uniform(0.3, 1.0, N)
+            both = links * (m[:, None] + m) / 2
+            self.moving = np.kron(np.diag(both.sum(axis=1)) - both, np.eye(2))
+            self.largest = float(m.max())
+            inner = ConservedMetric(mobility=0.6 if where == "ring" else m)
+        self.m = np.repeat(w * degree ** MASS[metric], 2)
+        self.free = np.repeat(np.arange(N) % 3 != 1, 2) if held else np.ones(2 * N, bool)
+        self.held_at = rng.uniform(-0.9, 0.9, (np.count_nonzero(~self.free) // 2, 2))
+        self.drives, self.timed, self.metric = drives, drives, metric
+        measure = "degree" if metric == "degree" else "l2"
+        energy = J(weights) if fidelity == "none" else E(weights, self.f, strengths, measure=measure)
+        terms: dict[str, Any] = {}
+        if drives:
+            terms = {"reaction": AllenCahn(STRENGTH, interval=(-2.0, 2.0)), "source": self.source}
+            if fidelity != "none":
+                terms["observed"] = self.seen
+        if held:
+            values = self.values if drives else self.held_at
+            terms["constraint"] = Constraint(~self.free[::2], values)
+        self.flow = GradientFlow(energy, inner, **terms)
+
+    # ---- what depends on time
+
+    def source(self, t: float) -> Floats:
+        return np.asarray(np.cos(3 * t + 0.2) * self.place)
+
+    def seen(self, t: float) -> Floats:
+        return np.asarray((1 + 0.5 * np.sin(2 * t)) * self.f)
+
+    def values(self, t: float) -> Floats:
+        return np.asarray((1 + t) * self.held_at)
+
+    # ---- its parts, of vectors
+
+    def whole(self, t: float, u: Floats) -> Floats:
+        """Return a vector with the values that are held."""
+        u = u.copy()
+        u[~self.free] = (self.values(t) if self.drives else self.held_at).ravel()
+        return u
+
+    def reaction(self, u: Floats) -> Floats:
+        return STRENGTH * (u - u**3) if self.drives else 0 * u
+
+    def force(self, t: float, u: Floats) -> Floats:
+        """Return −dE/du in the densities of the measure."""
+        f = (self.seen(t) if self.drives else self.f).ravel()
+        push = self.source(t).ravel() if self.drives else 0.0
+        return np.asarray(-self.a @ u + self.phi @ (f - u) + self.reaction(u) + push)
+
+    def velocity(self, t: float, u: Floats) -> Floats:
+        return np.where(self.free, self.moving @ self.force(t, self.whole(t, u)), 0.0)
+
+    @property
+    def stiff(self) -> Floats:
+        """A between free nodes."""
+        return np.asarray((self.moving @ (self.a + self.phi)) * np.outer(self.free, self.free))
+
+    def pulled(self, t: float) -> Floats:
+        """Return φ f, and what held values do."""
+        f = (self.seen(t) if self.drives else self.f).ravel()
+        held = self.whole(t, np.zeros(2 * N))
+        return np.where(self.free, self.moving @ (self.phi @ f - (self.a + self.phi) @ held), 0.0)
+
+    def driven(self, t: float, u: Floats) -> Floats:
+        push = self.source(t).ravel() if self.drives else 0 * u
+        return np.where(self.free, self.moving @ (self.reaction(self.whole(t, u)) + push), 0.0)
+
+    def beside(self, t: float, u: Floats) -> Floats:
+        return self.pulled(t) + self.driven(t, u)
+
+
+Formula = Callable[[Problem, Floats, float, float], Floats]
+
+
+# ---- steps, each as its paper has it
+
+
+def euler(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    return u + h * p.velocity(t, u)
+
+
+def semi_implicit(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    right = u + h * (-p.a @ u + p.phi @ p.f.ravel())
+    return np.asarray(np.linalg.solve(np.eye(2 * N) + h * p.phi, right))
+
+
+def etd2(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    a, first = p.stiff, p.beside(t, u)
+    middle = u + h * phi(1, -h * a) @ (first - a @ u)
+    return np.asarray(middle + h * phi(2, -h * a) @ (p.beside(t + h, middle) - first))
+
+
+def etd4(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    """Krogstad's stages, of Table 5.1 of Hochbruck and Ostermann."""
+    a = p.stiff
+    p1, p2, p3 = (phi(k, -h * a) for k in (1, 2, 3))
+    h1, h2 = (phi(k, -h / 2 * a) for k in (1, 2))
+    n1 = p.beside(t, u)
+    n2 = p.beside(t + h / 2, expm(-h / 2 * a) @ u + h * (h1 / 2) @ n1)
+    n3 = p.beside(t + h / 2, expm(-h / 2 * a) @ u + h * ((h1 / 2 - h2) @ n1 + h2 @ n2))
+    n4 = p.beside(t + h, expm(-h * a) @ u + h * ((p1 - 2 * p2) @ n1 + 2 * p2 @ n3))
+    end = (p1 - 3 * p2 + 4 * p3) @ n1 + (2 * p2 - 4 * p3) @ (n2 + n3) + (4 * p3 - p2) @ n4
+    return np.asarray(expm(-h * a) @ u + h * end)
+
+
+def imex(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    a, g = p.stiff, 1 - 1 / math.sqrt(2)
+    d, implicit = 1 - 1 / (2 * g), np.eye(2 * N) + h * g * a
+    middle: Any = np.linalg.solve(implicit, u + h * g * (p.driven(t, u) + p.pulled(t + g * h)))
+    drive = d * p.driven(t, u) + (1 - d) * p.driven(t + g * h, middle)
+    right = u + h * (1 - g) * (p.pulled(t + g * h) - a @ middle) + h * g * p.pulled(t + h) + h * drive
+    return np.asarray(np.linalg.solve(implicit, right))
+
+
+def convex(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    bound = STRENGTH * 11 if p.drives else 0.0  # of the slope 1 − 3 u² for |u| <= 2
+    lifted = p.moving * np.outer(p.free, p.free)
+    right = h * (p.pulled(t + h) + p.driven(t, u) - p.stiff @ u)
+    return np.asarray(u + np.linalg.solve(np.eye(2 * N) + h * (p.stiff + bound * lifted), right))
+
+
+def averaged(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    """Solve for the end by Newton's method, the mean of u − u³ along the way being known."""
+    a, lifted, end = p.stiff, p.moving * np.outer(p.free, p.free), u.copy()
+    rest = p.pulled(t + h / 2) + p.driven(t + h / 2, u) - np.where(p.free, p.moving @ p.reaction(p.whole(t, u)), 0.0)
+    for _ in range(12):
+        x, y = p.whole(t + h / 2, u), p.whole(t + h / 2, end)
+        mean = STRENGTH * ((x + y) / 2 - (x**3 + x**2 * y + x * y**2 + y**3) / 4) if p.drives else 0 * u
+        slope = STRENGTH * (1 / 2 - (x**2 + 2 * x * y + 3 * y**2) / 4) if p.drives else 0 * u
+        off = end - u - h * (rest - a @ (u + end) / 2 + np.where(p.free, p.moving @ mean, 0.0))
+        end = end - np.linalg.solve(np.eye(2 * N) + h * (a / 2 - lifted * slope), off)
+    return np.asarray(end)
+
+
+def relaxed(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    """Return the end of u' = −A u + F, F being that of the middle."""
+    return np.asarray(u + h * phi(1, -h * p.stiff) @ (p.pulled(t + h / 2) - p.stiff @ u))
+
+
+def reacted(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    """Kutta's step of order 4 for u' = R(u) + g(t)."""
+    first = p.driven(t, u)
+    second = p.driven(t + h / 2, u + h / 2 * first)
+    third = p.driven(t + h / 2, u + h / 2 * second)
+    return u + h * (first + 2 * second + 2 * third + p.driven(t + h, u + h * third)) / 6
+
+
+def lie(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    return relaxed(p, reacted(p, u, t, h), t, h)
+
+
+def strang(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    return relaxed(p, reacted(p, relaxed(p, u, t, h / 2), t, h), t + h / 2, h / 2)
+
+
+def dormand(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    """SciPy's tableau."""
+    slopes = np.zeros((6, 2 * N))
+    for stage in range(6):
+        slopes[stage] = p.velocity(t + RK45.C[stage] * h, u + h * RK45.A[stage, :stage] @ slopes[:stage])
+    return np.asarray(u + h * RK45.B @ slopes)
+
+
+def rosenbrock(p: Problem, u: Floats, t: float, h: float) -> Floats:
+    """(I − h γ J) k_i = γ (h f(u + Σ a k, t + s h) + Σ c k + h² r df/dt)."""
+    table, g = Rosenbrock.tableau, Rosenbrock.tableau.gamma
+    slope = np.where(p.free, 1 - 3 * p.whole(t, u) ** 2, 0.0) * STRENGTH if p.drives else 0 * u
+    jacobian = p.moving * np.outer(p.free, p.free) * slope - p.stiff
+    moves = (p.velocity(t + 1e-5, u) - p.velocity(t - 1e-5, u)) / 2e-5
+    ks: list[Floats] = []
+    for row, coupling, share, rate in zip(table.stages, table.couplings, table.shares, table.rates, strict=True):
+        at = u + sum((a * k for a, k in zip(row, ks, strict=True)), 0 * u)
+        force = h * p.velocity(t + share * h, at) + sum((c * k for c, k in zip(coupling, ks, strict=True)), 0 * u)
+        ks.append(np.linalg.solve(np.eye(2 * N) - h * g * jacobian, g * (force + h**2 * rate * moves)))
+    return np.asarray(u + sum(a * k for a, k in zip((*table.stages[-1], 1.0), ks, strict=True)))
+
+
+SPECTRAL: dict[Any, Formula] = {ETD2RK: etd2, ETD4RK: etd4, Lie: lie, Strang: strang}
+OTHERS: dict[Any, Formula] = {ExplicitEuler: euler, IMEX: imex, ConvexSplitting: convex, AverageVectorField: averaged}
+
+
+def problems(*, few: bool = False) -> Iterator[tuple[Problem, bool]]:
+    """Yield flows, and whether A is self-adjoint in their metric."""
+    yield Problem("nodes", "l2", "matrices"), True
+    yield Problem("nodes", "degree", "nodes", held=True), True
+    yield Problem("ring", "degree", "number"), True
+    yield Problem("ring", "conserved", "number"), True
+    yield Problem("nodes", "conserved", "matrices"), False
+    if few:
+        return
+    for metric in ("l2", "degree"):
+        for fidelity in ("none", "number", "nodes", "matrices"):
+            yield Problem("nodes", metric, fidelity), True
+    yield Problem("nodes", "l2", "nodes", held=True), True
+    yield Problem("ring", "l2", "number"), True
+    yield Problem("ring", "conserved", "none"), True
+
+
+def steps() -> dict[str, float]:
+    """Return by how much one step of each integrator is off its formula, relative."""
+    worst: dict[str, float] = {}
+    for problem, adjoint in problems(few=True):
+        u = np.where(problem.free, problem.start.ravel(), 0.0)
+        flow = problem.flow.when(T)
+        start = flow.held(u.reshape(N, 2))
+        chosen = {**OTHERS, **(SPECTRAL if adjoint else {})}
+        for step, formula in chosen.items():
+            found = step(H).step(flow, start, H).ravel()
+            off = apart(found[problem.free], formula(problem, u, T, H)[problem.free])
+            worst[step.__name__] = largest(worst.get(step.__name__, 0.0), off)
+        for embedded, formula in ((RungeKutta, dormand), (Rosenbrock, rosenbrock)):
+            found, _ = embedded(dt=H, adaptive=False).advance(flow, start, T, T + 2 * H, {})
+            off = apart(found.ravel()[problem.free], formula(problem, u, T, H)[problem.free])
+            worst[embedded.__name__] = largest(worst.get(embedded.__name__, 0.0), off)
+        # Two halves beside a step: 2^p − 1 times the error that is told.
+        whole, half = etd2(problem, u, T, H) if adjoint else imex(problem, u, T, H), etd2 if adjoint else imex
+        twice = half(problem, half(problem, u, T, H / 2), T + H / 2, H / 2)
+        told = Adaptive(ETD2RK(H) if adjoint else IMEX(H), 0.3, 0.1)._try(flow, start, T, H)[1]
+        largest_there = np.maximum(np.abs(flow.held(start)).ravel(), np.abs(problem.whole(T + H, twice)))
+        scale = 0.1 + 0.3 * largest_there
+        error = np.where(problem.free, (twice - whole) / 3, 0.0) / scale
+        worst["Adaptive"] = largest(worst.get("Adaptive", 0.0), abs(told / float(np.sqrt(np.mean(error**2))) - 1))
+    for metric in ("l2", "degree"):
+        for fidelity in ("none", "nodes", "matrices"):
+            plain = Problem("nodes", metric, fidelity, drives=False)
+            found = SemiImplicit(H).step(plain.flow, plain.start, H).ravel()
+            off = apart(found, semi_implicit(plain, plain.start.ravel(), T, H))
+            worst["SemiImplicit"] = largest(worst.get("SemiImplicit", 0.0), off)
+    return worst
+
+
+def exact() -> tuple[float, float]:
+    """Return errors of `Exponential` against matrix exponentials, relative, and what it tells of them over its tol."""
+    off, told = 0.0, 0.0
+    for where, metric, fidelity, held in (
+        ("nodes", "l2", "none", False), ("nodes", "degree", "none", False), ("nodes", "l2", "number", False),
+        ("nodes", "degree", "nodes", False), ("nodes", "l2", "matrices", False), ("nodes", "l2", "nodes", True),
+        ("nodes", "degree", "none", True), ("ring", "l2", "none", False), ("ring", "degree", "number", False),
+        ("ring", "conserved", "number", False), ("ring", "conserved", "none", False),
+    ):  # fmt: skip
+        problem = Problem(where, metric, fidelity, held=held, drives=False)
+        u = np.where(problem.free, problem.start.ravel(), 0.0)
+        for span in (1e-9, 0.4, 5.0):
+            memory: dict[str, Any] = {}
+            start = problem.flow.held(u.reshape(N, 2))
+            found, end = Exponential(1e-9).advance(problem.flow, start, T, T + span, memory)
+            a = problem.stiff
+            wanted = u + span * phi(1, -span * a) @ (problem.pulled(0.0) - a @ u)
+            change = found.ravel()[problem.free] - start.ravel()[problem.free]
+            off = largest(off, apart(found.ravel()[problem.free], wanted[problem.free]) / 1e-9, abs(end - T - span))
+            if span == 1e-9:  # hardly more than a step of Euler's
+                off = largest(off, apart(change / span, ((wanted - u) / span)[problem.free]) / 1e-6)
+            told = largest(told, memory["error_bound"] / 1e-9)
+    return off, told
+
+
+def expansions() -> float:
+    """Return errors of Chebyshev coefficients against those of NumPy, over what is left out."""
+    worst = 0.0
+    for function, low, high in ((np.exp, -1.3, 2.2), (lambda a: np.exp(-40 * a), 0.1, 3.0), (np.cos, 0.5, 30.0)):
+        found, left = chebyshev_coefficients(function, low, high, 1e-9)
+        known: Any = np.polynomial.chebyshev.Chebyshev.interpolate(function, 60, [low, high]).coef
+        kept, rest = len(found), float(np.abs(known[len(found) :]).sum())
+        worst = largest(worst, float(np.abs(found - known[:kept]).max()) / 1e-13, abs(left / rest - 1) / 0.1)
+        # As few as there may be: without the last one more would be left out than was asked for.
+        worst = largest(worst, left / 1e-9, 1e-9 / (rest + abs(known[kept - 1])))
+    return worst
+
+
+# ---- what moves a flow, and what is told of it
+
+
+def parts() -> dict[str, float]:
+    """Return errors of forces, velocities, derivatives, sizes of parts and energies, relative."""
+    worst = dict.fromkeys(("velocity", "told"), 0.0)
+    for problem, _ in problems():
+        flow, u = problem.flow.when(T), problem.start.ravel()
+        start, v = problem.start, np.cos(1.0 + np.arange(2.0 * N))
+        at = problem.whole(T, u)
+        force = problem.force(T, at)
+        f = problem.seen(T).ravel()
+        driving = problem.reaction(at) + problem.source(T).ravel()
+        slope = STRENGTH * (1 - 3 * at**2)
+        freed = np.where(problem.free, v, 0.0)
+        moved = np.where(problem.free, problem.moving @ (slope * freed - (problem.a + problem.phi) @ freed), 0.0)
+        worst["velocity"] = largest(
+            worst["velocity"],
+            apart(flow.velocity(start).ravel(), problem.velocity(T, u)),
+            apart(flow.force(start).ravel(), force),
+            apart(flow.beside(flow.held(start)).ravel(), problem.phi @ f + driving),
+            apart(flow.linear(start).ravel(), problem.moving @ (problem.a + problem.phi) @ u),
+            apart(flow.diffusion(start).ravel(), problem.moving @ problem.a @ u),
+            apart(flow.jacobian(start, v.reshape(N, 2)).ravel(), moved),
+            apart(ExplicitEuler(H).velocity_of(flow, start).ravel(), problem.velocity(T, u)),
+            apart(IMEX(H).velocity_of(flow, start).ravel(), problem.velocity(T, u)),
+        )
+        m = problem.m
+        mean = (m.reshape(N, 2) * problem.start).sum(axis=0) / m[::2].sum()
+
+        def norm(v: Floats, m: Floats = m) -> float:
+            return float(np.sqrt(m @ v**2 / m[::2].sum()))
+
+        gaps = problem.start - mean
+        rate = problem.degree[:, None] ** (1 - MASS[problem.metric])
+        tension = norm((rate * gaps).ravel()) + norm(problem.phi @ (f - u)) + norm(driving)
+        if problem.metric == "conserved":
+            definite = 1 if problem.m[0] == problem.m[2] else 2  # a Gaussian kernel
+            tension *= problem.largest * definite * float(problem.degree.max())
+        pairs = problem.links * problem.w[:, None]
+        apart_by = ((problem.start[:, None] - problem.start) ** 2).sum(axis=2)
+        energy = float((pairs * apart_by).sum()) / 4 + float(m @ ((u - f) * (problem.phi @ (u - f)))) / 2
+        energy += float(m @ (STRENGTH / 4 * (u**2 - 1) ** 2 - problem.source(T).ravel() * u))
+        worst["told"] = largest(
+            worst["told"],
+            abs(flow.tension(start) / tension - 1),
+            abs(flow.distance_to_constant(start) / norm(gaps.ravel()) - 1),
+            abs(flow.energy(start) / energy - 1),
+            apart(flow.without_mean(start).ravel(), gaps.ravel()),
+        )
+    return worst
+
+
+# ---- noise
+
+
+def wave(u: Any) -> Any:
+    return 0.3 + 0.1 * u * u
+
+
+def noises(problem: Problem) -> Iterator[tuple[Noise, Callable[[Floats], Floats], Floats, Floats]]:
+    """Yield noise of every kind with s(u), the unit of each unknown, and what channels have of W."""
+    own = np.random.default_rng(5).uniform(0.2, 1.0, N)
+    mixing, shares, unit = np.array([[0.8, 0.3], [-0.2, 1.1]]), np.array([0.7, 1.3]), problem.m**-0.5
+    yield Noise(beta=3.1, rng=7), lambda u: np.sqrt(2 / 3.1) + 0 * u, unit, np.eye(2)
+    yield Noise(strength=0.4, channels=mixing, rng=8), lambda u: 0.4 + 0 * u, unit, mixing
+    nodes = Noise(strength=own, channels=shares, white="nodes", rng=9)
+    yield nodes, lambda u: np.repeat(own, 2), np.ones(2 * N), np.diag(shares)
+    yield Noise(strength=wave, channels=shares, rng=10), wave, unit, np.diag(shares)
+    yield Noise(strength=wave, white="nodes", rng=11), wave, np.ones(2 * N), np.eye(2)
+
+
+def noisy() -> float:
+    """Return errors of steps with noise whose increments are known, relative."""
+    worst = 0.0
+    for problem in (Problem("nodes", "l2", "number"), Problem("nodes", "degree", "none"),
+                    Problem("ring", "degree", "number")):  # fmt: skip
+        u, a = problem.start.ravel(), problem.stiff
+        v = problem.velocity(T, u)
+        drawn = u + H * phi(1, -H * a) @ (problem.beside(T, u) - a @ u)
+        decay, root = expm(-H * a), np.real(sqrtm(phi(1, -2 * H * a)))
+        for noise, strength, unit, share in noises(problem):
+            flow = (problem.flow + noise).when(T)
+            white = noise.increments(flow, problem.start, 4, H)
+            dw, s, moved = (white @ share.T).ravel(), strength(u), u + H * v
+            e = math.sqrt(H) * unit * np.tile(np.diag(share), N)
+            ahead, up, down = moved + s * dw, strength(moved + s * e), strength(moved - s * e)
+            bent = (up - s) * (dw**2 - e**2) / (2 * e)
+            heun = u + H / 2 * (v + problem.velocity(T + H, ahead))
+            weak = (up + down + 2 * s) * dw / 4 + (up - down) * (dw**2 - e**2) / (4 * e)
+            alike = noise.uniform and noise.white == "measure"
+            ends = {
+                EulerMaruyama: ahead,
+                Milstein: ahead if noise.additive else ahead + bent,
+                PlatenWeak2: heun + (s * dw if noise.additive else weak),
+                ExponentialEuler: drawn + (root if alike else decay) @ (s * dw),
+            }
+            for step, wanted in ends.items():
+                found = step(H).noisy(flow, problem.start, H, white, noise)  # type: ignore[abstract]
+                worst = largest(worst, apart(found.ravel(), wanted))
+    return worst
+
+
+def laws() -> float:
+    """Return errors of steps of linear flows with noise, and of their covariances, relative."""
+    worst, span, rng = 0.0, 0.8, np.random.default_rng(6)
+    for where, metric, fidelity in (("nodes", "l2", "nodes"), ("nodes", "degree", "none"), ("ring", "l2", "none"),
+                                    ("ring", "degree", "number")):  # fmt: skip
+        problem = Problem(where, metric, fidelity, drives=False)
+        a, m, own, start = problem.stiff[::2, ::2], problem.m[::2], rng.uniform(0.2, 1, N), rng.standard_normal(N)
+        energy: Any = J(problem.weights)
+        if fidelity != "none":
+            energy = E(problem.weights, 0 * start, np.diag(problem.phi)[::2].copy(), measure=metric)
+        plain = GradientFlow(energy, metric)
+        for noise, strength, unit in (
+            (Noise(strength=0.4, rng=3), np.full(N, 0.4), m**-0.5), (Noise(strength=own, rng=3), own, m**-0.5),
+            (Noise(strength=own, white="nodes", rng=3), own, np.ones(N)),
+        ):  # fmt: skip
+            flow, memory = plain + noise, {"draws": 2}
+            moved, _ = ExactGaussian().advance(flow, start, 0.0, span, memory)
+            white = noise.increments(flow, start, 2, 1.0)
+            root = 0.4 * np.real(sqrtm(span * phi(1, -2 * span * a))) * unit
+            if not noise.uniform:
+                root = covariance_root(plain, strength * unit, span)
+            # ∫ exp(−sA) Q exp(−sAᵀ) ds is a block of an exponential (Van Loan 1978, doi 10.1109/TAC.1978.1101743).
+            source = np.diag((strength * unit) ** 2)
+            blocks = expm(span * np.block([[a, source], [0 * a, -a.T]]))
+            wanted = blocks[N:, N:].T @ blocks[:N, N:]
+            worst = largest(worst, apart(root @ root.T, wanted), float(memory["draws"] != 3),
+                            apart(moved, expm(-span * a) @ start + root @ (white / unit)))  # fmt: skip
+    return worst
+
+
+def run(context: Context) -> Outcome:
+    context.step("steps")
+    found = {f"a step of {name} against its formula, relative": error for name, error in steps().items()}
+    context.step("parts, exact solutions and noise")
+    off, told = exact()
+    found |= {f"{name}: what is told of flows against sums, relative": error for name, error in parts().items()}
+    found["steps with noise whose increments are known, relative"] = noisy()
+    # Linear systems are solved to a tolerance in some, and a derivative by time is that of differences.
+    loose = {"IMEX": 1e-9, "ConvexSplitting": 1e-9, "Rosenbrock": 1e-7, "Adaptive": 1e-8}
+    checks = [Check(what, error, loose.get(what.split()[3], 1e-11)) for what, error in found.items()]
+    return Outcome([
+        *checks,
+        Check("Exponential against exponentials of matrices, over its tolerance of 1e-9", off, 5.0),
+        Check("the error that it tells of, over that", told, 1.0),
+        Check("Chebyshev coefficients against NumPy's, and how many there are", expansions(), 1.0),
+        Check("exact steps with noise: ends, and covariances, relative", laws(), 1e-9),
+    ])  # fmt: skip
+
+
+CLAIM = Claim(
+    name="steps-by-formula",
+    title="One step of each integrator is its formula with whole matrices",
+    statement=(
+        "u' = B (r (Pu − u) + φ (f(t) − u) + R(u) + g(t)) in three metrics, with one fidelity, one for each node or "
+        "matrices of channels, on nodes and on a ring, with held nodes or without: forces, derivatives, the sizes of "
+        "parts that cancel, and energies are double sums. One step of Euler, IMEX-ARS(2,2,2), convex splitting, the "
+        "averaged vector field, ETD2RK, Krogstad's ETD4RK, Lie, Strang, Dormand and Prince, RODAS, Euler and Maruyama, "
+        "Milstein, Platen and exponential Euler is the formula of its paper with matrix functions; what `Exponential` "
+        "and `ExactGaussian` leave out is what they tell."
+    ),
+    source=(
+        "arXiv 2312.00751, eq. 9 and 21; Ascher, Ruuth and Spiteri 1997, doi 10.1016/S0168-9274(97)00056-1; Hochbruck "
+        "and Ostermann 2010, doi 10.1017/S0962492910000048; Hairer and Wanner 1996, doi 10.1007/978-3-642-05221-7; "
+        "Kloeden and Platen 1992, doi 10.1007/978-3-662-12616-5"
+    ),
+    run=run,
+)
