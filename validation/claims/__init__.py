@@ -8,6 +8,7 @@ from validation.harness import Claim
 
 MODULES = (
     "kernels_by_formula",
+    "kernel_figures",
     "frechet_derivative",
     "p_functionals",
     "fourier_flows",
