@@ -62,7 +62,9 @@ def run(arguments: argparse.Namespace) -> Kept:
     kept = Kept(arguments.out / f"{report.NAME}.json", source, arguments.fresh)
     for name in arguments.only:
         section = SECTIONS[name]
-        scenes = section.scenes(arguments.data, arguments.images)
+        scenes = list(section.scenes(arguments.data, arguments.images))
+        if not limited:
+            kept.drop_former(name, scenes)
         methods = section.methods(arguments.quality or section.qualities)
         jobs = 1 if section.alone else arguments.jobs
         figures = measure(name, scenes, methods, kept, source, jobs=jobs, drawn=arguments.figure)

@@ -76,6 +76,14 @@ class Kept:
     def write(self, name: str, finding: Figure) -> None:
         self.entries[name] = Entry.of(name, finding)
 
+    def drop_former(self, section: str, scenes: Iterable[Scene]) -> None:
+        """Drop the figures of scenes that a section has no longer."""
+        there = {(section, scene.setting, scene.picture) for scene in scenes}
+        for key, entry in list(self.entries.items()):
+            figure = entry.row
+            if figure.section == section and (section, figure.setting, figure.picture) not in there:
+                del self.entries[key]
+
     def plain(self) -> list[dict[str, Any]]:
         return [asdict(entry) for entry in self.entries.values()]
 
