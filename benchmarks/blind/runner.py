@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,13 @@ class Figure:
     seconds: float = 0.0
     source: str = ""
 
+    @classmethod
+    def read(cls, row: dict[str, Any]) -> Figure:
+        """Return the figure of a record, whose null is the infinite PSNR of an unchanged picture."""
+        figure = cls(**row)
+        unchanged = figure.section == "clean" and figure.value is None
+        return replace(figure, value=math.inf) if unchanged else figure
+
     @property
     def key(self) -> str:
         return "/".join((self.section, self.setting, self.picture, self.method))
@@ -58,7 +66,7 @@ class Kept:
 
     def __init__(self, path: Path, source: str, fresh: bool = False):
         content = load_record(path, KIND) if path.exists() else {"entries": []}
-        found = [Entry(**{**entry, "row": Figure(**entry["row"])}) for entry in content["entries"]]
+        found = [Entry(**{**entry, "row": Figure.read(entry["row"])}) for entry in content["entries"]]
         self.entries: dict[str, Entry[Figure]] = {entry.key: entry for entry in found}
         self._source, self._fresh, self._measured = source, fresh, set[str]()
 

@@ -197,6 +197,28 @@ def test_what_is_not_there_is_named_with_its_reason_and_measured_the_next_time(t
         assert kept.read(found.key) is None
 
 
+def test_a_record_keeps_unchanged_pictures_and_drops_scenes_that_are_no_more(tmp_path: Path) -> None:
+    def scene(picture: str) -> Scene:
+        return Scene("clean", "s", picture, lambda: Sample(np.eye(4), np.eye(4)))
+
+    path = tmp_path / f"{report.NAME}.json"
+    kept = Kept(path, "now")
+    unchanged = {"x": Method(lambda sample: Outcome(sample.noisy))}
+    assert len(list(measure("clean", [scene("here"), scene("gone")], unchanged, kept, "now"))) == 2
+    report.write(kept, tmp_path, False)
+    kept = Kept(path, "now")
+    kept.drop_former("clean", [scene("here")])
+    assert [(figure.picture, figure.value) for figure in kept.figures] == [("here", np.inf)]
+    assert kept.read(kept.figures[0].key) == kept.figures[0]
+
+
+def test_what_denoise_refuses_unasked_stays_as_it_is() -> None:
+    labels = np.kron(np.arange(16).reshape(4, 4), np.ones((12, 12))).astype(np.uint8)[::-1]
+    outcome = by.ours(Sample(labels, labels.astype(float)))
+    assert outcome.note.startswith("refused: image: got an image of 16 labels")
+    assert np.array_equal(outcome.result, labels)
+
+
 def test_numbers_below_one_and_folders_without_files_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
