@@ -52,6 +52,7 @@ MODULES = (
     "noise_laws",
     "noise_found",
     "removed_noise",
+    "units_of_denoise",
     "judged_residuals",
     "nonlocal_bayes",
     "frozen_priors",

@@ -399,11 +399,11 @@ def _with_sigma(frame: Frame, samples: Array) -> Frame:
         noise, own, met = frame.coloured, 0.0, sigma
         if noise is not None and model.kind == "gaussian":  # its strength is known at all samples
             relative = noise.strength if frame.missing is None else noise.strength[~frame.missing]
-            own = sigma * math.sqrt(float(noise.shown.mean()) * float(relative.mean(dtype=np.float64)))
+            own = sigma * math.sqrt(float(relative.mean(dtype=np.float64)))  # the power that is shown has the mean 1
         else:
             own = model.strength(samples, frame.missing) or 0.0
         if not is_by_pixels(frame.quality, frame.axes):
-            met = own if noise is None else own * math.sqrt(float(noise.spectrum.mean() / noise.shown.mean()))
+            met = own * math.sqrt(float(noise.spectrum.mean())) if noise is not None and noise.compressed else own
         sigma, effective = own, met if is_by_pixels(frame.quality, frame.axes) or met != own else None
     estimated = frame.estimated or frame.found is not None
     return replace(frame, sigma=sigma, sigma_effective=effective, estimated=estimated)

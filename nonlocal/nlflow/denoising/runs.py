@@ -326,7 +326,7 @@ def select(
         best = int(np.argmin(np.abs(np.array(residuals) - 1)))
         return best, None, f"discrepancy: rms residual of {residuals[best]:.4g} sigma, the nearest to sigma"
     signs = perturbation(f.shape, rng=seed, dtype=f.dtype)
-    moved = rerun(f + f.dtype.type(EPSILON) * signs)
+    moved = rerun(f + np.copysign(f.dtype.type(EPSILON), signs))
 
     def risk(u: Array, v: Array) -> float:
         """Return the mean over the channels, each in its own units of noise."""
