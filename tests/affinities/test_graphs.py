@@ -223,6 +223,14 @@ def test_averages_are_those_of_the_matrix(kind: str, uneven: bool, dtype: Any, c
         assert np.abs(MarkovChain(a).matrix() - p).max() <= 1e-14
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype(np.float32)])
+def test_a_precision_is_a_type_or_its_dtype(dtype: Any) -> None:
+    k = SparseAffinity(Points(np.arange(3.0)), sparse.csr_array(np.eye(3)[::-1]), dtype=dtype)
+    assert k.average(np.ones(3, np.float32)).dtype == np.float32
+    with pytest.raises(InputError, match="u: got dtype float64, expected float32"):
+        k.average(np.ones(3))
+
+
 def test_laplacians_are_those_of_scipy() -> None:
     k = weights()
     a = affinity_from_graph(k)

@@ -148,6 +148,15 @@ def test_long_flows_of_e_end_at_its_minimizer() -> None:
     np.testing.assert_allclose(solution.final, e.minimizer(rtol=1e-10, maxiter=2000).u, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(("p", "dt"), [(1.0, 100.0), (1.2, 300.0)])
+def test_steps_of_any_length_come_to_rest(p: float, dt: float) -> None:
+    f = np.where(np.arange(40) < 17, 0.0, 1.0) + 0.05 * normal(40, 1)
+    flow = PFlow(Jp(affinity(Gaussian(1.5), Grid(40), window=3), p))
+    solution = solve(flow, f, t=6 * dt, integrator=LaggedDiffusivity(dt))
+    assert solution.success, solution.message
+    np.testing.assert_allclose(solution.final, f.mean(), rtol=0, atol=1e-12)
+
+
 def test_single_precision_and_constants() -> None:
     f = normal((6, 7), 4).astype(np.float32)
     k = affinity(Patch(0.8, patch_size=3, search_radius=2), Grid((6, 7)), f)

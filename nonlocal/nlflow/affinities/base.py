@@ -185,6 +185,8 @@ class Affinity(ABC):
         self.kernel = kernel
         self.symmetric = symmetric
         self.positive_semidefinite = positive_semidefinite
+        if isinstance(dtype, type):  # numpy.float32; dtypes of tensors are objects
+            dtype = np.dtype(dtype)
         self.dtype = dtype
         self._log_scale = math.log(kernel.amplitude) if kernel is not None else 0.0
         self._recipe: Callable[[Array], Any] | None = None

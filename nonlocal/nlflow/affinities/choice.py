@@ -198,7 +198,7 @@ def affinity(
         What torch features and signals are rounded to inside averages, which are fused attention in half precision;
         that of the features by default. Signals keep their dtype.
     memory_limit : float, optional
-        Bytes; half of the physical memory by default.
+        Bytes; half of the physical memory by default, for features on a GPU what is free there.
 
     Returns
     -------

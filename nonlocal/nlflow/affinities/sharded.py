@@ -159,7 +159,7 @@ def affinity(
     group : ProcessGroup, optional
         All processes by default.
     memory_limit : float, optional
-        Bytes of this process; half of the physical memory by default.
+        Bytes of this process; half of the physical memory by default, on a GPU what is free there.
 
     Returns
     -------

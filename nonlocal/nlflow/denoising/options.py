@@ -48,9 +48,9 @@ class Options:
         the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
         the estimate is returned as ``info.risk``).
     max_memory : float, optional
-        Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`). ``pixels``
-        computes its weights anew at each step when they do not fit; the others cut the image into overlapping strips,
-        with the same bits as a result.
+        Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
+        free there. ``pixels`` computes its weights anew at each step when they do not fit; the others cut the image
+        into overlapping strips, with the same bits as a result.
     width : float, optional
         ``pixels`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
         spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch

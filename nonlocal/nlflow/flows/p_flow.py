@@ -224,8 +224,12 @@ class LaggedDiffusivity(FixedStep):
         drawn = flat if jp.observed is None else flat + dt * fidelity[:, None] * jp.flat(jp.observed)
         strength = 1 / dt + fidelity
         factors = jp.lagged(jp.slopes(flat), smoothing)
-        found = quadratic_step(jp, factors, drawn / (dt * strength)[:, None], strength, flat)
+        # About its middle, of which a signal that is all but at rest would lose its digits.
+        middle = flat[:1]
+        target = drawn / (dt * strength)[:, None] - middle
+        found = quadratic_step(jp, factors, target, strength, flat - middle)
         if found.residual > _ENOUGH:
             raise StepFailureError(f"conjugate gradients: {found.message}; or use a larger smoothing or a smaller dt")
-        moved = _pulled(jp, jp.flat(found.u), dt) if split else found.u
+        moved = jp.flat(found.u) + middle
+        moved = _pulled(jp, moved, dt) if split else moved
         return moved.reshape(u.shape).astype(u.dtype)

@@ -402,7 +402,8 @@ class E(J):
     ) -> Minimizer:
         """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
 
-        Matrix-free; one average an iteration. Where the fidelity is 0 the minimizer interpolates.
+        One average an iteration. Where the fidelity is 0 the minimizer interpolates. On a part of the domain that sees
+        no node with a fidelity > 0 every constant is as good: u is one of them, and its error has no bound.
 
         Parameters
         ----------
@@ -438,8 +439,8 @@ class E(J):
         ------
         InputError
             When the fidelity is 0 everywhere and there is no constraint: then every constant is a minimizer; for a
-            preconditioner that does not exist for this functional; where a part of the domain sees neither a
-            constrained node nor one with a fidelity > 0.
+            preconditioner that does not exist for this functional; with a constraint where a part of the domain sees
+            neither a constrained node nor one with a fidelity > 0.
         MemoryLimitError
             For multigrid, when it is asked for and its set-up would pass the limit.
         """

@@ -106,7 +106,7 @@ def discretize(
 
     Notes
     -----
-    ----- The exact flow has an error of about 1e-11: a Chebyshev expansion where the kernel is frozen and symmetric,
+    The exact flow has an error of about 1e-11: a Chebyshev expansion where the kernel is frozen and symmetric,
     Runge-Kutta steps of order 5 where it is only frozen, and of order 8 (SciPy's DOP853) where it evolves. O(N^2 (d +
     d_v)) for each step and head.
     """

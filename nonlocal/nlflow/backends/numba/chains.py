@@ -51,7 +51,10 @@ def _sweep(starts, stops, ends, weights, b, x, columns):
 
 @njit(cache=True, fastmath=_FLAGS)
 def sweep(starts, stops, ends, weights, b, x):
-    """Solve the equation of each state for its x by some of its moves, one after another, in place."""
+    """Solve the equation of each state for its x by some of its moves, one after another, in place.
+
+    x has as many columns as `width_of` says, 1, 4 or 16.
+    """
     if x.shape[1] == COLUMNS:
         _sweep(starts, stops, ends, weights, b, x, COLUMNS)
     elif x.shape[1] == _FEW:

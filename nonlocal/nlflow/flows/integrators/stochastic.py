@@ -63,8 +63,8 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
 
     Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). For any flow. The limit of
     `ExplicitEuler`, 2 / (rho + b), holds for means and, where s does not depend on u, for variances too; the stationary
-    variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one. Of flows that are not linear no
-    limit is known. One velocity a step.
+    variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one. Of flows that are not linear but for
+    their terms no limit is known. One velocity a step.
 
     Parameters
     ----------

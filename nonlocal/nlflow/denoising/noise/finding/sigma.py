@@ -182,7 +182,7 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | N
     at 5; it is larger where texture fills the image, which counts as noise then. Noise of varying strength gives that
     of the smoother parts; noise that is not white (after JPEG, demosaicking or resizing) is underestimated.
 
-    Cost O(N), with 65 000 windows at most. Deterministic.
+    Cost O(N), with 65 000 windows at most (131 000 of a volume). Deterministic.
 
     References
     ----------
