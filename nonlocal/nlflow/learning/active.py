@@ -41,9 +41,9 @@ def ask_next(
         Nodes whose labels are known, at least one in each component.
     count : int
     by : {'variance', 'hitting time'}
-        ``variance``: the largest variance of the Gaussian field exp(-J / 2) with the known labels held: of (D - W)^-1_ii
-        between free nodes (Zhu, Lafferty and Ghahramani 2003). ``hitting time``: the longest mean time of a walk from the node
-        to a label.
+        ``variance``: the largest variance of the Gaussian field exp(-J / 2) with the known labels held, (D - W)^-1_ii
+        between free nodes (Zhu, Lafferty and Ghahramani 2003). ``hitting time``: the longest mean time of a walk from
+        the node to a label.
     candidates : int
         Nodes that are looked at for the variance beyond 1000 nodes, drawn at random; each is a right-hand side.
     rng : seed or numpy.random.Generator

@@ -217,10 +217,10 @@ def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
 def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: float) -> float:
     """Return the restricted log marginal likelihood of values at some nodes under the Gaussian field of E.
 
-    A priori u has the density exp(-J(u) / (2 s^2)), and values are u + noise of variance s^2 / (fidelity w_i d_i), w being
-    quadrature weights. The mean of u is unknown, so contrasts of the values alone are weighed; s^2 is the one that
-    suits them best (Patterson and Thompson 1971). To compare widths, graphs and fidelities for the same values: higher
-    is better. Where all nodes have a value see `nlflow.equilibria.GaussianField.log_evidence`.
+    A priori u has the density exp(-J(u) / (2 s^2)), and values are u + noise of variance s^2 / (fidelity w_i d_i), w
+    being quadrature weights. The mean of u is unknown, so contrasts of the values alone are weighed; s^2 is the one
+    that suits them best (Patterson and Thompson 1971). To compare widths, graphs and fidelities for the same values:
+    higher is better. Where all nodes have a value see `nlflow.equilibria.GaussianField.log_evidence`.
 
     Parameters
     ----------
