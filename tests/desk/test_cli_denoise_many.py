@@ -149,7 +149,7 @@ def test_a_broken_file_does_not_keep_others_from_being_done(folder: Path, denois
     errors = [line for line in result.stderr.splitlines() if "error" in line]
     assert len(errors) == 4
     assert errors[0].startswith("nonlocal: error: in/aa.png: got a text file, expected")
-    assert errors[1] == "nonlocal: error: in/b.png: image: got nothing"
+    assert errors[1] == "nonlocal: error: in/b.png: got nothing"
     assert errors[2].startswith("nonlocal: error: in/b2.png: got an empty file")
     assert errors[3] == "nonlocal: error: 3 of 5 file(s) failed; they are named above"
     assert "2 of 5 file(s) written to out" in result.stdout
@@ -169,7 +169,7 @@ def test_json(folder: Path, denoiser: Denoiser) -> None:
     assert [entry["input"] for entry in report["files"]] == ["in/a.tif", "in/b.png", "in/c.PNG"]
     assert report["files"][0]["output"] == "out/a.tif"
     assert report["files"][0]["denoise"]["sigma"] == 3
-    assert report["files"][1] == {"input": "in/b.png", "error": "in/b.png: image: got nothing"}
+    assert report["files"][1] == {"input": "in/b.png", "error": "in/b.png: got nothing"}
     assert (report["done"], report["failed"], report["interrupted"]) == (2, 1, False)
     assert report["version"]
     assert "nonlocal: warning: in/a.tif: shrunk" in result.stderr

@@ -119,6 +119,13 @@ def test_samples_that_are_missing_do_not_count(folder: Path) -> None:
     assert dict(rows(run("noise", "colours.npy", "--mask", "nan").stdout))["missing"] == "108 sample(s)"
 
 
+@pytest.mark.parametrize("command", [("noise", "none.csv"), ("denoise", "none.csv", "out.csv")])
+def test_a_file_without_a_number_is_named(folder: Path, command: tuple[str, ...]) -> None:
+    Path("none.csv").write_text("v\n" + "nan\n" * 30)
+    assert "error: none.csv: got no sample that is a number" in fails(*command)
+    assert not Path("out.csv").exists()
+
+
 @pytest.mark.slow
 def test_bad_input_leaves_nothing_behind(folder: Path) -> None:
     (folder / "broken.png").write_bytes(b"no picture")

@@ -139,7 +139,7 @@ def test_a_stream_without_end(folder: Path, denoiser: Denoiser, monkeypatch: pyt
 
 def test_a_failure_leaves_stdout_empty(folder: Path, denoiser: Denoiser) -> None:
     denoiser.failures[-1] = files.InputError("image: got nothing")
-    assert piped(content_of("PNG"), "denoise", "-", "-", code=1) == (b"", "nonlocal: error: image: got nothing\n")
+    assert piped(content_of("PNG"), "denoise", "-", "-", code=1) == (b"", "nonlocal: error: stdin: got nothing\n")
 
 
 def test_noise_of_a_pipe(folder: Path) -> None:

@@ -27,6 +27,7 @@ TELL_MISSING: Final = "tell with mask which samples are missing"  # ends message
 #: Values that programs write where there is no data: GIS (GDAL, ESRI), the CF conventions, netCDF's own.
 _SENTINELS: Final = (-9999.0, -99999.0, -32768.0, -3.4028234663852886e38, 3.4028234663852886e38, 1e20,
                      9.969209968386869e36)  # fmt: skip
+NO_SAMPLE: Final = "image: got no sample that is a number (all are NaN or masked), expected at least one"
 _LEAST: Final = 9  # samples of one value that make a hole: a square of 3 x 3
 SOME: Final = 2**16  # samples that tell the values of all
 _BULK: Final = 0.01  # of the samples at each end, which do not count for a range: a star, a hot pixel
@@ -205,7 +206,7 @@ def _nothing_left(mask: Any, asked: Mask | None, found: Mask, axes: Axes) -> str
     if axes.channel is not None:
         return "image: got no pixel that all of its channels have (NaN or masked), expected at least one; denoise " \
                "each channel by itself (separate=True), or leave out the one that is empty"  # fmt: skip
-    return "image: got no sample that is a number (all are NaN or masked), expected at least one"
+    return NO_SAMPLE
 
 
 def _precision(dtype: np.dtype[Any]) -> type[np.floating[Any]]:

@@ -189,6 +189,20 @@ def warnings_kept() -> Iterator[list[str]]:
     texts += dict.fromkeys(str(warning.message) for warning in caught)
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file in refusals of what it holds, which the library calls the image."""
+    from nlflow.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        what, colon, rest = str(error).partition(": ")
+        if what != "image":
+            raise
+        raise InputError(f"{path}{colon}{rest}") from error
+
+
 def check_installed(command: str, module: str, named: str) -> None:
     """Raise `InputError` where what an optional command needs is not installed."""
     from nlflow.errors import not_installed

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.frame import Frame
-from nlflow.denoising.given import Known, as_given, find_nodata, told_of
+from nlflow.denoising.given import NO_SAMPLE, Known, as_given, find_nodata, told_of
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.large.arrays import (
     Wanted,
@@ -27,7 +27,6 @@ from nlflow.denoising.large.arrays import (
     widened,
 )
 from nlflow.denoising.large.survey import (
-    NO_SAMPLE,
     Statistics,
     for_all,
     merged,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.frame import Frame, in_units
 from nlflow.denoising.given import (
+    NO_SAMPLE,
     SOME,
     Beside,
     Known,
@@ -36,7 +37,6 @@ from nlflow.errors import InputError
 from nlflow.store.encoding import digest, encode
 
 Array = NDArray[Any]
-NO_SAMPLE = "image: got no sample that is a number (all are NaN or masked), expected at least one"
 _MIDDLE = {1: 2**20, 2: 1024, 3: 64}  # samples along each axis of the middle, by whose noise the kind is told
 _PLANES = 9  # of a volume, from which its noise is estimated
 

@@ -30,7 +30,7 @@ from nlflow.desk.options import (
     split_flat,
     split_sigma,
 )
-from nlflow.desk.terminal import print_json, print_table, progress_bar, progress_of, say
+from nlflow.desk.terminal import named, print_json, print_table, progress_bar, progress_of, say
 
 if TYPE_CHECKING:
     from nlflow.desk.commands.denoise_file import Request
@@ -402,7 +402,8 @@ def _denoise_large(
             if callable(log):
                 log(done / count)
 
-        info, counts = denoise_store(sources[0], target, sigma, progress=tell, **words)
+        with named(sources[0]):
+            info, counts = denoise_store(sources[0], target, sigma, progress=tell, **words)
     details = info.as_dict()
     details.pop("residual")  # nobody has computed it
     seconds = time.perf_counter() - start

@@ -23,7 +23,7 @@ from nlflow.desk import companions, files
 from nlflow.desk.commands.jobs import Job
 from nlflow.desk.files import Array, Media, Writing
 from nlflow.desk.formats.axes import plane, words_of
-from nlflow.desk.terminal import Log, in_shell, progress_bar, warnings_kept
+from nlflow.desk.terminal import Log, in_shell, named, progress_bar, warnings_kept
 from nlflow.errors import FileFormatError, InputError, memory_limit
 from nlflow.store.atomic import write_atomic, write_content
 
@@ -96,7 +96,8 @@ def denoise_file(
         raise FileFormatError(job.refused)
     reader = film_to_stream(job, request)
     work = _whole if reader is None else _Film(reader)
-    given, details, more = work(job, request, progress, tell, begin)
+    with named(job.source):
+        given, details, more = work(job, request, progress, tell, begin)
     media = given.media
     return {
         "input": str(job.source),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nlflow.desk.options import ArrayName, AsJson, Axes, Flat, Mask, Quiet, parse_axes, split_flat
-from nlflow.desk.terminal import in_shell, print_json, print_table, say
+from nlflow.desk.terminal import in_shell, named, print_json, print_table, say
 
 if TYPE_CHECKING:
     from nlflow.denoising.noise import NoiseEstimate
@@ -134,7 +134,9 @@ def _found(given: Inputs) -> dict[str, NoiseEstimate]:
     import numpy as np
 
     from nlflow.backends.interrupts import stopping
+    from nlflow.denoising.given import NO_SAMPLE
     from nlflow.denoising.noise import estimate_noise
+    from nlflow.errors import InputError
 
     media, missing = given.media, given.missing
     axes, axis = media.axes, media.channel_axis
@@ -145,7 +147,9 @@ def _found(given: Inputs) -> dict[str, NoiseEstimate]:
         missing = None if missing is None else missing.take(missing.shape[time] // 2, axis=time)
         axes = axes.replace("T", "")
         axis = axes.index("C") if "C" in axes else None
-    with stopping():
+    with stopping(), named(media.path):
+        if missing is not None and missing.all():
+            raise InputError(NO_SAMPLE)
         if media.separate:
             lost = [None] * data.shape[1] if missing is None else list(missing.T)
             return {name: estimate_noise(data[:, c], mask=lost[c]) for c, name in enumerate(media.columns)}
