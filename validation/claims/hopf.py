@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 
-from nlflow import Gaussian, Grid, J, Points, SystemFlow, affinity
+from nlflow import Gaussian, Grid, J, Points, Reaction, SystemFlow, affinity
 from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_cycle
+from nlflow.equilibria.cycles import Shooting
+from nlflow.equilibria.equations import Equations
 from nlflow.flows import Brusselator
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -46,6 +50,74 @@ def period_of_scipy(a: float, b: float) -> float:
     found = solve_ivp(rates, (0, 100), [a, b / a + 0.5], method="DOP853", rtol=1e-12, atol=1e-13, events=crossing)
     assert found.t_events is not None
     return float(np.diff(found.t_events[0])[-1])
+
+
+def spiral(u: Floats, z: float = 0.3) -> Floats:
+    """A cycle x² + y² = 1 of period π that others come to like exp(−2 t), beside z' = −0.3 z."""
+    x, y = u[..., 0], u[..., 1]
+    r = x * x + y * y
+    return np.stack([x * (1 - r) - 2 * y, y * (1 - r) + 2 * x, -z * u[..., 2]], axis=-1)
+
+
+class Begun(Shooting):
+    """A search of which the first end is known, and that tells its residual alone."""
+
+    def __init__(self, equations: Equations, first: tuple[Floats, Floats]) -> None:
+        super().__init__(equations)
+        self.first = first
+
+    def monodromy(self, x: Floats, period: float) -> tuple[Floats, Floats]:
+        return self.first
+
+    def sampled(self, x: Floats, period: float) -> Floats:
+        return x[None]
+
+    def _told(self, course: Floats, period: float, residual: float, rtol: float, count: int) -> Any:
+        return residual
+
+
+def spiralling() -> float:
+    """Return errors of what shooting takes for a period, a step of Newton's, and a cycle, over what they may be."""
+    reaction = Reaction(spiral, (-3.0, 3.0), components=3, bound=80.0)
+    flow = SystemFlow(J(Unlinked(Points([0.0], weights=[0.7]))), [1.0, 1.0, 1.0], reaction=reaction)
+
+    def after(x: Floats, period: float) -> Floats:
+        whole = solve_ivp(lambda t, y: spiral(y), (0, period), x, method="DOP853", rtol=1e-12, atol=1e-13)
+        return np.asarray(whole.y[:, -1])
+
+    on = np.array([0.6, 0.8, 0.0])
+    equations = Equations(flow, "start", on[None])
+    shooting = Shooting(equations)
+    # Between samples heights are a sine, so nearly a line: h² / 8 of it is bent.
+    dt = 8.3 / 400
+    worst = abs(shooting.found_period(on, 8.3) - np.pi) / dt**3
+    # The end of a period and its derivative, and the step that they lead to.
+    x, period = np.array([0.7, 0.75, 0.05]), 3.05
+    end, jacobian = shooting.monodromy(x, period)
+    slopes = np.stack([(after(x + h, period) - after(x - h, period)) / 2e-5 for h in 1e-5 * np.eye(3)], axis=1)
+    worst = largest(
+        worst, float(np.abs(end - after(x, period)).max()) / 1e-6, float(np.abs(jacobian - slopes).max()) / 1e-5
+    )
+    along = equations(x)
+    kept = along / math.sqrt(float(np.mean(along**2)) * 3)  # of the measure, whose sum over nodes is 1
+    worst = largest(worst, float(np.abs(shooting._kept(x, along)[:, 0] - kept).max()) / 1e-12)
+    whole = np.block([[slopes - np.eye(3), spiral(end)[:, None]], [along[None], np.zeros((1, 1))]])
+    step = np.linalg.solve(whole, np.append(x - end, 0.0))
+    moved, longer = shooting._stepped(x, period, end, jacobian, along)
+    worst = largest(worst, float(np.abs(moved - x - step[:3]).max()) / 1e-5, abs(longer - period - step[3]) / 1e-5)
+    # What is told of the residual: how far the end is from the start, over the way along the cycle.
+    left = 2 * np.pi * np.linalg.norm(end - x) / (np.linalg.norm(along) * period)
+    begun: Any = Begun(equations, (end, jacobian)).closed(x, period, 1e-9, 0)
+    worst = largest(worst, abs(left / begun - 1) / 1e-9)
+    # Twice round the cycle is found out.
+    turned = np.linspace(0, 4 * np.pi, 121)
+    course = np.stack([np.cos(turned), np.sin(turned), 0 * turned], axis=1)
+    found = shooting._told(course, 2 * np.pi, 0.0, 1e-9, 1)
+    others = np.exp([-0.3 * np.pi, -2 * np.pi])
+    return largest(
+        worst, abs(found.period - np.pi) / 1e-8, float(np.abs(found.multipliers.real - others).max()) / 1e-5,
+        float(found.verdict != "stable" or not found.success), found.error / 1.2e-6, 0.99e-6 / found.error,
+    )  # fmt: skip
 
 
 def run(context: Context) -> Outcome:
@@ -86,6 +158,7 @@ def run(context: Context) -> Outcome:
         Check("periods against SciPy's DOP853 at 1e-12, relative", period, 1e-8),
         Check("logarithms of multipliers against the mean divergence along the cycle, relative", divergence, 1e-4),
         Check("points and cycles of another kind", misnamed, 0),
+        Check("what shooting does of a cycle in closed form, over what it may be off", spiralling(), 1.0),
     ]
     return Outcome(checks)
 
@@ -98,7 +171,8 @@ CLAIM = Claim(
         "mode, to oscillations of frequency a. With slow diffusion of x and fast diffusion of y a pattern comes first, "
         "at the least (1 + d₁ m)(a² + d₂ m) / (d₂ m) over the eigenvalues m of I − P. Continuation locates both. The "
         "limit cycle that shooting finds has the period of an independent integration, and the product of its "
-        "multipliers is that of the mean divergence (Abel, Jacobi and Liouville)."
+        "multipliers is that of the mean divergence (Abel, Jacobi and Liouville). Of x' = x (1 − r²) − 2 y, y' = y (1 "
+        "− r²) + 2 x periods, derivatives, steps and multipliers are those written out."
     ),
     source="I. Prigogine and R. Lefever 1968, doi 10.1063/1.1668896",
     run=run,
