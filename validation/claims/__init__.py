@@ -22,6 +22,7 @@ MODULES = (
     "variable_bandwidths",
     "stationary_law",
     "numbers_of_chains",
+    "rates_of_chains",
     "limit_of_averages",
     "proposition_1",
     "gaussian_field",

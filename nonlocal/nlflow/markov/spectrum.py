@@ -142,16 +142,16 @@ class Spectrum:
             found = found / max(abs(found), 1.0)
             gap, doubt, exact = 1 - abs(found), _ARNOLDI[moves.single], _SINGLE if moves.single else _ROUGH
         else:
-            gap, found, doubt, exact = 1.0, 0j, 0.0, EXACT
+            nearest, exact = [(1.0, 0j, 0.0)], EXACT
             for inside in self._classes:
                 block = moves.lazily(moves.dense[np.ix_(inside, inside)], np.eye(len(inside)))
                 closed = np.array_equal(inside, moves.closed[0])
                 law = self.law.stationary[inside] if closed else None
                 rest = np.delete(moves.dense[inside], inside, axis=1).sum(axis=1) * (1 - moves.laziness)
-                least, mu, error = nearest_gap(block, law, rest)
-                if least < gap:
-                    gap, found = least, mu
-                doubt = max(doubt, error)
+                nearest.append(nearest_gap(block, law, rest))
+            gap, found, doubt = min(nearest, key=lambda one: one[0])
+            # Of the other classes those that may have the least gap count alone.
+            doubt = max(error for least, _, error in nearest if least - error <= gap + doubt)
         if moves.period > 1:
             return 0.0, found
         if not doubt <= exact * gap:
