@@ -7,14 +7,15 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import eig
 from scipy.sparse import csr_array, diags_array
 
 from nlflow import Gaussian, MarkovChain, Points, affinity, from_matrix
-from nlflow.markov.absorbing import Killed, Way, balanced_law, ended, refined
+from nlflow.markov.absorbing import Averaged, Killed, Way, balanced_law, ended, refined
 from nlflow.markov.aggregation import _Level
 from nlflow.markov.law import balance, left_eigenvector
 from nlflow.markov.pseudotime import split_point
-from nlflow.markov.rates import all_rates, form_of
+from nlflow.markov.rates import _eigenvalues, all_rates, form_of, slow_pairs
 from nlflow.markov.reduction import log_state_reduction
 from nlflow.markov.spectrum import _doubt
 from validation.harness import Check, Claim, Context, Outcome, largest
@@ -70,7 +71,8 @@ def reversible(rng: Rng) -> float:
         worst = largest(worst, _rates(p, law, 1, 3.6 * slow))
         p, law = alternating(rng, slow)
         worst = largest(worst, _rates(p, law, -1, 2 * slow))
-    return worst
+    p, law = blocks(np.array([[0, 1e-25], [2e-25, 0]]), (5, 7), rng)  # below what squares of roundings leave
+    return largest(worst, float(all_rates(p, np.sqrt(law), 1, np.sqrt(law)[:, None])[0][0]))
 
 
 def _rates(p: Floats, law: Floats, sign: int, least: float) -> float:
@@ -175,11 +177,17 @@ def laws(rng: Rng) -> float:
     log -= np.logaddexp.reduce(log)
     order = rng.permutation(n)
     found = balance(path[order][:, order])
+    path, back = path[::-1][:, ::-1], log[::-1]  # the least likely first
     with np.errstate(divide="ignore"):
         reduced = log_state_reduction(np.log(path.toarray()))
     told = MarkovChain.from_transitions(path).stationary
-    worst = largest(found.misfit, float(np.abs(found.logs - log[order]).max()) / 1e3, float(np.abs(reduced - log).max()) / 1e3,
-                    float(np.abs(told / np.exp(np.maximum(log, -600)) - 1)[log > -600].max()) / 100)  # fmt: skip
+    likely = back > -600
+    logs = np.abs(found.logs - log[order]).max(), np.abs(reduced - back).max()
+    worst = largest(
+        found.misfit,
+        *(float(one) / 1e3 for one in logs),
+        float(np.abs(told[likely] / np.exp(back[likely]) - 1).max()) / 100,
+    )
     # Two classes, each with the share of its states.
     k = np.zeros((7, 7))
     k[:3, :3], k[3:, 3:] = rng.random((3, 3)) + 0.1, rng.random((4, 4)) + 0.1
@@ -223,7 +231,7 @@ def ends(rng: Rng) -> tuple[float, float]:
     n = 60
     rates = np.where(rng.random((n, n)) < 0.2, rng.random((n, n)), 0.0)
     np.fill_diagonal(rates, 0.0)
-    killed, b = np.where(rng.random(n) < 0.3, 0.05 * rng.random(n), 0.0), rng.random((n, 3))
+    killed, b = np.where(rng.random(n) < 0.3, 9 * rng.random(n), 0.0), np.exp(3 * rng.standard_normal((n, 3)))
     matrix = np.diag(killed + rates.sum(axis=1)) - rates
     exact = np.linalg.solve(matrix, b)
     found = ended(csr_array(rates), killed, b, 0, lambda room: None)
@@ -234,6 +242,12 @@ def ends(rng: Rng) -> tuple[float, float]:
         *(float(np.abs(way.solve(b, 1e-6 if "32" in way.name else 1e-12) / exact - 1).max())
           * (1e-8 if "32" in way.name else 1) for way in ways), float(len(ways) != 3),
     )  # fmt: skip
+    # Walks that hardly ever end: x is 1e10 times as large as b, and keeps its digits as a sum of two floats.
+    seldom, ones = np.eye(n)[7] * 1e-9, np.ones((n, 1))
+    rare = ended(csr_array(rates), seldom, ones, 0, lambda room: None)
+    law = law_of(rates)
+    first = 1e9 / law[7]  # from state 7, by the balance of what comes and ends: Σ law b = law_7 killed_7 x_7
+    worst = largest(worst, abs(rare.x[7, 0] / first - 1), float(rare.method == "state reduction"))
     # A way that is wrong by up to a thousandth: what is told of x is what is left of it, and a bound of its error.
     inverse, off = np.linalg.inv(matrix), 1 + 1e-3 * rng.standard_normal((n, n))
     told = 0.0
@@ -267,7 +281,7 @@ def sets(rng: Rng) -> float:
     """Return errors of what is told of metastable sets, in the order of their laws, with weights of one's own too."""
     p, law = blocks(1e-3 * np.array([[0, 1, 2], [2, 0, 1], [3, 3, 0.0]]), (3, 6, 4), rng, symmetric=False)
     worst, own = 0.0, rng.uniform(0.5, 2.0, 13)
-    for weights, given in ((law, None), (own / own.sum(), own)):
+    for weights, given in ((law, None), (own / own.sum(), 5e307 * own)):
         found = MarkovChain.from_transitions(p).metastable_sets(3, weights=given)
         inner = found.memberships.T @ (weights[:, None] * found.memberships)
         crisp = float(np.mean(np.diag(inner) / (weights @ found.memberships)))
@@ -279,6 +293,78 @@ def sets(rng: Rng) -> float:
             float(np.abs(found.memberships - (block[:, None] == np.argsort(-mass))).max()),
         )  # fmt: skip
     return worst
+
+
+def small(rng: Rng) -> float:
+    """Return errors of spectra and modes of few states, lazy ones too, and of what else is found from all moves."""
+    worst, n = 0.0, 9
+    for symmetric in (True, False):
+        p = drawn(n, rng, symmetric)
+        for laziness in (0.0, 0.3):
+            chain, lazy = MarkovChain.from_transitions(p, laziness=laziness), laziness * np.eye(n) + (1 - laziness) * p
+            exact = np.linalg.eigvals(lazy)
+            told, law = chain.eigenvalues(), law_of(lazy)
+            worst = largest(worst, float(np.abs(np.sort_complex(told) - np.sort_complex(exact)).max()))
+            if symmetric:
+                modes, second = chain.modes(5), np.sort(exact.real)[::-1]
+                v = modes.vectors
+                worst = largest(
+                    worst, float(np.abs(modes.values - second[:5]).max()), abs(modes.residual),
+                    float(np.abs(v.T @ (law[:, None] * v) - np.eye(5)).max()),
+                    float(np.abs(lazy @ v - v * modes.values).max()), abs(chain.smallest_eigenvalue - second[-1]),
+                    abs(abs(chain.second_eigenvalue) - np.abs(second[1:]).max()),
+                )  # fmt: skip
+    # No modulus is above 1, however it is rounded; and periods are the common divisors of the lengths of rings.
+    few = [MarkovChain.from_transitions(drawn(4, rng, False)).eigenvalues() for _ in range(20)]
+    worst = largest(worst, *(max(float(np.abs(one).max()) - 1, 0.0) * 1e6 for one in few))
+    for lengths, period in (((3,), 3), ((6, 4), 2), ((6, 9), 3), ((5, 3), 1)):
+        size = max(lengths)
+        ring = np.roll(np.eye(size), 1, axis=1)
+        for length in lengths:
+            ring[length - 1, 0] = 1
+        worst = largest(worst, abs(MarkovChain.from_graph(csr_array(ring)).period - period))
+    # Parts that no move leaves: the eigenvalue 1 of each, and modes that are orthonormal over all.
+    k = np.zeros((8, 8))
+    k[:3, :3], k[3:, 3:] = rng.random((3, 3)) + 0.1, rng.random((5, 5)) + 0.1
+    k += k.T
+    modes = MarkovChain.from_graph(csr_array(k)).modes(4)
+    law = np.concatenate([k[:3].sum(axis=1), k[3:].sum(axis=1)]) / k.sum()
+    exact = np.sort(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)).real)[::-1]
+    gram = modes.vectors.T @ (law[:, None] * modes.vectors)
+    worst = largest(worst, float(np.abs(modes.values - exact[:4]).max()), float(np.abs(gram - np.eye(4)).max()))
+    # Slow pairs of vectors of any length that have some of what is known, and walks by averages.
+    p, law = blocks(np.array([[0, 1e-9], [3e-9, 0]]), (5, 7), rng)
+    root = np.sqrt(law)
+    step = root * np.where(np.arange(12) < 5, 1.0, -3.0)
+    rates, _ = slow_pairs(form_of(law[:, None] * p, 1), root, 1e-150 * (step + 0.3 * root)[:, None], root[:, None])
+    inside, x = np.array([1, 4, 6, 9]), rng.standard_normal((4, 2))
+    moved = x - p[np.ix_(inside, inside)] @ x
+    averaged = Averaged(lambda v: p @ v, 12, inside, False)(x)
+    worst = largest(worst, abs(rates[0] / 4e-9 - 1), float(np.abs(averaged - moved).max()))
+    worst = largest(
+        worst, abs(MarkovChain.from_graph(csr_array(law[:, None] * p))._spectrum._polished_rate() / 4e-9 - 1)
+    )
+    p, law = blocks(np.array([[0, 0.02], [0.06, 0]]), (5, 7), rng)
+    root, y = np.sqrt(law), rng.standard_normal((12, 2))
+    alike, one = root[:, None] * p / root, np.outer(root, root)
+    solved = np.linalg.solve(np.eye(12) - alike + one, y - one @ y)
+    flux = law[:, None] * p
+    basis = MarkovChain.from_graph(csr_array(flux + flux.T))._spectrum._potential(y)
+    if basis is None:
+        return math.inf
+    worst = largest(worst, float(np.abs(solved - basis @ (basis.T @ solved)).max() / np.abs(solved).max()) / 10)
+    # Errors of eigenvalues: some roundings of the matrix over the cosine between left and right vectors.
+    matrix = rng.standard_normal((6, 6))
+    doubt, vectors = _eigenvalues(matrix, eig)[1], np.linalg.eig(matrix)[1]
+    cosines = 1 / np.linalg.norm(np.linalg.inv(vectors), axis=1)
+    told = np.sort(doubt) / np.sort(4 * np.finfo(np.float64).eps * np.linalg.norm(matrix) / cosines)
+    single = affinity(Gaussian(0.3), Points(rng.random((9, 2)).astype(np.float32)), method="dense")
+    weights = rng.uniform(0.3, 2.0, 5)
+    causal = from_matrix(np.tril(np.ones((5, 5))), Points(np.zeros(5), weights=weights))
+    return largest(
+        worst, float(np.abs(told - 1).max()), float(np.abs(MarkovChain(single).matrix().sum(axis=1) - 1).max()),
+        float(np.abs(MarkovChain(causal).norm_weights - weights / weights.sum()).max()),
+    )  # fmt: skip
 
 
 def branches() -> float:
@@ -314,6 +400,7 @@ def run(context: Context) -> Outcome:
         Check("rates of reversible chains and their vectors, relative", reversible(rng()), 1e-11),
         Check("gaps of chains that drift, relative", irreversible(rng()), 1e-10),
         Check("iteration and elimination against dense spectra", iterated(rng()), 1e-10),
+        Check("spectra, modes and periods of few states", small(rng()), 1e-10),
         Check("laws, distances, mixing times and their bounds", laws(rng()), 1e-11),
         Check("walks that end, by iteration, elimination and aggregates", errors, 1e-10),
         Check("errors and residuals that are told, over what is left", told, 1.0),
