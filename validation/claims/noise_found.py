@@ -83,7 +83,7 @@ def by_parts(rng: np.random.Generator) -> float:
         ends = float(whole.min()), float(whole.max())
         for side in sigma.window_sides(tuple(n for n in shape if n > 1)):
             parts = []
-            cuts = [[(0, n)] if n == 1 else [(0, n // 3), (n // 3, n)] for n in shape]
+            cuts = [[(0, n)] if n == 1 else [(0, n // 3), (n // 3, n // 2), (n // 2, n)] for n in shape]
             for cut in product(*cuts):
                 start = [max(a - halo, 0) for a, _ in cut]
                 stop = [min(b + halo, n) for (_, b), n in zip(cut, shape, strict=True)]

@@ -152,15 +152,14 @@ def _of_rest(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate
     if not told:
         return _of_white(samples, missing, sigmas, found)
     size = min(len(one.power) for one in told)
-    flat = np.ones(size)
     each = [
         (sigma, one if one is not None and one.is_told else None)
         for sigma, one in zip(_bounded(sigmas, found), found, strict=True)
     ]
-    model = _coloured([sigma**2 * flat if one is None else one.power for sigma, one in each])
+    model = _coloured([np.full(size, sigma**2) if one is None else one.power for sigma, one in each])
     sure, rise = min(one.sure for one in told), max(one.rise for one in told)
     if rise > OfRecordings.rising:
-        fast = _coloured([sigma**2 * flat if one is None else one.fast for sigma, one in each])
+        fast = _coloured([np.full(size, sigma**2) if one is None else one.fast for sigma, one in each])
         reason = (f"slow parts have the law of noise of {model.strength(samples, missing):.3g}, but may be the signal: "
                   f"{fast.strength(samples, missing):.3g}, as fast parts show it, is taken out")  # fmt: skip
         return NoiseEstimate(fast, "low", (reason,))

@@ -237,7 +237,7 @@ class GaussianNoise(Noise):
         values = self.places
         for axis, (parts, n) in enumerate(zip(values.shape, shape, strict=True)):
             where = np.clip((np.arange(n) + 0.5) * parts / n - 0.5, 0, parts - 1)
-            below = np.minimum(where.astype(int), max(parts - 2, 0))
+            below = where.astype(int)
             share = np.expand_dims(where - below, tuple(a for a in range(len(shape)) if a != axis))
             above = np.minimum(below + 1, parts - 1)
             values = values.take(below, axis) * (1 - share) + values.take(above, axis) * share

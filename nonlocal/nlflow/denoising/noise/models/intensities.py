@@ -239,7 +239,7 @@ class Poisson(Evened):
     def expected(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected values of the transform where the input has these means: `unstabilize` undoes it."""
         dark = float(expected_transform(np.zeros(1), self._spread)[0])
-        top = 2 * math.sqrt(max(float(mean.max()) - self.offset, 0) / self.gain + 1 + self._spread**2)
+        top = float(self._even(np.asarray(max(float(mean.max()), self.offset))))  # what its mean is below
         stable = np.linspace(dark, dark + top, max(OfCounts.expected, math.ceil(top / OfCounts.table_step)))
         return np.asarray(np.interp(mean, self.unstabilize(stable), stable))
 

@@ -148,7 +148,7 @@ def _shapes(length: int, windows: Floats) -> _Shapes:
     """
     size = windows.shape[1]
     t = np.linspace(-1, 1, size)
-    basis = np.linalg.svd(np.stack([t**0, t, t**2]))[2][3:].T
+    basis = np.linalg.svd(np.stack([np.ones(size), t, t**2]))[2][3:].T
     rest = windows @ basis
     energy = np.square(rest).sum(axis=1)
     tones = len(rest) > 0 and bool(np.median(energy) > OfRecordings.disagree**2 * basis.shape[1])
@@ -161,7 +161,7 @@ def _shapes(length: int, windows: Floats) -> _Shapes:
     def lines(widths: tuple[float, ...]) -> Floats:
         place = (np.arange(size) - (size - 1) / 2 - centres[:, None])[None] / np.array(widths)[:, None, None]
         decays = np.where(place >= 0, np.exp2(-np.abs(place)), 0.0)
-        shapes = [np.exp2(-4 * place**2), 1 / (1 + 4 * place**2), decays, decays[..., ::-1]]
+        shapes = [np.exp2(-4 * place**2), (1 + 4 * place**2) ** -1, decays, decays[..., ::-1]]
         seen = np.concatenate(shapes).reshape(-1, size) @ basis
         return np.asarray(seen / np.linalg.norm(seen, axis=1, keepdims=True))
 
