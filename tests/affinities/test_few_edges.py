@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from nlflow.functionals.variational import harmonic_extension
 
 POWERS = (1.0, 1.3, 2.0)
 NOTHING = "the graph has no edges, so that J is 0 and the observed signal the minimizer"
@@ -82,3 +83,12 @@ def test_more_than_half_of_the_nodes_isolated() -> None:
     u, _, fidelity = nl.nonlocal_tv(signal, sigma=1.0, return_info=True)
     assert np.isfinite(u).all()
     assert fidelity > 0
+
+
+@pytest.mark.parametrize("p", [1.5, 4.0])
+def test_an_extension_that_is_constant_on_each_part_is_found(p: float) -> None:
+    path = np.diag([1.0, 2.0], 1) + np.diag([1.0, 2.0], -1)
+    apart = nl.affinity_from_graph(np.kron(np.eye(2), path))
+    found = harmonic_extension(nl.Jp(apart, p), nl.Constraint([0, 4], [0.1, 0.3]))
+    assert found.success, found.message
+    np.testing.assert_allclose(found.u, [0.1, 0.1, 0.1, 0.3, 0.3, 0.3], rtol=1e-14)

@@ -16,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from nlflow import Gaussian, InputError, NlflowWarning, Points, affinity_from_graph, neighbour_graph
+from nlflow import Gaussian, InputError, NlflowWarning, Points, TopHat, affinity, affinity_from_graph, neighbour_graph
 from nlflow.learning import (
     DiffusionMap,
     HarmonicClassifier,
@@ -191,6 +191,19 @@ def test_bad_questions(labelled, count, message):
     path = affinity_from_graph(np.diag(np.ones(8), 1) + np.diag(np.ones(8), -1))
     with pytest.raises(InputError, match=message):
         ask_next(path, labelled, count)
+
+
+@pytest.mark.parametrize("by", ["variance", "hitting time"])
+def test_questions_where_a_component_has_no_label(by):
+    apart = affinity_from_graph(np.kron(np.eye(2), 1 - np.eye(3)))
+    with pytest.raises(InputError, match="labelled: some component of the graph has no label"):
+        ask_next(apart, [0], by=by)
+
+
+def test_evidence_of_points_in_two_parts():
+    apart = affinity(TopHat(1.2), Points(np.array([[0.0], [1.0], [9.0], [10.0]])))
+    with pytest.raises(InputError, match="affinity: got parts that do not see each other"):
+        log_evidence(apart, [0, 1, 2], [1.0, 2.0, 3.0], fidelity=1.0)
 
 
 # ---- choices

@@ -80,6 +80,12 @@ def ask_next(
     count = check_integer("count", count, minimum=1)
     if count > int((~known).sum()):
         raise InputError(f"count: got {count}, expected at most {int((~known).sum())}, the nodes without a label")
+    try:
+        Constraint(np.flatnonzero(known), 0.0).on(affinity).check_reached(affinity)
+    except InputError as error:
+        raise InputError(
+            "labelled: some component of the graph has no label, expected one in each; ask for one there first"
+        ) from error
     generator, nodes, scores = generator_of(rng), [], []
     few = check_integer("candidates", candidates, minimum=1) if by == "variance" and size > _DENSE_NODES else size
     if by == "variance":

@@ -266,7 +266,11 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     source = np.zeros((affinity.domain.size, count - 1))
     source[nodes] = basis / weights[nodes][:, None]
     signal = affinity.as_signal(source.reshape(*affinity.domain.shape, -1))
-    u = np.asarray(to_numpy(J(affinity.scaled(0.5)).potential(signal).u), np.float64).reshape(source.shape)
+    try:
+        found = J(affinity.scaled(0.5)).potential(signal).u
+    except InputError as error:  # contrasts have no sum, unless over parts
+        raise InputError("affinity: got parts that do not see each other, expected one; take each by itself") from error
+    u = np.asarray(to_numpy(found), np.float64).reshape(source.shape)
     degree = np.asarray(to_numpy(affinity.degree), np.float64).ravel()
     with np.errstate(over="ignore", divide="ignore"):
         noise = 1 / (strength * weights[nodes] * degree[nodes])

@@ -341,8 +341,8 @@ class MarkovChain(Transitions):
         ------
         MemoryLimitError
         NumericalError
-            Where probabilities underflow, or times overflow. (A weight that is 0 in floats, as that of a Gaussian
-            beyond 38 widths, is no move.)
+            Where probabilities underflow, or times overflow. (A move whose probability is 0 in floats, as that of a
+            Gaussian beyond 38 widths, is none.)
         """
         self._moves.check_room("passage times", 48 * self.states**2, "use hitting_times(target)")
         return self._passages.all_times()

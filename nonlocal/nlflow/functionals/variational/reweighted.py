@@ -198,8 +198,9 @@ def _searched(jp: Jp, u: Floats, way: Floats, length: float, smoothing: float) -
 def _residual(jp: Jp, u: Floats, free: NDArray[np.bool_], q: float) -> float:
     """Return what is left of the flows at free nodes, beside their moduli."""
     slopes = jp.slopes(u)
+    rounding = 4 * float(np.finfo(u.dtype).eps) * float(np.abs(u).max())
     with np.errstate(divide="ignore"):
-        factors = np.where(slopes > 0, slopes ** (q - 2), 0.0)
+        factors = np.where(slopes > rounding, slopes ** (q - 2), 0.0)
     weights = jp.on_edges(factors)
     flow = np.linalg.norm(np.where(free, jp.graph.flux(weights, u), 0.0))
     size = np.linalg.norm(jp.graph.row_sums(weights * jp.graph.lengths(u))[free[:, 0]])
