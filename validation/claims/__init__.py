@@ -10,6 +10,7 @@ MODULES = (
     "kernels_by_formula",
     "kernel_figures",
     "frechet_derivative",
+    "linear_systems",
     "p_functionals",
     "fourier_flows",
     "fractional_poisson",
