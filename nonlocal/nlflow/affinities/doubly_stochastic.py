@@ -124,6 +124,9 @@ def sinkhorn(
     potential serves both, f = g, and the result is symmetric: P is self-adjoint, and the flow du/dt = Pu - u is the
     gradient flow of J in the L2 metric and in that of degrees, which are all 1.
 
+    It is the plan of entropic optimal transport between two sets of N points of equal mass, queries and nodes, N times:
+    the one that minimizes sum_ij plan_ij cost_ij + epsilon sum_ij plan_ij log plan_ij for k = exp(-cost / epsilon).
+
     Parameters
     ----------
     kernel : Kernel, or array_like of shape (N, N)
