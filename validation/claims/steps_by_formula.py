@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.polynomial.chebyshev import Chebyshev
 from numpy.typing import NDArray
 from scipy.integrate import RK45
 from scipy.linalg import block_diag, expm, sqrtm
@@ -39,6 +41,7 @@ from nlflow.flows import (
     ExponentialEuler,
     Lie,
     Milstein,
+    NeutrenoStep,
     Noise,
     PlatenWeak2,
     Rosenbrock,
@@ -46,7 +49,7 @@ from nlflow.flows import (
     Strang,
 )
 from nlflow.flows.integrators.exponential import chebyshev_coefficients
-from nlflow.flows.integrators.stochastic import covariance_root
+from nlflow.flows.integrators.stochastic import covariance_root, fluctuation
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -325,12 +328,43 @@ def steps() -> dict[str, float]:
         scale = 0.1 + 0.3 * largest_there
         error = np.where(problem.free, (twice - whole) / 3, 0.0) / scale
         worst["Adaptive"] = largest(worst.get("Adaptive", 0.0), abs(told / float(np.sqrt(np.mean(error**2))) - 1))
+    worst["SemiImplicit"] = layers()
+    return worst
+
+
+def layers() -> float:
+    """Return errors of semi-implicit steps and layers, of what steps move by, of times and of limits, relative."""
+    worst = 0.0
     for metric in ("l2", "degree"):
-        for fidelity in ("none", "nodes", "matrices"):
-            plain = Problem("nodes", metric, fidelity, drives=False)
-            found = SemiImplicit(H).step(plain.flow, plain.start, H).ravel()
-            off = apart(found, semi_implicit(plain, plain.start.ravel(), T, H))
-            worst["SemiImplicit"] = largest(worst.get("SemiImplicit", 0.0), off)
+        for fidelity in ("none", "number", "nodes", "matrices"):
+            problem = Problem("nodes", metric, fidelity, drives=False)
+            flow, start, u = problem.flow, problem.start, problem.start.ravel()
+            v = problem.velocity(T, u)
+            half = SemiImplicit(H).step(flow, start, H)
+            worst = largest(
+                worst, apart(half.ravel(), semi_implicit(problem, u, T, H)),
+                *(apart(step.velocity_of(flow, start).ravel(), v) for step in (SemiImplicit(H), Exponential())),
+            )  # fmt: skip
+            # A step from one time to another, and one that is cut short.
+            for target, length in ((T + 5 * H, H), (T + 0.4 * H, 0.4 * H)):
+                moved, reached = ExplicitEuler(H).advance(flow, start, T, target, {})
+                worst = largest(worst, apart(moved.ravel(), u + length * v), abs(reached - T - length))
+            if metric == "degree":
+                layer, reached = NeutrenoStep().advance(flow, start, T, 9.0, {})
+                worst = largest(worst, apart(layer.ravel(), u + v), abs(reached - T - 1),
+                                apart(NeutrenoStep().velocity_of(flow, start).ravel(), v))  # fmt: skip
+            # Stable up to 2 over the largest eigenvalue; where the fidelity is implicit, of it less the smallest one.
+            high = float(np.linalg.eigvals(problem.a + problem.phi).real.max())
+            rough = float(np.linalg.eigvals(problem.a).real.max())
+            steep = flow + AllenCahn(STRENGTH, interval=(-2.0, 2.0))
+            bound = STRENGTH * 11  # of the slope 1 − 3 u² up to 2
+            worst = largest(
+                worst, abs(ExplicitEuler(H).stability_limit(steep) * (high + bound) / 2 - 1),
+                abs(RungeKutta(dt=H, adaptive=False).stability_limit(steep) * (high + bound) / 3.3 - 1),
+                abs(ETD2RK(H).stability_limit(steep) * bound / 2 - 1),
+            )  # fmt: skip
+            least = float(np.linalg.eigvalsh(problem.phi)[0])
+            worst = largest(worst, abs(SemiImplicit(H).stability_limit(flow) * (rough - least) / 2 - 1))
     return worst
 
 
@@ -364,11 +398,13 @@ def expansions() -> float:
     worst = 0.0
     for function, low, high in ((np.exp, -1.3, 2.2), (lambda a: np.exp(-40 * a), 0.1, 3.0), (np.cos, 0.5, 30.0)):
         found, left = chebyshev_coefficients(function, low, high, 1e-9)
-        known: Any = np.polynomial.chebyshev.Chebyshev.interpolate(function, 60, [low, high]).coef
+        known: Any = Chebyshev.interpolate(function, 60, [low, high]).coef
         kept, rest = len(found), float(np.abs(known[len(found) :]).sum())
         worst = largest(worst, float(np.abs(found - known[:kept]).max()) / 1e-13, abs(left / rest - 1) / 0.1)
         # As few as there may be: without the last one more would be left out than was asked for.
         worst = largest(worst, left / 1e-9, 1e-9 / (rest + abs(known[kept - 1])))
+        # Coefficients that were dropped at the rounding of samples are part of what is told.
+        worst = largest(worst, float(not chebyshev_coefficients(function, low, high, 1e-15)[1] > 0))
     return worst
 
 
@@ -475,6 +511,12 @@ def noisy() -> float:
     return worst
 
 
+def gathered(t: float, a: Floats) -> Floats:
+    """Return √((1 − exp(−2 t a)) / (2 a))."""
+    safe = np.where(a > 1e-12, a, 1.0)
+    return np.asarray(np.sqrt(np.where(a > 1e-12, -np.expm1(-2 * t * safe) / (2 * safe), t)))
+
+
 def laws() -> float:
     """Return errors of steps of linear flows with noise, and of their covariances, relative."""
     worst, span, rng = 0.0, 0.8, np.random.default_rng(6)
@@ -491,11 +533,19 @@ def laws() -> float:
             (Noise(strength=own, white="nodes", rng=3), own, np.ones(N)),
         ):  # fmt: skip
             flow, memory = plain + noise, {"draws": 2}
-            moved, _ = ExactGaussian().advance(flow, start, 0.0, span, memory)
+            moved, _ = ExactGaussian().advance(flow, start, T, T + span, memory)
             white = noise.increments(flow, start, 2, 1.0)
             root = 0.4 * np.real(sqrtm(span * phi(1, -2 * span * a))) * unit
             if not noise.uniform:
                 root = covariance_root(plain, strength * unit, span)
+            if where == "nodes" and noise.uniform:
+                low, high = plain.spectral_bounds()
+                told = fluctuation(plain, white, span, 1e-6)[1] * float(gathered(span, np.array(low)))
+                known: Any = np.polynomial.chebyshev.Chebyshev.interpolate(
+                    partial(gathered, span), 60, [low, high]
+                ).coef
+                rests = np.cumsum(np.abs(known[::-1]))[::-1]
+                worst = largest(worst, 1e-10 * float(np.abs(told / rests - 1).min()))  # it is one of the remainders
             # ∫ exp(−sA) Q exp(−sAᵀ) ds is a block of an exponential (Van Loan 1978, doi 10.1109/TAC.1978.1101743).
             source = np.diag((strength * unit) ** 2)
             blocks = expm(span * np.block([[a, source], [0 * a, -a.T]]))
