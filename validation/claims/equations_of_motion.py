@@ -15,6 +15,7 @@ from nlflow import (
     AllenCahn,
     Constraint,
     E,
+    ExplicitEuler,
     FisherKPP,
     Gaussian,
     GradientFlow,
@@ -380,7 +381,36 @@ def moments(found: Found) -> float:
     found.motions = largest(found.motions, apart(kept.u[:, 0], exact.y.T))
     moments = np.array(exact.t_events[0])
     worst = float(np.abs(kept.records["over 0"]["t"] - moments).max())
-    return largest(worst, float(np.abs(kept.records["over -1"]["t"] - moments[::2]).max()))
+    worst = largest(worst, float(np.abs(kept.records["over -1"]["t"] - moments[::2]).max()))
+    return largest(worst, rising())
+
+
+def rising() -> float:
+    """Return errors of events of u' = 1: where g is 0 at a step's end, at the start, and between steps.
+
+    Of a g that is linear the second trial is the place, and the next is half the tolerance beside it.
+    """
+    flow = lone(Reaction(lambda u: 1 + 0 * u, (-99, 99), bound=1.0))
+    asked: list[float] = []
+
+    def over(t: float, u: Floats) -> float:
+        asked.append(t)
+        return float(u[0]) - 0.7345
+
+    events = {
+        "end": Event(lambda t, u: u[0] - 1.0, name="end"),
+        "turning": Event(lambda t, u: np.sin(t), name="turning"),
+        "start": Event(lambda t, u: u[0] * (u[0] - 2.2), name="start"),
+        "between": Event(over, tol=1e-3, name="between"),
+    }
+    found = solve(flow, np.zeros(3), t=3.5, integrator=ExplicitEuler(0.25), trackers=list(events.values()))
+    worst = 0.0
+    for name, expected in (("end", 1.0), ("turning", np.pi), ("start", 2.2), ("between", 0.7345)):
+        times = found.records[name]["t"]
+        allowed = 0.501e-3 / 1e-8 if name == "between" else 1.0
+        worst = largest(worst, float(len(times) != 1), abs(float(times[0]) - expected) / allowed)
+    between = [t for t in asked if 0.5 < t < 0.75]
+    return largest(worst, float(len(between) > 4))
 
 
 def run(context: Context) -> Outcome:

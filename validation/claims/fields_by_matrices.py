@@ -227,6 +227,13 @@ def fields() -> tuple[float, float]:
             float(np.abs(band.lower - mean + norm.ppf(0.95) * sd).max()), abs(field.log_determinant().value / logs - 1),
             float(np.abs((found.upper - found.lower) / found.value).max()) / 1e-2,
         )  # fmt: skip
+        # The error that is told is 8 roundings of the condition of what is inverted, constants being lifted.
+        whole = precision / BETA / np.sqrt(np.multiply.outer(problem.m, problem.m))
+        constant = np.sqrt(problem.m / problem.m.sum())
+        whole += (np.trace(whole) / n if kind == "number" else 0.0) * np.outer(constant, constant)
+        condition = np.linalg.norm(whole, np.inf) * np.linalg.norm(np.linalg.inv(whole), np.inf)
+        wide = (found.upper - found.lower) / (16 * np.finfo(np.float64).eps * condition * found.value)
+        worst = largest(worst, 2e-7 * float(np.abs(wide - 1).max()))  # within 5 %
         if kind != "holes":
             evidence = field.log_evidence().value
             worst = largest(worst, abs(evidence / problem.evidence(0.7, lambda half: BETA) - 1))
@@ -288,6 +295,11 @@ def lifted() -> float:
     return float(((found.upper - found.lower) / found.value).max())
 
 
+def rules(measures: Any, function: Callable[[Floats], Floats]) -> Floats:
+    """Return the sums of both rules for each vector."""
+    return np.array([[w @ function(a) for a, w in zip(one.nodes, one.weights, strict=True)] for one in measures])
+
+
 def bracketed() -> float:
     """Return the largest ratio of a quadratic form's error after few averages and the bound that is told, or inverse.
 
@@ -300,9 +312,14 @@ def bracketed() -> float:
     values, vectors = np.linalg.eigh(np.diag(links.sum(axis=1)) - links)
     parts = (vectors.T @ (f - f.mean()))[1:] ** 2 / n
     for averages in (2, 3, 4):
-        sums = spectral_sums(flow, f, method="lanczos", samples=2, averages=averages, rng=0)
+        sums: Any = spectral_sums(flow, f, method="lanczos", samples=2, averages=averages, rng=0)
         for function in SINGULAR:
             told, bound = sums.form(function)
+            # The mean of the two rules, and half of what is between them.
+            ((first, second),) = rules(sums.forms, function)
+            worst = largest(
+                worst, abs(told - (first + second) / 2) / 1e-12, abs(2 * bound / abs(first - second) - 1) / 1e-9
+            )
             off = abs(told - float(parts @ function(values[1:])))
             worst = largest(worst, off / bound, bound / (12 * off))
     return worst
@@ -449,6 +466,12 @@ def traces() -> float:
             exact = float(np.sum(function(values)))
             worst = largest(worst, abs(trace_of(functional, function).value / exact - 1))
             drawn = trace_of(functional, function, method="lanczos", samples=40, averages=30)
+            # Of few averages: Student's interval of means, and half of what is between the rules.
+            few: Any = spectral_sums(symmetric_flow(functional), method="lanczos", samples=5, averages=3, rng=0)
+            both, told = rules(few.probes, function), few.trace(function)
+            middle = both.mean(axis=1)
+            wide = t.ppf(0.975, 4) * sem(middle) + abs(both[:, 0].mean() - both[:, 1].mean()) / 2
+            worst = largest(worst, abs(told.value / middle.mean() - 1), abs(told.error / wide - 1))
             worst = largest(worst, 1e-12 * abs(drawn.value - exact) / drawn.error, 1e-13 * drawn.error / (0.1 * exact))
     return worst
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -43,13 +44,18 @@ from nlflow.flows import (
     Milstein,
     NeutrenoStep,
     Noise,
+    ParticleFlow,
     PlatenWeak2,
     Rosenbrock,
     SemiImplicit,
     Strang,
+    SystemFlow,
+    modes,
 )
+from nlflow.flows.flow import difference
 from nlflow.flows.integrators.exponential import chebyshev_coefficients
 from nlflow.flows.integrators.stochastic import covariance_root, fluctuation
+from nlflow.flows.noise import normals
 from validation.harness import Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
@@ -329,7 +335,44 @@ def steps() -> dict[str, float]:
         error = np.where(problem.free, (twice - whole) / 3, 0.0) / scale
         worst["Adaptive"] = largest(worst.get("Adaptive", 0.0), abs(told / float(np.sqrt(np.mean(error**2))) - 1))
     worst["SemiImplicit"] = layers()
+    worst["systems"] = mixed()
     return worst
+
+
+def mixed() -> float:
+    """Return errors of steps of systems, in which A moves a channel by another, relative."""
+    worst = 0.0
+    for where, metric, couplings in (
+        ("ring", "l2", [[0.9, 0.3], [-0.4, 1.4]]), ("ring", "degree", [[0.9, 0.0], [0.0, 1.4]]),
+        ("nodes", "l2", [[0.9, 0.3], [0.3, 1.4]]),
+    ):  # fmt: skip
+        problem = Problem(where, metric, "none")
+        problem.a = np.kron(problem.a[::2, ::2], couplings)
+        terms: dict[str, Any] = {"reaction": AllenCahn(STRENGTH, interval=(-2.0, 2.0)), "source": problem.source}
+        flow = SystemFlow(J(problem.weights), couplings, metric, **terms).when(T)
+        u = problem.start.ravel()
+        worst = largest(worst, apart(flow.velocity(problem.start).ravel(), problem.velocity(T, u)))
+        for step, formula in {ExplicitEuler: euler, IMEX: imex, **SPECTRAL}.items():
+            found = step(H).step(flow, problem.start, H).ravel()
+            worst = largest(worst, apart(found, formula(problem, u, T, H)) / (1e2 if step is IMEX else 1.0))
+    return largest(worst, functions())
+
+
+def functions() -> float:
+    """Return errors of φ_k of numbers and matrices over the rounding that they may have, times 1e-11."""
+    worst = 0.0
+    for k in range(1, 5):
+        for z in (0.011, 0.6, 0.99, 1.01, 30.0):
+            terms = [Fraction(-z) ** j / math.factorial(j + k) for j in range(150)]
+            worst = largest(worst, abs(float(modes.phi(k, np.array(z))) / float(sum(terms)) - 1) / 8e-15)
+        for size in (0.1, 1.0, 40.0):
+            several = size * (np.random.default_rng(k).uniform(-0.3, 0.3, (2, 3, 3)) + np.eye(3))
+            for found, matrix in zip(modes.phi_of_matrices(k, several), several, strict=True):
+                worst = largest(worst, apart(found, phi(k, -matrix)) / 1e-12)
+    # Central differences, to two thirds of the digits.
+    u, v = np.array([0.3, -1.1, 2.0]), np.array([0.7, 0.0, -2.3])
+    worst = largest(worst, apart(difference(np.sin, u, v), np.cos(u) * v) / 1e-8)
+    return 1e-11 * worst
 
 
 def layers() -> float:
@@ -363,7 +406,10 @@ def layers() -> float:
                 abs(RungeKutta(dt=H, adaptive=False).stability_limit(steep) * (high + bound) / 3.3 - 1),
                 abs(ETD2RK(H).stability_limit(steep) * bound / 2 - 1),
             )  # fmt: skip
-            least = float(np.linalg.eigvalsh(problem.phi)[0])
+            least, most = np.linalg.eigvalsh(problem.phi)[[0, -1]]
+            gershgorin = 2 * float(problem.degree.max() if metric == "l2" else 1.0)
+            if fidelity != "matrices":
+                worst = largest(worst, abs(flow.safe_step * (gershgorin + most) / 2 - 1))
             worst = largest(worst, abs(SemiImplicit(H).stability_limit(flow) * (rough - least) / 2 - 1))
     return worst
 
@@ -508,7 +554,18 @@ def noisy() -> float:
             for step, wanted in ends.items():
                 found = step(H).noisy(flow, problem.start, H, white, noise)  # type: ignore[abstract]
                 worst = largest(worst, apart(found.ravel(), wanted))
-    return worst
+    # Increments: numbers of node, channel and step, times √(dt / m_i); path 3 has its own channels.
+    problem = Problem("nodes", "degree", "number")
+    unit, like = problem.m.reshape(N, 2) ** -0.5, problem.start
+    for kind, share in (("nodes", 1.0 + 0 * unit), ("measure", unit)):
+        noise = Noise(strength=1.0, white=kind, rng=5)
+        white = math.sqrt(0.4) * normals(5, (N, 2), node=0, channel=6, step=9, stream=1)
+        found = noise.on_path(3).increments(problem.flow + noise.on_path(3), like, 9, 0.4, stream=1)
+        worst = largest(worst, apart(found, white * share))
+    # Of particles with friction γ the velocities get √(2 γ / β).
+    noise = Noise(beta=3.1, rng=7)
+    heavy = ParticleFlow(np.eye(3, 2), friction=0.8)
+    return largest(worst, abs(float(noise.strength_at(heavy, np.zeros((3, 4)))) ** 2 * 3.1 / 1.6 - 1))
 
 
 def gathered(t: float, a: Floats) -> Floats:
