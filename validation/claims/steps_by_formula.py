@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.polynomial.chebyshev import Chebyshev
 from numpy.typing import NDArray
 from scipy.integrate import RK45
 from scipy.linalg import block_diag, expm, sqrtm
+from scipy.stats import norm, sem
+from scipy.stats import t as t_law
 
 from nlflow import (
     ETD2RK,
@@ -34,6 +37,7 @@ from nlflow import (
     RungeKutta,
     affinity,
     from_matrix,
+    solve,
 )
 from nlflow.flows import (
     AverageVectorField,
@@ -50,11 +54,13 @@ from nlflow.flows import (
     SemiImplicit,
     Strang,
     SystemFlow,
+    ensemble,
     modes,
 )
 from nlflow.flows.flow import difference
 from nlflow.flows.integrators.exponential import chebyshev_coefficients
 from nlflow.flows.integrators.stochastic import covariance_root, fluctuation
+from nlflow.flows.linear import bound_of
 from nlflow.flows.noise import normals
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -355,6 +361,10 @@ def mixed() -> float:
         for step, formula in {ExplicitEuler: euler, IMEX: imex, **SPECTRAL}.items():
             found = step(H).step(flow, problem.start, H).ravel()
             worst = largest(worst, apart(found, formula(problem, u, T, H)) / (1e2 if step is IMEX else 1.0))
+    # Of kernels that may be indefinite the bound is twice the largest rate, of others less by what they are off.
+    for definite, error, wanted in ((True, 0.1, 1.1 * 3.0), (True, 4.0, 6.0), (False, 0.0, 6.0)):
+        kind: Any = SimpleNamespace(symmetric=True, positive_semidefinite=definite, error_estimate=error)
+        worst = largest(worst, abs(bound_of(kind, 3.0) / wanted - 1))
     return largest(worst, functions())
 
 
@@ -490,9 +500,11 @@ def parts() -> dict[str, float]:
         gaps = problem.start - mean
         rate = problem.degree[:, None] ** (1 - MASS[problem.metric])
         tension = norm((rate * gaps).ravel()) + norm(problem.phi @ (f - u)) + norm(driving)
+        steepest = 1.0
         if problem.metric == "conserved":
             definite = 1 if problem.m[0] == problem.m[2] else 2  # a Gaussian kernel
-            tension *= problem.largest * definite * float(problem.degree.max())
+            steepest = problem.largest * definite * float(problem.degree.max())
+            tension *= steepest
         pairs = problem.links * problem.w[:, None]
         apart_by = ((problem.start[:, None] - problem.start) ** 2).sum(axis=2)
         energy = float((pairs * apart_by).sum()) / 4 + float(m @ ((u - f) * (problem.phi @ (u - f)))) / 2
@@ -501,7 +513,9 @@ def parts() -> dict[str, float]:
             worst["told"],
             abs(flow.tension(start) / tension - 1),
             abs(flow.distance_to_constant(start) / norm(gaps.ravel()) - 1),
+            abs(float(flow.pending_distance(start)) / norm(gaps.ravel()) - 1),
             abs(flow.energy(start) / energy - 1),
+            abs(flow.driving_bound() / (STRENGTH * 11 * steepest) - 1),
             apart(flow.without_mean(start).ravel(), gaps.ravel()),
         )
     return worst
@@ -561,11 +575,34 @@ def noisy() -> float:
         noise = Noise(strength=1.0, white=kind, rng=5)
         white = math.sqrt(0.4) * normals(5, (N, 2), node=0, channel=6, step=9, stream=1)
         found = noise.on_path(3).increments(problem.flow + noise.on_path(3), like, 9, 0.4, stream=1)
-        worst = largest(worst, apart(found, white * share))
+        other = noise.on_channel(4)
+        beside = math.sqrt(0.4) * normals(5, (N, 2), node=0, channel=4, step=9, stream=1)
+        there = other.increments(problem.flow + other, like, 9, 0.4, stream=1)
+        worst = largest(worst, apart(found, white * share), apart(there, beside * share))
     # Of particles with friction γ the velocities get √(2 γ / β).
     noise = Noise(beta=3.1, rng=7)
     heavy = ParticleFlow(np.eye(3, 2), friction=0.8)
     return largest(worst, abs(float(noise.strength_at(heavy, np.zeros((3, 4)))) ** 2 * 3.1 / 1.6 - 1))
+
+
+def paths() -> float:
+    """Return errors of paths side by side, and of intervals of their mean and variance, relative."""
+    problem, worst = Problem("nodes", "degree", "number", drives=False), 0.0
+    noise = Noise(strength=0.4, rng=5, path=2)
+    options: dict[str, Any] = {"t": 2 * H, "integrator": EulerMaruyama(H)}
+    found = ensemble(problem.flow + noise, problem.start, 5, side_by_side=2, **options)
+    for number, path in enumerate(found.values):
+        alone = solve(problem.flow + noise.on_path(number), problem.start, **options).u
+        worst = largest(worst, apart(path, alone), float(len(found.values) != 5))
+    x = found.values[:, -1].reshape(5, -1)
+    mean, variance = x.mean(axis=0), x.var(axis=0, ddof=1)
+    low, high = t_law.interval(0.8, 4, loc=mean, scale=sem(x, axis=0))
+    # The variance of a variance (Cramér 1946, 27.4), and Gauss' law.
+    moment = ((x - mean) ** 4).mean(axis=0)
+    width = norm.ppf(0.9) * np.sqrt(np.maximum(moment - variance**2 * 2 / 4, 0) / 5)
+    told, spread = found.interval(0.8), found.interval(0.8, of="variance")
+    ends = (low, high, np.maximum(variance - width, 0), variance + width)
+    return largest(worst, *(apart(one[-1].ravel(), end) for one, end in zip((*told, *spread), ends, strict=True)))
 
 
 def gathered(t: float, a: Floats) -> Floats:
@@ -618,7 +655,7 @@ def run(context: Context) -> Outcome:
     context.step("parts, exact solutions and noise")
     off, told = exact()
     found |= {f"{name}: what is told of flows against sums, relative": error for name, error in parts().items()}
-    found["steps with noise whose increments are known, relative"] = noisy()
+    found["steps with noise whose increments are known, relative"] = largest(noisy(), paths())
     # Linear systems are solved to a tolerance in some, and a derivative by time is that of differences.
     loose = {"IMEX": 1e-9, "ConvexSplitting": 1e-9, "Rosenbrock": 1e-7, "Adaptive": 1e-8}
     checks = [Check(what, error, loose.get(what.split()[3], 1e-11)) for what, error in found.items()]
