@@ -506,6 +506,11 @@ def of_speckle(rng: np.random.Generator) -> Iterator[float]:
     law = stats.loggamma(compressed.looks)
     skewness = float((flat_.rest**3).mean() / np.square(flat_.rest).mean() ** 1.5)
     yield off([law.stats("s"), compressed.scale], [skewness, 2.5 * flat_.sigma / law.std()])
+    light = rng.gamma(1.0, size=(150, 16, 16))
+    found = speckle._linear(np.sqrt(light))
+    fine = speckle._Flat.of(np.log(light)).fine  # of intensities, twice that of amplitudes
+    yield unless(found.amplitude)
+    yield off(polygamma(1, found.looks), fine**2)
     grid = np.fft.fftfreq(64)
     power = 0.05 + np.exp(-40 * np.add.outer(grid**2, grid**2))
     noisy = Speckle(2.0, spectrum=power).sample(np.full((128, 150), 9.0), rng=rng)

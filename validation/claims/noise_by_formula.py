@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.interpolate import CubicSpline
+from scipy.ndimage import gaussian_filter
 from scipy.optimize import least_squares
 from scipy.special import gammaln
 
@@ -154,10 +155,13 @@ def of_magnitudes(rng: np.random.Generator) -> Iterator[float]:
         )
         # Four rounds gain a factor of m each.
         yield float(np.abs(magnitudes._from_series(np.sqrt(m) * terms, coils) - a[2:]).max()) * m[0] ** 4
-    even = magnitudes.stabilizer(3.5)
+    even = magnitudes.stabilizer(14.5)
+    start = even.inner.x[0]  # before it f is straight
+    near = even(start + np.array([-0.2, -0.1, 0.0, 1e-6]))
+    yield largest(off(np.diff(near[:3], 2), 0.0, 1e-12), off(near[2] - near[1], 1e5 * (near[3] - near[2]), 1e-4))
     for one in (0.0, 3.0):
-        law = stats.ncx2(7, max(one, 1e-6) ** 2)
-        x = np.linspace(0.01, one + 12, 6001)
+        law = stats.ncx2(29, max(one, 1e-6) ** 2)
+        x = np.linspace(0.01, one + 16, 6001)
         weights = 2 * x * law.pdf(x**2)
         weights /= weights.sum()
         middle = weights @ even(x)
@@ -195,6 +199,10 @@ def of_speckle(rng: np.random.Generator) -> Iterator[float]:
         many = 2e4  # of the series the first term beyond counts 1 / looks²
         exact = np.exp(gammaln(many + power) - gammaln(many) - power * np.log(many))
         yield abs(of_gamma.gamma_moment(many, power) - exact) * many**2 / 2
+    absent, z = rng.random((14, 17)) < 0.3, rng.random((14, 17))
+    known = np.where(absent, 0.0, 1.0)
+    wanted = gaussian_filter(z * known, 1.5, mode="reflect") / gaussian_filter(known, 1.5, mode="reflect")
+    yield off(of_gamma._local_mean((z * known)[..., None], absent)[..., 0], wanted)
     drawn = LogSpeckle(4.0, 2.0).sample(np.full(4000, 3.0), rng=rng)
     law = stats.loggamma(2.0)
     yield 1e-3 / stats.kstest((drawn - 3) / 4 + law.mean(), law.cdf).pvalue

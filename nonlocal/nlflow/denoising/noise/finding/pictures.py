@@ -112,8 +112,7 @@ def areas() -> Array:
     place = (np.arange(256) + 0.5) / 256
     far = np.hypot(place[:, None], place)
     lows = [low for _, low, _ in BANDS[:-1]] + [0.0]
-    shares = np.array([((far >= low) & (far < high)).mean() for low, (_, _, high) in zip(lows, BANDS, strict=True)])
-    return np.asarray(shares / shares.sum())
+    return np.array([((far >= low) & (far < high)).mean() for low, (_, _, high) in zip(lows, BANDS, strict=True)])
 
 
 def _light(found: Evidence, belief: Belief) -> tuple[Array, Array] | tuple[None, None]:
