@@ -21,6 +21,7 @@ MODULES = (
     "law_of_the_walk",
     "learning_on_graphs",
     "variable_bandwidths",
+    "estimators_by_hand",
     "stationary_law",
     "numbers_of_chains",
     "rates_of_chains",

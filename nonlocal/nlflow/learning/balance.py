@@ -69,7 +69,6 @@ def _newton(s: Floats, b: Floats, aims: Floats, temperature: float) -> tuple[Flo
     # Constants do not matter, and where no row hesitates nothing curves.
     floor = 1e-6 * max(float(np.trace(curvature)), 1e-9 * len(s) / temperature) + 1e-9 / temperature
     step = -np.linalg.solve(curvature + floor * np.eye(len(b)), slope)
-    step -= step.mean()
     step *= min(1.0, 20 * temperature / float(np.abs(step).max()))
     while np.abs(step).max() >= 1e-3 * _COLDEST * temperature:
         trial = b + step

@@ -231,7 +231,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         found = self._at(X, self.graph_.as_signal(self._vectors), np.ones(self.graph_.size, np.bool_))
         values = self.eigenvalues_
         if self.graph_.widths is None:
-            gains = np.where(np.abs(values) > _LEAST, np.abs(values) ** (self._time - 1) * np.sign(values), 0.0)
+            gains = np.where(np.abs(values) > _LEAST, np.copysign(np.abs(values) ** (self._time - 1), values), 0.0)
         else:  # P psi = (1 + generator s^2 / 4) psi at each point
             assert found.widths is not None
             slow = (found.widths / self._least)[:, None] ** 2

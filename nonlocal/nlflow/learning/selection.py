@@ -277,7 +277,7 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     if not np.isfinite(noise).all():
         raise InputError(f"fidelity: got {strength:g}, whose inverse is no float beside the degrees; use a larger one")
     variance = basis.T @ u[nodes] + basis.T @ (noise[:, None] * basis)
-    root = np.linalg.cholesky((variance + variance.T) / 2)
+    root = np.linalg.cholesky(variance)  # which reads one of its halves
     seen = np.linalg.solve(root, basis.T @ y)
     free = seen.size
     size = 0.5 * math.log(float((seen**2).sum()) / free) + math.log(unit)

@@ -151,7 +151,7 @@ class LabelSpreading(ProbabilisticClassifier):
         root = constant_like(np.exp((logs - logs.max()) / 2), one_hot)[:, None]
         phi = (1 - alpha) / alpha * rest
         self.functional_ = E(graph.affinity, one_hot / root, graph.as_signal(phi), measure="degree")
-        u = self._took(self._minimizer(alpha)) * root
+        u = self._took(self._minimizer(alpha))  # over the root, by which no share of a row changes
         there = constant_like(self.reached_.astype(np.float64), u)[:, None]
         total = xp.sum(xp.where(u > 0, u, xp.zeros_like(u)), axis=1, keepdims=True)
         return there * u / xp.where(total > 0, total, xp.ones_like(total))
