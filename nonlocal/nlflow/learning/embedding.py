@@ -30,9 +30,10 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     (Fokker and Planck), with 0 those of the plain walk. P has these weights when q_j^-alpha are quadrature weights, so
     the affinity is built twice and nothing else is new.
 
-    With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s q_i^beta (Berry and Harlim 2016, doi
-    10.1016/j.acha.2015.01.001): points that lie far from others are seen too. The modes are those of the generator
-    L = 4 (P - I) / s_i^2 of the weights (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha k_ij in d dimensions, which tends to
+    With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s p_i^beta with a first estimate p of the density,
+    by the distances to the nearest points (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001): points that lie far
+    from others are seen too. The modes are those of the generator L = 4 (P - I) / s_i^2 of the weights
+    (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha k_ij in d dimensions, q_i being sum_j k_ij / s_i^d, which tends to
     Delta + 2 (1 - alpha) grad log q . grad for any widths. (In their notation alpha + beta (d + 2) / 2 takes the place
     of alpha.)
 

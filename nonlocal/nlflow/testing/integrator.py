@@ -56,7 +56,7 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     ContractError
         An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
     InputError
-        Where it takes none of the flows: give one that it is for.
+        Where it takes none of the flows: give one that it is for. Without a start, for a flow of J.
 
     Examples
     --------
@@ -70,7 +70,10 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
         isinstance(order, int | float) and order > 0, "order is declared", order, "a number > 0, such as 2.0"
     )
     if flow is not None:
-        _check_steps(contract, integrator, flow, flow.observed if start is None else start)
+        start = flow.observed if start is None else start
+        if start is None:
+            raise InputError("start: got none, and the flow has no observed signal; give the signal where it starts")
+        _check_steps(contract, integrator, flow, start)
         return
     taken = [one for one in _flows() if _takes(integrator, one)]
     if not taken:

@@ -54,7 +54,7 @@ class Denoiser(Base):
         ----------
         x : torch.Tensor of shape (B, C, H, W), or (B, C, D, H, W) for volumes
         sigma : float or torch.Tensor of shape (B,)
-            Standard deviation of the noise, in the units of `x`, > 0 where there is some.
+            Standard deviation of the noise, in the units of `x`; 0 for none, with which an item comes back as it is.
         """
         import torch
 

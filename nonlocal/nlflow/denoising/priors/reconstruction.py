@@ -196,8 +196,8 @@ def reconstruct(
         takes many small steps.
     ``red``
         Regularization by denoising: x as above near D(x), the estimate is x. Its fixed points solve
-        A'(A u - f) / sigma^2 + mu (u - D(u)) / s^2 = 0. The second term is the velocity of a flow: for D = P, that of
-        the J-flow in the degree metric.
+        A'(A u - f) / sigma^2 + mu (u - D(u)) / s^2 = 0. The second term is a gradient: for D = P that of J in the
+        degree metric, times mu / s^2.
 
     Parameters
     ----------

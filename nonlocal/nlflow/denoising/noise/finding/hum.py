@@ -73,7 +73,7 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     A steady sinusoid may be what was to be recorded, so that a line counts as hum only if all of this is true.
 
     - It is as narrow as the recording allows, and rises above the median of its neighbours by more than white noise
-      does once in a thousand recordings.
+      does in two of a hundred recordings.
     - Its amplitude and phase are those of the whole in each of 8 parts: an F test of their mean against their spread,
       on the recording after a first-order prediction and with outliers cut off. It has 4 cycles in a part at least.
     - It is there in most windows of two cycles, and not in beats alone.
