@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import GradientFlow, J, Points, Reaction, SystemFlow, from_matrix
+from nlflow import Gaussian, GradientFlow, Grid, J, Points, Reaction, SystemFlow, affinity, from_matrix
 from nlflow.affinities import Unlinked
 from nlflow.equilibria import continue_equilibria, find_equilibrium, stability
 from nlflow.equilibria.continuation import Continuation, Family, Stand
@@ -263,12 +263,36 @@ def searches() -> float:
     return largest(worst, float(near.verdict != "unstable"))
 
 
+def neutral() -> float:
+    """Return errors of directions that conserve or move: 1 and derivatives along both axes of a ring, orthonormal."""
+    rng, shape = np.random.default_rng(7), (6, 5)
+    flow = GradientFlow(J(affinity(Gaussian(1.1), Grid(shape, spacing=0.7, boundary="periodic"))))
+    u = rng.standard_normal(shape)
+    equations = Equations(flow, "start", u)
+    slopes = [np.ones(30)]
+    for axis, count in enumerate(shape):
+        waves = np.fft.fftfreq(count, 1 / count)
+        waves[2 * np.abs(waves) == count] = 0  # of the shortest wave of an even number of nodes no slope is seen
+        turned = 1j * waves.reshape([-1 if i == axis else 1 for i in range(2)])
+        slopes.append(np.fft.ifft(turned * np.fft.fft(u, axis=axis), axis=axis).real.ravel())
+    basis, _ = np.linalg.qr(np.stack(slopes, axis=1))
+    found = equations.neutral(u.ravel(), math.inf)
+    worst = float(np.abs(found.columns @ found.columns.T / 30 - basis @ basis.T).max())
+    worst = largest(worst, float(np.abs(found.columns.T @ found.columns / 30 - np.eye(3)).max()))
+    worst = largest(worst, float(found.words != "1 conserved mean and 2 translations"))
+    # A mean is kept, and it is said.
+    rest = find_equilibrium(flow, u + 0.4)
+    said = "it keeps the 1 conserved mean of the start" in rest.message and "changed" not in rest.message
+    return largest(worst, float(np.abs(rest.u - np.mean(u) - 0.4).max()), float(not said))
+
+
 def run(context: Context) -> Outcome:
     del context
     return Outcome([
         Check("products, tangents, points between and ends of steps against closed forms", geometry(), 1e-9),
         Check("what is told where branches cross or turn, and branches that begin there", events(), 1e-7),
         Check("a Hopf point, and the wave that begins there", hopf(), 1e-9),
+        Check("directions that conserve, and that move signals along a ring, against Fourier sums", neutral(), 1e-9),
         Check("Newton's and implicit steps, errors and margins, against closed forms", searches(), 1e-9),
     ])  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -29,6 +30,7 @@ from nlflow import (
 )
 from nlflow.flows import function_of
 from nlflow.flows.functions import _growth
+from nlflow.flows.integrators.exponential import chebyshev_coefficients
 from nlflow.flows.modes import phi, phi_of_matrices
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.functionals.preconditioners.elimination import Elimination
@@ -140,6 +142,63 @@ def functions() -> tuple[float, float, float]:
                 row, wanted = found.T @ v, np.linalg.solve(vectors.T, gains * (vectors.T @ v))
                 transposed = largest(transposed, float(np.abs(row - wanted).max() / np.abs(wanted).max()) / tol)
     return beyond, loose, transposed
+
+
+def told_errors() -> float:
+    """Return by how much errors that are told of g(A) v are off what their bounds are, relative.
+
+    What a whole matrix rounds: 4 n' ε max |g|, and by how much g changes within n' ε ρ, n' = 2 (n + 8), times 1 + log
+    n. What expansions round: 2 ε (2 (n + 8) ρ / (ρ − λ) + 4) a step, times their growth. What k steps of Lanczos
+    iteration leave out: β max |e_kᵀ (g(T) − g(a)) (T − a)⁻¹ e₁|, and what they round: k ε max |g| and (1 + log k) √k
+    times the steepest difference of g times what moves eigenvalues.
+    """
+    worst, n, eps, k = 0.0, 30, float(np.finfo(np.float64).eps), 6
+    weights, kernel, w = cloud(n, 8)
+    v = np.random.default_rng(9).standard_normal(n)
+    angles = np.concatenate([np.linspace(0, np.pi, 1201), np.pi * np.logspace(-7, -2, 200)])
+    for metric, (name, g) in product(("l2", "degree"), FUNCTIONS.items()):
+        flow = GradientFlow(E(weights, 0 * v, 0.2, measure=metric), metric)
+        a = operator(kernel, w, metric) + 0.2 * np.eye(n)
+        m = w if metric == "l2" else w * ((kernel + kernel.T) @ w)
+        values = np.sort(np.linalg.eigvals(a).real)
+        low, high = flow.spectral_bounds()
+        places = low + (high - low) * np.sin(angles / 2) ** 2
+        rounds = 2 * eps * ((n + 8) * 2 * high / (high - low) + 4)
+        whole = function_of(flow, g, method="dense")
+        terms = 2 * (n + 8)
+        moved = [np.abs(g(np.clip(values[1:] + side * terms * eps * high, low, high)) - g(values[1:])).max()
+                 for side in (-1, 1)]  # fmt: skip
+        scale = float(np.abs(g(values)).max())
+        wanted = 4 * terms * eps * scale + (1 + math.log(n)) * float(max(moved))
+        worst = largest(worst, abs(whole.error / wanted - 1),
+                        abs(whole.evaluate(v).error / (wanted + 4 * eps * scale) - 1))  # fmt: skip
+        if name != "root":
+            series = function_of(flow, g, tol=1e-6, method="chebyshev")
+            c, left = chebyshev_coefficients(g, low, high, 1e-6 * series.scale)
+            worst = largest(worst, abs(series.error / (left + rounds * _growth(c)) - 1),
+                            abs(series.scale / float(np.abs(g(places)).max()) - 1))  # fmt: skip
+        # In units in which A is symmetric; without the mean, which is known.
+        root = np.sqrt(m)
+        alike, start = root[:, None] * a / root, root * (v - m @ v / m.sum())
+        krylov = [start / np.linalg.norm(start)]
+        for _ in range(k):
+            ahead = alike @ krylov[-1]
+            for _ in range(2):
+                ahead = ahead - sum((one @ ahead) * one for one in krylov)
+            beta = float(np.linalg.norm(ahead))
+            krylov.append(ahead / beta)
+        basis = np.stack(krylov[:k], axis=1)
+        ritz, vectors = np.linalg.eigh(basis.T @ alike @ basis)
+        places = places[np.abs(places[:, None] - ritz).min(axis=1) > 1e-4 * (high - low)]
+        quotients = (g(ritz) - g(places)[:, None]) / (ritz - places[:, None])
+        left = beta * float(np.abs(quotients @ (vectors[-1] * vectors[0])).max())
+        steep = float(np.abs(quotients[places >= ritz.min()]).max())
+        moving = (rounds * (high - low) + k * eps * high) * math.sqrt(k)
+        by_steps = function_of(flow, g, tol=1e-12, method="lanczos", maxiter=k)
+        rounded = (1 + math.log(k)) * moving * steep + 4 * k * eps * by_steps.scale
+        told = by_steps.evaluate(v)
+        worst = largest(worst, abs(told.left_out / left - 1), 1e-2 * abs((told.error - told.left_out) / rounded - 1))
+    return worst
 
 
 def preconditioned() -> float:
@@ -271,6 +330,7 @@ def run(context: Context) -> Outcome:
         Check("complex eigenvalues: largest step by trial, relative", turning(18)[1], 2e-6),
         Check("errors of g(A) v over the bounds that are told", beyond, 1.0),
         Check("bounds of g(A) v over the errors", loose, 60.0),
+        Check("errors that are told of g(A) v against what their bounds are, relative", told_errors(), 0.05),
         Check("g(A)ᵀ v against NumPy's eigenvectors, over the tolerance", transposed, 20.0),
         Check("a transform's preconditioner against I − P + φ", preconditioned(), 1e-12),
         Check("elimination on graphs against I − P + φ, relative", eliminated, 1e-10),
