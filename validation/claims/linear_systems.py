@@ -12,11 +12,12 @@ from scipy.sparse import csr_array
 
 from nlflow import Constraint, E, Gaussian, Grid, J, Points, affinity
 from nlflow.affinities import SparseAffinity
+from nlflow.errors import NumericalError
 from nlflow.functionals.accuracy import Rows, _seen_shares
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functionals.forward import Forward, nearest
 from nlflow.functionals.krylov import Lanczos, Solved, conjugate_gradients, gmres
-from nlflow.functionals.metrics import ConservedMetric
+from nlflow.functionals.metrics import ConservedMetric, L2Metric
 from nlflow.functionals.preconditioners.choice import Choice, _expected
 from nlflow.functionals.preconditioners.elimination import Elimination
 from nlflow.functionals.preconditioners.multigrid import Multigrid, galerkin, graph_of, interpolation, inverse
@@ -120,6 +121,16 @@ def direct(rng: Rng) -> float:
             for _ in range(2):  # of the calls together
                 limited(r)
                 worst = largest(worst, abs(limited.iterations - 2.0))
+    g = Graph(200, 0.02, rng)
+    r, phi = rng.standard_normal((200, 2)), np.full(200, 1e-3)
+    limited = Sweeps(g.affinity, phi, 1e-5, 20, None)  # rates are looked at after 16
+    limited(r)
+    worst = largest(worst, abs(limited.iterations - 20.0))
+    rows = Rows.of(lambda v: g.system @ v + phi[:, None] * v, NodeFidelity(phi), r, (0,))
+    found = rows.by_conjugate_gradients(g.measure[:, None], 500)(r, 0 * r, 1e-12)
+    worst = largest(
+        worst, off(found.x, np.linalg.solve(g.system + np.diag(phi), r)) / 1e3, float(found.residual > 1e-12)
+    )
     for boundary in ("periodic", "reflect"):
         grid = Grid((6, 5), spacing=(0.7, 0.4), boundary=boundary)
         p = J(affinity(Gaussian(0.6), grid, method="convolution")).affinity
@@ -229,6 +240,19 @@ def fidelities(rng: Rng) -> float:
                 off(stated if one.width > 1 else stated[:, None, None] * np.eye(d), each[: len(stated)]),
                 off(one.centre(f, m, (0,)), [np.linalg.solve(total, (m * pulled).sum(axis=0))]),
             )  # fmt: skip
+    # In a direction in which no matrix sees, the constant is the mean of f; and what overflows is refused.
+    along = half[0, :, 0] / np.linalg.norm(half[0, :, 0])
+    told = MatrixFidelity(numbers[:, None, None] * np.outer(along, along)).centre(f, m, (0,))[0]
+    mean, seen = (m * f).sum(axis=0) / m.sum(), (numbers * m[:, 0] * (f @ along)).sum() / (numbers * m[:, 0]).sum()
+    worst = largest(worst, off(told, mean + (seen - mean @ along) * along))
+    for given in (NodeFidelity(numbers), MatrixFidelity(full)):
+        for size in (-800.0, 800.0):
+            try:
+                worst = largest(
+                    worst, float(np.abs(given.over_degree(size + 0 * log_degree, v).times(v)).max() + (size < 0))
+                )
+            except NumericalError:
+                worst = largest(worst, float(size > 0))
     return largest(worst, learnt(full, v, f, factor))
 
 
@@ -236,8 +260,14 @@ def learnt(full: Floats, v: Floats, f: Floats, factor: Floats) -> float:
     """Return errors of steps with matrices that are learnt, which are solved for."""
     import torch
 
-    worst = 0.0
+    worst, logs = 0.0, np.log(factor)
     signal, observed = torch.tensor(v), torch.tensor(f)
+    numbers = torch.tensor([0.3, 0.0, 0.7, 0.0, 1.1], dtype=torch.float64, requires_grad=True)
+    over = NodeFidelity(numbers).over_degree(torch.tensor(logs), signal).values
+    assert isinstance(over, torch.Tensor)
+    over.sum().backward()
+    assert numbers.grad is not None
+    worst = largest(worst, off(numbers.grad, 1 / factor))  # 0 has a slope too
     for shared in (full, full[:1]):
         given = MatrixFidelity(torch.tensor(shared, requires_grad=True))
         for one, scale in (
@@ -257,10 +287,13 @@ def learnt(full: Floats, v: Floats, f: Floats, factor: Floats) -> float:
 
 def conserved(rng: Rng) -> float:
     """Return errors of (M μ)_i = Σ_j w_j K_ij (m_i + m_j)/2 (μ_i − μ_j) by each way to a mobility, and of bounds."""
+    if L2Metric().bounds(3.0, (0.3, 0.9)) != (0.3, 3.9):  # of r (I − P) + φ
+        return math.inf
     g, other, worst = Graph(12, 0.4, rng), Graph(12, 0.5, rng), 0.0
     other.w = g.w
     other.affinity = SparseAffinity(g.affinity.domain, csr_array(g.w[:, None] * other.k * g.w))
     force, mobility = rng.standard_normal((12, 2)), rng.uniform(0.2, 2.0, 12)
+    laplacian = np.diag(g.degree) - g.k * g.w
     for metric, links, m in (
         (ConservedMetric(mobility=0.6), g.k, np.full(12, 0.6)), (ConservedMetric(mobility=mobility), g.k, mobility),
         (ConservedMetric(other.affinity, mobility=0.6), 2 * other.k, np.full(12, 0.6)),
@@ -268,8 +301,10 @@ def conserved(rng: Rng) -> float:
     ):  # fmt: skip
         edges = links * g.w * np.add.outer(m, m) / 2
         whole = np.diag(edges.sum(axis=1)) - edges
-        laplacian = np.diag(g.degree) - g.k * g.w
         worst = largest(worst, off(metric.moved(force, lambda v: laplacian @ v), whole @ force))
+        if metric.affinity is None:  # of the flow itself, whose K is k + k'
+            slope = 4 * whole @ laplacian @ force
+            worst = largest(worst, off(J(g.affinity).gradient(force, metric), slope))
         # Twice the largest degree bounds L, and largest mobility times that bounds M.
         top = 2 * float(m.max()) * float((links @ g.w).max())
         bound = 2 * float(g.degree.max())
@@ -353,17 +388,19 @@ def told(rng: Rng) -> float:
     found = both.judged(Solved(x, 1e-2, 0), None, b, 0.0, math.inf).error
     wanted = left.max() / ((0.05 + 0.3) / 1.3) / np.linalg.norm(x, axis=1).max()
     worst = largest(worst, max(abs(found / wanted - 1) - 1e-11, 0.0))
-    careful = both.judged(
-        Solved(x, 1e-2, 0),
-        lambda r, guess, rtol: Solved(np.linalg.solve(whole, r.ravel()).reshape(n, 2), 0.0, 1),
-        b,
-        0.0,
-        0.0,
-    )
+
+    def solve(right: Floats, guess: Floats, rtol: float) -> Solved:
+        return Solved(np.linalg.solve(whole, right.ravel()).reshape(n, 2), 0.0, 1)
+
+    careful = both.judged(Solved(x, 1e-2, 0), solve, b, 0.0, 0.0)
     shares = _seen_shares(MatrixFidelity(lam[None]), b, (0,))
     v = np.linalg.solve(whole, (outer[:, None] * ((np.eye(2) + lam) @ shares)).ravel()).reshape(n, 2)
     grown = 10 * np.linalg.norm(v, axis=1).max() * left.max() / np.linalg.norm(x, axis=1).max()
     worst = largest(worst, max(abs(careful.error / min(grown, wanted) - 1) - 1e-11, 0.0))
+    # Where nothing is known of stopping, it is 10 times what a right-hand side shows.
+    loose = replace(both, stopped=1e-9)
+    careful = loose.judged(Solved(x, 1e-2, 0), solve, b, 0.0, 0.0)
+    worst = largest(worst, max(abs(careful.error / grown - 1) - 1e-11, 0.0))
     unseen = _seen_shares(MatrixFidelity((half @ half.T)[None]), b, (0,))
     along = half[:, 0] / np.linalg.norm(half)
     return largest(worst, abs(np.linalg.norm(shares) - 1), off(unseen * np.sign(unseen @ along), along))
@@ -383,6 +420,11 @@ def minimizers(rng: Rng) -> float:
             for first in (None, start):
                 found = E(g.affinity, f, fidelity).minimizer(preconditioner=name, rtol=1e-12, start=first)
                 worst = largest(worst, off(found.u, exact), float(not found.success))
+    energy = E(g.affinity, f, fidelity).value(start)
+    exact = (
+        (g.w[:, None] * start * (laplacian @ start)).sum() + ((g.w * fidelity)[:, None] * (start - f) ** 2).sum()
+    ) / 2
+    worst = largest(worst, abs(energy / exact - 1))
     nodes = [4, 31]
     held = Constraint(nodes, f[nodes])
     free = np.setdiff1d(np.arange(40), nodes)
