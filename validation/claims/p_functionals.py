@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
+from scipy.ndimage import gaussian_filter
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import xlogy
 
 from nlflow import Ep, Huber, PFlow, Points, RungeKutta, from_matrix, nonlocal_tv, solve
+from nlflow.denoising import total_variation
 from nlflow.flows import ForwardBackward, LaggedDiffusivity
 from nlflow.functionals import L1, Jp, KullbackLeibler
 from nlflow.functionals.misfits import Squares
@@ -202,6 +204,7 @@ def run(context: Context) -> Outcome:
         Check("longest forward-backward steps against a formula, relative", _steps(Problem.drawn(7)), 1e-12),
         Check("values that minimizers tell of themselves against double sums, relative", own, 1e-9),
         Check("residual that nonlocal total variation leaves, over that wanted, less 1", _variation(), 0.01),
+        Check("its units, graph and search, over what they may be", _searched(np.random.default_rng(8)), 1.0),
         Check("lower bounds that rough minimizers tell, above the minimum, relative", beyond, 1e-9),
         *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)
           for name, error in courses.items()),
@@ -230,6 +233,28 @@ def _variation() -> float:
         abs(float(np.sqrt(np.mean((nonlocal_tv(noisy, 0.1, residual=wanted) - noisy) ** 2))) / (0.1 * wanted) - 1)
         for wanted in (0.8, 0.9)
     ))  # fmt: skip
+
+
+def _searched(rng: np.random.Generator) -> float:
+    """Return errors of total variation in other units, of its graph and its told value, and of steps of its search.
+
+    The search goes by secants on logarithms, at most 2, where the excess falls hardly at all a tenth of what is usual;
+    between two ends where a secant leaves them.
+    """
+    noisy = np.where(np.add.outer(np.arange(14), np.arange(17)) < 15, 0.0, 1.0) + 0.1 * rng.standard_normal((14, 17))
+    plain, found, _ = nonlocal_tv(noisy, 0.1, fidelity=0.6, return_info=True)
+    other = nonlocal_tv(3.1 * noisy - 7, 0.31, fidelity=0.6)
+    worst = largest(float(np.abs(other - 3.1 * plain + 7).max()) / 1e-5, 1e9 * float(not found.success))
+    weights = total_variation._patch_affinity((noisy / 0.1)[..., None], 3, 3, None)
+    impulse = np.zeros((17, 17))
+    impulse[8, 8] = 1.0
+    worst = largest(worst, abs(weights.kernel.sigma / np.linalg.norm(gaussian_filter(impulse, 1.0)) - 1) / 1e-12)
+    for tried, wanted in (
+        ([(0.0, 0.3)], 1.2), ([(0.0, 0.9)], 2.0), ([(0.0, 0.4), (1.0, 0.1)], 4 / 3), ([(0.0, 0.021), (1.0, 0.02)], 1.8),
+        ([(2.0, -0.3), (1.5, -0.1)], 1.25), ([(0.0, 0.5), (3.0, -0.1), (1.0, 0.4), (1.2, 0.39)], 2.1),
+    ):  # fmt: skip
+        worst = largest(worst, abs(total_variation._next(tried) - wanted) / 1e-12)
+    return worst
 
 
 def _least_variation(problem: Problem) -> float:
