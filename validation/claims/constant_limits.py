@@ -101,6 +101,19 @@ def _fidelity(flow: Any, share: float) -> float:
         return fidelity_for_diversity(flow, share)
 
 
+def digits() -> float:
+    """Return by how much a constant of 2^30 beside a signal changes what is told of its diversity, relative.
+
+    Values are whole numbers over 2^12, so that adding the constant rounds nothing.
+    """
+    rng, n = np.random.default_rng(12), 20
+    u, worst = np.round(rng.standard_normal(n) * 4096) / 4096, 0.0
+    for power in (1, 6):
+        flow = AttentionFlow(from_matrix(rng.random((n, n)) ** power, Points(np.zeros(n))))
+        worst = largest(worst, abs(diversity(flow, u + 2.0**30) / diversity(flow, u) - 1))
+    return worst
+
+
 def warned() -> int:
     """Return for how many shares a warning of layers that are unstable, from 1 + μ_min on, comes wrongly or not at all.
 
@@ -150,6 +163,7 @@ def run(context: Context) -> Outcome:
         ),
         Check("the same for q ≠ k: least that any signal keeps over the share", enough, 1 - 1e-12, at_least=True),
         Check("q ≠ k: fidelity and bounds against singular values by NumPy, relative", apart, 1e-10),
+        Check("diversity of a signal with a constant of 2^30 beside it, q ≠ k, relative", digits(), 1e-11),
         Check("shares for which a warning of unstable layers comes wrongly, or not at all", warned(), 0),
         Check("f constant: largest deviation of u* from it", only_if, 1e-13),
         Check("f constant but for one node: diversity kept, over its lower bound", least, 1 - 1e-9, at_least=True),

@@ -260,9 +260,7 @@ class WaveFlow(SecondOrder):
         def many(y: Array, count: int) -> Array:
             part, v = (np.array(np.reshape(x, flat)) for x in self.parts(y))
             aside, force = np.empty_like(part), np.empty_like(part)
-            fixed = 0 * part if linear.terms.constraint is None else np.reshape(linear.held(0 * like), flat)
-            part -= fixed  # of free nodes alone, as in `LinearFlow.drawn`
-            part += dt / 2 * v
+            part += dt / 2 * v  # the matrix does not see held nodes, whose velocity is 0
             for k in range(count):
                 np.matmul(matrix, part, out=force)
                 np.subtract(pull, force, out=force)
@@ -272,7 +270,6 @@ class WaveFlow(SecondOrder):
                 v += force
                 np.multiply(v, dt if k < count - 1 else dt / 2, out=aside)
                 part += aside
-            part += fixed
             return self.joined(part.reshape(like.shape), v.reshape(like.shape))
 
         return many
