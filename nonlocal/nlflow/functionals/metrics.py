@@ -216,7 +216,7 @@ class ConservedMetric(Metric):
         return result
 
     def self_adjoint(self, affinity: Affinity, fidelity: Fidelity | None) -> bool:
-        """Whether M and what it is applied to have the same eigenvectors."""
+        """Whether M and what it is applied to are known to have the same eigenvectors."""
         alike = super().self_adjoint(affinity, fidelity) and self._values is None
         return alike and (self.affinity is None or self.transformed(affinity))
 
@@ -227,7 +227,7 @@ class ConservedMetric(Metric):
         if self.affinity is None:
             return has_transform(affinity)
         one, other = self.affinity.domain, affinity.domain
-        alike = getattr(one, "boundary", None) == getattr(other, "boundary", None)
+        alike = one.shape == other.shape and getattr(one, "boundary", None) == getattr(other, "boundary", None)
         return alike and has_transform(self.affinity) and has_transform(affinity)
 
     def moved(self, force: Array, diffusion: Callable[[Array], Array]) -> Array:

@@ -332,7 +332,8 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
     Raises
     ------
     InputError
-        For arguments out of range, and for options that the kind does not have.
+        For arguments out of range, and for `learned` or `laplacian` with another kind. (`layer` and `iterations` count
+        for their kinds alone.)
 
     Examples
     --------
@@ -365,6 +366,7 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
             if given and kind != owner:
                 raise InputError(f"{name}: got it with kind={kind!r}, which has none, expected kind={owner!r}")
         self.iterations = check_integer("iterations", iterations, minimum=1)
+        layer = check_integer("layer", layer, minimum=1)
         if causal and kind == "sinkhorn":
             raise InputError(
                 "causal: got True with kind='sinkhorn', expected False: of a causal mask only the diagonal can have "
