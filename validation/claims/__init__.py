@@ -60,6 +60,7 @@ MODULES = (
     "finding_by_formula",
     "removed_noise",
     "units_of_denoise",
+    "parts_of_images",
     "judged_residuals",
     "nonlocal_bayes",
     "frozen_priors",

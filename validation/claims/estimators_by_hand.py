@@ -142,20 +142,28 @@ def graphs(rng: np.random.Generator) -> float:
     k = (k + k.T) / 2
     bare = k - np.diag(np.diag(k))
     degree = bare.sum(axis=1)
+    wanted = PoissonClassifier("precomputed", tol=1e-12).fit(bare, labels).label_distributions_
+    heavy = PoissonClassifier("precomputed", tol=1e-12).fit(bare + 1e17 * np.eye(n), labels).label_distributions_
+    worst = largest(worst, apart(heavy, wanted) / np.abs(wanted).max() / 1e2)
+    split = k * (parts[:, None] == parts)
+    wanted = poisson(split - np.diag(np.diag(split)), y, known, parts)
+    looped = PoissonClassifier(from_matrix(split, Points(x)), tol=1e-12).fit(x, labels).label_distributions_
+    ratio = np.linalg.norm(looped) / np.linalg.norm(wanted)  # of the units of weights
+    worst = largest(worst, apart(looped / ratio, wanted) / np.abs(wanted).max() / 1e2)
     near = HarmonicClassifier(from_matrix(k, Points(x)), fidelity=2.0, tol=1e-13).fit(x, labels).label_distributions_
     held = 2 * degree * (labels >= 0)
     wanted = np.linalg.solve(laplacian(bare) + np.diag(held), held[:, None] * y)
     worst = largest(worst, apart(near, wanted / wanted.sum(axis=1, keepdims=True)))
-    looped = PoissonClassifier(from_matrix(k, Points(x)), tol=1e-12).fit(x, labels).label_distributions_
-    wanted = poisson(bare, y, known, np.zeros(n))
-    ratio = np.linalg.norm(looped) / np.linalg.norm(wanted)  # of the units of weights
-    worst = largest(worst, apart(looped / ratio, wanted) / np.abs(wanted).max() / 1e2)
     for alpha in (0.3, 0.9):
         faint = LabelSpreading("precomputed", alpha=alpha).fit(1e-250 * bare, labels).label_distributions_
         spread = LabelSpreading(from_matrix(k, Points(x)), alpha=alpha).fit(x, labels).label_distributions_
         wanted = np.linalg.solve(np.eye(n) - alpha * bare / np.sqrt(np.outer(degree, degree)), y)
         wanted /= wanted.sum(axis=1, keepdims=True)
         worst = largest(worst, apart(spread, wanted), apart(faint, wanted))
+    path = np.diag(np.ones(59), 1) + np.diag(np.ones(59), -1)  # whose far end gets 1e-50 of a label
+    ends = np.where(np.arange(60) < 2, np.arange(60), -1)
+    one, other = (LabelSpreading("precomputed").fit(unit * path, ends).label_distributions_ for unit in (1.0, 1e290))
+    worst = largest(worst, apart(other / one, 1) / 10)
     # Kernels without a matrix: a loop is 1 of the degree, and points that see nobody are parts of their own.
     far = np.concatenate([x, [[90.0, 0.0], [0.0, 90.0]]])
     graph, alone = copy.copy(model.graph_), Points(far, weights=np.ones(n + 2))
@@ -226,7 +234,8 @@ def widths(rng: np.random.Generator) -> float:
         slopes = np.gradient(np.log(sums), np.log(curve.widths))
         worst = largest(worst, apart(curve.sums / sums, 1), abs(curve.dimension / slopes.max() - 1))
         worst = largest(worst, abs(curve.gamma * 2 * curve.widths[np.argmax(slopes)] ** 2 - 1))
-        worst = largest(worst, abs(curve.widths[36] / unit / np.sqrt(np.median(pairs)) - 1))
+        grid = np.sqrt(np.median(pairs)) * 2 ** np.linspace(-9, 4, 53)
+        worst = largest(worst, apart(curve.widths / unit / grid, 1))
     numbers = _over_mean(np.array([-3.0, 0.5, 1.0]) + 900.0)
     exact = np.exp([-3.0, 0.5, 1.0])
     worst = largest(worst, apart(numbers / (exact / exact.mean()), 1))
