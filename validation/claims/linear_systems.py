@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from nlflow import Constraint, E, Gaussian, Grid, J, Points, affinity
+from nlflow import Constraint, E, Gaussian, Grid, J, Points, affinity, from_matrix
 from nlflow.affinities import SparseAffinity
 from nlflow.errors import NumericalError
 from nlflow.functionals.accuracy import Rows, _seen_shares
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
-from nlflow.functionals.forward import Forward, nearest
+from nlflow.functionals.forward import EA, Forward, nearest
 from nlflow.functionals.krylov import Lanczos, Solved, conjugate_gradients, gmres
 from nlflow.functionals.metrics import ConservedMetric, L2Metric
 from nlflow.functionals.preconditioners.choice import Choice, _expected
@@ -205,6 +205,13 @@ def krylov(rng: Rng) -> float:
                     + np.diag(run.tridiagonal(0)[1][:-1], -1),
                 ),
             )
+    # Many steps, in which rounding would turn the basis.
+    many = np.diag(np.arange(1.0, 61))
+    run = Lanczos(lambda v: many @ v, np.ones((60, 1)), lambda v, w: (v * w).sum(axis=0, keepdims=True), keep=True)
+    while run.step() and len(run.alphas) < 60:
+        pass
+    basis = np.hstack(run.basis[:55])
+    worst = largest(worst, off(basis.T @ basis, np.eye(55)) * 10)
     a, near, data = rng.standard_normal((4, 6)), rng.standard_normal(6), rng.standard_normal(4)
     forward = Forward(a, 6)
     closest = nearest(forward, data, near, 0.7, 1e-12, 100).u
@@ -455,13 +462,41 @@ def minimizers(rng: Rng) -> float:
             for first in (None, start):
                 found = J(h.affinity).potential(s, preconditioner=name, rtol=1e-11, start=first)
                 worst = largest(worst, off(found.u, exact) / 10, float(not found.success))
+    # Next to no fidelity: what is left is its mean of f, though rounding leaves a mean too.
+    weak = E(g.affinity, f, 1e-13 * fidelity).minimizer(rtol=1e-12)
+    worst = largest(worst, off(weak.u, (g.w * fidelity) @ f / (g.w @ fidelity) + 0 * f) / 1e2, float(not weak.success))
     x, w = rng.random((15, 2)), rng.uniform(0.3, 2.0, 15)
     dense = affinity(Gaussian(0.4), Points(x, weights=w), method="dense")
     k = 2 * np.exp(-(((x[:, None] - x[None]) ** 2).sum(axis=2)) / 0.32)
     f, fidelity = rng.standard_normal((15, 2)), rng.uniform(0.2, 3.0, 15)
     exact = np.linalg.solve(np.diag(k @ w + fidelity) - k * w, fidelity[:, None] * f)
     found = E(dense, f, fidelity).minimizer(preconditioner="direct")
-    return largest(worst, off(found.u, exact), float(found.residual > 1e-13), float(not found.success))
+    worst = largest(worst, off(found.u, exact), float(found.residual > 1e-13), float(not found.success))
+    sizes = (affinity(Gaussian(0.4, amplitude=c), Points(x, weights=w), method="dense") for c in (1.0, 1e308))
+    one, other = (E(p, f, fidelity, measure="degree").minimizer(preconditioner="direct").u for p in sizes)
+    return largest(worst, off(other, one), beyond_theory(rng))
+
+
+def beyond_theory(rng: Rng) -> float:
+    """Return whether conjugate gradients take more iterations than √c/2 log(2/ε), or than there are unknowns.
+
+    c is the condition number of the system between free nodes with a cycle of multigrid, in which nodes that are held
+    have a stiff fidelity.
+    """
+    g, nodes = Graph(400, 0.01, rng), np.array([4, 100, 233])
+    f, phi = rng.standard_normal((400, 1)), rng.uniform(1e-4, 1e-3, 400)
+    found = E(g.affinity, f, phi).minimizer(constraint=Constraint(nodes, f[nodes]), preconditioner="multigrid")
+    over, p = phi / (2 * g.degree), J(g.affinity).affinity
+    stiff, free = over + 1e4 * np.isin(np.arange(400), nodes), np.setdiff1d(np.arange(400), nodes)
+    measure = p.measure("degree", np.empty(0)).ravel()
+    cycle = Multigrid(p, lambda v: g.system @ v + stiff[:, None] * v, measure, stiff)(np.eye(400))
+    inside = np.ix_(free, free)
+    values = np.linalg.eigvals(cycle[inside] @ (g.system + np.diag(over))[inside]).real
+    most = math.sqrt(values.max() / values.min()) / 2 * math.log(2e10)
+    # Weights of six decades, which the diagonal takes out.
+    weights, k, a = 10.0 ** rng.uniform(-3, 3, 30), rng.random((30, 30)), rng.standard_normal((5, 30))
+    energy = EA(from_matrix(k, Points(np.zeros(30), weights=weights)), rng.standard_normal(5), Forward(a, 30), 0.4)
+    return float(found.iterations > most) + float(energy.minimizer().iterations > 30)
 
 
 def run(context: Context) -> Outcome:
