@@ -12,6 +12,7 @@ MODULES = (
     "frechet_derivative",
     "linear_systems",
     "p_functionals",
+    "p_flows",
     "fourier_flows",
     "fractional_poisson",
     "attention_step",
