@@ -187,7 +187,7 @@ class _Criteria:
         if not min(rest, rough) > 0:
             return 0.0
         x, y = -2 * strength * third / rest, 2 * strength**2 * third / rough
-        return x * y * (1 + x - y) / (x**2 + y**2) ** 1.5
+        return float(x * y * (1 + x - y) / (x**2 + y**2) ** 1.5)
 
 
 @checked_call
