@@ -19,7 +19,10 @@ from nlflow.functionals import L1, Jp, KullbackLeibler
 from nlflow.functionals.misfits import Squares
 from nlflow.functionals.variational.certificate import fidelity_slack, misfit_slack
 from nlflow.functionals.variational.newton import Problem as NewtonProblem
+from nlflow.functionals.variational.primal_dual import _Iteration, _Proximal
 from nlflow.functionals.variational.reweighted import _FIRST, iterates
+from nlflow.functionals.variational.reweighted import _residual as left_over
+from nlflow.functionals.variational.reweighted import _searched as searched
 from validation.harness import Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
@@ -113,6 +116,17 @@ def proximal() -> float:
     worst = largest(worst, float(np.abs(KullbackLeibler().prox(v, f, 5.0) - roots).max()))
     q = 0.3
     worst = largest(worst, float(np.abs(L1().bent(v, f, eps, np.full(12, q)) - (1 - q * d / length) / length).max()))
+    # The divergence from another zero, g'(u, f) = g(2 u + 1, 2 f + 1)/2: its proximal map, its largest value, smoothed.
+    moved_kl, shifted = KullbackLeibler().scaled(2.0, 1.0), lambda u, f: divergence(2 * u + 1, 2 * f + 1) / 2
+    least = [_argmin(lambda z, a, b: shifted(z, b) + (z - a) ** 2 / (2 * step), a, b, (-0.49, 6.0))
+             for a, b in zip(v, f, strict=True)]  # fmt: skip
+    pulls = np.array([-0.9, -0.2, 0.1, 0.25, 0.6, 0.8])
+    best = [_argmin(lambda z, a, b: shifted(z, b) - a * z, a, b, (0.2, 4.0))
+            for a, b in zip(pulls, np.clip(f, 0.25, 3.9)[:6], strict=True)]  # fmt: skip
+    worst = largest(worst, float(np.abs(moved_kl.prox(v, f, step) - least).max()),
+                    float(np.abs(moved_kl.best(pulls, np.clip(f, 0.25, 3.9)[:6], ends) - best).max()))  # fmt: skip
+    between = KullbackLeibler().value(v, f, eps) - KullbackLeibler().value(v + 1, f, eps)
+    worst = largest(worst, float(np.abs(between + 1 - (f + eps) * np.log1p(1 / v)).max()))
     # In other units and from another zero: g(2 u + 1, 2 f + 1) is 2 g'(u, f), and 4 g' of Huber's function.
     worst = largest(worst, float(np.abs(2 * KullbackLeibler().scaled(2.0, 1.0).value(v, f)
                                         - divergence(2 * v + 1, 2 * f + 1)).max()))  # fmt: skip
@@ -287,7 +301,8 @@ def newton() -> float:
         values = [problem.value(u + n * h * v, eps) for n in (1, -1, 2, -2)]
         plain = (8 * (values[0] - values[1]) - values[2] + values[3]) / (12 * h)
         worst = largest(worst, float(np.abs(product - quotient).max() / np.abs(quotient).max()), abs(told / plain - 1))
-    return largest(worst, _off_gap(p_, weights), _off_reweighted(p_, weights), _off_slack(), _off_dual(p_, weights))
+    return largest(worst, _off_gap(p_, weights), _off_reweighted(p_, weights), _off_slack(), _off_dual(p_, weights),
+                   _saddle(p_, weights), _extension(p_, weights))  # fmt: skip
 
 
 def _off_dual(p_: Problem, weights: Any) -> float:
@@ -325,7 +340,15 @@ def _off_gap(p_: Problem, weights: Any) -> float:
         exact = min(_dual_gap(p_, u, p, rigid, field) for field in fields)
         told = NewtonProblem(Jp(weights, p), p_.f, rigid, Squares()).gap(u, eps)
         worst = largest(worst, abs(told / exact - 1))
-    return worst
+    # Where u is least for the smoothed energy, nothing but the cells' part of its field is left: with a factor too.
+    factor, eps = 1.4, 0.3
+    rigid, links = 0.01 * p_.w * p_.fidelity, p_.w[:, None] * (p_.k + p_.k.T) * p_.w * (1 - np.eye(N))
+    y = (lengths**2 + eps**2) ** (p / 2 - 1) * lengths
+    field = factor * (links * (lengths**2 + eps**2) ** (p / 2 - 1))[:, :, None] * (u[:, None] - u[None])
+    f = u + field.sum(axis=1) / rigid[:, None]
+    cells = factor * float((links * (lengths**p / p + y**3 / 3 - lengths * y)).sum()) / 2
+    told = NewtonProblem(Jp(weights, p), f, rigid, Squares(), factor).gap(u, eps)
+    return largest(worst, abs(told / cells - 1))
 
 
 def _dual_gap(p_: Problem, u: Floats, p: float, rigid: Floats, field: Floats) -> float:
@@ -335,6 +358,71 @@ def _dual_gap(p_: Problem, u: Floats, p: float, rigid: Floats, field: Floats) ->
     dual = float((p_.f * flow).sum() - ((flow**2).sum(axis=1) / (2 * rigid)).sum())
     dual -= float((links * (field * np.sqrt((apart**2).sum(axis=2))) ** (p / (p - 1))).sum()) * (p - 1) / (2 * p)
     return p_.value(u, p, False) + float(rigid @ ((u - p_.f) ** 2).sum(axis=1)) / 2 - dual
+
+
+def _saddle(p_: Problem, weights: Any) -> float:
+    """Return errors of steps for E_1, q + (ū_i − ū_j)/2a within 1, then u with steps a/d, and ū = 2 u − u before.
+
+    a is twice the deviation of f at first, and is changed by how far u and q have moved. Steps for squares are compiled
+    as a whole; those that know the misfit by its proximal map are not, and are the same.
+    """
+    rigid, worst = p_.w * p_.fidelity, 0.0
+    links = p_.w[:, None] * (p_.k + p_.k.T) * p_.w * (1 - np.eye(N))
+    box = np.array([p_.f.min(axis=0), p_.f.max(axis=0)])
+    for isotropic in (False, True):
+        jp = Jp(weights, 1, isotropic=isotropic)
+        made = _Iteration(jp, p_.f, rigid, None, None), _Proximal(Squares(), jp, p_.f, rigid, None, None)
+        # Half a bound of |D|², D being differences of edges, or all of a node's, with half the root of its weight.
+        degree = (links * np.add.outer(p_.w, p_.w)).sum(axis=1) / 4 if isotropic else links.sum(axis=1)
+        a, u, seen, q = 2 * float(p_.f.std()), p_.f, p_.f, np.zeros((N, N, CHANNELS))
+        for _ in range(4):
+            if not isotropic:
+                q = q + (seen[:, None] - seen[None]) / (2 * a)
+                q = q / np.maximum(np.sqrt((q**2).sum(axis=2, keepdims=True)), 1)
+            step = (a / degree)[:, None]
+            new = u - step * (links[:, :, None] * q).sum(axis=1)
+            new = np.clip((new + step * rigid[:, None] * p_.f) / (1 + step * rigid[:, None]), *box)
+            u, seen = new, 2 * new - u
+            for one in made:
+                one.step()
+        ends = [one.saddle.u for one in made]
+        u = ends[0] if isotropic else u
+        worst = largest(
+            worst, *(float(np.abs(end - u).max()) for end in ends), float(np.abs(made[0]._degree / degree - 1).max())
+        )
+        square = (made[0].saddle.q ** 2).sum(axis=1)
+        risen = 2 * float(square.sum()) if isotropic else float((links * (q**2).sum(axis=2)).sum())
+        changed = np.sqrt(a * np.sqrt(float(degree @ ((u - p_.f) ** 2).sum(axis=1)) / risen))
+        for one in made:
+            one.balance()
+            worst = largest(worst, abs(one._fall / changed - 1))
+    return worst
+
+
+def _extension(p_: Problem, weights: Any) -> float:
+    """Return errors of what p-harmonic extensions look at: flows left over moduli, and steps that lower J_q."""
+    u, way, worst = p_.u, p_.f - p_.u, 0.0
+    links = p_.w[:, None] * (p_.k + p_.k.T) * p_.w * (1 - np.eye(N))
+    apart = u[:, None] - u[None]
+    lengths = np.sqrt((apart**2).sum(axis=2)) + np.eye(N)
+    free = np.arange(N)[:, None] > 2
+    for q in (1.4, 3.0):
+        jp = Jp(weights, q)
+        edges = links * lengths ** (q - 2)
+        flow = np.linalg.norm(((edges[:, :, None] * apart).sum(axis=1))[3:])
+        told = left_over(jp, u, free, q)
+        worst = largest(worst, abs(told / (flow / np.linalg.norm((edges * lengths).sum(axis=1)[3:])) - 1))
+        for sign in (1.0, -1.0):
+            moved = searched(jp, u, sign * way, 0.3, 1e-4)
+            if moved is None:
+                continue
+            share = float(((moved - u) * way).sum() / (way**2).sum())
+            turns = np.log2(abs(share) / 0.3) if abs(share) < 1 else 0.0
+            fell = jp.value(moved) < jp.value(u)
+            worst = largest(
+                worst, float(np.abs(moved - u - share * way).max()), abs(turns - round(turns)), float(not fell)
+            )
+    return worst
 
 
 def _off_reweighted(p_: Problem, weights: Any) -> float:
@@ -350,7 +438,10 @@ def _off_reweighted(p_: Problem, weights: Any) -> float:
         allowed = np.maximum(lengths, _FIRST) ** (p - 1) / np.maximum(lengths, 1e-300)
         exact = min(_dual_gap(p_, u, p, rigid, field) for field in (np.ones((N, N)), np.minimum(1.0, allowed)))
         value = p_.value(u, p, False) + float(rigid @ ((u - p_.f) ** 2).sum(axis=1)) / 2
+        smoothed = float((p_.w[:, None] * (p_.k + p_.k.T) * p_.w * (lengths**2 + _FIRST**2) ** (p / 2)).sum()) / (2 * p)
+        smoothed -= float(np.diag(p_.w[:, None] * (p_.k + p_.k.T) * p_.w).sum()) * _FIRST**p / (2 * p)
         worst = largest(worst, abs(found.gap / exact - 1), abs(found.value / value - 1))
+        worst = largest(worst, abs(found.smoothed / (smoothed + value - p_.value(u, p, False)) - 1))
     return worst
 
 
