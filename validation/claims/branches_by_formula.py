@@ -259,12 +259,17 @@ def searches() -> float:
         worst = largest(worst, abs(found_.margin + values[0]), float(np.abs(found_.eigenvalues.real - values).max()),
                         float(found_.unstable != np.sum(values > 0)), 1e-2 * found_.error)  # fmt: skip
     # The Jacobian, of which a frozen linear part is formed once: one product with vectors for each channel then.
-    equations, at = Equations(system, "start", np.ones(n)), rng.uniform(-1, 1, n)
+    equations, there_ = Equations(system, "start", np.ones(n)), rng.uniform(-1, 1, n)
     equations.matrix(np.ones(n))
-    taken, products = equations.times, []
-    equations.times = lambda x, v: (products.append(v), taken(x, v))[1]  # type: ignore[method-assign]
-    whole = links - np.diag(links.sum(axis=1)) + 0.4 * np.diag(1 - 3 * at**2)
-    worst = largest(worst, float(np.abs(equations.matrix(at) - whole).max()), float(len(products) != 1))
+    taken, products = equations.times, list[Floats]()
+
+    def times(x: Floats, v: Floats) -> Floats:
+        products.append(v)
+        return taken(x, v)
+
+    vars(equations)["times"] = times
+    whole = links - np.diag(links.sum(axis=1)) + 0.4 * np.diag(1 - 3 * there_**2)
+    worst = largest(worst, float(np.abs(equations.matrix(there_) - whole).max()), float(len(products) != 1))
     # A start that is nearly at 0 is at rest where one Newton step ends at the same Jacobian.
     near = stability(system, 1e-9 * rng.standard_normal(n))
     return largest(worst, float(near.verdict != "unstable"))
