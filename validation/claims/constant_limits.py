@@ -107,7 +107,7 @@ def digits() -> float:
     Values are whole numbers over 2^12, so that adding the constant rounds nothing.
     """
     rng, n = np.random.default_rng(12), 20
-    u: Floats = np.round(rng.standard_normal(n) * 4096) / 4096
+    u: Any = np.round(rng.standard_normal(n) * 4096) / 4096
     worst = 0.0
     for power in (1, 6):
         flow = AttentionFlow(from_matrix(rng.random((n, n)) ** power, Points(np.zeros(n))))
