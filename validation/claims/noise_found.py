@@ -384,7 +384,7 @@ def shown(rng: np.random.Generator) -> Iterator[tuple[str, float]]:
     shares = -np.diff([*inside, 0.0])
     yield "areas of bands", float(np.abs(pictures.areas() - shares / shares.sum()).max()) / 1e-3
     odds = {"clean": 0.2, "white": 0.5, "correlated": 0.3}
-    for tails, factor in ((1.0, 1.0), (-5.0, 10.0), (30.0, 100.0)):
+    for tails, factor in ((1.0, 1.0), (-5.0, 10.0), (24.0, 64.0), (160.0, 100.0)):
         told = pictures.revised(odds, tails)
         yield "revised odds", SURE * abs(told["clean"] / (1 - told["clean"]) / (factor * 0.25) - 1) / 1e-9
     for shape in ((300, 16, 16), (400, 1, 64)):
