@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import circulant
 
-from nlflow import Affinity, Gaussian, Grid, Points, affinity, sinkhorn
+from nlflow import Affinity, Gaussian, Grid, Points, affinity, denoise, sinkhorn
 from nlflow.denoising.priors import EA, Forward, Reconstruction, Resolvent, reconstruct
 from nlflow.errors import StabilityError
 from nlflow.plotting import new_figure
@@ -59,6 +60,64 @@ def asymmetry(matrix: Floats) -> float:
     return float(np.linalg.norm(matrix - matrix.T) / np.linalg.norm(matrix))
 
 
+def by_numbers(rng: np.random.Generator) -> float:
+    """Return errors of two iterations of each method for A = 3 and D(u, s) = u / (1 + s²), which are numbers."""
+    n, c, worst = 30, 3.0, 0.0
+    forward = Forward((lambda u: c * u, lambda v: c * v), n)
+    data, start = c * np.cumsum(rng.standard_normal(n)) + SIGMA * rng.standard_normal(n), rng.standard_normal(n)
+
+    def near(u: Floats, s: float) -> Floats:
+        pull = MU * SIGMA**2 / s**2
+        return (c * data + pull * u) / (c**2 + pull)
+
+    def filtered(u: Any, s: float) -> Any:
+        return u / (1 + s**2)
+
+    for method in (*METHODS, "forward-backward"):
+        state = estimate = start
+        for s in (0.1, 0.06):
+            if method == "hqs":
+                state = estimate = filtered(near(state, s), s)
+            elif method == "red":
+                state = estimate = near(filtered(state, s), s)
+            elif method == "admm":
+                estimate = filtered(state, s)
+                state = state + near(2 * estimate - state, s) - estimate
+            else:
+                moved = state - s**2 / (MU * SIGMA**2) * c * (c * state - data)
+                state = estimate = filtered(moved, s)
+        options: Any = {"denoiser": filtered, "method": method, "weight": MU, "start": start}
+        found = reconstruct(data, forward, SIGMA, strength=[0.1, 0.06], rtol=1e-9, **options)
+        misfit = np.linalg.norm(c * estimate - data) / (SIGMA * np.sqrt(n))
+        worst = largest(worst, float(np.abs(found.u - estimate).max()), abs(float(found.misfit[-1] / misfit - 1)))
+        told = reconstruct(data, forward, SIGMA, maxiter=2, **options).strength
+        rough = (c * data + 0.01 * c**2 * start) / (1.01 * c**2)  # which tells the standard deviation of the signal
+        wanted = np.geomspace(0.8 * rough.std(), SIGMA / c, len(told))
+        if method == "forward-backward":  # half of what is allowed in s²
+            wanted = np.full(len(told), SIGMA * np.sqrt(MU) / c)
+        worst = largest(worst, float(np.abs(told / wanted - 1).max()))
+    flat = reconstruct(data, forward, SIGMA, denoiser=lambda u, s: 0 * u + u.mean(), strength=[0.05], weight=MU)
+    return largest(worst, float(np.abs(flat.u - data.mean() / c).max()))  # of the constant that fits best
+
+
+def adapters(rng: np.random.Generator) -> float:
+    """Return errors of what PyLops and PyProximal get, where they are installed: w L u, and D(u, √(weight τ))."""
+    worst = 0.0
+    if importlib.util.find_spec("pylops") is not None:
+        from nlflow.denoising.priors.pylops import Laplacian
+
+        k = affinity(Gaussian(0.8), Points(rng.standard_normal((12, 2)), weights=rng.uniform(0.5, 2, 12)))
+        u = rng.standard_normal(12)
+        worst = largest(worst, float(np.abs(Laplacian(k) @ u - laplacian(k) @ u).max()))
+    if importlib.util.find_spec("pyproximal") is not None:
+        from nlflow.denoising.priors.pyproximal import Prior
+
+        u = rng.standard_normal((20, 21)) + np.arange(21)
+        found = Prior(u.shape, weight=2.0, quality="fast").prox(u.ravel(), 0.6)
+        worst = largest(worst, float(np.abs(found - denoise(u, np.sqrt(1.2), quality="fast").ravel()).max()) / 1e3)
+    return worst
+
+
 def run(context: Context) -> Outcome:
     rng = np.random.default_rng(0)
     n = context.pick(48, 24)
@@ -106,6 +165,8 @@ def run(context: Context) -> Outcome:
         found = _loop(data, Forward(a, n), lambda u, s: (u + fair.average(u)) / 2, "admm")
         filters = largest(filters, off(found, minimizer))
     checks = [
+        Check("two iterations, schedules and misfits where all are numbers", by_numbers(rng), 1e-7),
+        Check("what PyLops and PyProximal get, where they are installed", adapters(rng), 1e-9),
         Check("E_A's minimizer against np.linalg.solve", direct, 1e-8),
         *(Check(f"fixed points of {m} against np.linalg.solve", by_method[m], 1e-8) for m in METHODS),
         Check("fixed point, limit and schedule of forward-backward and hqs over what they may be off", descended, 1.0),
