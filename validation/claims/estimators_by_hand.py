@@ -160,6 +160,10 @@ def graphs(rng: np.random.Generator) -> float:
         wanted = np.linalg.solve(np.eye(n) - alpha * bare / np.sqrt(np.outer(degree, degree)), y)
         wanted /= wanted.sum(axis=1, keepdims=True)
         worst = largest(worst, apart(spread, wanted), apart(faint, wanted))
+    spread = LabelSpreading("rbf", gamma=1 / 0.3).fit(x, labels)  # other points average shares
+    rows = np.exp(-squares(others, x) / 0.3)
+    wanted = rows / rows.sum(axis=1, keepdims=True) @ spread.label_distributions_
+    worst = largest(worst, apart(spread.predict_proba(others), wanted))
     path = np.diag(np.ones(59), 1) + np.diag(np.ones(59), -1)  # whose far end gets 1e-50 of a label
     ends = np.where(np.arange(60) < 2, np.arange(60), -1)
     one, other = (LabelSpreading("precomputed").fit(unit * path, ends).label_distributions_ for unit in (1.0, 1e290))
