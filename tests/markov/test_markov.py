@@ -333,3 +333,10 @@ def test_iterations_agree_with_all_eigenvalues(many: bool) -> None:
                 assert isinstance(second, complex if name == "around" else float)
                 if name in ("symmetric", "flip"):
                     assert chain.smallest_eigenvalue == pytest.approx(lazy.real.min(), abs=5e-6)
+
+
+def test_gap_of_a_class_that_is_left_is_not_refused_for_the_rounding_of_another_class() -> None:
+    closed, left = np.array([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.4, 0.1]]), 3e-7
+    inside = (1 - left) * np.array([[0.7, 0.3], [0.9, 0.1]])
+    p = np.block([[closed, np.zeros((3, 2))], [np.full((2, 3), left / 3), inside]])
+    assert MarkovChain.from_transitions(p).spectral_gap == pytest.approx(left, rel=1e-10)
