@@ -42,6 +42,7 @@ from nlflow.denoising.noise.figures import (
 )
 from nlflow.denoising.noise.models import intensities, magnitudes, outliers, recordings, sharpness, spikes, stripes
 from nlflow.denoising.noise.models import speckle as of_gamma
+from nlflow.denoising.noise.names import kinds
 from validation.claims.finding_by_formula import TO_SIGMA, off, unless
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -86,6 +87,7 @@ def of_spectra(rng: np.random.Generator) -> Iterator[float]:
 
 def of_gaussian(rng: np.random.Generator) -> Iterator[float]:
     """Yield errors of Gaussian noise: what is counted, drawn, summed, scaled and told apart."""
+    yield unless({Poisson.kind, Hum.kind, Spikes.kind} <= set(kinds()))  # however far below `Noise` a class is
     grid = np.fft.fftfreq(64)
     power = np.exp(-3 * np.hypot(grid[:, None], grid / 2))
     noise = GaussianNoise(2.0, power, compressed=0.3)
