@@ -135,12 +135,11 @@ def lattices(rng: np.random.Generator) -> float:
         if means is not None:  # blocks of two, which are spread over two others
             own = [max(a, 4 * (b + 3)) + 5 for a, b in zip(own, (2, 5, 9), strict=True)]
         wrong += Grouping(p, 20, r, 3, means).halo != tuple(own)
-    for shape, grouping in (
-        ((11, 23), Grouping(4, 60, 6, 3)),
-        ((7, 9), Grouping(5, 60, 30, 2)),
-        ((40,), Grouping(6, 9, 50, 4)),
-    ):
-        lattice = Lattice.of(shape, grouping)
+    for shape, grouping, origin, whole in (
+        ((11, 23), Grouping(4, 60, 6, 3), (0, 0), None), ((7, 9), Grouping(5, 60, 30, 2), (0, 0), None),
+        ((40,), Grouping(6, 9, 50, 4), (0,), None), ((12, 20), Grouping(4, 60, 6, 3), (28, 0), (40, 20)),
+    ):  # fmt: skip
+        lattice = Lattice.of(shape, grouping, origin, whole)
         ends = [n - p for n, p in zip(lattice.shape, lattice.patch, strict=True)]
         seen = [
             math.prod(min(x + r, end) - max(x - r, 0) + 1 for x, r, end in zip(own, lattice.radii, ends, strict=True))
