@@ -14,6 +14,7 @@ from nlflow import (
     Gaussian,
     GradientFlow,
     Grid,
+    J,
     Patch,
     Points,
     TopHat,
@@ -102,16 +103,18 @@ def _fidelity(flow: Any, share: float) -> float:
 
 
 def digits() -> float:
-    """Return by how much a constant of 2^30 beside a signal changes what is told of its diversity, relative.
+    """Return by how much a constant of 2^46 beside a signal changes what is told of its diversity, relative.
 
-    Values are whole numbers over 2^12, so that adding the constant rounds nothing.
+    Values are whole numbers, so that adding the constant rounds nothing.
     """
     rng, n = np.random.default_rng(12), 20
-    u: Any = np.round(rng.standard_normal(n) * 4096) / 4096
+    u: Any = np.round(8 * rng.standard_normal(n))
     worst = 0.0
     for power in (1, 6):
-        flow = AttentionFlow(from_matrix(rng.random((n, n)) ** power, Points(np.zeros(n))))
-        worst = largest(worst, abs(float(diversity(flow, u + 2.0**30) / diversity(flow, u)) - 1))
+        k = rng.random((n, n)) ** power
+        apart, alike = (from_matrix(one, Points(np.zeros(n))) for one in (k, k + k.T))
+        for flow in (AttentionFlow(apart), GradientFlow(J(alike), "degree")):
+            worst = largest(worst, abs(float(diversity(flow, u + 2.0**46) / diversity(flow, u)) - 1))
     return worst
 
 
@@ -164,7 +167,7 @@ def run(context: Context) -> Outcome:
         ),
         Check("the same for q ≠ k: least that any signal keeps over the share", enough, 1 - 1e-12, at_least=True),
         Check("q ≠ k: fidelity and bounds against singular values by NumPy, relative", apart, 1e-10),
-        Check("diversity of a signal with a constant of 2^30 beside it, q ≠ k, relative", digits(), 1e-11),
+        Check("diversity of a signal with a constant of 2^46 beside it, relative", digits(), 1e-11),
         Check("shares for which a warning of unstable layers comes wrongly, or not at all", warned(), 0),
         Check("f constant: largest deviation of u* from it", only_if, 1e-13),
         Check("f constant but for one node: diversity kept, over its lower bound", least, 1 - 1e-9, at_least=True),
