@@ -50,6 +50,7 @@ MODULES = (
     "volume_constraint",
     "order_of_steps",
     "steps_by_formula",
+    "noisy_steps_by_formula",
     "order_of_evolving_flows",
     "sphere_flows",
     "mean_field_limit",
