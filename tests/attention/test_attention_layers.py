@@ -418,6 +418,9 @@ def test_dropout_of_weights_repeats_with_the_seed() -> None:
         ({"projection": "sharpening"}, "projection: got 'sharpening' with 2 heads"),
         ({"heads": 1, "projection": "flat"}, "kind: got 'flat'"),
         ({"dropout": 1.0}, "dropout: got 1.0"),
+        ({"causal": "yes"}, "causal: got 'yes'"),
+        ({"bias": "no"}, "bias: got 'no'"),
+        ({"learned": "shared"}, "learned: got 'shared'"),
     ],
 )
 def test_module_refuses(arguments: dict[str, Any], message: str) -> None:

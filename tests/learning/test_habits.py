@@ -217,6 +217,10 @@ def test_distances_and_parameters_that_cannot_be_are_named() -> None:
         (X * 0, {"metric": "cosine"}, "X: got 60 rows that are 0 in all columns"),
         (X, {"affinity": "rbf", "metric": "cosine"}, "metric: got 'cosine' with affinity='rbf', in which it has no"),
         (X, {"gamma": 20.0}, "gamma: got 20.0 with affinity='knn', in which it has no part; leave it out, or pass"),
+        (X, {"affinity": "rbf", "n_neighbors": 3}, "n_neighbors: got 3 with affinity='rbf', in which it has no part"),
+        (X, {"affinity": "rbf", "keep": "both"}, "keep: got 'both' with affinity='rbf', in which it has no part"),
+        (X, {"affinity": "rbf", "search": "tree"}, "search: got 'tree' with affinity='rbf', in which it has no part"),
+        (X, {"balance": "mass"}, "balance: got 'mass' without class_prior, in which it has no part"),
         (X, {"missing": 0}, "missing: got 0, expected -1, or None, NaN or NA"),
     ):
         with pytest.raises(InputError, match=f"^{told}"):

@@ -534,17 +534,17 @@ def test_a_gaussian_too_narrow_for_the_points_is_told_with_what_to_pass(kind, fa
 
 
 @pytest.mark.parametrize(
-    ("given", "advice"),
+    ("given", "neighbours", "advice"),
     [
-        ("knn", "pass more neighbours: n_neighbors=4 in place of 2"),
-        (Laplace(width=1e-3), "pass a kernel with a larger width, or affinity='knn'"),
+        ("knn", 2, "pass more neighbours: n_neighbors=4 in place of 2"),
+        (Laplace(width=1e-3), None, "pass a kernel with a larger width, or affinity='knn'"),
     ],
 )
-def test_the_remedy_is_that_of_the_affinity(given, advice):
+def test_the_remedy_is_that_of_the_affinity(given, neighbours, advice):
     X = np.concatenate([np.arange(4.0), 100 + np.arange(4.0)])[:, None]
     y = np.array([0, 1, *[-1] * 6])
     with pytest.warns(NlflowWarning, match=re.escape(advice)):
-        PoissonClassifier(given, n_neighbors=2).fit(X, y)
+        PoissonClassifier(given, n_neighbors=neighbours).fit(X, y)
 
 
 def test_poisson_learning_gives_a_component_of_one_class_that_class():

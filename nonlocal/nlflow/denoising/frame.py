@@ -514,7 +514,7 @@ def live_of(varies: Mask) -> Mask | None:
 def channels_for(count: int, moments: Callable[[], Array]) -> Array:
     """Return channels that are not correlated as orthonormal rows (C, C), from second moments (C, C) of all samples.
 
-    Three channels take the opponent colours (luminance, red - blue, green - magenta), others their principal axes.
+    Three channels take the opponent colours (luminance, red - blue, magenta - green), others their principal axes.
     """
     if count == 3:
         from nlflow.denoising.noise.models.gaussian import OPPONENT

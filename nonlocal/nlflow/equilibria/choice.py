@@ -229,7 +229,8 @@ def choose_fidelity(
         - ``lcurve``: the corner of log roughness over log residual, where it is bent most (Hansen 1992, doi
           10.1137/1034115). A rule of thumb.
     sigma : float, optional
-        Standard deviation of the noise; root mean square in the measure of E, and over observed nodes.
+        Standard deviation of the noise; root mean square in the measure of E, and over observed nodes. ``sure`` and
+        ``discrepancy`` need it, ``evidence`` takes it in place of the likeliest; it has no part in the others.
     factor : float
         For ``discrepancy``.
     traces : {'auto', 'transform', 'dense', 'lanczos'}
@@ -248,7 +249,7 @@ def choose_fidelity(
     ------
     InputError
         For J, a fidelity that mixes channels, one for each of more than 2000 nodes, a batch; for ``sure`` and
-        ``discrepancy`` without a sigma; for values that do not increase.
+        ``discrepancy`` without a sigma; for fewer than three values, or such as do not increase.
     NumericalError
         For ``evidence`` on a graph of several components.
 

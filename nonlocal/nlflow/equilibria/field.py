@@ -97,9 +97,10 @@ class Band(Brief):
 @checked_call
 @underflowing
 class GaussianField:
-    r"""The law exp(-beta E(u)) of signals: Gaussian, with mean u\* and precision beta (L + Lambda) in the measure of E.
+    r"""The law exp(-beta E(u)) of signals: Gaussian, with mean u\* and precision beta A in the measure of E.
 
-    The covariance of the values at two nodes is ((L + Lambda)^-1)_ij / (beta w_j); channels are independent.
+    A is L + lambda in the measure w, and I - P + lambda~ in w d, with L and P of the symmetrized K. The covariance of
+    the values at two nodes is (A^-1)_ij / (beta m_j) in the measure m; channels are independent.
 
     Parameters
     ----------
@@ -187,7 +188,7 @@ class GaussianField:
         count : int
         rng : seed or numpy.random.Generator
         method : {'auto', 'root', 'perturbed'}
-            - ``root``: u* + (L + Lambda)^-1/2 z / sqrt(beta) with white noise z, by `nlflow.flows.function_of`: a
+            - ``root``: u* + A^-1/2 z / sqrt(beta), z of variance 1 / m_i at each node, by `nlflow.flows.function_of`: a
               transform, a whole matrix, an expansion or Lanczos iteration, to 1e-6.
             - ``perturbed``: the minimizer of E with noise put on each edge of J and on each observed value
               (Papandreou and Yuille 2010). For affinities whose edges are listed and a fidelity > 0 at all nodes; as
@@ -406,7 +407,7 @@ class GaussianField:
     def log_determinant(
         self, *, method: str = "auto", samples: int = 16, averages: int = 100, rng: Any = 0
     ) -> Estimate:
-        """Return the logarithm of the determinant of the precision of one channel, beta diag(m) (L + Lambda).
+        """Return the logarithm of the determinant of the precision of one channel, beta diag(m) A.
 
         Parameters
         ----------

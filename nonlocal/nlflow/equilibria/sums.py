@@ -156,8 +156,8 @@ def trace_of(
         Exact by a transform or from all eigenvalues (``auto``: up to 2000 unknowns); else stochastic Lanczos
         quadrature.
     samples : int
-        Random vectors of signs. The error falls like one over its root; for functions without a change of sign it is
-        about sqrt(2 / (samples trace)) of the trace at worst, if they are at most 1.
+        Random vectors of signs. The error falls like one over its root; for functions from 0 to 1 its standard
+        deviation is at most sqrt(2 / (samples trace)) of the trace.
     averages : int
         Steps of Lanczos iteration, which all vectors share.
     rng : seed or numpy.random.Generator

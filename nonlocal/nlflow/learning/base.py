@@ -300,6 +300,8 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
     def _prior(self, counts: NDArray[np.intp]) -> Floats | None:
         if self.class_prior is None:
+            if self.balance != "count":
+                raise InputError(f"balance: got {self.balance!r} without class_prior, in which it has no part")
             return None
         given = counts if isinstance(self.class_prior, str) else self.class_prior
         prior = np.asarray(given, np.float64)

@@ -54,10 +54,14 @@ class Recipe:
         for name in ("gamma", "n_neighbors", "accuracy", "memory_limit"):
             check_detached(name, getattr(self, name))  # also those that this graph has no use for
         varying = ("rbf",) if self.beta is None else ("rbf", "knn")
+        searched = ("knn",) if self.beta is None else varying
         for name, value, kinds, remedy in (
             ("gamma", self.gamma, varying, "leave it out, or pass affinity='rbf'"),
             ("metric", None if self.metric == "euclidean" else self.metric, ("knn",), "pass affinity='knn'"),
             ("beta", self.beta, ("rbf", "knn"), "leave it out, or pass affinity='knn'"),
+            ("n_neighbors", self.n_neighbors, ("knn",), "leave it out, or pass affinity='knn'"),
+            ("search", None if self.search == "auto" else self.search, searched, "pass affinity='knn'"),
+            ("keep", None if self.keep == "either" else self.keep, ("knn",), "pass affinity='knn'"),
         ):
             if value is not None and not (isinstance(self.affinity, str) and self.affinity in kinds):
                 raise InputError(

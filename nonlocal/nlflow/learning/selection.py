@@ -26,6 +26,7 @@ _ONLY_WITH = {
     "gamma": "rbf",
     **dict.fromkeys(("n_neighbors", "metric", "search", "keep"), "knn"),
 }  # parameters of one affinity alone
+_MADE = {"gamma": None, "n_neighbors": None, "metric": "euclidean", "search": "auto", "keep": "either"}  # of a graph
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +119,7 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
             if parameter in _STRENGTHS:
                 trial._start = starts[column]
             if base is not None and (parameter in _STRENGTHS or column):
-                trial.set_params(affinity=base, gamma=None, metric="euclidean")  # which made it
+                trial.set_params(affinity=base, **_MADE)
             with warnings.catch_warnings():  # where labels reach less is seen in the score
                 warnings.simplefilter("ignore", NlflowWarning)
                 trial.fit(X, shown)

@@ -28,11 +28,12 @@ _FEW = 1 / 8  # of the pairs: up to so many are worth a graph of their own
 
 
 class LabelSpreading(ProbabilisticClassifier):
-    """Label spreading: F = (1 - alpha) (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2, whose rows are probabilities.
+    """Label spreading: F = (1 - alpha) (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2, rows over their sums.
 
-    The minimizer u of E with the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f = D^-1/2 Y, F =
-    D^1/2 u (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and global consistency). The model of
-    `sklearn.semi_supervised.LabelSpreading`, solved to convergence and, beyond 4096 points, without its N x N matrix.
+    F = D^1/2 u with the minimizer u of E for the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f =
+    D^-1/2 Y, with D over the largest degree (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and
+    global consistency). The model of `sklearn.semi_supervised.LabelSpreading`, solved to convergence and, beyond 4096
+    points, without its N x N matrix.
 
     Parameters
     ----------

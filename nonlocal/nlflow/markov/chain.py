@@ -437,7 +437,7 @@ class MarkovChain(Transitions):
     def steps_to_limit(self, v: Any, rtol: float = 1e-3) -> int:
         """Return the first k at which P^k v is constant up to `rtol`: its distance to pi^T v over that of v.
 
-        In `norm_weights`. For reversible chains at most log(1 / rtol) / log(1 / |mu_2|).
+        In `norm_weights`. For reversible chains at most log(1 / rtol) / log(1 / |mu_2|), rounded up.
 
         Parameters
         ----------

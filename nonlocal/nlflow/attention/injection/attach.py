@@ -97,8 +97,9 @@ def attach(
     attn_scale : bool
         AttnScale, one parameter for each head. It starts as the identity.
     matrix_fidelity : bool
-        Experimental: Λ̃ = C/σ² in the semi-implicit form, with the local covariance C of the values. σ² is learned for
-        each layer and starts from 1/λ̃. O(N² d) operations for each head and iteration, a handful of them.
+        Experimental: Λ̃ = C/σ² in the semi-implicit form, whatever `semi_implicit` is, with the local covariance C of
+        the values. σ² is learned for each layer, whatever `learned` is, and starts from 1/λ̃; λ̃ = 0 is no term.
+        O(N² d) operations for each head and iteration, a handful of them.
     cures : mapping of str to float or sequence of float, optional
         Other changes by their names in `nlflow.attention.CURES`, with one number for the model or one for each block:
         ``{'temperature': 0.8}``. They are fixed numbers, where `feat_scale` and `attn_scale` are learned. Neutral

@@ -204,8 +204,9 @@ class Classification:
     labels : sequence of int or str
         The class of each.
     classifier : {'neighbours', 'linear'}
-        By the `neighbours` nearest items by cosine, each with its cosine as weight; or by a linear map to the classes,
-        a ridge regression whose penalty is 1/100 of the features' mean square.
+        By the `neighbours` nearest items by cosine, each with the weight 1 + cosine; or by a linear map to the classes,
+        a ridge regression whose penalty is 1/100 of the mean squared singular value of the features less their mean,
+        with a column of ones.
     neighbours : int
     pooling : {'first', 'mean', 'last'}
         What of the last hidden states is the feature. Models that return one vector for each item need none.

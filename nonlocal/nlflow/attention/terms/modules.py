@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import FUSED, average, causal_mask
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, WideParameters, removed_similarity, wide
-from nlflow.errors import InputError, check_choice, check_dense, check_integer, check_number, checked_call
+from nlflow.errors import InputError, check_choice, check_dense, check_flag, check_integer, check_number, checked_call
 
 
 @checked_call
@@ -42,8 +42,10 @@ class NeutrenoAttention(nn.Module):
         The kernel of the average; see `nlflow.attention.terms.averages`.
     fidelity : float
         λ̃ >= 0; 0 leaves plain attention.
-    learned, semi_implicit, feat_scale, attn_scale, matrix_fidelity
-        As for `nlflow.attention.attach`.
+    learned : bool
+        Whether λ̃ is learned, as its logarithm.
+    semi_implicit, feat_scale, attn_scale, matrix_fidelity
+        As for `nlflow.attention.attach`; `semi_implicit` is False by default.
     similarity_removal : float
         τ in [0, 1]: the share of the mean of the tokens that is taken away from them when they enter this layer, unless
         it is the first; the cure ``similarity-removal`` does it in models that `attach` takes.
@@ -106,7 +108,8 @@ class NeutrenoAttention(nn.Module):
         if projection is not None and heads != 1:
             raise InputError(f"projection: got {projection!r} with {heads} heads, expected one; use heads=1")
         self.dropout = check_number("dropout", dropout, minimum=0, below=1)
-        self.causal = causal
+        self.causal, bias = check_flag("causal", causal), check_flag("bias", bias)
+        check_flag("learned", learned)  # one layer alone shares nothing
         self.similarity_removal = check_number("similarity_removal", similarity_removal, minimum=0)
         if self.similarity_removal > 1:
             raise InputError(

@@ -79,10 +79,10 @@ class Denoiser:
 
 
 class Resolvent:
-    """The filter (I + s^2 L)^-1 of a frozen kernel: an implicit Euler step of the J-flow of length s^2.
+    """The filter (I + s^2 w L)^-1 of a frozen kernel: for nodes of weight w = 1 an implicit Euler step of the J-flow.
 
-    It is the proximal map of s^2 J, linear and symmetric with eigenvalues in (0, 1]. So loops with this denoiser
-    minimize an energy that is known (`nlflow.denoising.priors.reconstruct`), and converge.
+    It is the proximal map of s^2 J in the norm without weights, linear and symmetric with eigenvalues in (0, 1]. So
+    loops with this denoiser minimize an energy that is known (`nlflow.denoising.priors.reconstruct`), and converge.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Resolvent:
         self.rtol = rtol
 
     def __call__(self, u: Array, strength: float) -> Array:
-        """Return (I + s^2 L)^-1 u, in the inner product without weights."""
+        """Return (I + s^2 w L)^-1 u."""
         strength = check_number("strength", strength, minimum=0, strict=True)
         u = np.asarray(u).astype(self.affinity.dtype or np.float64)
         weights = np.asarray(self.affinity.domain.weights)

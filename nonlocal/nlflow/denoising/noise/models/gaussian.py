@@ -17,7 +17,7 @@ from nlflow.denoising.noise.names import NO_NOISE
 from nlflow.errors import InputError, check_floats, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
-#: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
+#: Luminance, red - blue and magenta - green as orthonormal rows: noise of a camera is nearly independent along them.
 OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 _NO_SUM: Final = (
     "noise: got two Gaussian noises whose sum no model says, since one follows the intensity, or opponent colours, and "
@@ -44,7 +44,7 @@ class GaussianNoise(Noise):
     strengths : array of shape (K,), optional
         Standard deviation at these intensities, relative to `sigma`; linear between them, constant beyond.
     opponent : bool
-        Whether the three channels are luminance, red - blue and green - magenta (`OPPONENT`) of a colour picture, along
+        Whether the three channels are luminance, red - blue and magenta - green (`OPPONENT`) of a colour picture, along
         which demosaiced noise is nearly independent, rather than the channels of the input.
     compressed : float from 0 to 1
         How much of the weak high frequencies was cut off afterwards, as JPEG does. Quiet parts, where noise is

@@ -271,8 +271,8 @@ class Drift(Subtracted):
     Parameters
     ----------
     scale : float
-        In samples, >= 8. Of a wave of this period half counts as drift, of one of half the period 6 %, and of one of
-        twice the period 94 %.
+        In samples, >= 8. Of a wave of this period about half counts as drift, of one of half the period 6 %, and of
+        one of twice the period 94 % (see the notes).
     sigma : float, optional
         Standard deviation of the drift, in the units of the input, >= 0: for `sample` alone.
 

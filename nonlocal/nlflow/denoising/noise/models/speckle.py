@@ -148,7 +148,7 @@ class Speckle(Noise):
         return Reduction(stable.astype(samples.dtype), back, missing, GaussianNoise(self.stable_sigma, self.spectrum))
 
     def scaled(self, factor: float) -> Self:
-        """Return speckle of looks / factor², whose standard deviation is `factor` times as large."""
+        """Return speckle of looks / factor²: intensities have `factor` times the deviation, amplitudes nearly so."""
         factor = check_number("factor", factor, minimum=0, strict=True, hint="speckle of infinitely many looks is none")
         return replace(self, looks=self.looks / factor**2)
 
