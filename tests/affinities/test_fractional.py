@@ -331,6 +331,8 @@ def test_what_cannot_be_solved() -> None:
         torus.solve(1.0)
     with pytest.raises(InputError, match="no outside"):
         torus.apply(np.zeros(8), np.zeros(8))
+    with pytest.raises(InputError, match=r"exterior: got 3\.0 on a periodic grid"):
+        torus.solve(np.zeros(8), 3.0)
     assert type(torus.functional()) is J
     short = FractionalLaplacian(LINE, 0.5, horizon=0.8)
     with pytest.raises(InputError, match="do not see the exterior"):

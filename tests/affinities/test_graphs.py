@@ -155,6 +155,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "weights of a graph": (sparse.csr_array(np.eye(2)), {"edge_weight": [1.0]}, "has its own"),
     "domain": (weights(), {"domain": Points(np.arange(4.0))}, "got 30 nodes, expected 4"),
     "batch": (weights(), {"domain": nl.Batch(Points(np.arange(4.0)), 2)}, "domain: got Batch"),
+    "nodes of a matrix": (np.ones((3, 3)), {"nodes": 9}, "nodes: got 9, but the graph has 3"),
+    "attribute of a matrix": (np.ones((3, 3)), {"attribute": None}, "expected it for networkx alone"),
     "nodes": (PAIR, {"domain": Points(np.arange(4.0)), "nodes": 5}, "nodes: got 5, expected 4"),
     "light": (
         PAIR,

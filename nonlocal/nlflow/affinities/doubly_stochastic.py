@@ -122,7 +122,8 @@ def sinkhorn(
     In place of softmax, which scales rows alone, rows and columns are scaled in turn (Sinkhorn and Knopp 1967, doi
     10.2140/pjm.1967.21.343; in transformers: Sander, Ablin, Blondel, Peyre, arXiv 2110.11773). For a symmetric k one
     potential serves both, f = g, and the result is symmetric: P is self-adjoint, and the flow du/dt = Pu - u is the
-    gradient flow of J in the L2 metric and in that of degrees, which are all 1.
+    gradient flow of J in the metric of degrees. All degrees are 1 (2 those of K = k + k^T), so that the flow in the L2
+    metric is the same, twice as fast.
 
     It is the plan of entropic optimal transport between two sets of N points of equal mass, queries and nodes, N times:
     the one that minimizes sum_ij plan_ij cost_ij + epsilon sum_ij plan_ij log plan_ij for k = exp(-cost / epsilon).
@@ -180,8 +181,9 @@ def sinkhorn(
         "memory_limit": memory_limit,
     }
     if not isinstance(kernel, Kernel):
-        if features is not None or queries is not None or mask is not None:
-            raise InputError("features: got them with a matrix of k, expected a Kernel that compares them")
+        given = {"features": features, "queries": queries, "mask": mask}
+        if named := [name for name, value in given.items() if value is not None]:
+            raise InputError(f"{named[0]}: got it with a matrix of k, expected a Kernel; leave it out")
         return _of_matrix(check_array("kernel", kernel, ndim=2), domain, options)
     if domain is None or domain.leading:
         raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")

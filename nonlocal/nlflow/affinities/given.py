@@ -71,8 +71,9 @@ def affinity_from_graph(
     Raises
     ------
     InputError
-        For negative and non-finite weights, ends that are no nodes, a graph of another size than the domain, edges of
-        which some have the attribute and some have not, and for other kinds of graphs.
+        For negative and non-finite weights, ends that are no nodes, a graph of another size than the domain or `nodes`,
+        edges of which some have the attribute and some have not, an attribute of what is no networkx graph, and for
+        other kinds of graphs.
     MemoryLimitError
         Before the edges are copied.
 
@@ -86,8 +87,8 @@ def affinity_from_graph(
     - Repeated edges add up. Edges of weight 0 are none.
     - A self-loop is a part of the degree: with probability P_ii = w_i k_ii / d_i a walker stays. J and flows in the
       metric ``l2`` do not see loops; flows in the metric ``degree`` are slower at nodes that have them.
-    - A node that no edge leaves keeps its value in averages, and a walker stays there. Its degree is then the mean of
-      the others, which nothing but the weight of a fidelity in the metric ``degree`` depends on.
+    - A node that no edge leaves keeps its value in averages, and a walker stays there. Its w_i d_i is then the mean
+      of the others', for means and fidelities in the metric ``degree``; averages do not depend on it.
     - Where k_ij and k_ji differ, functionals take K = k + k^T, the same for both directions. Chains and `AttentionFlow`
       take k as it is: the average at i is over the nodes j that edges lead to from i. (Messages of torch_geometric run
       the other way; for these take ``edge_index[[1, 0]]``.)
@@ -114,6 +115,8 @@ def affinity_from_graph(
         raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
     k = _weights_of(graph, edge_weight, attribute, _node_count(nodes, domain), memory_limit)
     size = k.shape[0]
+    if nodes is not None and nodes != size:
+        raise InputError(f"nodes: got {nodes}, but the graph has {size}; they are asked for with an edge list alone")
     if domain is None:
         domain = Points(np.arange(float(size)), np.ones(size))
     if size != domain.size:
@@ -141,6 +144,8 @@ def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int 
 
     sparse: bool = issparse(graph)
     network = from_package(graph, "networkx")
+    if attribute != "weight" and not network:
+        raise InputError(f"attribute: got {attribute!r} for a {type(graph).__name__}, expected it for networkx alone")
     if not (sparse or network):
         return _of_arrays(graph, edge_weight, nodes, limit)
     if edge_weight is not None:

@@ -38,7 +38,7 @@ class SparseAffinity(Affinity):
     domain : Domain
     edges : scipy.sparse.csr_array of shape (N, N)
         W_ij = w_i w_j k_ij >= 0, as `Affinity.edges` returns them, with or without a diagonal. Shared, not copied. A
-        node without edges keeps its value in averages; its degree is then the mean of the others.
+        node without edges keeps its value in averages; its w_i d_i is then the mean of the others'.
     kernel : Kernel, optional
         That the weights come from; `edges` are without its amplitude.
     dtype : dtype, optional

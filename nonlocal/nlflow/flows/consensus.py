@@ -36,8 +36,8 @@ class AveragingFlow(Flow):
     """Each particle moves to the weighted mean of what it sees, dx_i/dt = sum_j w_j k(x_i, y_j) y_j / d_i - x_i.
 
     The points y are the particles themselves, or data that stay where they are. With data and a Gaussian it climbs the
-    kernel density estimate, and descends -width^2 sum_i log d_i. O(N M d) time and O((N + M) d) memory for a velocity;
-    points that are too far away to be seen are left out, 64 at a time.
+    kernel density estimate, and descends -width^2 mean_i log d_i, `energy`, in the metric mean_i |dx_i|^2. O(N M d)
+    time and O((N + M) d) memory for a velocity; points that are too far away to be seen are left out, 64 at a time.
 
     Parameters
     ----------

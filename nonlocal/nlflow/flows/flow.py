@@ -152,6 +152,8 @@ class Flow:
         self.observed = self._like = observed
         self.evolving = bool(evolving)
         self.every = check_integer("every", every, minimum=1)
+        if self.every > 1 and not self.evolving:
+            raise InputError(f"every: got {every} for a frozen kernel, expected evolving=True with it; leave it out")
         self._count = [0]  # one for all flows that come of this one by `rebuilt`
         self._root: list[tuple[Affinity, Array]] = []  # of the mass, for the flow at all times
         self._seen: Array | None = None  # the signal that `rebuilt` took the kernel from

@@ -554,8 +554,9 @@ class GradientFlow(LinearFlow):
         affinity's features only the kind counts. Then it is no gradient flow of one J, but Pu is still an average.
     every : int
         1: the kernel follows the signal, and `velocity` is P(u) u - u (times d, with the fidelity). n > 1: the kernel
-        is taken from the signal every n steps and frozen between. This splits the flow in time, which makes any
-        integrator one of order 1 in the time between two kernels, and no tolerance sees that error.
+        is taken from the signal every n steps and frozen between, of an evolving flow alone. This splits the flow in
+        time, which makes any integrator one of order 1 in the time between two kernels, and no tolerance sees that
+        error.
     reaction : Reaction, optional
         A pointwise term R(u) that is added to du/dt, such as `AllenCahn`. Where it has a potential F the flow descends
         J (or E) + sum m F(u) with m = w (L2) or w d (degree), which `energy` is then.

@@ -221,8 +221,8 @@ class J:
         """Return the potential u of a source s, Lu = s (Poisson's equation).
 
         The minimizer of J(u) - sum_i w_i s_i . u_i: without a constraint the one with mean 0 in the degree measure, the
-        limit of the minimizers of E with f = s / lambda as lambda falls to 0. A fidelity has no part in it. On a graph
-        of several connected components source and potential have mean 0 on each.
+        limit of the minimizers of E in that measure with f = s / (d lambda~) as lambda~ falls to 0. A fidelity has no
+        part in it. On a graph of several connected components source and potential have mean 0 on each.
 
         Parameters
         ----------

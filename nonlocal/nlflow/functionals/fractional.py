@@ -248,11 +248,12 @@ class FractionalLaplacian:
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         exterior : float or array of shape ``grid.shape``
             u outside the domain. An array holds it on the nodes of the grid that are outside; it is 0 beyond the grid.
+            A torus has no outside.
 
         Raises
         ------
         InputError
-            For a wrong shape, NaN or infinity.
+            For a wrong shape, NaN or infinity, and on a torus for an exterior that is not 0.
         """
         u = self._check_signal("u", u)
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
@@ -366,7 +367,10 @@ class FractionalLaplacian:
     def _from_exterior(self, exterior: Any) -> Floats:
         """Return kappa f, what the exterior adds to A u with its sign changed."""
         if not hasattr(exterior, "shape") or tuple(exterior.shape) == ():
-            return self.killing * check_number("exterior", exterior)
+            value = check_number("exterior", exterior)
+            if value and self.grid.boundary == "periodic":
+                raise InputError(f"exterior: got {value} on a periodic grid, which has no outside; leave it out")
+            return self.killing * value
         if self.grid.boundary == "periodic":
             raise InputError("exterior: got an array on a periodic grid, which has no outside; leave it out")
         field = check_floats("exterior", exterior)

@@ -199,8 +199,8 @@ class Morse(Interaction):
     """The Morse potential of swarms, W = c_r exp(-r / l_r) - c_a exp(-r / l_a).
 
     Repulsion over l_r and attraction over l_a. With C = c_r / c_a and l = l_r / l_a, swarms in d dimensions fall
-    together (are catastrophic) for C l^d < 1 and keep their density for C l^d > 1 (D'Orsogna, Chuang, Bertozzi and
-    Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
+    together (are catastrophic) for C < 1 or C l^d < 1, and keep their density where both are above 1 (D'Orsogna,
+    Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
 
     Parameters
     ----------

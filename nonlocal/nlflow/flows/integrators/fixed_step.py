@@ -111,8 +111,8 @@ class SplitStep(FixedStep):
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / (rho(A) + the bound of a reaction).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. The limit is NaN, not known,
-    where `velocity` is overridden without `linear`, and for a reaction that turns (`Reaction.turns`).
+    In the L2 metric rho(A) <= lambda + 2 max d, and lambda + max d for positive definite kernels. The limit is NaN, not
+    known, where `velocity` is overridden without `linear`, and for a reaction that turns (`Reaction.turns`).
 
     Parameters
     ----------

@@ -135,7 +135,7 @@ class Ep(Jp):
         p is to 1); for p > 2, and for a misfit with p > 1, by Newton's method on a smoothed functional; for p = 1 by
         the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1), with the misfit's proximal map. An
         iteration costs O(edges D) time, and the memory is O(edges D). The result does not depend on the number of
-        threads, and it scales with f where the fidelity scales with 1 / |f|^(2 - p).
+        threads, and with squares it scales with f where the fidelity scales with 1 / |f|^(2 - p).
 
         The minimum is searched in the box of the observed values, which holds it. So the gap is a bound also where the
         fidelity is 0: it then counts what the signal could gain there if it moved anywhere in that box, and falls more
@@ -144,8 +144,8 @@ class Ep(Jp):
         Parameters
         ----------
         rtol : float, optional
-            Stop when the gap is at most this times the value; 1e-6 in float64 and 1e-4 in float32 by default. With a
-            uniform fidelity sum_i w_i |u_i - u*_i|^2 <= 2 rtol E_p / lambda.
+            Stop when the gap is at most this times the value; 1e-6 in float64 and 1e-4 in float32 by default. With
+            squares and a uniform fidelity sum_i w_i |u_i - u*_i|^2 <= 2 rtol E_p / lambda.
         maxiter : int, optional
             Linear problems (300, 1000 for p > 2) or primal-dual iterations (20000).
         start : array, optional
