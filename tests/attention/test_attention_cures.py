@@ -11,7 +11,7 @@ import pytest
 from nlflow.errors import InputError
 from tests.transformer_models import HEADS, MODELS, WIDTH, build, inputs, output, torch, transformers
 
-from nlflow.attention import CURES, Adapter, attach, blocks, detach, load_terms  # isort: skip  # torch may be missing above
+from nlflow.attention import CURES, Adapter, attach, blocks, detach, load_terms, probe  # isort: skip  # torch may be missing
 from nlflow.attention.injection.cures import TERMS_OF_V0, sharpened  # isort: skip
 
 OTHERS = [name for name in CURES if name not in TERMS_OF_V0]
@@ -109,6 +109,9 @@ def test_a_temperature_is_that_of_the_logits(family: str, base: str) -> None:
             module.c_attn.weight.data[:, :WIDTH] *= 2
             module.c_attn.bias.data[:WIDTH] *= 2
     torch.testing.assert_close(output(cured, given), output(other, given), rtol=1e-4, atol=1e-5)
+    # A probe sees the P that the model has.
+    for one, two in zip(probe(cured, given).layers, probe(other, given).layers, strict=True):
+        assert one.quantities["energy"] == pytest.approx(two.quantities["energy"], rel=1e-4)
 
 
 def test_sharpened_products_have_no_positive_real_parts() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -410,10 +410,18 @@ def attention(
     used = weights
     if terms.log_variance is not None and first is not None and (weights is None or kwargs.get("dropout")):
         kernel = "softmax" if affinity == "symmetric" else affinity  # whose queries are keys already
-        scaling = kwargs.get("scaling")
+        scaling = scaling_of(module, query, kwargs)
         used = average(query, key, value, kernel, scaling=scaling, mask=attention_mask, causal=causal)[1]
     result = terms(output.transpose(1, 2), value, new, first, used, attention_mask, causal)
     return result.transpose(1, 2), weights
+
+
+def scaling_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Any:
+    """Return what the logits of a module are multiplied by, over its temperature; None for 1/sqrt(d)."""
+    scaling = kwargs.get("scaling")
+    if (temperature := module.__dict__.get(TEMPERATURE)) is None:
+        return scaling
+    return (query.shape[-1] ** -0.5 if scaling is None else scaling) / temperature
 
 
 def _plain(
@@ -425,8 +433,7 @@ def _plain(
     """
     query, key, value = tokens
     if (temperature := module.__dict__.get(TEMPERATURE)) is not None:
-        scaling = kwargs.get("scaling")
-        kwargs = {**kwargs, "scaling": (query.shape[-1] ** -0.5 if scaling is None else scaling) / temperature}
+        kwargs = {**kwargs, "scaling": scaling_of(module, query, kwargs)}
     if affinity in FUSED:
         if affinity == "gaussian":
             scaling = kwargs.get("scaling")

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from nlflow._array import Brief, numbers
 from nlflow.attention.injection.attach import REGISTERED
 from nlflow.attention.injection.blocks import INTERFACE, Block, own_eager, transformers_library
+from nlflow.attention.injection.forward import scaling_of
 from nlflow.attention.probing.branches import Seen, own
 from nlflow.attention.terms.averages import FUSED, causal_mask, repeated
 from nlflow.attention.threads import held, replaced, tracing
@@ -284,7 +285,7 @@ def _as_given(
     sink = kwargs.get("sinks") if sink is None else sink
     sink = getattr(module, "sinks", None) if sink is None else sink
     return Taken(
-        query, key, value, mask, kwargs.get("scaling"), kernel, kwargs.get("softcap"),
+        query, key, value, mask, scaling_of(module, query, kwargs), kernel, kwargs.get("softcap"),
         sink if isinstance(sink, Tensor) else None,
     )  # fmt: skip
 
