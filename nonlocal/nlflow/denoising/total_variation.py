@@ -65,8 +65,8 @@ def nonlocal_tv(
         lambda in units of the noise; chosen by the discrepancy by default.
     residual : float
         What the fidelity is chosen for, of no effect where that is given: the root mean square of u - f, in units of
-        sigma. 1 is the discrepancy principle of Morozov, |u - f|^2 = N sigma^2, which smooths away what u cannot tell from noise; a little less
-        serves photographs better.
+        sigma. 1 is the discrepancy principle of Morozov, |u - f|^2 = N sigma^2, which smooths away what u cannot tell
+        from noise; a little less serves photographs better.
     isotropic : bool
         One norm a pixel (`Jp`); otherwise one an edge.
     channel_axis : int, optional
