@@ -647,7 +647,8 @@ class AttentionFlow(LinearFlow):
     affinity : Affinity
         Used as it is, not symmetrized.
     observed : array or callable, optional
-        The signal f, or f(t) or f(t, x) as a source of `GradientFlow`; needed when a fidelity is given.
+        The signal f, or f(t) or f(t, x) as a source of `GradientFlow`; needed when a fidelity is given. Without one it
+        is the start alone.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
         lambda~ >= 0, or a symmetric positive semidefinite matrix for each node; see `E`.
     evolving, every, reaction, source, constraint

@@ -97,7 +97,8 @@ class Noise:
     strength : float, array or callable, optional
         s in place of `beta`: a number >= 0, one for each node (``domain.shape``, or with channels ``domain.shape +
         (D,)``), or a function of the signal, value by value: multiplicative noise, in the sense of Ito. Noise in the
-        sense of Stratonovich has the drift s(u) s'(u) / (2 m) beside it, which is to be given as a `Reaction`.
+        sense of Stratonovich has the drift s(u) s'(u) / (2 m) beside it (m = 1 where `white` is 'nodes'), which is to
+        be given as a `Reaction`.
     channels : array of shape (D,) or (D, D), optional
         What each channel has of it: numbers, or a matrix B, so that increments of channels have the covariance B B^T.
         Without it channels are independent and alike.

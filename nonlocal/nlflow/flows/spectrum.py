@@ -265,10 +265,10 @@ def relaxation_rate(flow: LinearFlow) -> float:
     The smallest real part of an eigenvalue of A = r (I - P) + phi, between free nodes where there is a constraint.
     Otherwise for one fidelity at all nodes constants are left out, which neither the J-flow nor (started from f) the
     E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). So they are in a metric that
-    conserves the mean, whatever the fidelity. From the symbol of the kernel on
-    periodic and reflecting grids; otherwise dense up to 1000 nodes, and beyond by Lanczos iteration to 1e-4 of the rate
-    at least, or by Arnoldi iteration where P is not symmetric. 0 when the affinity falls into parts that do not see
-    each other.
+    conserves the mean, whatever the fidelity. From the symbol of the kernel on periodic and reflecting grids; otherwise
+    dense up to 1000 nodes, and beyond by Lanczos iteration to 1e-4 of the rate at least, or by Arnoldi iteration where
+    P is not symmetric. Where the affinity falls into parts that do not see each other mu_2 is 0, and so is the rate of
+    a J-flow.
 
     Raises
     ------

@@ -36,11 +36,12 @@ class WaveFlow(SecondOrder):
     source, its observed signal and its constraint have that shape.
 
     The energy 1/2 sum_i m_i rho_i |v_i|^2 + E(u) stays as it is without damping where nothing depends on time; m is w,
-    or w d in the degree metric, and E is that of the gradient flow with the potentials of its terms.
+    or w d in the degree metric, and E is that of the gradient flow with the potentials of its terms. Other metrics and
+    forces without a potential have none.
 
     Parameters
     ----------
-    flow : GradientFlow
+    flow : GradientFlow or AttentionFlow
         With a frozen kernel.
     damping : float, or array of shape ``domain.shape``
         gamma >= 0.
@@ -188,7 +189,7 @@ class WaveFlow(SecondOrder):
         return self.flow.has_energy and self.flow.inner.by_nodes
 
     def energy(self, u: Array) -> float:
-        """Return 1/2 sum_i m_i rho_i |v_i|^2 + E(u); NaN where forces have no potential."""
+        """Return 1/2 sum_i m_i rho_i |v_i|^2 + E(u); NaN where there is none, as of forces without a potential."""
         if not self.has_energy:
             return math.nan
         v, affinity = self.speed_of(u), self.affinity

@@ -182,8 +182,8 @@ def minimize_source(
 ) -> Minimizer:
     """Return the minimizer u of J(u) - sum_i w_i s_i . u_i, (I - P) u = s / d, with mean 0 in the degree measure.
 
-    That is the limit of the minimizers of E with f = s / lambda as lambda falls to 0. On a graph of several connected
-    components both s and u have mean 0 on each.
+    That is the limit of the minimizers of E with f = s / (d lambda~) as lambda~ falls to 0. On a graph of several
+    connected components both s and u have mean 0 on each.
     """
     if name == "transform":
         raise InputError("preconditioner: got 'transform', expected another one with a source")

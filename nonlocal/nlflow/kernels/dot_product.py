@@ -16,9 +16,9 @@ from nlflow.kernels.base import Kernel
 class ExpDotProduct(Kernel):
     """Exponential dot product, ``k = exp(scale q(x).k(y))``: the kernel of softmax attention.
 
-    With queries equal to keys it is symmetric and positive definite (Theorem 1 of arXiv 2312.00751 has K of this form,
-    so k = K/2); otherwise it is not symmetric: functionals use k + k^T, Markov chains and attention steps use it as it
-    is. Support: everything. Logits of any size are handled in log space.
+    With queries equal to keys it is symmetric, and positive definite for a scale > 0 (Theorem 1 of arXiv 2312.00751 has
+    K of this form, so k = K/2); otherwise it is not symmetric: functionals use k + k^T, Markov chains and attention
+    steps use it as it is. Support: everything. Logits of any size are handled in log space.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class ExpDotProduct(Kernel):
         Factor of the dot product; 1/sqrt(d) by default, d the width of queries and keys.
     query_map, key_map : array of shape (d_u, d), optional
         Linear maps from features to queries and keys, q = u W_Q and k = u W_K. With them the kernel can evolve with the
-        signal even when queries and keys differ.
+        signal even when queries and keys differ. One array for both says that queries are keys; a copy does not.
     """
 
     scale: float | None = None

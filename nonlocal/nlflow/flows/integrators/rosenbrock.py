@@ -73,7 +73,7 @@ class Rosenbrock(Embedded):
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
-        Whether the step follows the error.
+        Whether the step follows the error; else tolerances are those of linear systems alone.
 
     Notes
     -----

@@ -274,7 +274,7 @@ class RungeKutta(Embedded):
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
-        Whether the step follows the error.
+        Whether the step follows the error; else tolerances have no part.
     """
 
     tableau: ClassVar[Tableau] = Tableau(
