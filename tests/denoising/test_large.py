@@ -540,7 +540,11 @@ def test_files_that_are_refused(tmp_path: Path):
     write(tmp_path / "in.zarr", BYTES, 20)
     with pytest.raises(InputError, match="block: got -1, expected an integer >= 1"):
         open_image(tmp_path / "in.zarr", block=-1)
-    for words, reason in (({"scheduler": None}, "scheduler: got None"), ({"workers": 0}, "workers: got 0")):
+    for words, reason in (
+        ({"scheduler": None}, "scheduler: got None"),
+        ({"workers": 0}, "workers: got 0"),
+        ({"scheduler": "tcp://127.0.0.1:1", "workers": 2}, "workers: got 2 beside a scheduler"),
+    ):
         with pytest.raises(InputError, match=reason):
             denoise_store(tmp_path / "in.zarr", tmp_path / "out.zarr", **words)
     with pytest.raises(InputError, match=r"OUT: got .*, a place inside IN"):

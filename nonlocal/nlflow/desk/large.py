@@ -306,7 +306,7 @@ def denoise_store(
     scheduler : str
         Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, or ``'local'`` for processes on this machine.
     workers : int, optional
-        How many local ones; all cores by default.
+        How many local ones; all cores by default. Not beside the address of a scheduler, which has its own.
     existing : {'refuse', 'overwrite', 'resume'}
         What to do about a target that is there. ``resume`` goes on with a partial one of the same problem: blocks whose
         digest is still that of the record are not computed again.
@@ -331,6 +331,8 @@ def denoise_store(
     source, target = (Path(os.path.realpath(check_path(*one))) for one in (("source", source), ("target", target)))
     partial = partial_name(target)
     chosen = Options.of(options, more)
+    if scheduler != _workers.LOCAL and workers is not None:
+        raise InputError(f"workers: got {workers} beside a scheduler, which has workers of its own; leave it out")
     _check_place(source, target, existing)
     with locked(target, "OUT", whole=True), ExitStack() as stack:
         whole = _tidy(partial, target, keep=existing == "resume")

@@ -307,7 +307,7 @@ def choose_parameter(
         Returns E for a value, all with the same observed signal; for instance
         ``lambda width: choose_fidelity(E(affinity(Gaussian(width), grid), f, 1.0), method="evidence").energy``.
     values : array of shape (M,)
-        Increasing.
+        Increasing, at least three.
     method : {'evidence', 'rgcv', 'gcv', 'sure', 'discrepancy'}
         See `choose_fidelity`; each E is weighed at its own fidelity.
     sigma, factor, traces, samples, averages, rng

@@ -87,7 +87,7 @@ class BranchPoint(Brief):
     def cycle(self, amplitude: float) -> tuple[Floats, float]:
         """Return a signal on the small cycle that begins at a Hopf point, and its period; for `find_cycle`.
 
-        `amplitude` is the root mean square of the deviation from ``u``.
+        `amplitude` is the root mean square of the deviation from ``u`` along the cycle.
         """
         if self.kind != "hopf":
             raise InputError(f"kind: got a {self.kind}, expected a Hopf point, where cycles begin")
