@@ -236,3 +236,19 @@ def test_no_rounding_pushes_a_wave_that_is_free(damping):
             U.mean() + V.mean() * (1 / damping if damping else t), rel=1e-9
         )
         assert np.mean(flow.speed_of(found)) == pytest.approx(0.0 if damping else V.mean(), abs=1e-9)
+
+
+@pytest.mark.parametrize("density", [np.ones(N), DENSITY])
+def test_averages_of_the_exponential_grow_with_the_turns_alone(density):
+    """Of thousands of turns, the roundings of whose samples are above the tolerance."""
+    flow = nl.WaveFlow(nl.GradientFlow(nl.J(SCATTERED)), density=density)
+    phase = 6000.0
+    t = phase / flow.surely_below()
+    found = nl.solve(flow, flow.state(U), t=t, integrator=nl.WaveExponential(), energies=False)
+    assert found.success
+    assert 0.5 * phase < found.stats["applications"] < 0.55 * phase
+    root = np.sqrt(SCATTERED.domain.weights * density)
+    values, modes = np.linalg.eigh(root[:, None] * operator(SCATTERED) / density[:, None] / root)
+    exact = modes @ (np.cos(np.sqrt(np.maximum(values, 0.0)) * t) * (modes.T @ (root * U))) / root
+    bound = 8 * np.finfo(float).eps * phase**2 / 2 * found.stats["applications"]  # of all that is dropped
+    assert np.abs(flow.displacement(found.final) - exact).max() < bound

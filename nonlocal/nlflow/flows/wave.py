@@ -438,9 +438,13 @@ class WaveExponential(Integrator):
         low, high = linear.spectral_bounds()
         low, high = low / float(np.max(wave.density)), max(high / float(np.min(wave.density)), 1e-300)
         root = math.sqrt(high)
-        pushed, first = chebyshev_coefficients(lambda x: root * say.pushed(x), low, high, tol)
-        pulled, second = chebyshev_coefficients(lambda x: high * say.pulled(x), low, high, tol)
-        coasting, third = chebyshev_coefficients(lambda x: say.coasting(x) - 1, low, high, tol)
+
+        def phase(x: Floats) -> Floats:
+            return t * np.sqrt(np.maximum(x, 0.0))
+
+        pushed, first = chebyshev_coefficients(lambda x: root * say.pushed(x), low, high, tol, phase=phase)
+        pulled, second = chebyshev_coefficients(lambda x: high * say.pulled(x), low, high, tol, phase=phase)
+        coasting, third = chebyshev_coefficients(lambda x: say.coasting(x) - 1, low, high, tol, phase=phase)
         memory["error_bound"] = memory.get("error_bound", 0.0) + max(first, second, third)
         flat = (*v.shape, 1) if v.ndim == len(wave.affinity.domain.shape) else tuple(v.shape)
         both = xp.concat([xp.reshape(v, flat), xp.reshape(a, flat)], axis=-1)

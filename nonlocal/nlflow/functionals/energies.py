@@ -418,8 +418,9 @@ class E(J):
         preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'graph', 'sweeps', 'direct'}
             The message tells which one was used.
 
-            - ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol)
-              iterations where the fidelity is uniform, many more where pixels that hardly see others have none.
+            - ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) / 2 log(2 / rtol)
+              iterations or fewer where the fidelity is uniform, many more where pixels that hardly see others have
+              none.
             - ``transform``: the Fourier or cosine transform that diagonalizes P, for position kernels on periodic and
               reflecting grids; one or two iterations where lambda~ is uniform.
             - ``multigrid``: for stencils and graphs of NumPy features; 10 to 40 iterations of three averages each,

@@ -27,7 +27,13 @@ _MOST = 2**20
 
 
 def chebyshev_coefficients(
-    function: Callable[[Floats], NDArray[Any]], low: float, high: float, tol: float, most: int = _MOST
+    function: Callable[[Floats], NDArray[Any]],
+    low: float,
+    high: float,
+    tol: float,
+    most: int = _MOST,
+    *,
+    phase: Callable[[Floats], Floats] | None = None,
 ) -> tuple[Floats, float]:
     """Return Chebyshev coefficients of `function` on [low, high], and a bound of what they leave out.
 
@@ -35,7 +41,8 @@ def chebyshev_coefficients(
     |T_k| <= 1 on the interval, the remainder bounds the error for every operator with its spectrum there, in the norm
     in which it is self-adjoint, before the operator is applied once (Trefethen, Approximation Theory and Approximation
     Practice, ch. 8). It includes coefficients that were dropped since they lie at the rounding of the samples, so it
-    may be above `tol` where `tol` asks for more than float64 has.
+    may be above `tol` where `tol` asks for more than float64 has: as of a function that has turned by a large `phase`,
+    by which roundings of its samples grow.
 
     Raises
     ------
@@ -46,11 +53,15 @@ def chebyshev_coefficients(
     while n <= most:
         angles = np.pi * (np.arange(n) + 0.5) / n
         # The distance from the lower end to full relative accuracy, on which exp(-t a) for large t depends.
-        values = np.asarray(function(low + (high - low) * np.cos(angles / 2) ** 2))
+        places = low + (high - low) * np.cos(angles / 2) ** 2
+        values = np.asarray(function(places))
         coefficients = fft.dct(values, type=2) / n
         coefficients[0] /= 2
         # What lies at the rounding of the samples says nothing about the function.
-        noise = np.abs(coefficients) <= 8 * np.finfo(np.float64).eps * float(np.abs(values).max())
+        size = float(np.abs(values).max())
+        if phase is not None:  # roundings of samples are independent: a mean of n has 1 / sqrt(n) of them
+            size += float(np.linalg.norm(values * phase(places))) / n
+        noise = np.abs(coefficients) <= 8 * np.finfo(np.float64).eps * size
         dropped = np.where(noise, np.abs(coefficients), 0.0)
         coefficients[noise] = 0
         remainders = np.append(np.cumsum(np.abs(coefficients[::-1]))[::-1], 0.0)

@@ -257,7 +257,7 @@ class ExactGaussian(Exponential):
     10.1103/PhysRevE.54.2084, for one node). Its limit is s^2 / 2 A^-1 M^-1. A is self-adjoint in M, so that f(A) M^-1/2
     has the covariance f(A)^2 M^-1. On grids with a transform C^1/2 costs one and one back; elsewhere a Chebyshev
     expansion of the root, whose remainder is known beforehand and is at most `tol` times the largest standard deviation
-    of a mode: (t rho)^1/2 averages times the logarithm of tol. A strength that differs between nodes (or
+    of a mode: about (t rho)^1/2 log(1 / tol) / 3 averages. A strength that differs between nodes (or
     ``white="nodes"`` where their measures do) is taken by whole eigenvectors, up to 1000 nodes, in O(N^3) for each
     length of a step.
 
