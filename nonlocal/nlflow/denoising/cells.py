@@ -90,7 +90,7 @@ def _rounds(mean: float, side: int) -> list[tuple[float, int]]:
         int(np.clip(math.ceil(math.log(least / max(mean, 1e-9), 4)), 0, most))
         for least in (OfCounts.at_first, OfCounts.at_last * OfCounts.fresh**2)
     )
-    count = max(OfCounts.rounds, first - last + 1)
+    count = OfCounts.rounds  # enough for each halving, of which there are at most three
     weights, halvings = np.linspace(1, OfCounts.fresh, count), np.linspace(first, last, count)
     if last:  # cells that overlap have less noise
         weights[-1] = weights[-2]

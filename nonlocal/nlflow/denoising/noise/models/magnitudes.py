@@ -169,8 +169,7 @@ def _moments(function: Stabilizer, a: Floats, coils: float) -> tuple[Floats, Flo
         # Sums in a fixed order: a product of matrices would depend on the number of threads.
         near = slice(np.searchsorted(edges, at - OfLaw.tail) - 1 if at > edges[0] + OfLaw.tail else 0,
                      np.searchsorted(edges, at + OfLaw.tail) + 1)  # fmt: skip
-        law = weights[near] * np.exp(log_density(z[near], np.array(one), coils))
-        law /= law.sum()
+        law = weights[near] * np.exp(log_density(z[near], np.array(one), coils))  # its sum is 1 but for rounding
         mean[i] = (law * values[near]).sum()
         spread[i] = math.sqrt((law * (values[near] - mean[i]) ** 2).sum())
     return mean, spread
