@@ -125,7 +125,7 @@ COLUMNS = (
     ),
     Column(
         "share", "attention_share", "layer", _metric("attention_share"), 0, 1,
-        "part of the layer's step that attention makes, by what is added to tokens (the rest: MLP, cross-attention)",
+        "attention's part of the way from state to state, norms of sums with it (the rest: MLP, cross-attention)",
         "share of attention in the layer's way",
     ),
     Column(

@@ -186,7 +186,8 @@ def head_redundancy(matrix: Any, following: Any) -> Array:
 def attention_share(before: Any, between: Any, after: Any, mask: Any) -> Array | None:
     """Return attention's part of the way through a layer, |x' - x| / (|x' - x| + |x'' - x'|), shape (B,).
 
-    x, x' and x'' are states (B, N, D). None where one of them is, or where they are not of the same tokens.
+    x, x' and x'' are states (B, N, D), norms Frobenius ones. None where one of them is, or where they are not of the
+    same tokens.
     """
     if before is None or between is None or after is None:
         return None
