@@ -49,8 +49,7 @@ class GaussianNoise(Noise):
     compressed : float from 0 to 1
         How much of the weak high frequencies was cut off afterwards, as JPEG does. Quiet parts, where noise is
         measured, lose more of it than others, so a denoiser counts a power p, relative to the strongest, as
-        p^(1 - compressed).
-
+        p^(1 - compressed). Without a spectrum it changes nothing.
     places : array of shape (a,), (a, b) or (a, b, c), optional
         Standard deviation from place to place, relative to `sigma`: at the middles of so many equal parts along each
         axis, linear between them, constant beyond. 1 part along an axis along which nothing changes; as many as samples
