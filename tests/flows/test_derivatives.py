@@ -83,7 +83,8 @@ INTEGRATORS = [nl.ExplicitEuler(0.1), nl.SemiImplicit(0.5), nl.NeutrenoStep()]
 def test_steps_of_a_flow(integrator: Any, evolving: bool, method: str) -> None:
     def function(x: Any, u: Any, f: Any, strength: Any) -> Any:
         p = build("gaussian", method, x, None)
-        flow = nl.GradientFlow(nl.E(p, f, strength, measure="degree"), metric="degree", evolving=evolving, every=2)
+        kernel = {"evolving": True, "every": 2} if evolving else {}
+        flow = nl.GradientFlow(nl.E(p, f, strength, measure="degree"), metric="degree", **kernel)
         return derivatives.run(flow, u, integrator, 5)
 
     inputs = tensors(X, U, F, np.linspace(0.1, 0.9, N))
