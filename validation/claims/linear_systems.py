@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from nlflow import Constraint, E, Gaussian, Grid, J, Points, affinity, from_matrix
+from nlflow import Constraint, E, FractionalLaplacian, Gaussian, Grid, J, Points, affinity, from_matrix
 from nlflow.affinities import SparseAffinity
 from nlflow.errors import NumericalError
+from nlflow.functionals import fractional
 from nlflow.functionals.accuracy import Rows, _seen_shares
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functionals.forward import EA, Forward, nearest
+from nlflow.functionals.fractional import Capacitance
 from nlflow.functionals.krylov import Lanczos, Solved, conjugate_gradients, gmres
 from nlflow.functionals.metrics import ConservedMetric, L2Metric
 from nlflow.functionals.preconditioners.choice import Choice, _expected
@@ -155,6 +158,50 @@ def direct(rng: Rng) -> float:
     # Of iterations for a condition number c: √c/2 log(2/ε).
     condition = (2.3 / 0.3) * (1.9 / 1.3)
     return largest(worst, abs(_expected(0.3, 0.9, 10**6, 1e-6) / (math.sqrt(condition) / 2 * math.log(2e6)) - 1))
+
+
+def flights(rng: Rng) -> float:
+    """Return errors of the preconditioner of flights, the inverse on a box without the nodes around the domain.
+
+    Solutions are of the size of the spacing to the power 2 s, for any spacing that floats hold.
+    """
+    worst = 0.0
+    for shape, horizon, width in (((7,), math.inf, 64), ((7,), 2.0, 64), ((5, 4), math.inf, 1), ((5, 4), 1.4, 1)):
+        inside = np.ones(shape, bool)
+        inside.flat[2] = False
+        grid = Grid(shape, 0.7, "isolated")
+        flight = FractionalLaplacian(grid, 0.4, inside=inside, horizon=horizon, tempering=0.3)
+        lattice, count = flight._lattice, int(inside.sum())
+        large = np.isin(np.arange(count), (1, 4))
+        extra = lattice.total * np.where(large, rng.uniform(0.2, 2.0, count), rng.uniform(-0.06, 0.09, count))
+        found = Capacitance(flight._region, lattice, extra)
+        sizes = np.array(found._lengths)
+        places = np.indices(sizes).reshape(len(sizes), -1).T
+        apart = np.abs(places[:, None] - places[None])
+        apart = np.minimum(apart, sizes - apart)
+        far = np.array(shape) - 1
+        weights = lattice.table(shape)[tuple(np.moveaxis(far + np.minimum(apart, far), -1, 0))]
+        box = lattice.total * np.eye(len(places)) - np.where((apart < shape).all(axis=-1), weights, 0.0)
+        rate = float(box[0].sum())  # of constants
+        least = float(np.linalg.eigvalsh(box + 10 * lattice.total / len(places))[0])  # of all others
+        box += max(0.0, 0.5 * least - rate) / len(places)
+        nodes = np.ravel_multi_index(tuple(np.argwhere(inside).T), tuple(sizes))
+        box[nodes, nodes] += np.where(large, extra, 0.0)
+        near = apart[:, nodes].max(axis=-1).min(axis=1) <= width
+        kept = np.flatnonzero(~near | np.isin(np.arange(len(places)), nodes))
+        at = np.searchsorted(kept, nodes)
+        root = np.sqrt(lattice.total / (lattice.total + np.where(large, 0.0, extra)))
+        exact = np.linalg.inv(box[np.ix_(kept, kept)])[np.ix_(at, at)] * np.outer(root, root)
+        worst = largest(worst, off(found(np.eye(count)), exact))
+    seen: list[Rows] = []
+    with mock.patch.object(fractional, "Rows", lambda *parts: seen.append(Rows(*parts)) or seen[-1]):
+        one, *others = (FractionalLaplacian(Grid(9, h, "isolated"), 0.9).solve(1.0).u for h in (1.0, 1e-130, 1e130))
+    for rows in seen:  # bounds of errors are told by the diagonal
+        matrix = rows.operator(np.eye(9))
+        diagonal = np.diag(matrix)
+        worst = largest(worst, off(rows.diagonal(np.ones(9)), diagonal), off(rows.scaled(diagonal), np.ones(9)))
+        worst = largest(worst, off(rows.stopped, matrix.sum(axis=1) / diagonal))
+    return largest(worst, *(off(u / h**1.8, one) for u, h in zip(others, (1e-130, 1e130), strict=True)))
 
 
 def krylov(rng: Rng) -> float:
@@ -509,6 +556,7 @@ def run(context: Context) -> Outcome:
     return Outcome([
         Check("multigrid: its parts, and a cycle as products of matrices", multigrid(rng()), 1e-10),
         Check("elimination, sweeps and transforms as inverses", direct(rng()), 1e-10),
+        Check("flights: the inverse on a box, and solutions in any unit", flights(rng()), 1e-9),
         Check("Krylov methods: solutions, and ends after three eigenvalues", krylov(rng()), 1e-9),
         Check("fidelities of numbers and matrices, node by node", fidelities(rng()), 1e-11),
         Check("the conserved metric, and bounds of its spectrum", conserved(rng()), 1e-12),

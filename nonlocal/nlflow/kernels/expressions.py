@@ -115,7 +115,7 @@ class Expression:
         return _joined("multiply", self ** Fraction(-1), other)
 
     def __pow__(self, other: Any) -> Expression:
-        power, base = _numeric(other), _numeric(self)
+        power, base = numeric(other), numeric(self)
         return Expression("power", (base,), power.value) if power.is_number else Expression("pow", (base, power))
 
     def __rpow__(self, other: Any) -> Expression:
@@ -245,7 +245,7 @@ def _unknown(name: str) -> str:
     )
 
 
-def _numeric(value: Any) -> Expression:
+def numeric(value: Any) -> Expression:
     """Return an expression as a number: a condition is 1 where it holds, and 0 elsewhere."""
     a = as_expression(value)
     return Expression("where", (a, number(Fraction(1)), number(Fraction(0)))) if a.operation in _CONDITIONS else a
@@ -259,7 +259,7 @@ def _condition(value: Any) -> Expression:
 
 
 def _joined(operation: str, *terms: Any) -> Expression:
-    return Expression(operation, tuple(_numeric(term) for term in terms))
+    return Expression(operation, tuple(numeric(term) for term in terms))
 
 
 # ---- what is proved of an expression
@@ -360,7 +360,7 @@ def _stays_finite(a: Expression) -> bool:
 
 
 def _where(condition: Any, a: Any, b: Any) -> Expression:
-    return Expression("where", (_condition(condition), _numeric(a), _numeric(b)))
+    return Expression("where", (_condition(condition), numeric(a), numeric(b)))
 
 
 NAMES: Final[dict[str, Callable[..., Expression]]] = {

@@ -15,7 +15,7 @@ from nlflow._array import Array, Floats, constant_like, namespace, to_numpy, und
 from nlflow.errors import InputError, shortened
 from nlflow.kernels import written
 from nlflow.kernels.base import RadialKernel
-from nlflow.kernels.expressions import SQUARED, Expression, Number, as_float, value
+from nlflow.kernels.expressions import SQUARED, Expression, Number, as_float, numeric, value
 from nlflow.kernels.forms import called, logarithm, parsed
 from nlflow.kernels.rewriting import simplified
 
@@ -96,7 +96,7 @@ class Formula(RadialKernel):
             found = called(self.k, r, refusal, "use arithmetic and functions of NumPy")
         else:
             raise InputError(f"k: got {type(self.k).__name__}, expected text or a function of r")
-        found = found * 1  # a condition becomes a number
+        found = numeric(found)
         known = _known(found.key)
         if not known:
             self._set("_written", found)

@@ -448,8 +448,11 @@ class Spectrum:
             columns = v.reshape(n, -1)
             return np.asarray(root[:, None] * cycle(columns / root[:, None])).reshape(v.shape)
 
+        def moved(v: Floats) -> Floats:
+            return np.asarray(v - likes @ v)
+
         options: dict[str, Any] = {"shape": (n, n), "dtype": np.float64}
-        rest = LinearOperator(matvec=lambda v: v - likes @ v, matmat=lambda v: v - likes @ v, **options)
+        rest = LinearOperator(matvec=moved, matmat=moved, **options)
         inverse = LinearOperator(matvec=precondition, matmat=precondition, **options)
         start = np.random.default_rng(0).standard_normal((n, count + _GUARD))
         with warnings.catch_warnings():

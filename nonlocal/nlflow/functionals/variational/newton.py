@@ -179,13 +179,14 @@ def _newton_step(problem: Problem, u: Floats, gradient: Floats, smoothing: float
     size = float(np.abs(gradient / root).max())
     if size == 0:
         return 0 * u
+    right = -gradient / root / size
     solved = conjugate_gradients(
-        lambda v: product(v / root) / root, -gradient / root / size, 0 * u,
+        lambda v: product(v / root) / root, right, 0 * u,
         inner=lambda a, b: np.sum(a * b, keepdims=True), precondition=lambda r: r, rtol=_RELATIVE, maxiter=_INNER,
     )  # fmt: skip
-    step = np.asarray(solved.x / root * size)
-    steep = -gradient / diagonal
-    return step if np.isfinite(step).all() and float(np.sum(step * gradient)) < 0 else steep
+    # Where the iteration broke down, the way is that of the gradient.
+    way = solved.x if 0 < np.vdot(solved.x, right) < math.inf else right
+    return np.asarray(way / root * size)
 
 
 def _searched(
