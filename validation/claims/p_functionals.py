@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +14,13 @@ from scipy.ndimage import gaussian_filter
 from scipy.optimize import minimize, minimize_scalar
 from scipy.special import xlogy
 
-from nlflow import Ep, Huber, PFlow, Points, from_matrix, nonlocal_tv
+from nlflow import Constraint, Ep, Huber, PFlow, Points, affinity_from_graph, from_matrix, nonlocal_tv
 from nlflow.denoising import total_variation
 from nlflow.flows import ForwardBackward
 from nlflow.functionals import L1, Jp, KullbackLeibler
 from nlflow.functionals.misfits import Squares
+from nlflow.functionals.variational import harmonic_extension
+from nlflow.functionals.variational import newton as newton_method
 from nlflow.functionals.variational.certificate import fidelity_slack, misfit_slack
 from nlflow.functionals.variational.newton import Problem as NewtonProblem
 from nlflow.functionals.variational.primal_dual import _Iteration, _Proximal
@@ -208,6 +212,7 @@ def run(context: Context) -> Outcome:
         Check("proximal maps, conjugates and slopes of misfits against SciPy's minima and formulas", proximal(), 1e-6),
         Check("derivatives in Newton's method against difference quotients, relative", newton(), 1e-6),
         Check("total variation: excess over the least found by SciPy, over the tolerance", above, 1.0),
+        Check("p-harmonic extensions along a path against fluxes, relative", _off_path(), 1e-6),
         Check("longest forward-backward steps against a formula, relative", _steps(Problem.drawn(7)), 1e-12),
         Check("values that minimizers tell of themselves against double sums, relative", own, 1e-9),
         Check("residual that nonlocal total variation leaves, over that wanted, less 1", _variation(), 0.01),
@@ -301,8 +306,29 @@ def newton() -> float:
         values = [problem.value(u + n * h * v, eps) for n in (1, -1, 2, -2)]
         plain = (8 * (values[0] - values[1]) - values[2] + values[3]) / (12 * h)
         worst = largest(worst, float(np.abs(product - quotient).max() / np.abs(quotient).max()), abs(told / plain - 1))
+    # Where nothing curves, a constant far from an f with |u − f|, matrices are positive nevertheless.
+    flat = NewtonProblem(Jp(weights, 4.0), p_.f, rigid, L1(), 1.4, np.ones((N, CHANNELS)))
+    worst = largest(worst, float(flat.hessian(np.full((N, CHANNELS), 9.0), 1e-12)[1].min() <= 0))
     return largest(worst, _off_gap(p_, weights), _off_reweighted(p_, weights), _off_slack(), _off_dual(p_, weights),
-                   _saddle(p_, weights), _extension(p_, weights))  # fmt: skip
+                   _off_line(p_, weights), _saddle(p_, weights), _extension(p_, weights))  # fmt: skip
+
+
+def _off_line(p_: Problem, weights: Any) -> float:
+    """Return errors of the fall that a line search is told, and of signals that it leaves too near to 0, relative.
+
+    It is that of the slope. For logarithms no step takes more than 0.95 of what a signal has above 0.
+    """
+    f, worst = np.abs(p_.f) + 0.05, 0.0
+    problem = NewtonProblem(Jp(weights, 1.5), f, p_.w * p_.fidelity, KullbackLeibler(), 0.2)
+    with mock.patch.object(newton_method, "_searched", wraps=newton_method._searched) as search:
+        found = list(islice(newton_method.iterates(problem, 5 * f), 12))
+    nearest = []
+    for one, after in zip(search.mock_calls, found, strict=True):
+        _, u, step, fall, smoothing, floor = one.args
+        plain = -float(np.sum(problem.gradient(u, smoothing) * step))
+        worst = largest(worst, abs(fall / plain - 1))
+        nearest.append(float(((after.u - floor) / (u - floor)).min()))
+    return largest(worst, abs(min(nearest) - 0.05))  # of one
 
 
 def _off_dual(p_: Problem, weights: Any) -> float:
@@ -422,6 +448,25 @@ def _extension(p_: Problem, weights: Any) -> float:
             worst = largest(
                 worst, float(np.abs(moved - u - share * way).max()), abs(turns - round(turns)), float(not fell)
             )
+    return worst
+
+
+def _off_path() -> float:
+    """Return errors of p-harmonic extensions along a path, between ends in any units, relative.
+
+    What flows is W |u_i − u_j|^(p − 1) on each edge, so differences are in proportion to W^(−1/(p − 1)).
+    """
+    weights, worst = np.random.default_rng(86).uniform(0.3, 3.0, 6), 0.0
+    at = np.arange(6)
+    path = affinity_from_graph(np.hstack([[at, at + 1], [at + 1, at]]), edge_weight=np.tile(weights, 2))
+    for p in (1.8, 2.6, 4.0):
+        steps = weights ** (-1 / (p - 1))
+        exact = np.append(0, np.cumsum(steps)) / steps.sum()
+        found = [harmonic_extension(Jp(path, p), Constraint([0, 6], [0.0, size]))
+                 for size in (2.0**-20, 2.0**20)]  # fmt: skip
+        small, large = (one.u / one.u[-1] for one in found)
+        worst = largest(worst, float(np.abs(large - exact).max()), 1e5 * float(np.abs(large - small).max()))
+        worst = largest(worst, *(float(one.iterations > 10) for one in found))  # as documented
     return worst
 
 

@@ -196,6 +196,13 @@ def laws(rng: Rng) -> float:
     worst = largest(
         worst, float(np.abs(np.exp(balance(csr_array(k / k.sum(axis=1, keepdims=True))).logs) / law - 1).max())
     )
+    # So have classes of many states whose fluxes are in balance.
+    n, parts = 1300, np.arange(1300) < 400
+    k = diags_array([rng.uniform(0.5, 1.5, n - 1) * (parts[1:] == parts[:-1]), np.ones(n)], offsets=[1, 0]).tocsr()
+    degree = (k := k + k.T).sum(axis=1)
+    chain = MarkovChain.from_transitions(diags_array(1 / degree) @ k)
+    law = np.where(parts, degree / degree[parts].sum() * 400, degree / degree[~parts].sum() * 900) / n
+    worst = largest(worst, float(np.abs(chain._law.of_parts / law - 1).max()))
     weights, x = rng.uniform(0.3, 2.0, 9), rng.random((9, 2))
     near = affinity(Gaussian(0.3), Points(x, weights=weights), method="dense")
     degree = np.exp(-(((x[:, None] - x[None]) ** 2).sum(axis=2)) / 0.18) @ weights

@@ -353,7 +353,6 @@ def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
     if abs(values[order[0]] - 1) > 1e-8 or gap < 1e-9:
         raise NumericalError(f"affinity: the eigenvalue 1 is not separated from the next (gap {gap:.2g}): {advice}")
     law: Floats = np.abs(vectors[:, order[0]].real)
-    law /= law.sum()
     for _ in range(3):  # moves of the chain take out what Arnoldi iteration left of the fast modes
         law = np.maximum(push(law), 0)
         law /= law.sum()

@@ -84,8 +84,8 @@ def _crispest(x: Floats) -> Floats:
     """Return the memberships X A with the largest crispness that is found, from several starts."""
     m, states = x.shape[1], _corners(x)
     a: Floats = np.asarray(np.linalg.inv(x[states]), np.float64)
-    changes = np.random.default_rng(0).normal(0, 0.5, (_STARTS, m, m))
-    starts = [_feasible(x, a), *(_feasible(x, a + a * change) for change in changes)]
+    changes = np.random.default_rng(0).normal(1, 0.5, (_STARTS, m, m))
+    starts = [_feasible(x, a), *(_feasible(x, a * change) for change in changes)]
     found = [_climbed(x, states, start) for start in starts]
     return np.maximum(x @ _feasible(x, max(found, key=_crispness)), 0)
 
@@ -111,7 +111,8 @@ def _climbed(x: Floats, states: list[int], a: Floats) -> Floats:
     """
     while True:
         slope = 2 * a / a[0]
-        slope[0] = 1 - (a[1:] ** 2).sum(axis=0) / a[0] ** 2
+        # But for a number that is the same in all columns, whose first entries sum to 1.
+        slope[0] = -(a[1:] ** 2).sum(axis=0) / a[0] ** 2
         new = _vertex(x, states, slope)
         if new[0].min() <= _EMPTY or _crispness(new) <= _crispness(a) + 1e-14:
             return a
