@@ -101,13 +101,17 @@ def by_numbers(rng: np.random.Generator) -> float:
 
 
 def adapters(rng: np.random.Generator) -> float:
-    """Return errors of what PyLops and PyProximal get, where they are installed: w L u, and D(u, √(weight τ))."""
-    worst = 0.0
+    """Return errors of the resolvent and, where they are installed, of what PyLops and PyProximal get.
+
+    Of nodes with weights w: (I + s² w L)⁻¹ u, w L u, and D(u, √(weight τ)).
+    """
+    k = affinity(Gaussian(0.8), Points(rng.standard_normal((12, 2)), weights=rng.uniform(0.5, 2, 12)))
+    u = rng.standard_normal(12)
+    wanted = np.linalg.solve(np.eye(12) + 0.7**2 * laplacian(k), u)
+    worst = float(np.abs(Resolvent(k, rtol=1e-13)(u, 0.7) - wanted).max())
     if importlib.util.find_spec("pylops") is not None:
         from nlflow.denoising.priors.pylops import Laplacian
 
-        k = affinity(Gaussian(0.8), Points(rng.standard_normal((12, 2)), weights=rng.uniform(0.5, 2, 12)))
-        u = rng.standard_normal(12)
         worst = largest(worst, float(np.abs(Laplacian(k) @ u - laplacian(k) @ u).max()))
     if importlib.util.find_spec("pyproximal") is not None:
         from nlflow.denoising.priors.pyproximal import Prior
@@ -166,7 +170,7 @@ def run(context: Context) -> Outcome:
         filters = largest(filters, off(found, minimizer))
     checks = [
         Check("two iterations, schedules and misfits where all are numbers", by_numbers(rng), 1e-7),
-        Check("what PyLops and PyProximal get, where they are installed", adapters(rng), 1e-9),
+        Check("filters of nodes with weights, and what PyLops and PyProximal get where installed", adapters(rng), 1e-9),
         Check("E_A's minimizer against np.linalg.solve", direct, 1e-8),
         *(Check(f"fixed points of {m} against np.linalg.solve", by_method[m], 1e-8) for m in METHODS),
         Check("fixed point, limit and schedule of forward-backward and hqs over what they may be off", descended, 1.0),

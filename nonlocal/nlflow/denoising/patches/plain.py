@@ -88,10 +88,9 @@ class PlainFilter(CompiledFilter):
                 u = u + stage.across * (other - u)
                 of_other = noise * (kept * (1 - 1 / members) + 1 / members)
                 variances = variances + stage.across * (of_other - variances)
-            weights = 1 / variances
             following = z + (1 - stage.leave / left) * (u - z)
             for target, values in zip(sums, (u, following, np.ones_like(u)), strict=True):
-                tokens.add(weights * values, target)
+                tokens.add(values / variances, target)
             done += len(z)
             during(min(done / (len(state) * groups.lattice.count), 1.0))
         bare = sums[2] == 0
@@ -105,7 +104,7 @@ class PlainFilter(CompiledFilter):
             root = np.sqrt(tokens.noise)
             z, pilot = (tokens.whitened(tokens.lift(image) / root) for image in (images.state, images.pilot))
             strength = tokens.left(tokens.lift(images.state), images.observed, stage) * np.sqrt(stage.factor)
-            fidelity = self._energy(z / strength, pilot / strength, tokens, stage).fidelity
+            fidelity = self._energy(z, pilot / strength, tokens, stage).fidelity  # of the pilot alone
             total += E(BlockAffinity(*z.shape[:2]), z, fidelity, measure="degree").value(pilot)
         return total
 
