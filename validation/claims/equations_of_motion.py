@@ -45,6 +45,7 @@ from nlflow.flows import (
     trap,
 )
 from nlflow.flows.flow import Flow
+from nlflow.flows.wave import _Responses
 from nlflow.kernels import Interaction, Morse, PowerLaws, TopHat
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -63,6 +64,7 @@ class Found:
     energies: float = 0.0
     motions: float = 0.0
     steps: float = 0.0
+    modes: float = 0.0
 
     def velocity(self, flow: Flow, u: Floats, field: Field) -> None:
         self.velocities = largest(self.velocities, apart(flow.velocity(u), field(u)))
@@ -297,6 +299,16 @@ def waves(found: Found, rng: np.random.Generator) -> None:
                 exact = (expm(t * whole) @ np.append(start.T.ravel(), 1.0))[:-1].reshape(2, size).T
                 reached = solve(wave, start, t=t, integrator=WaveExponential()).final
                 found.motions = largest(found.motions, apart(reached, exact))
+    # Modes one by one, some nearly critical: the displacement and velocity of a push, and what a force of 1 does.
+    for damping, t in ((0.0, 0.3), (0.9, 0.3), (0.9, 1.7), (6.0, 0.3), (6.0, 2.1)):
+        responses = _Responses(t, damping)
+        for gap in (-0.9e-8, -2e-9, 0.0, 3e-9, 0.9e-8, 0.4, 7.0, -0.07, -damping * damping / 4 * t * t):
+            a = damping * damping / 4 + gap / t**2
+            if a < 0:
+                continue
+            mode = expm(t * np.array([[0.0, 1.0, 0.0], [-a, -damping, 1.0], [0.0, 0.0, 0.0]]))
+            told = [float(of(a)) for of in (responses.pushed, responses.coasting, responses.pulled)]
+            found.modes = largest(found.modes, float(np.abs(told - mode[[0, 1, 0], [1, 1, 2]]).max()))
 
 
 # ---- kinetics, moments within steps
@@ -382,7 +394,7 @@ def moments(found: Found) -> float:
     moments = np.array(exact.t_events[0])
     worst = float(np.abs(kept.records["over 0"]["t"] - moments).max())
     worst = largest(worst, float(np.abs(kept.records["over -1"]["t"] - moments[::2]).max()))
-    return largest(worst, rising())
+    return largest(worst, rising(), armed())
 
 
 def rising() -> float:
@@ -418,7 +430,24 @@ def rising() -> float:
         worst = largest(worst, float(len(times) != 1), abs(float(times[0]) - expected) / allowed)
     between = [t for t in asked if 0.5 < t < 0.75]
     curved = {t for t in asked if 1.25 < t < 1.5}
-    return largest(worst, float(len(between) > 4), float(len(curved) > 5))
+    beside = min(abs(abs(t - 0.7345) - 0.5e-3) for t in between)
+    return largest(worst, float(len(between) > 4), float(len(curved) > 5), beside)
+
+
+def armed() -> float:
+    """Return errors of events of u' = c u: where g is 0 at the start and nodes move apart, and in nanoseconds.
+
+    g = (u_0 - 2 u_1 - 1) (3/2 - ct) with u_0 = 3 e^ct and u_1 = e^ct is above 0 from the start on, and falls at 3/2c.
+    """
+    worst = 0.0
+    for rate in (1.0, 1e9):
+        flow = lone(Reaction(lambda u: rate * u, (-99, 99), bound=rate))  # noqa: B023
+        falls = Event(lambda t, u: (u[0] - 2 * u[1] - 1) * (1.5 - rate * t))  # noqa: B023
+        found = solve(flow, np.array([3.0, 1.0, 0.0]), t=2 / rate, integrator=RungeKutta(1e-10, 1e-11),
+                      trackers=[falls])  # fmt: skip
+        times = found.records["event"]["t"]
+        worst = largest(worst, float(len(times) != 1), abs(rate * float(times[0]) - 1.5))
+    return worst
 
 
 def run(context: Context) -> Outcome:
@@ -432,6 +461,7 @@ def run(context: Context) -> Outcome:
         Check("derivatives of velocities along a direction, relative", found.derivatives, 1e-12),
         Check("energies and frequencies, relative", found.energies, 1e-12),
         Check("motions against SciPy's DOP853, and waves against exponentials, relative", found.motions, 1e-8),
+        Check("modes of waves, some nearly critical, against exponentials", found.modes, 1e-13),
         Check("order of Störmer and Verlet's steps, less 2; and their error over 1e-2", found.steps, 1.0),
         Check("moments of events against those of SciPy", late, 1e-8),
     ])  # fmt: skip

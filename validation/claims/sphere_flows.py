@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import expm
 
 from nlflow import GeodesicEuler, GeodesicMidpoint, LayerStep, RungeKutta, SphereFlow, on_sphere, solve
 from nlflow.plotting import new_figure
@@ -41,6 +42,37 @@ def simplex(count: int, cosine: float) -> Floats:
     """Return n directions any two of which have this cosine."""
     gram = np.full((count, count), cosine) + (1 - cosine) * np.eye(count)
     return np.asarray(np.linalg.cholesky(gram + 1e-300 * np.eye(count)))
+
+
+def one_step() -> float:
+    """Return errors of one step of each integrator against rotations that are exponentials of matrices, and a layer."""
+    rng, n, d, beta, dt = np.random.default_rng(3), 7, 3, 0.7, 0.4
+    x, maps, worst = on_sphere(rng.standard_normal((n, d))), rng.standard_normal((3, d, d)) / 2, 0.0
+
+    for normalization in ("softmax", "none"):
+
+        def attention(x: Floats, sums: bool = normalization == "softmax") -> Floats:
+            k = np.exp(beta * (x @ maps[0]) @ (x @ maps[1]).T)
+            return np.asarray((k / k.sum(axis=1, keepdims=True) if sums else k / n) @ x @ maps[2])
+
+        def spins(x: Floats) -> Floats:
+            """Return v xᵀ − x vᵀ, with which the tokens of speed v = (I − x xᵀ) a turn."""
+            v = attention(x)
+            return v[:, :, None] * x[:, None] - x[:, :, None] * v[:, None]
+
+        def turned(x: Floats, spins: Floats, t: float) -> Floats:
+            return np.einsum("nij,nj->ni", np.stack([expm(t * spin) for spin in spins]), x)
+
+        layer = x + dt * attention(x)
+        wanted = {
+            GeodesicEuler: turned(x, spins(x), dt),
+            GeodesicMidpoint: turned(x, spins(turned(x, spins(x), dt / 2)), dt),
+            LayerStep: layer / np.linalg.norm(layer, axis=1, keepdims=True),
+        }
+        flow = SphereFlow(x, beta, query_map=maps[0], key_map=maps[1], value_map=maps[2], normalization=normalization)
+        for method, end in wanted.items():
+            worst = largest(worst, float(np.abs(method(dt).step(flow, x, dt) - end).max()))
+    return worst
 
 
 def run(context: Context) -> Outcome:
@@ -99,6 +131,7 @@ def run(context: Context) -> Outcome:
         Check("outputs at which an energy did not fall", rises, 0),
         Check("rate of the energy against -(1/N) sum r |dx/dt|^2, relative", largest(*balance), 1e-6),
         Check("bounds of rates and of steps against norms of matrices, relative", largest(*np.abs(rates)), 1e-12),
+        Check("one step against exponentials of rotations, and a layer against its sum", one_step(), 1e-13),
         Check("length of a token less 1", largest(*lengths), 1e-14),
         *(Check(f"{name}: fitted order", order, 0.1, expected=declared[name.split(",")[0]])
           for name, order in orders.items()),

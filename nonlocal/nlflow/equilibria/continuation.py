@@ -579,7 +579,7 @@ class Continuation:
             if s == 0:
                 return float(here.values[j].real)
             x, q = self._between(here, there, reached, s)
-            return float(self.spectrum(x, q, max(self.k, j + 1)).values[j].real)
+            return float(self.spectrum(x, q, len(here.values)).values[j].real)
 
         def turn(s: float) -> float:
             return self.tangent(*self._between(here, there, reached, s), here.tangent)[1]
@@ -609,7 +609,7 @@ class Continuation:
         """
         x, q = self._between(here, there, reached, s)
         equations = self.family.at(q)
-        spectrum = self.spectrum(x, q, max(self.k, max(members, default=0) + 1))
+        spectrum = self.spectrum(x, q, len(here.values))
         values = spectrum.values
         if not members:
             members = [int(np.argmin(np.abs(values)))]

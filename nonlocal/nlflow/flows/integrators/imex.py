@@ -49,7 +49,7 @@ class ImplicitStep(SplitStep):
         xp = namespace(b)
         if modes := modes_of(flow, b):
             return modes.back(modes.inverse(s, shift, modes.forward(b)), b.dtype)
-        lift = 1 + s * shift * (1.0 if flow.inner.by_nodes else 0.0)
+        lift = 1 + (s * shift if flow.inner.by_nodes else 0.0)
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
         size = power_of_two(scalar(xp.max(xp.abs(b))))  # squares of very large and very small values have no float
         # Over the diagonal: a node of a large degree or fidelity is stiff by itself, and hides the others.

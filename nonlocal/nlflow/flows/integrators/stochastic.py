@@ -323,7 +323,9 @@ class ExactGaussian(Exponential):
         if span not in factors:
             if len(factors) >= _FACTORS:
                 factors.pop(next(iter(factors)))
-            spread = to_numpy(noise.strength_at(flow, white) * over_channels(own, white) * (0 * white + 1))
+            xp = namespace(white)
+            each = xp.asarray(noise.strength_at(flow, white) * over_channels(own, white), dtype=white.dtype)
+            spread = to_numpy(xp.broadcast_to(each, tuple(white.shape)))
             spread = spread.reshape(flow.affinity.domain.size, -1)[:, 0].astype(np.float64)
             factors[span] = covariance_root(flow, spread, span)
         unit = to_numpy(flow.affinity.flatten(white / over_channels(own, white))).astype(np.float64)
