@@ -210,9 +210,9 @@ def waves(found: Found, rng: np.random.Generator) -> None:
     rho, gamma = rng.uniform(0.5, 2.0, n), rng.uniform(0.0, 1.5, n)
     plain = GradientFlow(E(weights, f, 0.7))
 
-    def energy(u: Floats, v: Floats, rho: Any) -> float:
+    def energy(u: Floats, v: Floats, rho: Any, fidelity: float = 0.7) -> float:
         apart = float(((links * w[:, None]) * (u - u[:, None]) ** 2).sum()) / 4
-        return apart + float(w @ (rho * v**2 + 0.7 * (u - f) ** 2)) / 2
+        return apart + float(w @ (rho * v**2 + fidelity * (u - f) ** 2)) / 2
 
     # Nodes of their own density and damping, with a reaction.
     pulled = WaveFlow(plain + AllenCahn(0.4, interval=(-4.0, 4.0)), damping=gamma, density=rho)
@@ -232,6 +232,10 @@ def waves(found: Found, rng: np.random.Generator) -> None:
     fastest = float(np.sqrt(eigvalsh(w[:, None] * matrix, np.diag(w * rho)).max()))
     found.energy(uneven.largest_frequency(), fastest)
     found.energy(StoermerVerlet(0.1).stability_limit(uneven), 2 / fastest)
+    found.energy(WaveFlow(plain, density=1.3).largest_frequency() ** 2, np.linalg.eigvals(matrix).real.max() / 1.3)
+    # Masses of degrees: those of K = k + k^T under the measure.
+    heavy = WaveFlow(GradientFlow(J(weights), metric="degree"), density=rho)
+    found.energy(heavy.energy(state), energy(u, 0 * v, rho, 0.0) + float((w * links.sum(axis=1) * rho) @ v**2) / 2)
     # A bound that costs nothing, by Gershgorin's circles.
     light = np.where(np.arange(n) == 2, 0.1, rho)
     highest = (2 * float(links.sum(axis=1).max()) + 0.7) / 0.1
@@ -244,9 +248,10 @@ def waves(found: Found, rng: np.random.Generator) -> None:
         many, one = (solve(stepped, state, t=END, integrator=StoermerVerlet(END / 24, stride)).final
                      for stride in (6, 1))  # fmt: skip
         found.velocities = largest(found.velocities, apart(many, np.asarray(one)))
-    # A source that changes: steps take it where they are.
+    # A source that changes, beside one that does not: steps take it where they are.
     push = rng.standard_normal(n)
-    driven = WaveFlow(plain + Source(lambda t: np.cos(4 * t) * push), damping=gamma, density=rho)
+    pushed = plain + Source(0.4 * push) + Source(lambda t: (np.cos(4 * t) - 0.4) * push)
+    driven = WaveFlow(pushed, damping=gamma, density=rho)
     exact = solve_ivp(
         lambda t, y: np.stack([y[n:], (0.7 * f + np.cos(4 * t) * push - matrix @ y[:n]) / rho - gamma * y[n:]]).ravel(),
         (0, END), state.T.ravel(), method="DOP853", rtol=1e-12, atol=1e-13,
