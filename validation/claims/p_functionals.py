@@ -327,6 +327,11 @@ def _off_line(p_: Problem, weights: Any) -> float:
         _, u, step, fall, smoothing, floor = one.args
         plain = -float(np.sum(problem.gradient(u, smoothing) * step))
         worst = largest(worst, abs(fall / plain - 1))
+        # The step solves Newton's equations to 1e-2, in units in which their diagonal is 1.
+        product, diagonal = problem.hessian(u, smoothing)
+        gradient = problem.gradient(u, smoothing) / np.sqrt(diagonal)
+        rest = np.linalg.norm(product(step) / np.sqrt(diagonal) + gradient) / np.linalg.norm(gradient)
+        worst = largest(worst, float(rest > 1.01e-2))
         nearest.append(float(((after.u - floor) / (u - floor)).min()))
     return largest(worst, abs(min(nearest) - 0.05))  # of one
 
@@ -392,15 +397,16 @@ def _saddle(p_: Problem, weights: Any) -> float:
     a is twice the deviation of f at first, and is changed by how far u and q have moved. Steps for squares are compiled
     as a whole; those that know the misfit by its proximal map are not, and are the same.
     """
-    rigid, worst = p_.w * p_.fidelity, 0.0
+    rigid, worst = np.where(np.arange(N) == 4, 0.0, p_.w * p_.fidelity), 0.0
     links = p_.w[:, None] * (p_.k + p_.k.T) * p_.w * (1 - np.eye(N))
-    box = np.array([p_.f.min(axis=0), p_.f.max(axis=0)])
+    seen = p_.f[rigid > 0]
+    box, first = np.array([seen.min(axis=0), seen.max(axis=0)]), 2 * float(seen.std())
     for isotropic in (False, True):
         jp = Jp(weights, 1, isotropic=isotropic)
         made = _Iteration(jp, p_.f, rigid, None, None), _Proximal(Squares(), jp, p_.f, rigid, None, None)
         # Half a bound of |D|², D being differences of edges, or all of a node's, with half the root of its weight.
         degree = (links * np.add.outer(p_.w, p_.w)).sum(axis=1) / 4 if isotropic else links.sum(axis=1)
-        a, u, seen, q = 2 * float(p_.f.std()), p_.f, p_.f, np.zeros((N, N, CHANNELS))
+        a, u, seen, q = first, p_.f, p_.f, np.zeros((N, N, CHANNELS))
         for _ in range(4):
             if not isotropic:
                 q = q + (seen[:, None] - seen[None]) / (2 * a)
