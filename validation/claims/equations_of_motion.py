@@ -35,6 +35,7 @@ from nlflow import (
 from nlflow.affinities import Unlinked
 from nlflow.flows import (
     AveragingFlow,
+    Brusselator,
     Event,
     FitzHughNagumo,
     GrayScott,
@@ -139,7 +140,7 @@ def particles(found: Found, rng: np.random.Generator) -> None:
         found.velocity(flow, places, force)
         found.energy(flow.energy(places), energy(places))
         both = np.concatenate([places, v], axis=1)
-        for friction, drag in ((0.0, 0.0), (0.8, 0.0), (-0.5, 0.6), (0.0, 0.3)):
+        for friction, drag in ((0.0, 0.0), (0.8, 0.0), (-0.6, 0.6), (0.0, 0.3)):
             heavy = ParticleFlow(x, interaction, friction=friction, drag=drag, **given)
 
             def field(y: Floats) -> Floats:
@@ -151,10 +152,13 @@ def particles(found: Found, rng: np.random.Generator) -> None:
             found.energy(heavy.total_energy(both), energy(places) + float(w @ (v**2).sum(axis=1)) / 2)
             if interaction is cases[0][0] and drag:
                 found.motion(heavy, both, field, StoermerVerlet, order=2)
-            # Friction and drag alone are exact.
-            free = ParticleFlow(x, friction=friction, drag=drag)
-            slowed = dop853(lambda b: -(friction + drag * (b**2).sum(axis=1, keepdims=True)) * b, v)  # noqa: B023
-            kicked = free.kicked(v, 0 * v, END)
+            # Friction and drag alone are exact, and friction beside a constant force.
+            free, constant = ParticleFlow(x, friction=friction, drag=drag), (drag == 0) * (0.3 - x)
+            slowed = dop853(
+                lambda b: constant - (friction + drag * (b**2).sum(axis=1, keepdims=True)) * b,  # noqa: B023
+                v,
+            )
+            kicked = free.kicked(v, constant, END)
             found.motions = largest(found.motions, apart(kicked, slowed))
 
     alone = ParticleFlow(x, weights=w, potential=trap(0.7, centre), friction=0.8)
@@ -332,6 +336,10 @@ def kinetics(found: Found, rng: np.random.Generator) -> None:
         a, b = u.T
         return np.stack([-a * b**2 + 0.05 * (1 - a), a * b**2 - (0.05 + 0.06) * b], axis=1)
 
+    def brusselator(u: Floats) -> Floats:
+        a, b = u.T
+        return np.stack([1.3 - 3.1 * a + a**2 * b, 2.1 * a - a**2 * b], axis=1)
+
     def nagumo(u: Floats) -> Floats:
         a, b = u.T
         return np.stack([a - a**3 / 3 - b + 0.3, 0.1 * (a + 0.7 - 0.8 * b)], axis=1)
@@ -344,6 +352,7 @@ def kinetics(found: Found, rng: np.random.Generator) -> None:
     kinds = (
         (GrayScott(0.05, 0.06), gray_scott),
         (FitzHughNagumo(0.7, 0.8, 0.1, 0.3), nagumo),
+        (Brusselator(1.3, 2.1), brusselator),
         (PredatorPrey(growth=1.2, saturation=0.4, conversion=0.9, mortality=0.35), predators),
         (GrayScott(0.05, 0.06) + FitzHughNagumo(0.7, 0.8, 0.1, 0.3), lambda u: gray_scott(u) + nagumo(u)),
     )
@@ -486,7 +495,7 @@ CLAIM = Claim(
     title="Particles, waves, oscillators and kinetics move as their equations say",
     statement=(
         "dx/dt = −Σ w ∇W − ∇V and with inertia dv/dt = −Σ w ∇W − ∇V − (γ + δ|v|²) v; ρ u'' = −∇E − ργ u'; means of "
-        "what is seen less the place; dθ/dt = ω + K/N Σ sin(θ_j − θ_i); kinetics of Gray and Scott, FitzHugh and "
+        "what is seen less the place; dθ/dt = ω + K/N Σ sin(θ_j − θ_i); kinetics of Gray and Scott, Prigogine and Lefever, FitzHugh and "
         "Nagumo, Rosenzweig and MacArthur, Fisher: velocities, their derivatives and energies are sums written out, "
         "motions are those of SciPy's DOP853, waves of one damping are exponentials of matrices at any time. Events "
         "happen when SciPy's do."
