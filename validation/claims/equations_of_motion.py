@@ -117,6 +117,7 @@ def particles(found: Found, rng: np.random.Generator) -> None:
          lambda r: r * np.sqrt(r**2 + 0.04) - r / (r**2 + 0.04), 0.0),
         (Interaction(Gaussian(gauss), 1.5), lambda r: 1.5 * np.exp(-(r**2) / (2 * gauss**2)),
          lambda r: -1.5 * r / gauss**2 * np.exp(-(r**2) / (2 * gauss**2)), 9.0),
+        (Interaction("1.7 - exp(-r**2)"), lambda r: 1.7 - np.exp(-(r**2)), lambda r: 2 * r * np.exp(-(r**2)), 0.0),
     ]  # fmt: skip
     for interaction, potential, slope, box in cases:
 
@@ -495,10 +496,10 @@ CLAIM = Claim(
     title="Particles, waves, oscillators and kinetics move as their equations say",
     statement=(
         "dx/dt = −Σ w ∇W − ∇V and with inertia dv/dt = −Σ w ∇W − ∇V − (γ + δ|v|²) v; ρ u'' = −∇E − ργ u'; means of "
-        "what is seen less the place; dθ/dt = ω + K/N Σ sin(θ_j − θ_i); kinetics of Gray and Scott, Prigogine and Lefever, FitzHugh and "
-        "Nagumo, Rosenzweig and MacArthur, Fisher: velocities, their derivatives and energies are sums written out, "
-        "motions are those of SciPy's DOP853, waves of one damping are exponentials of matrices at any time. Events "
-        "happen when SciPy's do."
+        "what is seen less the place; dθ/dt = ω + K/N Σ sin(θ_j − θ_i); kinetics of Gray and Scott, Prigogine and "
+        "Lefever, FitzHugh and Nagumo, Rosenzweig and MacArthur, Fisher: velocities, their derivatives and energies "
+        "are sums written out, motions are those of SciPy's DOP853, waves of one damping are exponentials of matrices "
+        "at any time. Events happen when SciPy's do."
     ),
     source=(
         "D'Orsogna et al. 2006, doi 10.1103/PhysRevLett.96.104302; Silling 2000, doi 10.1016/S0022-5096(99)00029-0; "
