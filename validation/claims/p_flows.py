@@ -34,6 +34,7 @@ def run(context: Context) -> Outcome:
     return Outcome([
         Check("other misfits: excess over the least found by SciPy, over the tolerance", excess, 1.0),
         Check("other misfits: lower bounds above the minimum, and values, relative", lower, 1e-9),
+        Check("longest steps of signals as wide as the observed one, relative", limits(), 1e-12),
         *(Check(f"{name} at t = {END}, against SciPy's DOP853", error, 1e-7 if name == "RungeKutta" else 4e-3)
           for name, error in courses.items()),
     ])  # fmt: skip
@@ -58,6 +59,20 @@ def held_by_misfits() -> tuple[float, float]:
             excess = largest(excess, (value - least) / least / rtol)
             beyond = largest(beyond, ((1 - found.residual) * found.value - least) / least, abs(found.value / value - 1))
     return excess, beyond
+
+
+def limits() -> float:
+    """Return errors of the longest steps for signals as wide as the observed one, relative."""
+    p_, worst = Problem.drawn(4), 0.0
+    weights = from_matrix(p_.k, Points(np.zeros(N), weights=p_.w))
+    degree = ((p_.k + p_.k.T) * (1 - np.eye(N))) @ p_.w  # of differences: no node is one's own neighbour
+    wide = float(np.linalg.norm(np.ptp(p_.f, axis=0)))
+    for p, isotropic in ((2.0, False), (3.0, False), (3.5, True)):
+        flow = PFlow(Ep(weights, p_.f, p_.fidelity, p, isotropic=isotropic))
+        share = np.sqrt(degree.max()) ** (p - 2) if isotropic else 1.0
+        steepest = (p - 1) * wide ** (p - 2) * share * degree.max()
+        worst = largest(worst, abs(ForwardBackward(0.1).stability_limit(flow) * steepest - 1))
+    return worst
 
 
 def _courses(problem: Problem, energy: Ep, p: float) -> dict[str, float]:
@@ -85,7 +100,7 @@ CLAIM = Claim(
     statement=(
         "The flow du_i/dt = Σ w_j K_ij |u_j − u_i|^(p−2) (u_j − u_i) + λ_i (f_i − u_i) has the course that SciPy's "
         "integrator of order 8 finds; E_p with Huber's function or the divergence of Kullback and Leibler has the "
-        "minima that SciPy finds."
+        "minima that SciPy finds. Explicit steps are as long as the steepest slope allows."
     ),
     source="Elmoataz, Lezoray and Bougleux 2008, doi 10.1109/TIP.2008.924284; Gilboa and Osher 2008",
     run=run,
