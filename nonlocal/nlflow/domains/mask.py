@@ -231,8 +231,8 @@ class Sight:
         seen = self.pairs(i, j)
         if self.present is not None:
             seen = seen & self.present[rows][:, None] & self.present
-        logits = xp.where(seen, logits, xp.asarray(-np.inf, dtype=logits.dtype, device=self._device))
+        logits = xp.where(seen, logits, -np.inf)
         if self.present is None:
             return logits
         alone = (i == j) & ~self.present
-        return xp.where(alone, xp.asarray(0.0, dtype=logits.dtype, device=self._device), logits)
+        return xp.where(alone, 0.0, logits)
