@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from nlflow import MarkovChain
 from nlflow.affinities import Affinity
@@ -71,6 +73,17 @@ def smallest(*values: float) -> float:
     return -largest(*(-value for value in values))
 
 
+def off(found: Any, wanted: Any, within: float = 1e-9) -> float:
+    """Return the largest error over what it may be, relative to the largest number that is wanted."""
+    wanted = np.asarray(wanted, np.float64)
+    return float(np.abs(np.asarray(found, np.float64) - wanted).max() / (np.abs(wanted).max() or 1.0)) / within
+
+
+def unless(right: Any) -> float:
+    """Return 0 for what is right, otherwise infinity."""
+    return 0.0 if right else math.inf
+
+
 def chains_of(kernels: Mapping[str, tuple[Affinity, Any]]) -> dict[str, tuple[MarkovChain, Any]]:
     """Return the chain of each affinity with its matrix P, made of the kernel as it is written out."""
     return {
@@ -118,6 +131,22 @@ class Context:
     def pick(self, full: Any, quick: Any) -> Any:
         """Return the second when time is short."""
         return quick if self.quick else full
+
+
+def checks_of(
+    context: Context, parts: Sequence[Callable[[np.random.Generator], Iterable[float]]], seed: int
+) -> list[Check]:
+    """Return a check for each part of a claim, which yields errors over what they may be, and says of what they are.
+
+    That is what the first line of its docstring says after "errors of".
+    """
+    checks = []
+    for number, part in enumerate(parts):
+        context.step(part.__name__)
+        worst = largest(*part(np.random.default_rng([seed, number])))
+        what = (part.__doc__ or "").partition("errors of ")[2].rstrip(".")
+        checks.append(Check(f"{what}, over what they may be", worst, 1.0))
+    return checks
 
 
 class CannotRunError(Exception):

@@ -52,21 +52,10 @@ from nlflow.denoising.noise.finding import (
     transfer,
     verdict,
 )
-from validation.harness import Check, Claim, Context, Outcome, largest
+from validation.harness import Claim, Context, Outcome, checks_of, largest, off, unless
 
 Floats = NDArray[np.float64]
 TO_SIGMA = 1 / float(stats.norm.ppf(0.75))
-
-
-def off(found: Any, wanted: Any, within: float = 1e-9) -> float:
-    """Return the largest error over what it may be, relative to the largest number that is wanted."""
-    wanted = np.asarray(wanted, np.float64)
-    return float(np.abs(np.asarray(found, np.float64) - wanted).max() / (np.abs(wanted).max() or 1.0)) / within
-
-
-def unless(right: Any) -> float:
-    """Return 0 for what is right, otherwise infinity."""
-    return 0.0 if right else np.inf
 
 
 # ---- counts and lines
@@ -526,14 +515,7 @@ SEED = 5
 
 
 def run(context: Context) -> Outcome:
-    checks = []
-    for number, part in enumerate(PARTS):
-        context.step(part.__name__)
-        worst = largest(*part(np.random.default_rng([SEED, number])))
-        checks.append(
-            Check(f"{part.__doc__.partition('errors of ')[2].rstrip('.')}, over what they may be", worst, 1.0)
-        )
-    return Outcome(checks)
+    return Outcome(checks_of(context, PARTS, SEED))
 
 
 CLAIM = Claim(

@@ -43,8 +43,8 @@ from nlflow.denoising.noise.figures import (
 from nlflow.denoising.noise.models import intensities, magnitudes, outliers, recordings, sharpness, spikes, stripes
 from nlflow.denoising.noise.models import speckle as of_gamma
 from nlflow.denoising.noise.names import kinds
-from validation.claims.finding_by_formula import TO_SIGMA, off, unless
-from validation.harness import Check, Claim, Context, Outcome, largest
+from validation.claims.finding_by_formula import TO_SIGMA
+from validation.harness import Claim, Context, Outcome, checks_of, largest, off, unless
 
 Floats = NDArray[np.float64]
 
@@ -459,14 +459,7 @@ SEED = 6
 
 
 def run(context: Context) -> Outcome:
-    checks = []
-    for number, part in enumerate(PARTS):
-        context.step(part.__name__)
-        worst = largest(*part(np.random.default_rng([SEED, number])))
-        checks.append(
-            Check(f"{(part.__doc__ or '').partition('errors of ')[2].rstrip('.')}, over what they may be", worst, 1.0)
-        )
-    return Outcome(checks)
+    return Outcome(checks_of(context, PARTS, SEED))
 
 
 CLAIM = Claim(
