@@ -179,7 +179,8 @@ class Accessor:
         InputError
             For coordinates that are not numbers, or not evenly spaced.
         """
-        image = self._axes(dims, None).image
+        found = self._axes(dims, None).image
+        image = tuple(name for name in self._array.dims if name in found)  # that of a clip has its time first
         return Grid(tuple(self._array.sizes[name] for name in image), self._spacing(spacing, image) or 1.0, boundary)
 
     def flow(

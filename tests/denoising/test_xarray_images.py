@@ -173,6 +173,8 @@ def test_the_grid_is_that_of_the_coordinates() -> None:
     assert grid.shape == (24, 20)
     assert grid.boundary == "periodic"
     assert grid.spacing == pytest.approx((0.5, 1 / 19), rel=1e-6)  # positions are of float32
+    clip = picture().expand_dims(time=[0.0, 2.0, 4.0]).transpose("y", "x", "time")  # in the order of the array
+    assert clip.nlflow.grid(("time", "y", "x")).shape == clip.shape
     assert picture(coords={"y": Y[::-1]}).nlflow.grid().spacing == (0.5, 1.0)
     uneven = picture(coords={"y": Y**2})
     with pytest.raises(InputError, match=r"coordinates 'y' with steps from 7\.25 to 18\.25, expected even"):

@@ -45,12 +45,12 @@ def pictures(path: Path) -> list[Floats]:
 def test_a_gif_has_a_picture_for_each_look(tmp_path: Path) -> None:
     flow, u = flow_on(PLANE)
     path = tmp_path / "run.gif"
-    nl.solve(flow, u, t=1.0, integrator=EULER, trackers=[nl.Film(path, rate=5, size=(101, 121), cmap="gray")])
+    nl.solve(flow, u, t=1.0, integrator=EULER, trackers=[nl.Film(path, rate=30, size=(101, 121), cmap="gray")])
     found = pictures(path)
     assert len(found) == 5
     assert found[0].shape == (122, 102, 3)  # even
-    with Image.open(path) as film:
-        assert film.info["duration"] == 200
+    with Image.open(path) as film:  # hundredths of a second, 30 pictures a second on average
+        assert [film.seek(number) or film.info["duration"] for number in range(5)] == [30, 40, 30, 30, 40]
     assert [entry.name for entry in tmp_path.iterdir() if not entry.name.endswith(".lock")] == ["run.gif"]
 
 
@@ -202,6 +202,7 @@ def test_films_of_others_and_lost_pictures_are_refused_by_name(tmp_path: Path) -
         (lambda: nl.Film("a.gif", limits=3), r"^limits: got 3, expected two numbers"),
         (lambda: nl.Film("a.gif", limits=(0, np.nan)), r"^limits: got nan"),
         (lambda: nl.Film("a.gif", rate=0), r"^rate: got 0, expected"),
+        (lambda: nl.Film("a.gif", rate=51), r"^rate: got 51 for a .gif, expected 50 at most"),
         (lambda: nl.Film("a.gif", size=(10, 100)), r"^size: got 10, expected an integer >= 64"),
         (lambda: nl.Film("a.gif", size="large"), r"^size: got 'large', expected width and height"),
         (lambda: nl.Film("a.gif", cmap="none such"), r"^cmap: got 'none such', expected the name of colours"),

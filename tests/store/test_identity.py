@@ -117,6 +117,11 @@ def test_single_values_of_any_type_have_all_their_bits(value: Any, other: Any) -
     assert described({"x": value}) != described({"x": other})
 
 
+def test_sets_are_told_by_their_members_in_any_order() -> None:
+    assert list({0, 8}) != list({8, 0})  # of one place in the table: as names are in another process
+    assert described({0, 8}) == described({8, 0}) != described({0, 16})
+
+
 def test_objects_without_fields_are_told_by_their_class_and_not_by_their_place() -> None:
     class Other(CompiledFilter):
         def find(self, *given: Any) -> Any:

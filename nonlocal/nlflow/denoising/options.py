@@ -46,7 +46,8 @@ class Options:
     stopping : {'discrepancy', 'sure'}, optional
         Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
         the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
-        the estimate is returned as ``info.risk``).
+        the estimate is returned as ``info.risk``). With it ``noise='auto'`` is 'white'; a model of noise that is
+        correlated or follows the intensity is refused.
     max_memory : float, optional
         Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
         free there. ``pixels`` computes its weights anew at each step when they do not fit; the others cut the image
@@ -67,8 +68,8 @@ class Options:
         Of the random signs for ``stopping='sure'``; nothing else is random.
     device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
         Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``), of which 'auto' takes a
-        GPU where there is one. All else, ``pixels`` and clips run on the CPU. Not for tensors, which stay where they
-        are.
+        GPU where there is one. All else runs on the CPU; ``pixels`` and clips do as a whole, and refuse 'cuda' and
+        'cpu-tensors'. Not for tensors, which stay where they are.
 
     Raises
     ------

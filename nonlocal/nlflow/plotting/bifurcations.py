@@ -125,8 +125,8 @@ def portrait_figure(
 ) -> Figure:
     """Draw the phase portrait of a flow of two components at one node: its direction, nullclines, equilibria, curves.
 
-    Equilibria in the window are found by deflation from its middle and corners; stable ones are filled. Not all need be
-    found.
+    Equilibria in the window are found by deflation, from its middle and from four points on the way to its corners;
+    stable ones are filled. Not all need be found, and nine are sought at most.
 
     Parameters
     ----------

@@ -37,10 +37,10 @@ def comparison_figure(
 ) -> Figure:
     """Draw the noisy data, the denoised result and their difference.
 
-    Images are side by side in the grey scale of the noisy data. The residual has colours around 0 that end at 3
-    `sigma`. Signals are drawn over each other, with the residual below. A long signal gets a magnified part, where the
-    result changes most. Missing samples are coloured (in a signal shaded) and have no residual. Kept samples have an
-    outline (in a signal a bar below).
+    Images are side by side in the grey scale of the noisy data. The residual, the mean over the channels, has colours
+    around 0 that end at 3 `sigma`. Signals are drawn over each other, with the residual below. A long signal gets a
+    magnified part, where the result changes most. Missing samples are coloured (in a signal shaded) and have no
+    residual. Kept samples have an outline (in a signal a bar below).
 
     Parameters
     ----------
@@ -49,9 +49,11 @@ def comparison_figure(
     channel_axis : int or None
         Axis of the channels.
     sigma : float, or sequence of float
-        Standard deviation of the noise in the units of the data; for a signal one for each channel if they differ.
+        Standard deviation of the noise in the units of the data; for a signal one for each channel if they differ. Of
+        an image the largest counts.
     clean : numpy.ndarray, optional
-        Reference without noise. It is drawn too, and the titles give the PSNR.
+        Reference without noise. It is drawn too, and the titles give the PSNR of the result, and that of the noisy data
+        where nothing is missing; not where `sigma` is a sequence, since units of the channels differ.
     missing, kept : numpy.ndarray, optional
         Where samples were missing, and where they were not changed (bool), in the shape of the data or without the
         axis of channels.
@@ -80,7 +82,7 @@ def comparison_figure(
     outlined = np.asarray(over_channels("kept", kept, given, channel_axis).any(axis=-1))
     holes |= ~np.isfinite(given)
     quality = ["", ""]
-    if clean is not None and isinstance(sigma, int | float):  # channels of different noise have different units
+    if clean is not None and np.ndim(sigma) == 0:  # channels of different noise have different units
         quality[0] = "" if holes.any() else f", PSNR {psnr(clean, noisy):.2f} dB"
         quality[1] = f", PSNR {psnr(clean, result):.2f} dB"
     figure = new_figure(title=title)

@@ -41,7 +41,7 @@ class Film(Resumable):
         Values at both ends of the colours, or of the axis of lines. By default the range of the first picture. They do
         not change: what is beyond them gets the colour of the end.
     rate : float
-        Pictures a second.
+        Pictures a second, on average; of a ``.gif``, whose times are hundredths of a second, 50 at most.
     size : (int, int), optional
         Width and height in pixels; odd ones get one more, which films need.
     cmap : str
@@ -57,8 +57,8 @@ class Film(Resumable):
     Notes
     -----
     A line on a Grid or Points of one dimension, a picture of two dimensions (the first axis goes down), coloured points
-    on a plane, the three middle slices of a volume. Channels are lines or panels, at most four. An ``.mp4`` is put
-    together with one picture in memory, a ``.gif`` with all of them.
+    on a plane, the three middle slices of a volume of one channel. Channels are lines or panels, at most four. An
+    ``.mp4`` is put together with one picture in memory, a ``.gif`` with all of them.
     """
 
     name = "film"
@@ -76,9 +76,9 @@ class Film(Resumable):
         cmap: str = "viridis",
     ) -> None:
         super().__init__(path, every, interval=interval, at=at)
-        check_video(self.path)
-        self.limits = check_limits(limits)
         self.rate = check_number("rate", rate, minimum=0, strict=True)
+        check_video(self.path, self.rate)
+        self.limits = check_limits(limits)
         self.size = _check_size(size)
         self.cmap = _check_cmap(cmap)
         self.folder = self.path.with_name(f"{self.path.name}.frames")

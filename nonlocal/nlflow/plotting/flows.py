@@ -75,7 +75,8 @@ def spacetime_figure(
     Raises
     ------
     InputError
-        If there is no panel, the shapes do not fit, or coordinates do not increase.
+        If there is no panel, the shapes do not fit, times or coordinates do not increase, or fewer than two times are
+        after 0.
     """
     if not panels:
         raise InputError("panels: got none, expected at least one (t, u)")

@@ -73,7 +73,8 @@ def stack_figure(
     upward : str
         Letters of the axes that run from bottom to top where they are drawn as rows; others run downwards.
     clean : numpy.ndarray, optional
-        Reference without noise. It is drawn too, and the titles give the PSNR of the whole stack.
+        Reference without noise. It is drawn too, and the titles give the PSNR of the whole stack; that of the noisy one
+        where nothing is missing.
     missing, kept : numpy.ndarray, optional
         Where samples were missing, and where they were not changed (bool), in the shape of the data or without the
         axis of channels.

@@ -7,14 +7,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from nlflow.errors import InputError, install_command
 from nlflow.store.atomic import write_atomic
 
 SUFFIXES = (".mp4", ".gif")
+_FASTEST = 50.0  # pictures a second of a GIF: shorter times than two hundredths of a second are not kept to
 
 
-def check_video(path: Path) -> None:
-    """Raise `InputError` for a film that could not be written: another ending, a package that is missing."""
+def check_video(path: Path, rate: float) -> None:
+    """Raise `InputError` for a film that could not be written: another ending or rate, a package that is missing."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"path: got {str(path)!r}, expected a name that ends with .mp4 or .gif")
     if path.suffix.lower() == ".mp4":
@@ -24,6 +27,8 @@ def check_video(path: Path) -> None:
             raise InputError(
                 f"path: {str(path)!r} needs PyAV, which is not installed; {install_command('film')}, or name it .gif"
             ) from error
+    elif rate > _FASTEST:
+        raise InputError(f"rate: got {rate:g} for a .gif, expected {_FASTEST:g} at most; draw fewer, or name it .mp4")
 
 
 def write_video(path: Path, pictures: list[Path], rate: float, comment: str) -> None:
@@ -46,8 +51,10 @@ def _opened(pictures: list[Path]) -> Iterator[Any]:
 def _write_gif(stream: BinaryIO, pictures: list[Path], rate: float, comment: str) -> None:
     first, *others = pictures
     images = _opened([first])
+    ends = np.rint(100 / rate * np.arange(len(pictures) + 1))  # hundredths of a second, in which a GIF counts
+    times = (10 * np.diff(ends)).tolist()
     next(images).save(
-        stream, "GIF", save_all=True, append_images=list(_opened(others)), duration=round(1000 / rate), loop=0,
+        stream, "GIF", save_all=True, append_images=list(_opened(others)), duration=times, loop=0,
         comment=comment.encode(),
     )  # fmt: skip
 

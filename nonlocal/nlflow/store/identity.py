@@ -66,6 +66,8 @@ def _describe(value: Any, above: tuple[int, ...]) -> Any:
         return {str(key): _describe(entry, inside) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_describe(entry, inside) for entry in value]
+    if isinstance(value, set | frozenset):  # in an order that no process changes
+        return {"set": sorted((_describe(entry, inside) for entry in value), key=lambda one: encode(one))}
     if isinstance(value, functools.partial):
         return {"partial": _describe([value.func, value.args, value.keywords], inside)}
     if isinstance(value, type | types.ModuleType):

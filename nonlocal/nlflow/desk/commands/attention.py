@@ -86,6 +86,7 @@ the MLP of each layer change the cosine of tokens; the parts add up. Beside each
 or random stochastic matrices for mixing, random weights of the same norms for the others. The second table says which
 part grows faster in many layers like this one: what tokens share (smoothing) or what tells them apart (sharpening):
 
+\b
 {spectra}
 
 Of --text, --image or --tokens, or of the passages

@@ -126,8 +126,9 @@ NIfTI (extra volumes), NPY, video (extra video), and with --axes a folder of fra
 With times and slices, each time is denoised on its own. Axes, distances and metadata are kept.
 
 \b
---set device=cuda runs the flows of balanced and best on a GPU (extra torch), auto where there is one, cpu-tensors on
-tensors of the CPU, to compare with. The noise is found out, and fast and clips are denoised, on the CPU.
+--set device=cuda runs the flows of fast, balanced and best on a GPU (extra torch), auto where there is one, cpu-tensors
+on tensors of the CPU, to compare with. The noise is found out on the CPU. pixels and clips are for the CPU alone: cuda
+is refused, and auto leaves them there.
 
 \b
 Larger than memory: if OUT ends in .zarr and IN is a zarr array (of a stack with --axes) or a TIFF file of one picture

@@ -46,8 +46,8 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
 
 Images are PNG, JPEG, TIFF, WebP, BMP or NPY files, signals WAV, CSV or NPY; `nonlocal denoise --help-all` names others.
 Outputs appear complete or not at all, and replace others only if asked. Results go to stdout, progress and notes to
-stderr. Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 141 nobody reads stdout. Demonstration and
-validation run on the CPU; denoise takes --set device=cuda, studies of tokens --device.
+stderr. Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 141 nobody reads stdout, 143 terminated.
+Demonstration and validation run on the CPU; denoise takes --set device=cuda, studies of tokens --device.
 """
 
 
