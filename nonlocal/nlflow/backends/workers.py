@@ -35,7 +35,7 @@ def completed(
         What can be sent to another process; the result must not depend on the process. If a worker dies, its call is
         made again.
     jobs : int, optional
-        Calls at a time, as for `joblib.Parallel`.
+        Calls at a time, as for `joblib.Parallel`. A scheduler that is named by its address has workers of its own.
     scheduler : str, optional
         Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, whose workers do the calls; ``'local'`` for a
         cluster of `jobs` processes on this machine.

@@ -321,8 +321,8 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
     """Return what each of items (B, ..., C) decides as a whole."""
     if is_by_pixels(quality, axes):
         raise InputError(
-            f"quality: got {quality!r} for a tensor, a flow of pixels on the CPU alone, expected 'balanced' or 'best'; "
-            "or denoise the NumPy array (.cpu().numpy())"
+            f"quality: got {quality!r} for a tensor, a flow of pixels on the CPU alone, expected 'fast', 'balanced' or "
+            "'best'; or denoise the NumPy array (.cpu().numpy())"
         )
     if axes.moving:
         raise InputError("axes: got a clip for a tensor, whose search follows no motion, expected images or volumes; "

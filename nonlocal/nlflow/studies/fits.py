@@ -31,9 +31,10 @@ FAR = 4.0
 """Tolerances about what is expected within which an interval has to end: a wider one says too little to agree."""
 
 VERDICTS = """\
-agrees: the interval holds what is expected and ends within four tolerances of it; disagrees: it lies beyond the
-tolerance; cannot tell: all else. The tolerance, told after "to within", is what finite sizes, steps and draws may be
-off. An interval holds 95 % of the scatter, and where the finer half of the sizes points."""
+agrees: the interval holds what is expected and ends within four tolerances of it ("at least" and "at most": it holds no
+number that is off by more than one); disagrees: it lies beyond the tolerance; cannot tell: all else. The tolerance,
+told after "to within", is what finite sizes, steps and draws may be off. An interval holds 95 % of the scatter, and
+where the finer half of the sizes points."""
 """What the verdicts mean, for whoever reads them."""
 
 
@@ -85,7 +86,8 @@ class Fit:
 
         *agrees* where the interval holds what is expected and ends within four tolerances of it, *disagrees* where it
         lies beyond the tolerance. What excludes the expected number by less than the tolerance, and what is too wide,
-        cannot tell.
+        cannot tell. Where the number should be at least or at most what is expected, it agrees if the interval holds
+        such numbers and none that are off by more than one tolerance. A number between bounds agrees or disagrees.
         """
         return self._judgement[0]
 

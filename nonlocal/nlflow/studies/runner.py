@@ -86,7 +86,7 @@ def run_study(
         there and does the rest; the result has the same bits.
     jobs : int or None
         Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says, whose
-        backend is used in any case.
+        backend is used in any case. Without effect beside the address of a scheduler, which has workers of its own.
     scheduler : str, optional
         Address of a scheduler of Dask whose workers measure the cases, or ``'local'`` for a cluster of `jobs` processes
         on this machine. The bits are those of one process.

@@ -19,9 +19,10 @@ def check_affinity(affinity: Affinity) -> None:
     """Check the promises of an affinity against the matrix that its averages are.
 
     That averages keep the shape and the dtype, are linear, take each channel by itself, keep constants, have no
-    negative weight and change no argument; that it is as symmetric and positive semidefinite as it says, with the
-    degree that it tells; that ``push`` is the transpose, ``scaled`` and ``symmetrized`` are the affinities of c k and
-    k + k^T; that signals of another shape and NaN are refused.
+    negative weight and change no argument; that it is as symmetric and positive semidefinite as it says, where it is
+    symmetric with the degree that it tells, up to a factor, which averages do not show; that ``push`` is the transpose,
+    ``scaled`` and ``symmetrized`` are the affinities of c k and k + k^T; that signals of another shape and NaN are
+    refused.
 
     Parameters
     ----------

@@ -36,8 +36,8 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     """Check the promises of an integrator on small flows whose solutions are known.
 
     That `advance` comes to its target, changes no argument and keeps all its state in ``memory``; that results keep the
-    dtype and take each channel by itself; that constants and limits stay; that `order` is the one that is measured by
-    halving the step, also with terms that depend on time and with a constraint, where it says that it takes them, and
+    dtype and take each channel by itself; that constants and limits stay; that steps have `order`, or more, measured by
+    halving them, also with terms that depend on time and with a constraint, where it says that it takes them, and
     with a kernel that follows the signal; that every step within `stability_limit` is stable, by the spectral radius of
     the step itself; that `repr` tells steps apart. Where it says that it takes noise, that this is that of the seed, of
     the right variance, and counted in ``memory``.

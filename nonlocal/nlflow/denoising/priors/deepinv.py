@@ -29,8 +29,8 @@ class Denoiser(Base):
     Notes
     -----
     On another device than the CPU, and where a gradient is required, tensors are denoised as tensors, with derivatives
-    for groups held still; `nlflow.denoise` says what is refused then, such as ``fast``. On the CPU compiled loops are
-    faster.
+    for groups held still; `nlflow.denoise` says what is refused then, such as ``separate``. On the CPU compiled loops
+    are faster.
 
     Examples
     --------

@@ -86,13 +86,13 @@ The kind of noise and its strength are found out from the file, unless told othe
                                         raw data of a camera
 
 \b
-Colours, and the channels of WAV and NPY files, are denoised together: patches are compared in all channels at once, and
-one noise level is estimated. Each column of numbers of a table is denoised alone, in its own units, with its own
-estimated level; all else stays as it stands there, and empty cells stay empty. One number for --sigma is the level of
-every column; several numbers are one for each column. The first of several columns is kept as it is if it has a name
-for times (time, t, index), or is strictly increasing or decreasing, and others are if they are in equal steps; a note
-says so. --axes first-column=denoise or =keep decides otherwise. Rows out of the order of their times are refused: sort
-them first.
+Colours, and the channels of WAV and NPY files, are denoised together: patches are compared in all channels at once,
+and one noise level is estimated, or one a channel where those differ by more than a quarter. Each column of numbers of
+a table is denoised alone, in its own units, with its own estimated level; all else stays as it stands there, and empty
+cells stay empty. One number for --sigma is the level of every column; several numbers are one for each column. The
+first of several columns is kept as it is if it has a name for times (time, t, index), or is strictly increasing or
+decreasing, and others are if they are in equal steps; a note says so. --axes first-column=denoise or =keep decides
+otherwise. Rows out of the order of their times are refused: sort them first.
 
 \b
 Quality against time: --quality fast, balanced (default) or best; pixels is the

@@ -68,8 +68,9 @@ study itself (study.toml); and every case as soon as it is done: the same comman
 ended. `nonlocal study study.toml` measures all of it again, and says whether the bits are the same or which version
 differs; then the exit code is 1.
 
-A verdict is no error. agrees: the interval holds what is expected, and ends within four tolerances of it. disagrees: it
-lies beyond the tolerance. cannot tell: all else.
+A verdict is no error. agrees: the interval holds what is expected, and ends within four tolerances of it ("at least"
+and "at most": it holds no number that is off by more than one). disagrees: it lies beyond the tolerance. cannot tell:
+all else.
 
 \b
 Examples:
