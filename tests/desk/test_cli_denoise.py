@@ -593,6 +593,7 @@ def test_verbose_is_about_one_printed_report(folder: Path, denoiser: Denoiser) -
     for words in (("in.png", "out.png", "--json"), ("in.png", "out.png", "--quiet"), ("in.png", "in.npy", "out")):
         assert "--verbose" in run("denoise", *words, "--verbose", code=2).stderr
     assert not denoiser.calls
+    assert "--verbose" in run("noise", "in.png", "--quiet", "--verbose", code=2).stderr
 
 
 def test_counts_have_no_sigma_of_their_own() -> None:

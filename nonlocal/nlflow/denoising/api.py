@@ -107,7 +107,8 @@ def denoise(
         Of a tensor one more axis may be B, a batch whose items are denoised side by side, each as if it were alone.
     spacing : array_like, optional
         Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
-        thinner along axes whose samples lie farther apart; in images and signals it changes nothing. Equal by default.
+        thinner along axes whose samples lie farther apart; in images, signals and clips it changes nothing. Equal by
+        default.
     mask : array_like of bool, or 'nan', optional
         True, or a number that is not 0, where samples are **missing** and are to be filled in: the fidelity is 0 there,
         so that patches that are alike tell them. Their values are never looked at. Of the spatial shape, or of the

@@ -372,8 +372,12 @@ class Rule:
 _OF_MACHINE = Rule("jobs", lambda words: words["scheduler"] in (None, "local"),
                    "is for processes of this machine, got a --scheduler with workers of its own; leave one of them "
                    "out")  # fmt: skip
+_PRINTED = Rule("verbose", lambda words: not (words["quiet"] or words["as_json"]),
+                "is for the printed report; leave it out, or --quiet and --json")  # fmt: skip
 _RULES: dict[str, tuple[Rule, ...]] = {
+    "denoise": (_PRINTED,),
     "noise": (
+        _PRINTED,
         Rule("existing", lambda words: words["figure"] is not None or words["save"] is not None,
              "is about what --figure and --save write; give one, or leave it out"),
     ),

@@ -249,10 +249,6 @@ def denoise(
         raise typer.BadParameter("measures the noise; leave --sigma and --noise out, or --flat", param_hint="--flat")
     options = options_of(quality, strength, chosen)
     model = noise_of(noise, level if sigma_map is None else sigma_map, strength, chosen)
-    if verbose and (quiet or as_json):
-        raise typer.BadParameter(
-            "is for the printed report; leave it out, or --quiet and --json", param_hint="--verbose"
-        )
     _check_pipes(sources, target, as_json=as_json, recursive=recursive)
     for name, acts, why in (
         ("format", target == PIPE, "is for - as OUT; leave it out, and end the name of OUT so"),

@@ -45,7 +45,7 @@ class Scale:
 
 def sampled(values: Array) -> Array:
     """Return the finite ones of some numbers, at most 1 048 576 of them, spread evenly."""
-    some = values.reshape(-1)[:: (values.size // _SAMPLED) | 1]
+    some = values.reshape(-1)[:: -(-values.size // _SAMPLED) | 1]
     return some if values.dtype.kind in "bui" else some[np.isfinite(some)]
 
 
