@@ -166,15 +166,19 @@ class NlflowWarning(UserWarning):
         return visible(super().__str__(), keep="\n\t")
 
 
-_BETWEEN = frozenset({__name__.partition(".")[0], "numpy", "torch", "contextlib"})  # decorators are of the others
+# Decorators, properties and pipelines are of the others.
+_BETWEEN = frozenset({__name__.partition(".")[0], "numpy", "torch", "contextlib", "functools", "sklearn", "joblib"})
 
 
-def warn_caller(message: str) -> None:
-    """Warn with an `NlflowWarning` of the line that called this package, however deep in it the warning is made."""
+def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> None:
+    """Warn of the line that called this package, however deep in it the warning is made.
+
+    A message that is a `Warning` keeps its own kind.
+    """
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, NlflowWarning, stacklevel=level)
+    warnings.warn(message, kind, stacklevel=level)  # noqa: TID251 - the one home
 
 
 def shortened(value: object, most: int = 160) -> str:

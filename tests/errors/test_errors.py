@@ -333,3 +333,27 @@ def test_what_is_missing_is_installed_for_the_python_that_runs(monkeypatch: pyte
     assert errors.install_command("torch") == "'/a b/python' -m pip install 'nlflow[torch]'"
     monkeypatch.setattr(sys, "executable", "")
     assert errors.install_command("torch") == "python -m pip install 'nlflow[torch]'"
+
+
+def in_a_pipeline() -> None:
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    from nlflow.learning import HarmonicClassifier
+
+    points = np.concatenate([np.linspace(0, 1, 8), np.linspace(100, 101, 8)])[:, None]
+    make_pipeline(StandardScaler(), HarmonicClassifier(n_neighbors=3)).fit(points, [0, 1, 1] + [-1] * 13)
+
+
+def by_blocks() -> None:
+    dask = pytest.importorskip("dask.array", reason="dask is compared with where it is installed")
+    from nlflow.denoising.large import denoise_array
+
+    denoise_array(dask.zeros((48, 48), chunks=24, dtype=np.uint8), sigma=0.2)
+
+
+@pytest.mark.parametrize("call", [in_a_pipeline, by_blocks])
+def test_a_warning_names_the_line_of_the_user(call):
+    with pytest.warns(NlflowWarning) as told:
+        call()
+    assert {one.filename for one in told if issubclass(one.category, NlflowWarning)} == {__file__}

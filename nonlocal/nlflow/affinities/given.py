@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain, Points
 from nlflow.errors import (
     InputError,
-    NlflowWarning,
     check_floats,
     check_integer,
     check_memory,
     check_tensor,
     checked_call,
     listed,
+    warn_caller,
 )
 
 _EDGE_BYTES = 60  # at the moment when edges, their sums and the transpose are there
@@ -364,9 +363,7 @@ def _pieces(affinity: SparseAffinity) -> str:
 def _warn_isolated(affinity: SparseAffinity) -> None:
     alone = int(np.count_nonzero(np.bincount(affinity.components.ravel()) == 1)) if affinity.domain.size > 1 else 0
     if alone:
-        warnings.warn(
+        warn_caller(
             f"graph: {alone} of {affinity.domain.size} nodes have no edge to another node; they keep their value. "
             "Connect them, or leave them out, if that is not meant",
-            NlflowWarning,
-            stacklevel=5,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,7 +14,6 @@ from nlflow.affinities.distances import BLOCK, TREE_COLUMNS, Found, Space, Table
 from nlflow.affinities.graph import Sparse, check_undamaged
 from nlflow.errors import (
     InputError,
-    NlflowWarning,
     check_array,
     check_choice,
     check_floats,
@@ -23,6 +21,7 @@ from nlflow.errors import (
     check_memory,
     checked_call,
     shortened,
+    warn_caller,
 )
 from nlflow.kernels import RadialKernel
 
@@ -217,11 +216,9 @@ class Neighbours:
         lost = int(np.count_nonzero(weights == 0))
         if lost and not faintest:  # edges were chosen before they were weighed
             whole = _joined(np.ones(weights.shape), ends, keep).nnz
-            warnings.warn(
+            warn_caller(
                 f"kernel: it is 0 for {whole - graph.nnz} of {whole} edges between neighbours, which are left out; use "
                 "a wider one",
-                NlflowWarning,
-                stacklevel=5,
             )
         return graph
 

@@ -6,7 +6,6 @@ The loops are in `nlflow.backends.numba.pairwise`.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in
-from nlflow.errors import InputError, NlflowWarning, check_memory
+from nlflow.errors import InputError, check_memory, warn_caller
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 from nlflow.kernels.expressions import structure
 from nlflow.kernels.forms import rate
@@ -451,9 +450,7 @@ def warn_isolated(totals: NDArray[Any], own: NDArray[Any], kernel: Kernel | None
         return
     alone = int(np.count_nonzero(totals <= own))
     if alone:
-        warnings.warn(
+        warn_caller(
             f"affinity: {alone} of {len(totals)} nodes see no other node, every other weight being below rounding; "
             "they keep their value. Use a wider kernel if that is not meant",
-            NlflowWarning,
-            stacklevel=2,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from scipy import fft
 from nlflow._array import Floats
 from nlflow.backends.threads import cores
 from nlflow.domains import Grid
-from nlflow.errors import InputError, NlflowWarning, check_memory, shortened
+from nlflow.errors import InputError, check_memory, shortened, warn_caller
 from nlflow.kernels import PositionKernel
 
 # Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
@@ -23,11 +22,9 @@ _LARGEST = {"float32": 1e12, "float64": 1e150}  # sums of weights, which have ro
 
 def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
     """Warn that a window was larger than the grid."""
-    warnings.warn(
+    warn_caller(
         f"search window of {2 * window + 1} nodes is larger than the grid {grid.shape}; "
         f"shrunk to {' x '.join(str(2 * r + 1) for r in radii)}",
-        NlflowWarning,
-        stacklevel=7,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from nlflow.affinities.pair_sums import relative_weights
 from nlflow.backends.memory import limit_for
 from nlflow.domains import Domain
 from nlflow.domains.mask import Mask, Sight
-from nlflow.errors import InputError, NlflowWarning, check_choice, check_memory
+from nlflow.errors import InputError, check_choice, check_memory, warn_caller
 from nlflow.kernels import Kernel, RadialKernel
 
 if TYPE_CHECKING:
@@ -152,11 +151,9 @@ class TiledAffinity(Affinity):
         scale = 1 / math.sqrt(self._keys.shape[-1]) if scale is None else abs(scale)
         moved = spacing * scale * math.sqrt(first) * math.sqrt(second)
         if moved > 1:
-            warnings.warn(
+            warn_caller(
                 f"precision: features rounded to {precision} may move logits by {moved:.3g}, and weights by a factor "
                 f"{math.exp(min(moved, 700)):.3g}; use precision='float32', or a smaller scale",
-                NlflowWarning,
-                stacklevel=2,
             )
 
     @property

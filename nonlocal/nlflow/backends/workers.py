@@ -7,14 +7,13 @@ joblib and Dask end all of it.
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import joblib
 
-from nlflow.errors import InputError, NlflowWarning, WorkerError, check_integer, install_command, shortened
+from nlflow.errors import InputError, WorkerError, check_integer, install_command, shortened, warn_caller
 
 LOCAL = "local"
 _PATIENCE = 3  # deaths in a row without a call that ended; what kills every worker will not end by itself
@@ -75,11 +74,9 @@ def completed(
                         f"{len(waiting)} call(s) left, expected processes that live; they may lack memory: give fewer "
                         "jobs, or smaller cases. What is done is kept"
                     ) from error
-                warnings.warn(
+                warn_caller(
                     "a worker process has died, perhaps because it lacked memory; other workers do its work, "
                     f"{len(waiting)} call(s) are left",
-                    NlflowWarning,
-                    stacklevel=3,
                 )
 
 
@@ -168,7 +165,5 @@ def _begun(count: int | None) -> Any:
                     f"scheduler: got {_PATIENCE} deaths of worker processes at their start ({shortened(error)}), "
                     "expected processes that live; they may lack memory: give fewer jobs. What was done before is kept"
                 ) from error
-            warnings.warn(
-                "a worker process has died at its start; the cluster is started again", NlflowWarning, stacklevel=6
-            )
+            warn_caller("a worker process has died at its start; the cluster is started again")
     raise AssertionError("the last attempt returns or raises")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import Problem, Trail, Watch, telling, within
 from nlflow.domains.samples import check_scale, finish, range_of
-from nlflow.errors import InputError, NlflowWarning, checked_call
+from nlflow.errors import InputError, checked_call, warn_caller
 
 Array = NDArray[Any]
 FloatT = TypeVar("FloatT", bound=np.floating[Any])
@@ -256,7 +255,7 @@ def denoise(
         result = finish(image, part.restore(u), preserve_range)
         for text in (frame.too_strong(range_of(samples)), *doubts(samples, removed, frame.doubted)):
             if text:
-                warnings.warn(text, NlflowWarning, stacklevel=4)
+                warn_caller(text)
         if tell is not None:
             tell(1.0)
     return (result, DenoiseInfo(seconds=seconds, compile_seconds=loaded, **words)) if return_info else result

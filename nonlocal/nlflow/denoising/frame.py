@@ -7,7 +7,6 @@ give back.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
 from nlflow.domains.samples import by_rows, exact_means, range_of, variance_of, varying
-from nlflow.errors import InputError, NlflowWarning, check_floats, check_number
+from nlflow.errors import InputError, check_floats, check_number, warn_caller
 
 if TYPE_CHECKING:
     from nlflow.denoising.groupwise import Groups
@@ -357,9 +356,9 @@ def observe(
     if isinstance(given, str) and given == "auto" and asked is None and not frame.idle and frame.flow is not None:
         _check_count(frame, f)
     if isinstance(given, str):
-        check_units(np.asarray(image).dtype, asked, stacklevel=5)
+        check_units(np.asarray(image).dtype, asked)
     if looked.guessed and not again:
-        warnings.warn(looked.guessed, NlflowWarning, stacklevel=5)
+        warn_caller(looked.guessed)
     return _with_sigma(frame, samples), Part(samples, reduction, f, restore, frame.missing)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Brief, root_mean_square
 from nlflow.domains.samples import range_of
-from nlflow.errors import NlflowWarning
+from nlflow.errors import warn_caller
 
 if TYPE_CHECKING:
     from nlflow.denoising.noise import NoiseEstimate
@@ -143,7 +142,7 @@ def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
     )
 
 
-def check_units(dtype: np.dtype[Any], sigma: Any, stacklevel: int) -> None:
+def check_units(dtype: np.dtype[Any], sigma: Any) -> None:
     """Warn of a sigma that is less than what rounding to integers adds: it may be meant for values from 0 to 1."""
     if dtype.kind not in "iu" or sigma is None:
         return
@@ -154,7 +153,7 @@ def check_units(dtype: np.dtype[Any], sigma: Any, stacklevel: int) -> None:
             f"nothing is removed; it is in the units of the input: {level:.3g} of the range of {dtype} is "
             f"{level * top:.4g}"
         )
-        warnings.warn(text, NlflowWarning, stacklevel=stacklevel + 1)
+        warn_caller(text)
 
 
 def doubts(samples: NDArray[Any], removed: float, found: NoiseEstimate | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, on_host
-from nlflow.errors import InputError, NlflowWarning, check_array, check_dense, check_floats, check_integer
+from nlflow.errors import InputError, check_array, check_dense, check_floats, check_integer, warn_caller
 
 _LETTERS = "TZYX"
 _LEAST = 8  # samples along each axis of an array that is taken for a volume without being told
@@ -115,7 +114,7 @@ class Axes:
         shape_of(name, value)
         mask, told = marks_of(name, on_host(value))
         if told:
-            warnings.warn(told, NlflowWarning, stacklevel=6)
+            warn_caller(told)
         if mask.shape == self.spatial:
             return mask
         if self.channel is not None and mask.shape == self.shape:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.backends.devices import CPU, Device
-from nlflow.errors import NumericalError
+from nlflow.errors import NumericalError, warn_caller
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator
 from nlflow.flows.result import Solution, Status
@@ -144,7 +144,7 @@ class Trail:
             self._kept[key] = built, [one.message for one in caught]
         operator, told = self._kept[key]
         for message in told:
-            warnings.warn(message, stacklevel=2)  # a Warning keeps its category
+            warn_caller(message)  # a Warning keeps its category
         while len(self._kept) > _KEPT or sum(one.memory_bytes for one, _ in self._kept.values()) > _MOST_BYTES:
             self._kept.popitem(last=False)
         return operator

@@ -7,7 +7,6 @@ back once, and the flow alone runs on the device.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from nlflow.denoising.patches import Grouping, TensorFilter
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.residual import figures_of, milder
 from nlflow.denoising.runs import EPSILON, Trail, Watch, telling, unrolled, within
-from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_tensor
+from nlflow.errors import InputError, check_array, check_memory, check_tensor, warn_caller
 
 Denoise = Callable[..., Any]
 _FIRST = 0.9  # share of the progress at which the residual is looked at, which seldom asks for another flow
@@ -117,7 +116,7 @@ def denoised_tensor(
             if frame.found is not None:
                 said += doubts(to_numpy(sample), root_mean_square(to_numpy(u - sample)), frame.doubted)
             for text in filter(None, said):
-                warnings.warn(text, NlflowWarning, stacklevel=5)
+                warn_caller(text)
         if tell is not None:
             tell(1.0)
     if not return_info:
@@ -391,7 +390,7 @@ class Items:
         if keep is not None:
             marked, told = marks_of("keep", to_numpy(keep))
             if told:
-                warnings.warn(told, NlflowWarning, stacklevel=5)
+                warn_caller(told)
             kept = axes.spread("keep", torch.from_numpy(marked).to(keep.device)).any(dim=-1, keepdim=True)
         kinds: dict[Any, list[int]] = {}
         for number, frame in enumerate(frames):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import array_api_compat
 import numpy as np
 
 from nlflow._array import Array, is_tensor, namespace
-from nlflow.errors import InputError, NlflowWarning, check_flag, check_integer, check_tensor
+from nlflow.errors import InputError, check_flag, check_integer, check_tensor, warn_caller
 
 _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
@@ -141,9 +140,7 @@ class Sight:
         if bool(xp.any(nobody)):
             which = np.argwhere(np.asarray(nobody.tolist()))[0] if leading else []
             where = f" of item {tuple(int(i) for i in which)}" if len(which) else ""
-            warnings.warn(
-                f"mask: no node{where} is present; all of them stay where they are", NlflowWarning, stacklevel=2
-            )
+            warn_caller(f"mask: no node{where} is present; all of them stay where they are")
         return None if bool(xp.all(result)) else result
 
     def numbers(self, rows: slice | None = None) -> Array:
@@ -181,11 +178,9 @@ class Sight:
         if count:
             index = np.unravel_index(int(xp.argmax(xp.reshape(xp.astype(alone, xp.int32), (-1,)))), tuple(alone.shape))
             first = int(index[0]) if len(index) == 1 else tuple(int(i) for i in index)
-            warnings.warn(
+            warn_caller(
                 f"mask: {count} of {math.prod(alone.shape)} nodes see no node (the first is {first}); each sees itself "
                 "alone, and stays where it is",
-                NlflowWarning,
-                stacklevel=2,
             )
             self._alone = alone
 

@@ -8,7 +8,6 @@ mu_2) times that of f. So it is constant exactly when f is.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from nlflow._array import Array, Floats, namespace, power_of_two, scalar, to_num
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.equilibria.limits import check_frozen
-from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
+from nlflow.errors import InputError, NumericalError, check_number, warn_caller
 from nlflow.flows.linear import AttentionFlow, LinearFlow
 from nlflow.flows.spectrum import apply_operator, dense_operator, extreme, largest_eigenvalue, relaxation_rate
 from nlflow.markov import MarkovChain
@@ -225,11 +224,9 @@ def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     fidelity = fraction / (1 - fraction) * highest
     limit = 2 - highest if flow.symmetric else largest_stable_fidelity(flow.affinity)
     if flow.inner.normalized and fidelity >= limit:
-        warnings.warn(
+        warn_caller(
             f"a NeuTRENO layer with lambda~ = {fidelity:.4g} is unstable (limit {limit:.4g}); use SemiImplicit, which "
             "has the same equilibrium",
-            NlflowWarning,
-            stacklevel=3,
         )
     return fidelity
 

@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 import time
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -34,11 +33,11 @@ from nlflow.backends.numba import loading
 from nlflow.errors import (
     FileFormatError,
     InputError,
-    NlflowWarning,
     NumericalError,
     StabilityError,
     check_number,
     checked_call,
+    warn_caller,
 )
 from nlflow.flows.checkpoints import (
     ANOTHER,
@@ -723,8 +722,4 @@ class _Loop:
                         "checkpoint, or start afresh"
                     ) from error
             elif watcher.record():
-                warnings.warn(
-                    f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}",
-                    NlflowWarning,
-                    stacklevel=6,
-                )
+                warn_caller(f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}")

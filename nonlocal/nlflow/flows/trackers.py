@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,13 +25,13 @@ from nlflow.errors import (
     FileFormatError,
     InputError,
     NlflowError,
-    NlflowWarning,
     check_array,
     check_detached,
     check_floats,
     check_integer,
     check_number,
     check_path,
+    warn_caller,
 )
 from nlflow.flows.flow import Flow
 from nlflow.functionals.krylov import default_rtol
@@ -416,7 +415,7 @@ class Checkpoint(Tracker):
         try:
             self._write(self.states)
         except FileFormatError as error:  # a full disk is no reason to lose the run; the last checkpoint stands
-            warnings.warn(f"checkpoint not written: {error}", NlflowWarning, stacklevel=2)
+            warn_caller(f"checkpoint not written: {error}")
         self._last = time.monotonic()
         self._cost = self._last - start
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -14,7 +13,16 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, to_numpy
 from nlflow.backends.threads import one_loop_thread
-from nlflow.errors import InputError, NlflowWarning, NumericalError, checked_call, install_command, listed, shortened
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    NumericalError,
+    checked_call,
+    install_command,
+    listed,
+    shortened,
+    warn_caller,
+)
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.balance import counts_of, factors, quotas
 from nlflow.learning.graphs import AtOthers, PointGraph, Recipe
@@ -134,12 +142,10 @@ class PointEstimator(BaseEstimator):
         check_signals(points.shape[0], values.shape[1], self.memory_limit, AT_OTHERS)
         found = self.graph_.average_at(points, values, known)
         if found.far.any():
-            warnings.warn(
+            warn_caller(
                 f"X: {int(found.far.sum())} points (the first is {int(np.argmax(found.far))}) are so far from all "
                 "training points that their weights are 0 in floats; they get what the nearest has, which says little "
                 "about them",
-                NlflowWarning,
-                stacklevel=5 - isinstance(self, RegressorMixin),  # which have one call fewer on the way
             )
         return found
 
@@ -200,7 +206,7 @@ class GraphEstimator(PointEstimator):
         kind = NlflowWarning if self._solved else ConvergenceWarning
         unsolved = [] if self._solved else [f"{type(self).__name__}: {self.message_}"]
         if lost or unsolved:
-            warnings.warn("; ".join(lost + unsolved), kind, stacklevel=3)
+            warn_caller("; ".join(lost + unsolved), kind)
         return found
 
     def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
@@ -324,11 +330,9 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         self.class_shares_ = counts / len(scores)
         if (np.abs(counts - wanted) > 1).any():
             asked, got = (listed(shares, form=".3g") for shares in (prior, self.class_shares_))
-            warnings.warn(
+            warn_caller(
                 f"class_prior: asked for shares of {asked} among {len(scores)} unlabelled samples, reached {got} "
                 f"(class_shares_); {self._why_missed()}",
-                NlflowWarning,
-                stacklevel=3,
             )
 
     def _weigh(self, scores: Floats, prior: Floats, wanted: NDArray[np.intp]) -> None:

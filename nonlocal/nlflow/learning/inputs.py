@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from nlflow.affinities.graph import check_undamaged
 from nlflow.errors import (
     InputError,
     NlflowError,
-    NlflowWarning,
     check_array,
     check_choice,
     check_detached,
@@ -28,6 +26,7 @@ from nlflow.errors import (
     check_number,
     check_tensor,
     shortened,
+    warn_caller,
 )
 from nlflow.kernels import RadialKernel
 
@@ -367,11 +366,9 @@ def classes_of(y: Any, count: int, missing: Any = UNLABELLED) -> Classes:
     _check_named(y, labelled)
     given = np.array(y[labelled].tolist()) if y.dtype.kind == "O" else y[labelled]
     if not none and y.dtype.kind in "if" and set(np.unique(given)) == {1} and not labelled.all():
-        warnings.warn(
+        warn_caller(
             "y: got -1 and 1 alone, which are taken for two classes; where there is one class and samples "
             "without a label, name it otherwise",
-            NlflowWarning,
-            stacklevel=3,
         )
         labelled, given = np.ones(count, np.bool_), y
     if not labelled.any():

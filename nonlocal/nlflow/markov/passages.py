@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Brief, Floats, on_host, to_numpy
-from nlflow.errors import InputError, NlflowWarning, NumericalError, listed
+from nlflow.errors import InputError, NumericalError, listed, warn_caller
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
 from nlflow.markov.absorbing import REDUCED_STATES, Averaged, Found, Way, ended, refined
@@ -115,11 +114,9 @@ class Passages:
         b = self._moved(moves, ends)[free]
         for name, coming in zip(names, b.T, strict=True):
             if len(free) and not coming.any():
-                warnings.warn(
+                warn_caller(
                     f"targets: no walk from another node ends in {name!r}, since none of its nodes is moved to from "
                     "outside of the targets; its probabilities are 0",
-                    NlflowWarning,
-                    stacklevel=5,
                 )
         found = self._ended(moves, free, np.column_stack([b, np.ones(len(free))]))
         probabilities, times = ends, np.zeros(self.states)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nlflow.backends.machine import environment
-from nlflow.errors import FileFormatError, InputError, NlflowWarning, shortened
+from nlflow.errors import FileFormatError, InputError, shortened, warn_caller
 from nlflow.store.atomic import sync_folder, workshop, write_content
 from nlflow.store.storage import Arrays, DamagedFileError, Meta, load_archive, save_archive
 
@@ -77,7 +76,7 @@ class Checkpoints:
                 reasons.append(f"{place}: {reason}")
                 continue
             if reasons:
-                warnings.warn(f"{reasons[0]}. {place}, the one before, is used", NlflowWarning, stacklevel=3)
+                warn_caller(f"{reasons[0]}. {place}, the one before, is used")
             else:
                 self._known = _identity(place)
             _tell_libraries(place, meta)
@@ -131,11 +130,9 @@ def _tell_libraries(place: Path, meta: Meta) -> None:
     found = _versions(meta)
     others = [f"{name} {found.get(name)}" for name, now in environment()["versions"].items() if found.get(name) != now]
     if others:
-        warnings.warn(
+        warn_caller(
             f"{place}: was written with {', '.join(others)}, which is not what runs now; the last digits may differ "
             "from those of an uninterrupted run",
-            NlflowWarning,
-            stacklevel=4,
         )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nlflow.backends.machine import environment, source_digest
-from nlflow.errors import FileFormatError, InputError, NlflowWarning
+from nlflow.errors import FileFormatError, InputError, warn_caller
 from nlflow.store.atomic import make_folder
 from nlflow.store.storage import load_record, save_record
 
@@ -68,7 +67,7 @@ class Records(Generic[T]):
             reason = str(error)
         except ValueError as error:
             reason = f"{path}: got {error}, which is no {self.kind}"
-        warnings.warn(f"{reason}; it is computed again", NlflowWarning, stacklevel=2)
+        warn_caller(f"{reason}; it is computed again")
         return None
 
     def write(self, name: str, finding: T) -> None:

@@ -10,7 +10,6 @@ Everywhere else it is the innermost call that is open in this thread.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ from nlflow.attention.injection.blocks import own_eager, transformers_library
 from nlflow.attention.injection.places import Entered, rearrange
 from nlflow.attention.terms.averages import FUSED, average, repeated, with_squares
 from nlflow.attention.threads import end_with_values, thread_number, tracing
-from nlflow.errors import InputError, NlflowWarning
+from nlflow.errors import InputError, warn_caller
 
 TERMS = "neutreno"  # the submodule of an attention module that holds its terms
 STOCK = "_neutreno_stock"  # what an attention module calls without a term; modules without terms call just that
@@ -267,12 +266,10 @@ class Stack:
                 frozen.append(name)
         if frozen and any(one.requires_grad for one in runner.parameters()):
             self.told = True
-            warnings.warn(
+            warn_caller(
                 f"model: got a training in which what the terms of {', '.join(frozen[:3])}"
                 f"{' …' if frozen[3:] else ''} would learn is frozen (get_peft_model freezes what it did not make): it "
                 "keeps its value; call attach after get_peft_model, or set requires_grad before the optimizer is made",
-                NlflowWarning,
-                stacklevel=2,
             )
 
     def close(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -1,14 +1,13 @@
 """Compiling loops, or loading them from the cache, with the time that it takes kept."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 from nlflow.backends.interrupts import delivered
-from nlflow.errors import NlflowWarning, shortened
+from nlflow.errors import shortened, warn_caller
 
 seconds = 0.0
 """Time spent so far in this process on compiling loops or loading them from the cache."""
@@ -64,11 +63,9 @@ def _without_cache(dispatcher: Any, error: Exception) -> None:
     dispatcher._cache = NullCache()
     if not uncached:
         uncached = True
-        warnings.warn(
+        warn_caller(
             f"compiled loops cannot be kept ({shortened(error)}): every process compiles those that it needs, some "
             "seconds each; let NUMBA_CACHE_DIR name a folder that can be written",
-            NlflowWarning,
-            stacklevel=2,
         )
 
 

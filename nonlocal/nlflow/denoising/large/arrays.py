@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough
 from nlflow.denoising.residual import Figures, Looked, figures_in, milder, places_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
+from nlflow.errors import InputError, check_memory, checked_call, install_command, warn_caller
 from nlflow.store.encoding import digest
 from nlflow.store.identity import described
 
@@ -102,7 +101,7 @@ def denoise_array(
     Warns
     -----
     NlflowWarning
-        When blocks are smaller than the halo and are joined.
+        When blocks are smaller than the halo and are joined, and as `nlflow.denoise`.
 
     Notes
     -----
@@ -157,10 +156,10 @@ def denoised(
     model = counts_only(noise, sigma, options.strength, _BLOCKS)
     placed.check_patch(options.patch_size)
     levels = None if sigma is None else levels_of(sigma, placed)
-    check_units(blocks.image.dtype, levels, stacklevel=4)
+    check_units(blocks.image.dtype, levels)
     found, known, guessed = surveyed(blocks, model, nodata)
     if guessed:
-        warnings.warn(guessed, NlflowWarning, stacklevel=4)
+        warn_caller(guessed)
     verdict = None
     if levels is None and model is None:
         levels = estimated(blocks, found, known)
@@ -169,10 +168,10 @@ def denoised(
     wanted = Wanted(placed, blocks.image.dtype, found, known, quality, model, options, sigma is None and model is None)
     frame, texts = wanted.checked(levels, verdict, lambda frame: _figures(blocks, found, frame))
     for text in texts:
-        warnings.warn(text, NlflowWarning, stacklevel=4)
+        warn_caller(text)
     frame, why = (frame, "") if not isinstance(frame.flow, Pixels) else settled(blocks, frame, found.count)
     if text := frame.too_strong(float(found.high.max() - found.low.min())):
-        warnings.warn(text, NlflowWarning, stacklevel=4)
+        warn_caller(text)
     blocks = _wide_enough(blocks, frame.halo)
     sides = (
         min(max(sizes) + 2 * halo, n) for sizes, halo, n in zip(blocks.chunks, frame.halo, blocks.shape, strict=True)
@@ -281,11 +280,9 @@ def _wide_enough(blocks: Blocks, halo: tuple[int, ...]) -> Blocks:
     small = [(least, n) for least, n in zip(least_of, halo, strict=True) if least < n]
     if small:
         least, wanted = min(small)
-        warnings.warn(
+        warn_caller(
             f"image: blocks of {least} samples are smaller than the halo of {wanted} and are joined to blocks of "
             f"{_size(joined)}",
-            NlflowWarning,
-            stacklevel=5,
         )
     return joined
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -38,7 +37,7 @@ from nlflow.denoising.layout import Axes
 from nlflow.denoising.noise.finding.sigma import estimate_sigmas
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import Figures, figures_in, places_of
-from nlflow.errors import InputError, MemoryLimitError, NlflowWarning, format_bytes, memory_limit
+from nlflow.errors import InputError, MemoryLimitError, format_bytes, memory_limit, warn_caller
 
 Array = NDArray[Any]
 Timed = tuple[int, int, Array]
@@ -110,7 +109,7 @@ def surveyed(
     wanted = Wanted(axes, begin.dtype, whole, known, quality, model, chosen, sigma is None and model is None)
     frame, texts = wanted.checked(levels, verdict, lambda frame: _figures(begin, whole, frame))
     for text in texts:
-        warnings.warn(text, NlflowWarning, stacklevel=2)
+        warn_caller(text)
     return frame
 
 

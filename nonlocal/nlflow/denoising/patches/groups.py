@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,13 @@ from nlflow.denoising.patches.lattice import nearest_offsets, reference_position
 from nlflow.domains.samples import as_signal
 from nlflow.errors import (
     InputError,
-    NlflowWarning,
     check_array,
     check_detached,
     check_floats,
     check_integer,
     check_memory,
     check_number,
+    warn_caller,
 )
 
 Integers = NDArray[np.intp]
@@ -138,11 +137,9 @@ class PatchGroups:
         references = np.stack([axis.ravel() for axis in np.meshgrid(*lines, indexing="ij")], axis=1)
         fewest = fewest_candidates(references, last, self.search_radius)
         if members > fewest:
-            warnings.warn(
+            warn_caller(
                 f"members: {members} patches do not lie within search_radius={self.search_radius} of every patch; "
                 f"groups have {fewest}",
-                NlflowWarning,
-                stacklevel=3,
             )
         self.patch_shape = (self.patch_size,) * len(self._space) + guide.shape[-1:]
         self._check_tokens(len(references), min(members, fewest), guide.shape[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -337,14 +336,12 @@ def _by_head(fidelity: float, trace: Any, spectra: bool) -> list[dict[str, Any]]
 def _tell_of_replaced_terms(network: Any) -> None:
     """Warn where a comparison changes more than the fidelity."""
     from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
-    from nlflow.errors import NlflowWarning
+    from nlflow.errors import warn_caller
 
     if any(isinstance(terms, LayerTerms) and terms.options != TermOptions() for terms in network.modules()):
-        warnings.warn(
+        warn_caller(
             "--neutreno: the terms that the model was trained with are more than a fidelity, and are replaced as a "
             "whole by the plain term with softmax",
-            NlflowWarning,
-            stacklevel=2,
         )
 
 
