@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nlflow.errors import InputError
-from tests.transformer_models import HEADS, MODELS, WIDTH, build, inputs, output, torch, transformers
+from tests.transformer_models import HEADS, MODELS, WIDTH, build, checkpointed, inputs, output, torch, transformers
 
 from nlflow.attention import CURES, Adapter, attach, blocks, detach, load_terms, probe  # isort: skip  # torch may be missing
 from nlflow.attention.injection.cures import TERMS_OF_V0, sharpened  # isort: skip
@@ -273,6 +273,30 @@ def test_cures_that_are_refused() -> None:
     cached = decoder(**inputs("gpt2", batch=1), use_cache=True)
     with pytest.raises(InputError, match=r"cures: got tokens after 9 in a cache .* use_cache=False"):
         decoder(input_ids=torch.tensor([[4]]), past_key_values=cached.past_key_values)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["centring", "feat-scale", "attn-scale"])
+def test_means_of_tokens_are_not_recomputed_without_their_padding(name: str, reentrant: bool) -> None:
+    given = inputs("bert")
+    model = attach(build("bert"), fidelity=0, cures={name: CURES[name].values[0]}).train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    padding = torch.ones_like(given["input_ids"])
+    direction = torch.randn(*padding.shape, WIDTH, generator=torch.Generator().manual_seed(0))
+    found = []
+    for again in (False, True):
+        if again:
+            checkpointed(model, use_reentrant=reentrant)
+        model.zero_grad()
+        (output(model, {**given, "attention_mask": padding}) * direction).sum().backward()
+        found.append(model.embeddings.word_embeddings.weight.grad.clone())
+    torch.testing.assert_close(found[1], found[0])
+    padding[:, -2:] = 0
+    loss = (output(model, {**given, "attention_mask": padding}) * direction).sum()
+    with pytest.raises(InputError, match="gradient checkpointing"):
+        loss.backward()
 
 
 def test_means_of_tokens_are_refused_where_their_order_is_not_told() -> None:

@@ -217,6 +217,8 @@ class Present:
     def __init__(self, *, needed: bool) -> None:
         self.needed = needed
         self._own: dict[bool, OfThread] = {False: OfThread(), True: OfThread()}
+        self._open = OfThread()
+        self._padded = False  # whether any call had padding
 
     def hooks(self, model: nn.Module) -> list[Any]:
         """Register the hooks of the model and return their handles."""
@@ -230,6 +232,7 @@ class Present:
         for one in args:
             given |= dict(one) if isinstance(one, Mapping) else {}
         given |= kwargs
+        self._open.set(True)
         for decoder, own in self._own.items():
             own.set(None)
             prefix = "decoder_" if decoder else ""
@@ -247,7 +250,7 @@ class Present:
                     )
 
     def _end(self, *_: Any) -> None:
-        for own in self._own.values():
+        for own in (self._open, *self._own.values()):
             own.set(None)
 
     def mean(self, block: Block, tokens: Tensor) -> Tensor:
@@ -258,10 +261,17 @@ class Present:
         """Return which tokens (B, N, D) each of them may see, (B, N or 1, N); None where order alone says it."""
         several = self._own[True].get() if block.stack == "decoder" else None
         mask = self._own[False].get() if several is None else several
+        if self._padded and self._open.get() is None and torch._C._current_graph_task_id() != -1:
+            raise InputError(
+                f"cures: got gradient checkpointing, which computes {block.name} again when the padding of its call is "
+                "forgotten, expected a call that keeps its states, for a cure with means over tokens; switch checkpointing "
+                "off, or give sequences without padding"
+            )
         if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]):
             return None
         if not torch.compiler.is_compiling() and bool(mask.all()):  # a graph asks for no number
             return None
+        self._padded = True
         square: Tensor = mask[:, None, :]
         if block.causal:
             square = square & causal_mask(mask.shape[1], mask.shape[1], mask.device)
