@@ -264,8 +264,8 @@ class Present:
         if self._padded and self._open.get() is None and torch._C._current_graph_task_id() != -1:
             raise InputError(
                 f"cures: got gradient checkpointing, which computes {block.name} again when the padding of its call is "
-                "forgotten, expected a call that keeps its states, for a cure with means over tokens; switch checkpointing "
-                "off, or give sequences without padding"
+                "forgotten, expected a call that keeps its states, for a cure with means over tokens; switch "
+                "checkpointing off, or give sequences without padding"
             )
         if mask is None or tuple(mask.shape) != tuple(tokens.shape[:2]):
             return None
