@@ -333,7 +333,7 @@ class Affinity(ABC):
         Raises
         ------
         NumericalError
-            When it overflows (or all of it underflows); ``log_degree`` always exists.
+            When that of some node overflows or underflows; ``log_degree`` always exists.
         """
         log_degree = self.log_degree
         xp = namespace(log_degree)
@@ -371,8 +371,8 @@ class Affinity(ABC):
     def edges(self, memory_limit: float | None = None) -> Sparse:
         """Return the graph of the functionals: W_ij = w_i w_j K_ij for i != j, where K = k + k^T is not 0.
 
-        J(u) = 1/4 sum_ij W_ij |u_i - u_j|^2. The edges of dense affinities and of stencils are listed, not those of
-        convolutions.
+        J(u) = 1/4 sum_ij W_ij |u_i - u_j|^2. The edges of dense affinities, of stencils and of graphs are listed, not
+        those of structures that join all nodes without a matrix.
 
         Parameters
         ----------
@@ -389,7 +389,7 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            For convolutions, and for affinities of torch features.
+            For convolutions, ``pairwise``, ``lowrank`` and ``nufft``, and for affinities of torch features.
         MemoryLimitError
             Before anything is allocated.
         NumericalError
@@ -639,9 +639,10 @@ class Affinity(ABC):
         return None
 
     def known_spectrum(self) -> Floats | None:
-        """Return the distinct eigenvalues of P, that of constants (1) first, where the structure tells them.
+        """Return the eigenvalues of P, that of constants (1) first, where the structure tells them.
 
-        None where only an eigenvalue solver does. Where they are known the degree is the same at all nodes.
+        Each is there at least once; not as often as it has eigenvectors. None where only an eigenvalue solver tells
+        them. Where they are known the degree is the same at all nodes.
         """
         return None
 

@@ -124,5 +124,5 @@ class ConvolutionAffinity(Affinity):
         return np.asarray(np.log(self._degrees) + math.log(self._grid.cell))
 
     def known_spectrum(self) -> Floats | None:
-        """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
+        """Return eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
         return None if self._grid.boundary == "isolated" else self._symbol.ravel()

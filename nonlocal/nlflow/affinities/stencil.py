@@ -286,7 +286,7 @@ class TableStencil(_Stencil):
         return super()._push(law.astype(np.float64)).astype(law.dtype)
 
     def known_spectrum(self) -> Floats | None:
-        """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
+        """Return eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
         if self._grid.boundary == "isolated":
             return None
         symbol = table_symbol(self._table.reshape([2 * r + 1 for r in self._radii]), self._grid).ravel()

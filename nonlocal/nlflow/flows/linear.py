@@ -193,7 +193,7 @@ class LinearFlow(Flow):
 
     @property
     def conserves_mean(self) -> bool:
-        """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden.
+        """Whether `mean` stays what it is: no fidelity pulls, no term acts, P is self-adjoint, no piece is overridden.
 
         In a metric that conserves it (`ConservedMetric`), whatever pulls, but where a constraint gives values.
         """
@@ -352,9 +352,10 @@ class LinearFlow(Flow):
         return v if isinstance(self.rate, float) else over_channels(self.rate, v) * v
 
     def spectral_bounds(self) -> tuple[float, float]:
-        """Return bounds of the spectrum of A that cost nothing: Gershgorin's, halved when k is positive definite.
+        """Return bounds of the spectrum of A that cost nothing: Gershgorin's.
 
-        For a symmetric flow every eigenvalue lies between them; otherwise they bound its modulus from above.
+        That of the diffusion is halved where k is positive semidefinite; what a fidelity adds is not. For a symmetric
+        flow every eigenvalue lies between them; otherwise they bound its modulus from above.
         """
         return self.inner.bounds(self._bound(), (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds())
 

@@ -311,7 +311,7 @@ class MatrixFidelity(Fidelity):
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
         """Return the constant that f is centred by, (sum m Lambda)^-1 sum m Lambda f; see `Fidelity.centre`.
 
-        In directions in which no node has a fidelity it is the mean of f.
+        In directions in which no node has a fidelity it is the mean of f in the measure.
         """
         xp = namespace(f)
         mass = xp.astype(measure + 0 * f[..., :1], xp.float64)

@@ -241,7 +241,7 @@ def as_expression(value: Any) -> Expression:
 def _unknown(name: str) -> str:
     return (
         f"kernel: its formula uses {name}, which compiled sums do not have; they have {', '.join(sorted(NAMES))}. "
-        "method='dense' takes any formula"
+        "A subclass of nlflow.kernels.RadialKernel may use any other: it is kept as a matrix (method='dense')"
     )
 
 
