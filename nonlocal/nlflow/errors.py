@@ -30,6 +30,7 @@ __all__ = [
     "InputError",
     "KeywordError",
     "MemoryLimitError",
+    "MissingPackageError",
     "NlflowError",
     "NlflowWarning",
     "NumericalError",
@@ -138,6 +139,10 @@ class KeywordError(InputError, TypeError):
     """A function or class was called with an argument that it does not have."""
 
 
+class MissingPackageError(InputError, ImportError):
+    """A package that an extra brings is not installed; the message has the command that adds it."""
+
+
 class StabilityError(InputError):
     """A time step (or fidelity) lies outside the stable range of its integrator."""
 
@@ -210,9 +215,9 @@ def install_command(extra: str) -> str:
     return command(sys.executable or "python", "-m", "pip", "install", f"nlflow[{extra}]")
 
 
-def not_installed(what: str, package: str, extra: str) -> InputError:
-    """Return the exception that says which package something needs, and how it is installed."""
-    return InputError(f"{what} needs {package}, which is not installed; {install_command(extra)}")
+def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> MissingPackageError:
+    """Return the exception that says which package something needs, how it is installed, and what to do otherwise."""
+    return MissingPackageError(f"{what} needs {package}, which is not installed; {install_command(extra)}{otherwise}")
 
 
 def checked_call(item: Item, more: Iterable[str] = ()) -> Item:

@@ -220,7 +220,7 @@ def test_it_is_loaded_by_name_alone() -> None:
     assert done.stdout.split() == ["False", "True"]
     code = "import sys; sys.modules['xarray'] = None\nimport nlflow.xarray"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert "InputError: nlflow.xarray: it needs xarray, which is not installed: " in done.stderr
+    assert "MissingPackageError: nlflow.xarray needs xarray, which is not installed; " in done.stderr
     assert "pip install 'nlflow[xarray]'" in done.stderr
 
 

@@ -113,11 +113,14 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_library_alone() -> None:
-    """Without torch and the desk: an image is denoised, a flow integrated, a minimizer found; figures are refused."""
+    """Without torch and the desk: an image is denoised, a flow integrated, a minimizer found.
+
+    What an extra brings is refused with the command that adds it, in an error that `except ImportError` catches.
+    """
     printed = run(
         """
-import sys
-for name in ("torch", "matplotlib", "PIL", "skimage", "tifffile", "typer"):
+import importlib, sys
+for name in ("torch", "matplotlib", "PIL", "skimage", "tifffile", "typer", "sklearn", "xarray"):
     sys.modules[name] = None
 import numpy as np
 import nlflow
@@ -136,19 +139,23 @@ position = nlflow.affinity(nlflow.Gaussian(width=1.0), nlflow.Grid(40, boundary=
 print(float(np.ptp(position.average(np.ones(40)))))
 image = rng.normal(size=(40, 40))
 print(nlflow.denoise(image, 1.0, quality="fast").shape, len(k._repr_html_()) > 100)
-try:
-    nlflow.plotting.new_figure()
-except nlflow.InputError as error:
-    print(error)
+for part, name in (("plotting", "new_figure"), ("attention", "attach"), ("learning", "DiffusionMap"), ("xarray", "")):
+    try:
+        getattr(importlib.import_module(f"nlflow.{part}"), name)()
+    except ImportError as error:
+        print(isinstance(error, nlflow.InputError), error)
 """
     )
-    *figures, shape, refused = printed.strip().splitlines()
+    *figures, shape, refused, layers, points, arrays = printed.strip().splitlines()
     distance, spread, rest = map(float, figures)
     assert distance < 1e-5
     assert 0 < spread < 10
     assert rest < 1e-14
     assert shape == "(40, 40) True"
-    assert re.match(r"a figure needs Matplotlib, which is not installed; .*nlflow\[plots\]", refused)
+    assert re.match(r"True a figure needs Matplotlib, which is not installed; .*nlflow\[plots\]", refused)
+    assert re.match(r"True nlflow.attention needs torch, which is not installed; .*nlflow\[attention\]", layers)
+    assert re.match(r"True nlflow.learning needs scikit-learn, which is not installed; .*nlflow\[learning\]", points)
+    assert re.match(r"True nlflow.xarray needs xarray, which is not installed; .*nlflow\[xarray\]", arrays)
 
 
 def test_what_users_make_is_copied_and_pickled() -> None:

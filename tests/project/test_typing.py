@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs/start.md", *sorted((ROOT / "docs/use").glob("*.md"))]
+PAGES += [ROOT / f"docs/howto/own_{part}.md" for part in ("integrator", "kernel", "reaction")]
 
 # torch itself has functions without types, and a name of one block is a new one in the next.
 RELAXED = ("--allow-untyped-calls", "--allow-redefinition-new", "--local-partial-types")

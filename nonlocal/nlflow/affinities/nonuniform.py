@@ -12,7 +12,7 @@ from nlflow._array import Floats, middle_of_range, power_of_two
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domains import Domain
-from nlflow.errors import InputError, NumericalError, check_memory, install_command
+from nlflow.errors import InputError, NumericalError, check_memory, not_installed
 from nlflow.kernels import Kernel, RadialKernel
 
 _MOST_DIMENSIONS = 3  # of the transforms
@@ -191,7 +191,5 @@ def _finufft() -> Any:
     try:
         import finufft
     except ImportError as error:
-        raise InputError(
-            f"method: 'nufft' needs FINUFFT, which is not installed: {install_command('nufft')}"
-        ) from error
+        raise not_installed("method: 'nufft'", "FINUFFT", "nufft") from error
     return finufft

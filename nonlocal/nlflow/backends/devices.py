@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow.backends.memory import Need, free_bytes
 from nlflow.backends.threads import one_torch_thread
-from nlflow.errors import InputError, check_choice, install_command
+from nlflow.errors import InputError, MissingPackageError, check_choice, install_command
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "cpu-tensors")
 """``cpu`` is NumPy and compiled loops, ``cpu-tensors`` is torch on the CPU, to compare a device with."""
@@ -102,8 +102,8 @@ def choose_device(name: str) -> Device:
     Raises
     ------
     InputError
-        If torch is not installed, and if there is no such device (the message names those that exist). Also for
-        ``mps``: energies and inner products are added up in float64, which it does not have.
+        If there is no such device (the message names those that exist), and for ``mps``: energies and inner products
+        are added up in float64, which it does not have. A `MissingPackageError` where torch is not installed.
     """
     check_choice("device", name, DEVICES)
     if name == "cpu":
@@ -113,7 +113,7 @@ def choose_device(name: str) -> Device:
     except (ImportError, OSError) as error:  # OSError: a library it needs is missing
         if name == "auto":
             return CPU
-        raise InputError(
+        raise MissingPackageError(
             f"device: got {name!r}, which needs torch ({error}), expected 'cpu' here; {install_command('torch')}"
         ) from error
     version = str(torch.__version__)

@@ -13,7 +13,7 @@ from typing import Any
 
 import joblib
 
-from nlflow.errors import InputError, WorkerError, check_integer, install_command, shortened, warn_caller
+from nlflow.errors import InputError, WorkerError, check_integer, not_installed, shortened, warn_caller
 
 LOCAL = "local"
 _PATIENCE = 3  # deaths in a row without a call that ended; what kills every worker will not end by itself
@@ -96,9 +96,7 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
     try:
         return importlib.import_module("distributed")
     except ImportError as error:
-        raise InputError(
-            f"scheduler: {scheduler!r} needs Dask, which is not installed ({error}); {install_command('distributed')}"
-        ) from error
+        raise not_installed(f"scheduler: {scheduler!r}", "Dask", "distributed") from error
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from .consensus import mean_shift as mean_shift
 from .ensemble import Ensemble as Ensemble
 from .ensemble import ensemble as ensemble
 from .events import Event as Event
+from .flow import Flow as Flow
 from .frames import Frames as Frames
 from .functions import FunctionOf as FunctionOf
 from .functions import FunctionValue as FunctionValue

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import ArrayT, namespace, to_numpy
 from nlflow.domains import Batch, Domain, Grid
-from nlflow.errors import FileFormatError, InputError, check_floats, check_path, install_command, shortened
+from nlflow.errors import FileFormatError, InputError, check_floats, check_path, not_installed, shortened
 from nlflow.store.encoding import misfit
 from nlflow.store.notebook import card, picture
 from nlflow.store.series import Frame, Layout
@@ -293,11 +293,11 @@ def _dims(domain: Any, shape: tuple[int, ...], method: str) -> tuple[str, ...]:
 
 
 def need_xarray(name: str) -> Any:
-    """Return xarray, which `name` needs, or raise `InputError`."""
+    """Return xarray, which `name` needs, or raise `MissingPackageError`."""
     try:
         import xarray
     except ImportError as error:
-        raise InputError(f"{name}: it needs xarray, which is not installed: {install_command('xarray')}") from error
+        raise not_installed(name, "xarray", "xarray") from error
     return xarray
 
 

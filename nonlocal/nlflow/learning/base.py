@@ -18,8 +18,8 @@ from nlflow.errors import (
     NlflowWarning,
     NumericalError,
     checked_call,
-    install_command,
     listed,
+    not_installed,
     shortened,
     warn_caller,
 )
@@ -44,7 +44,7 @@ try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
     from sklearn.utils.validation import check_is_fitted
 except ImportError as error:
-    raise ImportError(f"nlflow.learning needs scikit-learn: {install_command('learning')}") from error
+    raise not_installed("nlflow.learning", "scikit-learn", "learning") from error
 
 __all__ = [
     "GivenPoints",

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nlflow.errors import InputError, install_command
+from nlflow.errors import InputError, not_installed
 from nlflow.store.atomic import write_atomic
 
 SUFFIXES = (".mp4", ".gif")
@@ -24,9 +24,7 @@ def check_video(path: Path, rate: float) -> None:
         try:
             import av  # noqa: F401
         except ImportError as error:
-            raise InputError(
-                f"path: {str(path)!r} needs PyAV, which is not installed; {install_command('film')}, or name it .gif"
-            ) from error
+            raise not_installed(f"path: {str(path)!r}", "PyAV", "film", ", or name it .gif") from error
     elif rate > _FASTEST:
         raise InputError(f"rate: got {rate:g} for a .gif, expected {_FASTEST:g} at most; draw fewer, or name it .mp4")
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from nlflow.errors import InputError, install_command
+from nlflow.errors import InputError, not_installed
 
 INTERFACE, TORCH, SUMS = "interface", "torch", "sums"
 
@@ -135,10 +135,7 @@ def transformers_library() -> Any:
     try:
         library = importlib.import_module("transformers")
     except ImportError as error:
-        raise InputError(
-            f"transformers: got no such package ({error}), expected release {_NEEDED} or newer; "
-            f"{install_command('attention')}"
-        ) from error
+        raise not_installed("a model", f"transformers {_NEEDED} or newer", "attention") from error
     version = str(getattr(library, "__version__", "0"))
     if not (major := version.split(".")[0]).isdigit() or int(major) < _NEEDED:
         raise InputError(

@@ -30,7 +30,7 @@ from nlflow.denoising.options import OPTIONS, Options
 from nlflow.denoising.pixelwise import MOST_STEPS, Pixels, enough
 from nlflow.denoising.residual import Figures, Looked, figures_in, milder, places_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, check_memory, checked_call, install_command, warn_caller
+from nlflow.errors import InputError, check_memory, checked_call, not_installed, warn_caller
 from nlflow.store.encoding import digest
 from nlflow.store.identity import described
 
@@ -203,13 +203,11 @@ def counts_only(noise: Any, sigma: Any, strength: float, what: str) -> Noise | N
 
 
 def need_dask() -> None:
-    """Raise `InputError` without Dask."""
+    """Raise `MissingPackageError` without Dask."""
     try:
         import dask.array  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            f"image: arrays in blocks need Dask, which is not installed ({error}); {install_command('distributed')}"
-        ) from error
+        raise not_installed("image: an array in blocks", "Dask", "distributed") from error
 
 
 def _blocks(image: Any, channel_axis: Any, axes: Any, spacing: Any) -> tuple[Blocks, Axes]:

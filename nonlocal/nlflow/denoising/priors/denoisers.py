@@ -12,7 +12,7 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.denoising.api import denoise
 from nlflow.denoising.options import OPTIONS, QUALITIES
-from nlflow.errors import InputError, NumericalError, check_choice, check_number, shortened
+from nlflow.errors import InputError, MissingPackageError, NumericalError, check_choice, check_number, shortened
 from nlflow.functionals.energies import E
 
 Array = NDArray[Any]
@@ -24,8 +24,8 @@ _OPTIONS = ("channel_axis", "axes", "spacing", "mask", "keep", "preserve_range",
 def base(module: str, name: str, install: str) -> Any:
     """Return a class to derive an adapter from.
 
-    Where its package is missing it is one that cannot be instantiated: that raises `InputError` with the command that
-    installs the package. So adapters can be imported, and documented, without it.
+    Where its package is missing it is one that cannot be instantiated: that raises `MissingPackageError` with the
+    command that installs the package. So adapters can be imported, and documented, without it.
     """
     try:
         return getattr(importlib.import_module(module), name)
@@ -34,7 +34,7 @@ def base(module: str, name: str, install: str) -> Any:
 
     class Missing:
         def __new__(cls, *_: Any, **__: Any) -> Any:
-            raise InputError(message)
+            raise MissingPackageError(message)
 
     return Missing
 

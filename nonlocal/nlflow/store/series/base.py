@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import FileFormatError, InputError, format_bytes, not_installed
+from nlflow.errors import FileFormatError, MissingPackageError, format_bytes, not_installed
 from nlflow.store.atomic import remove
 
 if TYPE_CHECKING:
@@ -199,6 +199,6 @@ def described(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def missing(package: str, extra: str, path: Path) -> InputError:
+def missing(package: str, extra: str, path: Path) -> MissingPackageError:
     """Return the error of a format whose package is not installed."""
     return not_installed(f"path: {str(path)!r}", package, extra)
