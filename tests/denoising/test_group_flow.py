@@ -438,6 +438,7 @@ def test_the_relaxed_step_is_for_groups_alone() -> None:
         (lambda: flow(across=-0.1), "across: got -0.1"),
         (lambda: flow(across=1.1), "across: got 1.1, expected a share, at most 1"),
         (lambda: flow(origin=(5, 5)), r"origin: got \(5, 5\) .*expected a part that lies within"),
+        (lambda: Lattice.of((3, 29), SMALL_IMAGE, (20, 0), (26, 29)), "shape: got a part of 3 samples at 20 of 26"),
         (lambda: Grouping(0, 4, 3, 2), "patch: got 0"),
         (lambda: Grouping(4, 0, 3, 2), "neighbours: got 0"),
         (lambda: Grouping(4, 4, -1, 2), "radius: got -1"),

@@ -77,6 +77,12 @@ def test_the_mean_is_the_variance():
         assert spectrum_of_signal(noise)[0].mean() == pytest.approx(np.var(noise), rel=0.1)
 
 
+def test_a_steep_spectrum_is_not_continued_beyond_what_was_measured() -> None:
+    for seed in (0, 2):  # means of four samples, whose power falls to 0 and would be continued to 85 times the variance
+        noise = np.convolve(np.random.default_rng(seed).normal(size=2003), np.full(4, 0.5), "valid")
+        assert spectrum_of_signal(noise)[0].mean() == pytest.approx(np.var(noise), rel=0.3)
+
+
 @pytest.mark.slow
 def test_white_noise_is_none():
     rng = np.random.default_rng(0)

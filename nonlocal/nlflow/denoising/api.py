@@ -155,16 +155,17 @@ def denoise(
     -----
     ``pixels`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
     precision, up to 250 MB: beyond that weights are computed anew at each average. Groups cost O(G ((2 r + 1)^n D + m
-    D^2 + D^3)) a step for G groups of m patches of D samples and some 100 bytes a node and channel. Single precision is
-    used up to a range of 10^4 sigma (``pixels``) and of 90 sigma (``balanced`` and ``best``), and by ``fast`` in any
-    range, for float64 input too; groups that are far from well conditioned are filtered in double precision all the
-    same. The result scales and shifts with the input, and has the same bits for any number of threads. On another
-    processor it is the same to a bound (docs/processors.md).
+    D^2 + D^3)) a step for G groups of m patches of D samples, and of a large image in single precision some 60
+    (``fast``), 80 (``balanced``) and 140 bytes (``best``) a node and channel, of a small one up to three times as many.
+    Single precision is used up to a range of 10^4 sigma (``pixels``) and of 90 sigma (``balanced`` and ``best``), and
+    by ``fast`` in any range, for float64 input too; groups that are far from well conditioned are filtered in double
+    precision all the same. The result scales and shifts with the input, and has the same bits for any number of
+    threads. On another processor it is the same to a bound (docs/processors.md).
 
     What nobody has asked to fill in stays as it is, to the last bit: NaN; the samples that a masked array hides, which
     gives a masked array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of the range, in
-    areas, that no other sample comes near, or the only value that repeats. The last is a guess, of which a warning
-    tells; a `mask` says all that is missing in its place. The other channels of such a pixel stay, too. An alpha
+    areas, that no other sample comes near, or the only value that repeats. Such a value is a guess, of which a warning
+    tells; with a `mask` no value is guessed. The other channels of such a pixel stay, too. An alpha
     channel stays, and what it hides counts as missing. All of this is told in ``info.given``. A mosaic of colours (the
     raw picture of a camera) is denoised as it is, with the noise between samples of one colour. Wrapped phases and
     label images are refused, unless `sigma` or `noise` is given.

@@ -151,6 +151,11 @@ class Lattice:
             Where these samples lie in a larger image, and its shape: references are those of the larger image.
         run : int
             References of a job, at most.
+
+        Raises
+        ------
+        InputError
+            For a part that does not lie within the whole, or holds no reference.
         """
         own, start = three(shape), three(origin, 0)
         large = own if whole is None else three(whole)
@@ -207,6 +212,11 @@ def _references(n: int, patch: int, stride: int, start: int, size: int) -> tuple
     """Return how many references of the larger image lie before this part, and those within it."""
     places = reference_positions(size - patch, min(stride, patch)).astype(np.int64) - start
     inside = np.flatnonzero((places >= 0) & (places <= n - patch))
+    if not len(inside):
+        raise InputError(
+            f"shape: got a part of {n} samples at {start} of {size} that holds no reference of patches of {patch}, "
+            "expected a larger part"
+        )
     return int(inside[0]), places[inside[0] : inside[-1] + 1]
 
 

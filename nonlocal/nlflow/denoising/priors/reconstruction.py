@@ -186,7 +186,7 @@ def reconstruct(
     ``hqs``
         Half-quadratic splitting. x = argmin |A x - f|^2 / (2 sigma^2) + mu |x - z|^2 / (2 s^2), then z = D(x); the
         estimate is z. With a strength that falls it is plug-and-play as Zhang et al. 2021 have it. With one strength
-        fixed points belong to mu times the Moreau envelope of R in place of mu R.
+        x minimizes with mu times the Moreau envelope of R in place of mu R, and z is D of it.
     ``admm``
         z = D(v), x as above near 2 z - v, and v + x - z in place of v (Douglas-Rachford, which is ADMM in another
         variable); the estimate is z. The change is |x - z|: how far the estimate that fits the data and the one that
@@ -244,9 +244,9 @@ def reconstruct(
     Notes
     -----
     Convergence with one strength is known for a D that is a proximal map of a convex function, such as a linear
-    symmetric filter with eigenvalues in (0, 1]: then D is firmly nonexpansive, the first three methods minimize the
-    energy above (``hqs`` and ``red`` that with the envelope, which for a linear D is <u, u - D u> / (2 s^2)), and
-    converge (Combettes and Wajs 2005, doi 10.1137/050626090; Lions and Mercier 1979, doi 10.1137/0716071). It is also
+    symmetric filter with eigenvalues in (0, 1]: then D is firmly nonexpansive, and all methods converge. ``admm`` and
+    ``forward-backward`` minimize the energy above, ``red`` that with the envelope, which for a linear D is
+    <u, u - D u> / (2 s^2), and ``hqs`` gives D of what ``red`` does (Combettes and Wajs 2005, doi 10.1137/050626090; Lions and Mercier 1979, doi 10.1137/0716071). It is also
     known for ``admm`` and ``forward-backward`` where D - I is a contraction and the misfit strongly convex (Ryu et al.
     2019, arXiv 1905.05406), and for ``red`` where D is nonexpansive (Reehorst and Schniter 2019, arXiv 1806.02296, who
     show as well that the field of RED is the gradient of an energy only if the Jacobian of D is symmetric). The flow

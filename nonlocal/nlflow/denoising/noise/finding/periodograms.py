@@ -52,9 +52,9 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
     its own error (the rule of Lepski 1991, doi 10.1137/1135065). Some rounds make the noise consistent.
 
     Structure is slow in most windows of most signals. Below two steps (1/16 of a cycle a sample, 1/32 in long
-    recordings) the spectrum is therefore continued as a power of the frequency where less is measured by that. A hump
-    of less than half of the frequencies is taken for a tone of the signal. Neighbouring frequencies are averaged, so
-    that a cliff in the spectrum is seen blurred.
+    recordings) the spectrum is therefore continued as a power of the frequency, but not beyond the mean power of all
+    windows there, structure with it. A hump of less than half of the frequencies is taken for a tone of the signal.
+    Neighbouring frequencies are averaged, so that a cliff in the spectrum is seen blurred.
 
     A rise towards an end of the spectrum within less than half of the frequencies counts as a hump too, for it is what
     slow structure looks like: with noise as steep as 1 / f `sure` stays near 2/3, and steeper noise is often not told
@@ -132,6 +132,8 @@ def look_at_spectrum(samples: Any, missing: NDArray[np.bool_] | None = None) -> 
     off = np.abs(smooth[middle] - level) > np.maximum(OfRecordings.white * blur[middle], OfRecordings.flat)
     told = (kept & alike)[OfRecordings.slow :]
     found = np.exp(_continued(smooth, len(values)))
+    slow = slice(0, OfRecordings.slow)
+    found[slow] = np.minimum(found[slow], squares[:, slow].mean(axis=0))  # noise has no more than noise and structure
     sure = float(found[OfRecordings.slow :][told].sum() / found[OfRecordings.slow :].sum())
     least = float((smooth + blur)[OfRecordings.slow :].min()) if off.any() else float(level)
     whole = np.concatenate([found, found[-2:0:-1]])
