@@ -245,12 +245,13 @@ def reconstruct(
     -----
     Convergence with one strength is known for a D that is a proximal map of a convex function, such as a linear
     symmetric filter with eigenvalues in (0, 1]: then D is firmly nonexpansive, and all methods converge. ``admm`` and
-    ``forward-backward`` minimize the energy above, ``red`` that with the envelope, which for a linear D is
-    <u, u - D u> / (2 s^2), and ``hqs`` gives D of what ``red`` does (Combettes and Wajs 2005, doi 10.1137/050626090; Lions and Mercier 1979, doi 10.1137/0716071). It is also
-    known for ``admm`` and ``forward-backward`` where D - I is a contraction and the misfit strongly convex (Ryu et al.
-    2019, arXiv 1905.05406), and for ``red`` where D is nonexpansive (Reehorst and Schniter 2019, arXiv 1806.02296, who
-    show as well that the field of RED is the gradient of an energy only if the Jacobian of D is symmetric). The flow
-    of `nlflow.denoise` looks for its groups anew in each call; nothing of this is known for it, so use a schedule.
+    ``forward-backward`` minimize the energy above, ``red`` that with the envelope, which for a linear D is <u, u - D u>
+    / (2 s^2), and ``hqs`` gives D of what ``red`` does (Combettes and Wajs 2005, doi 10.1137/050626090; Lions and
+    Mercier 1979, doi 10.1137/0716071). It is also known for ``admm`` and ``forward-backward`` where D - I is a
+    contraction and the misfit strongly convex (Ryu et al. 2019, arXiv 1905.05406), and for ``red`` where D is
+    nonexpansive (Reehorst and Schniter 2019, arXiv 1806.02296, who show as well that the field of RED is the gradient
+    of an energy only if the Jacobian of D is symmetric). The flow of `nlflow.denoise` looks for its groups anew in each
+    call; nothing of this is known for it, so use a schedule.
 
     An iteration costs one call of the denoiser and, except for ``forward-backward``, some ten to some hundred
     applications of A and A': about |A| s / sigma / sqrt(mu) times half the logarithm of 2 / rtol.
