@@ -295,7 +295,7 @@ def check_number(
     name : str
         The argument's name, for the message.
     value : object
-        What the caller got. Booleans, strings, complex numbers and arrays with more than one element are refused.
+        What the caller got. Booleans, strings, complex numbers and arrays with axes are refused.
     minimum : float
         Smallest allowed value (excluded when `strict`).
     below : float
@@ -370,9 +370,9 @@ def check_array(
 ) -> Any:
     """Return `value` as a real floating-point array with finite entries, or raise `InputError` naming `name`.
 
-    NumPy arrays and sequences become NumPy arrays; arrays of other namespaces (torch) are kept as they are. Integers
-    and booleans become float64, float16 becomes float32 (half precision loses the digits that averages need), and
-    float32 and float64 are kept. The values are not rescaled.
+    NumPy arrays and sequences become NumPy arrays, tensors of torch stay tensors. Integers and booleans, and longer
+    floats, become float64 (of tensors they are refused), shorter ones float32 (half precision loses the digits that
+    averages need), and float32 and float64 are kept. The values are not rescaled.
 
     `hint` ends the message about another kind of array; `missing` says what to do where samples are missing.
 

@@ -286,7 +286,7 @@ def test_the_first_column_of_a_table(tmp_path: Path) -> None:
     assert media.notes[0].endswith(
         "column 'depth' is strictly increasing and is kept as it is; give --axes first-column=denoise if it is data"
     )
-    assert "steps of 'depth' are unequal" in media.notes[1]
+    assert "steps of column 'depth' are unequal" in media.notes[1]
     data = files.read(path, first_column="denoise")
     assert (data.time, data.columns, data.notes) == (None, ("depth", "x", "y"), ())
     path.write_text("4,1\n3,2\n2,5\n")

@@ -216,6 +216,9 @@ def test_archives_keep_arrays_as_they_are(tmp_path: Path) -> None:
         assert np.array_equal(loaded[name], array)
     assert (meta["kind"], meta["format"], meta["number"]) == ("mine", FORMAT, 0.1)
     assert np.isnan(meta["nan"])
+    with pytest.raises(InputError, match=r"^a: got an array of object, expected numbers, booleans or text"):
+        save_archive(tmp_path / "objects", {"a": np.array([None])}, {"kind": "mine"})  # would be a pickle
+    assert not (tmp_path / "objects").exists()
 
 
 # --- what is not what it says ----------------------------------------------------------------------------------------

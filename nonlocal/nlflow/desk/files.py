@@ -132,6 +132,8 @@ def found_format(path: Path) -> tuple[str, list[str]]:
         raise missing(path)
     if not got:
         got, way = foreign(path, path.suffix.lower())
+    if not got and path.is_dir():
+        got, way = "a folder", "name a file in it, or give axes (ZYX, TYX) where it holds the pictures of one stack"
     got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
     raise file_error(path, got, f"one of {READABLE}", way or "export it as one of them from the program that made it")
 
@@ -327,7 +329,7 @@ def read(
         Needed for a two-dimensional array that is a signal (N, C); otherwise the file decides.
     channel_axis : int, optional
         Axis of the channels in an array (NPY, NPZ, MAT, HDF5). By default the last one if the array is
-        three-dimensional with 2 to 4 entries there, and none otherwise.
+        three-dimensional with 2 to 4 entries there; other arrays of three dimensions need it, or `axes`.
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns in a CSV file. By default it is kept if its name is one of times,
         or if it is strictly monotone.

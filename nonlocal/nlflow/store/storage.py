@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.backends.machine import environment
-from nlflow.errors import FileFormatError, check_memory, check_path, shortened
+from nlflow.errors import FileFormatError, InputError, check_memory, check_path, shortened
 from nlflow.store.atomic import write_atomic
 from nlflow.store.encoding import decode, digest, encode
 from nlflow.store.npy import read_array
@@ -43,10 +43,14 @@ def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> No
     """Write arrays of numbers, booleans or text and a JSON description with its ``kind`` to an npz archive.
 
     A file of that name is always whole, the old one or the new one. The description gets the format, the versions
-    that write it and a SHA-256 of everything. `FileFormatError` when the folder is missing, not writable or full.
+    that write it and a SHA-256 of everything. `FileFormatError` when the folder is missing, not writable or full;
+    `InputError` for arrays of objects, which only a pickle holds.
     """
     about = {"format": FORMAT, "versions": environment()["versions"], **meta}
     kept = {name: np.asarray(array) for name, array in arrays.items()}
+    for name, array in kept.items():
+        if array.dtype.kind not in _KINDS:
+            raise InputError(f"{name}: got an array of {array.dtype}, expected numbers, booleans or text")
     text = encode({**about, "sha256": _digest(kept, about)}, indent=None)
     packed = {_META: np.frombuffer(text.encode(), dtype=np.uint8), **kept}
     # numpy types the names of the arrays as if they were its own keywords.

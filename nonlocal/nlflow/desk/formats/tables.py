@@ -169,8 +169,7 @@ def chosen(
         notes.append(f"{path}: {told[0]} {why}is kept as it is{remedy}")
         steps = np.ones(1) if scale is None else np.diff(scale)
         if len(steps) and not np.allclose(steps, steps[0], rtol=0.01, atol=0):
-            notes.append(f"{path}: the steps of {told[0].removeprefix('column ')} are unequal; the samples count as "
-                         "equally spaced")  # fmt: skip
+            notes.append(f"{path}: the steps of {told[0]} are unequal; the samples count as equally spaced")
     elif found == [0] and trend:
         notes.append(f"{path}: {told[0]} is strictly {trend} and is denoised all the same, since there is no other")
     samples = [c for c in found if not (kept and c == 0)]
