@@ -502,7 +502,8 @@ def check_output(target: str | os.PathLike[str] | Writing, media: Media) -> tupl
     else:
         got = FORMATS[form].check(media, writing)
     if got:
-        raise FileFormatError(f"{path}: {form.upper()} files cannot hold {got}; name the output {instead}")
+        name = (path.suffix[1:] if form == "video" else form).upper()
+        raise FileFormatError(f"{path}: {name} files cannot hold {got}; name the output {instead}")
     names = left_out(form, media, writing)
     told = FORMATS[form].notes(media, writing)
     if not names:

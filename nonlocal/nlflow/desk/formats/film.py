@@ -508,7 +508,7 @@ def check(media: Media, writing: Writing) -> str:
     choose(writing, info)
     own = media.extras.get("video", {})
     if writing.path.suffix.lower() == ".avi" and _varies(own.get("times", ()), info):
-        return "frames at unequal times"
+        return "frames at unequal times (MKV files can)"
     return ""
 
 
