@@ -157,7 +157,10 @@ class Interaction:
 
     @property
     def beside_far(self) -> tuple[Expression, float]:
-        """W less its limit, as an expression of the squared distance, and the distance beyond which it is 0."""
+        """W less its limit, as an expression of the squared distance, and the distance beyond which that is nothing.
+
+        Nothing is 10^-17 of its largest value; the distance is infinite where it does not fall so far.
+        """
         rest = self._potential + as_expression(-self.far)
         return away_from_zero(base_two(simplified(rest))), _last(lambda r: self(r) - self.far, 1e-17)
 
