@@ -62,7 +62,7 @@ Columns of table.csv (--out) and of --json alone
 Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
 --no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
 nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning tells when --neutreno
-with --explicit is beyond the stable range.
+with --explicit is beyond the stable range (with spectra).
 
 --sweep measures which cure helps the model at its task: the term in both forms, removal of similarity, centring,
 FeatScale, AttnScale, temperature, LayerScale and another spectrum of W_V W_O, in all layers and in the last half, each
