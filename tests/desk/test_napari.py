@@ -170,7 +170,7 @@ def test_what_is_no_picture_is_refused_by_name(image: Any) -> None:
     refused("layer: got 'cells' of 2 scales", image([NOISY, NOISY[::2, ::2]], name="cells"))
     refused("takes: got 'volumes' for a layer of shape", good, Settings("volumes"))
     refused("takes: got 'slices', expected one of 'planes'", good, Settings("slices"))
-    refused("channel_axis: got 2, expected an axis of a layer of 2", good, Settings(channel_axis=2))
+    refused("channel_axis: got 2, expected an axis of an array of 2", good, Settings(channel_axis=2))
     colours = image(np.zeros((9, 9, 3), np.uint8), name="colours", rgb=True)
     refused("channel_axis: got 0 for an RGB layer", colours, Settings(channel_axis=0))
     refused("sigma: got -1", good, Settings(sigma=-1.0))

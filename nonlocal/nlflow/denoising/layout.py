@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, on_host
-from nlflow.errors import InputError, check_array, check_dense, check_floats, check_integer, warn_caller
+from nlflow.domains.samples import check_axis
+from nlflow.errors import InputError, check_array, check_dense, check_floats, warn_caller
 
 _LETTERS = "TZYX"
 _LEAST = 8  # samples along each axis of an array that is taken for a volume without being told
@@ -168,16 +169,6 @@ class Axes:
             f"{name}: got shape {tuple(given.shape)}, expected {self.spatial}, that of an item without channels, or "
             f"{self.shape}"
         )
-
-
-def check_axis(ndim: int, channel_axis: Any) -> int | None:
-    """Return the axis of the channels counted from 0, or raise `InputError`."""
-    if channel_axis is None:
-        return None
-    axis = check_integer("channel_axis", channel_axis)
-    if not -ndim <= axis < ndim:
-        raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {ndim} dimensions")
-    return axis % ndim
 
 
 def shape_of(name: str, value: Any) -> tuple[int, ...]:

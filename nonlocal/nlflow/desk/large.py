@@ -20,11 +20,12 @@ from nlflow.backends import workers as _workers
 from nlflow.backends.machine import version
 from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised, need_dask
-from nlflow.denoising.layout import Axes, check_axis
+from nlflow.denoising.layout import Axes
 from nlflow.denoising.options import Options
 from nlflow.desk.apart import call
 from nlflow.desk.foreign import check_links, links_in, strange_codecs
 from nlflow.desk.formats.tiff_pages import NODATA, check_compression, check_own, no_data_value, opened
+from nlflow.domains.samples import check_axis
 from nlflow.errors import (
     FileFormatError,
     InputError,

@@ -18,6 +18,16 @@ _EVEN = 8  # numbers from which on equal steps are none by chance
 _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
+def check_axis(ndim: int, channel_axis: Any) -> int | None:
+    """Return the axis of the channels counted from 0, or raise `InputError`."""
+    if channel_axis is None:
+        return None
+    axis = check_integer("channel_axis", channel_axis)
+    if not -ndim <= axis < ndim:
+        raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {ndim} dimensions")
+    return axis % ndim
+
+
 def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[NDArray[Any], Any]:
     """Return the input as (..., C) in its computing precision, and how to give a result the input's shape.
 
@@ -36,11 +46,9 @@ def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[
             f"image: got {array.ndim} dimension(s) (shape {array.shape}) with channel_axis={channel_axis}, expected "
             f"one to three{besides}: a signal, an image or a volume; denoise its volumes one by one"
         )
-    if channel_axis is None:
+    axis = check_axis(array.ndim, channel_axis)
+    if axis is None:
         return np.ascontiguousarray(array)[..., None], lambda result: result[..., 0]
-    axis = check_integer("channel_axis", channel_axis)
-    if not -array.ndim <= axis < array.ndim:
-        raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {array.ndim} dimensions")
     return np.ascontiguousarray(np.moveaxis(array, axis, -1)), lambda result: np.moveaxis(result, -1, axis)
 
 

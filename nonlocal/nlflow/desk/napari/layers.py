@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from nlflow.denoising import DenoiseInfo, denoise
 from nlflow.denoising.columns import each_item
 from nlflow.desk.terminal import warnings_kept
-from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, check_choice, check_integer
+from nlflow.domains.samples import check_axis, rounded
+from nlflow.errors import InputError, check_choice
 
 Array = NDArray[Any]
 
@@ -170,12 +170,7 @@ def _channel(given: int | None, ndim: int, rgb: bool) -> int | None:
             raise InputError(f"channel_axis: got {given} for an RGB layer, whose colours are its channels; leave it "
                              "out")  # fmt: skip
         return ndim - 1
-    if given is None:
-        return None
-    axis = check_integer("channel_axis", given)
-    if not -ndim <= axis < ndim:
-        raise InputError(f"channel_axis: got {axis}, expected an axis of a layer of {ndim} axes")
-    return axis % ndim
+    return check_axis(ndim, given)
 
 
 def _around(place: float, length: int, width: int) -> slice:
