@@ -100,6 +100,36 @@ def test_the_magnified_part_is_where_the_result_changes() -> None:
     assert "shaded" in figure.axes[1].get_title(loc="left")
 
 
+def test_the_magnified_part_of_an_image_has_noise_beside_edges() -> None:
+    """Not noise alone, nor the densest texture, nor what opacity hides, which is white in every panel."""
+    rows, columns = np.mgrid[:300, :400]
+    result = np.where(columns < 200, 10.0, 20.0)  # one edge
+    result[:, 280:] += 100 * (columns[:, 280:] % 2)  # texture, of which little is removed
+    hidden = rows < 140
+    removed = RNG.standard_normal(result.shape) * np.where(columns < 280, 3, 1) * np.where(hidden, 9, 1)
+    figure = comparison_figure(result + removed, result, channel_axis=None, sigma=3, hidden=hidden)
+    whole, part = figure.axes[:3], figure.axes[3:6]
+    corner = [round(n + 0.5) for n in whole[0].patches[0].get_xy()]
+    assert corner[0] < 200 < corner[0] + 160 <= 300
+    assert corner[1] >= 140
+    assert part[0].get_title(loc="left").startswith(f"rows {corner[1]}:{corner[1] + 120}, columns {corner[0]}:")
+    inside = np.s_[corner[1] : corner[1] + 120, corner[0] : corner[0] + 160]
+    np.testing.assert_array_equal(part[1].images[0].get_array(), result[inside])
+    np.testing.assert_allclose(part[2].images[0].get_array(), removed[inside])
+    assert part[0].images[0].get_clim() == part[1].images[0].get_clim()
+    assert part[2].images[0].get_clim() == (-9, 9)
+    for axis in whole:
+        np.testing.assert_array_equal(np.asarray(axis.images[-1].get_array())[..., 3] == 1, hidden)
+    assert "missing" not in whole[0].get_title()
+
+
+@pytest.mark.slow
+def test_images_without_a_telling_part() -> None:
+    for image, sigma in ((np.zeros((400, 400)), 0), (np.full((400, 400), np.nan), 1), (np.ones((2, 500)), 1)):
+        figure = comparison_figure(image, np.zeros_like(image), channel_axis=None, sigma=sigma)
+        assert render(figure, "png").startswith(b"\x89PNG")
+
+
 def test_psnr() -> None:
     clean = np.zeros((4, 4), np.uint8)
     assert psnr(clean, np.full((4, 4), 25.5)) == pytest.approx(20)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nlflow.denoising.quality import psnr
 from nlflow.errors import InputError
@@ -22,6 +24,16 @@ _NOISY, _RESULT, _CLEAN, _RESIDUAL = "0.72", "#0b5394", "#d1711c", "0.6"
 MISSING, KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
 _MAX_ROWS = 3  # channels of a signal that are drawn
 _LONG = 1200  # samples from which on a signal gets a magnified part
+_WIDE, _PART = 384, 160  # longest sides: from which on a picture gets a magnified part, and of that part
+_FRAME = "#e6b800"
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Which samples are drawn apart: those that were kept, and those that nobody sees (H, W)."""
+
+    kept: Array
+    hidden: Array
 
 
 def comparison_figure(
@@ -33,14 +45,16 @@ def comparison_figure(
     clean: Array | None = None,
     missing: Array | None = None,
     kept: Array | None = None,
+    hidden: Array | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw the noisy data, the denoised result and their difference.
 
     Images are side by side in the grey scale of the noisy data. The residual, the mean over the channels, has colours
-    around 0 that end at 3 `sigma`. Signals are drawn over each other, with the residual below. A long signal gets a
-    magnified part, where the result changes most. Missing samples are coloured (in a signal shaded) and have no
-    residual. Kept samples have an outline (in a signal a bar below).
+    around 0 that end at 3 `sigma`. Signals are drawn over each other, with the residual below. Long signals and large
+    images get a magnified part: of a signal where the result changes most, of an image where much was removed beside
+    edges. Missing samples are coloured (in a signal shaded) and have no residual. Kept samples have an outline (in a
+    signal a bar below).
 
     Parameters
     ----------
@@ -57,6 +71,8 @@ def comparison_figure(
     missing, kept : numpy.ndarray, optional
         Where samples were missing, and where they were not changed (bool), in the shape of the data or without the
         axis of channels.
+    hidden : numpy.ndarray, optional
+        Pixels of an image that its opacity hides (H, W): they stay white, whether they are missing or not.
     title : str, optional
         Heading of the figure.
 
@@ -79,7 +95,8 @@ def comparison_figure(
     given, denoised = channels_last(noisy, channel_axis), channels_last(result, channel_axis)
     reference = None if clean is None else channels_last(clean, channel_axis)
     holes = over_channels("missing", missing, given, channel_axis)
-    outlined = np.asarray(over_channels("kept", kept, given, channel_axis).any(axis=-1))
+    marks = _Marks(*(over_channels(name, marked, given, channel_axis).any(axis=-1)
+                     for name, marked in (("kept", kept), ("hidden", hidden))))  # fmt: skip
     holes |= ~np.isfinite(given)
     quality = ["", ""]
     if clean is not None and np.ndim(sigma) == 0:  # channels of different noise have different units
@@ -88,7 +105,7 @@ def comparison_figure(
     figure = new_figure(title=title)
     shown = np.where(holes, np.nan, given)
     draw = _draw_images if spatial == 2 else _draw_signals
-    draw(figure, shown, denoised, reference, outlined, np.asarray(sigma, np.float64), quality)
+    draw(figure, shown, denoised, reference, marks, np.asarray(sigma, np.float64), quality)
     return figure
 
 
@@ -152,19 +169,22 @@ def in_sigmas(bar: Colorbar, sigma: float) -> None:
 
 
 def _draw_images(
-    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, levels: Array, quality: list[str]
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, marks: _Marks, levels: Array, quality: list[str]
 ) -> None:
     height, width, channels = noisy.shape
     sigma = float(levels.max())
     count = 3 if clean is None else 4
-    # One row for upright and square images, one column for panoramas, two by two for four panels.
-    columns = 1 if width > 2.2 * height else (2 if count == 4 else 3)
-    rows = -(-count // columns)
+    residual = (noisy - result).mean(axis=-1)
+    seen = np.isfinite(noisy).all(axis=-1) & ~marks.hidden
+    part = _telling_part(residual, result, seen) if max(height, width) > _WIDE else None
+    # One row for upright and square images, one column for panoramas, two by two for four panels without a part.
+    columns = 1 if width > 2.2 * height else (2 if count == 4 and part is None else count)
+    rows = -(-count // columns) * (1 if part is None else 2)
     side = 4.2 if columns > 1 else 8.0
     figure.set_size_inches(columns * side + 0.9, rows * (side * min(max(height / width, 0.12), 2.0) + 0.45) + 0.2)
-    missing = np.asarray(np.isnan(noisy).any(axis=-1))
     low, high = range_of(noisy, result)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    missing = ~(seen | marks.hidden)
     share = f", {missing.mean():.1%} missing (magenta)" if missing.any() else ""
     panels = [(f"noisy{quality[0]}{share}", noisy), (f"denoised{quality[1]}", result)]
     panels += [] if clean is None else [("clean", clean)]
@@ -172,25 +192,105 @@ def _draw_images(
         show_values(axis, array, low, high)
         name += f" (mean of {channels} channels)" if channels not in (1, 3) else ""
         axis.set_title(name, fontsize=10)
-    if missing.any():
-        axes[0].imshow(missing[..., np.newaxis] * np.array(MISSING))
-    residual = (noisy - result).mean(axis=-1)
-    axis = axes[len(panels)]
+    axis = axes[count - 1]
     shown = show_residual(axis, residual, residual_limit(residual, sigma))
-    marks = ["missing: grey"] if missing.any() else []
-    if kept.any() and not kept.all():
-        marks.append("kept: outlined")
+    told = ["missing: grey"] if missing.any() else []
+    if marks.kept.any() and not marks.kept.all():
+        told.append("kept: outlined")
         for panel in (axes[0], axis):
-            panel.contour(kept, levels=[0.5], colors=[KEPT], linewidths=1.0)
-    axis.set_title("\n".join([residual_name(channels, sigma), *([", ".join(marks)] if marks else [])]), fontsize=10)
-    bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.02, extend="both")
-    in_sigmas(bar, sigma)
+            panel.contour(marks.kept, levels=[0.5], colors=[KEPT], linewidths=1.0)
+    axis.set_title("\n".join([residual_name(channels, sigma), *([", ".join(told)] if told else [])]), fontsize=10)
+    if part is not None:
+        pictures = [array[part] for _, array in panels]
+        _draw_part(axes, part, pictures, residual[part], (low, high), residual_limit(residual, sigma))
+    for panels_of, shown_of in ((axes[:count], np.s_[:, :]), (axes[-count:], part)):
+        if shown_of is not None:
+            _cover(panels_of, missing[shown_of], marks.hidden[shown_of])
+    ends = axis if part is None else [axis, axes[-1]]
+    in_sigmas(figure.colorbar(shown, ax=ends, fraction=0.046, pad=0.02, extend="both"), sigma)
     for axis in axes:
         axis.set_axis_off()
 
 
+def _draw_part(
+    axes: NDArray[Any],
+    part: tuple[slice, slice],
+    pictures: list[Array],
+    residual: Array,
+    limits: tuple[float, float],
+    far: float,
+) -> None:
+    """Frame a part in the first half of some panels, and show it in the second half, the residual last."""
+    rows, columns = part
+    corner, size = (columns.start, rows.start), (columns.stop - columns.start, rows.stop - rows.start)
+    whole, magnified = axes[: len(axes) // 2], axes[len(axes) // 2 :]
+    for axis in whole:
+        axis.add_patch(_frame(corner, size))
+    low, high = _contrast(pictures[0], limits)
+    for axis, picture in zip(magnified, pictures, strict=False):
+        show_values(axis, picture, low, high, interpolation="nearest")
+    show_residual(magnified[len(pictures)], residual, far, interpolation="nearest")
+    times = (limits[1] - limits[0]) / (high - low)
+    stronger = f", contrast × {times:.1f}" if times > 1.1 else ""
+    name = f"rows {rows.start}:{rows.stop}, columns {columns.start}:{columns.stop}{stronger}"
+    magnified[0].set_title(name, fontsize=9, loc="left")
+
+
+def _cover(axes: NDArray[Any], missing: Array, hidden: Array) -> None:
+    """Colour what is missing in the first of some panels, and what nobody sees in all."""
+    if missing.any():
+        axes[0].imshow(missing[..., np.newaxis] * np.array(MISSING))
+    if hidden.any():
+        for axis in axes:
+            axis.imshow(hidden[..., np.newaxis] * np.ones(4))
+
+
+def _frame(corner: tuple[int, int], size: tuple[int, int]) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((corner[0] - 0.5, corner[1] - 0.5), *size, fill=False, edgecolor=_FRAME, linewidth=1.2)
+
+
+def _contrast(picture: Array, limits: tuple[float, float]) -> tuple[float, float]:
+    """Return the range in which a part of a picture is shown: most of its samples, but at least a quarter of all."""
+    seen = picture[np.isfinite(picture)]
+    if not seen.size or not limits[1] > limits[0]:
+        return limits[0], max(limits[1], limits[0] + 1.0)
+    low, high = (float(value) for value in np.quantile(seen, [0.002, 0.998]))
+    more = max((limits[1] - limits[0]) / 4 - (high - low), 0.0) / 2
+    low = min(max(low - more, limits[0]), limits[1] - (high - low) - 2 * more)
+    return low, min(max(high + more, low + (limits[1] - limits[0]) / 4), limits[1])
+
+
+def _telling_part(residual: Array, result: Array, seen: Array) -> tuple[slice, slice]:
+    """Return rows and columns of a part shaped like the picture, where much was removed beside edges that stayed.
+
+    More than twice the edges of most parts count as no more: texture hides noise.
+    """
+    shape = residual.shape
+    sides = [max(min(round(n * _PART / max(shape)), n), 1) for n in shape]
+    steps = [max(n // 2, 1) for n in sides]
+    slopes = np.zeros(shape)
+    for axis in (0, 1):
+        change = np.abs(np.diff(result, axis=axis)).mean(axis=-1)
+        slopes[tuple(slice(0, n) for n in change.shape)] += change
+    removed, kept = (_sums(np.where(seen, values, 0.0), sides, steps) for values in (residual**2, slopes))
+    row, column = np.unravel_index(np.argmax(removed * np.minimum(kept, 2 * np.median(kept))), removed.shape)
+    first = (int(row) * steps[0], int(column) * steps[1])
+    return slice(first[0], first[0] + sides[0]), slice(first[1], first[1] + sides[1])
+
+
+def _sums(values: Array, sides: list[int], steps: list[int]) -> Array:
+    """Return the sums over windows of these sides, one at each step, that lie inside."""
+    for axis, (side, step) in enumerate(zip(sides, steps, strict=True)):
+        total = np.insert(np.cumsum(values, axis=axis), 0, 0.0, axis=axis)
+        starts = np.arange(0, values.shape[axis] - side + 1, step)
+        values = total.take(starts + side, axis) - total.take(starts, axis)
+    return values
+
+
 def _draw_signals(
-    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, levels: Array, quality: list[str]
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, marks: _Marks, levels: Array, quality: list[str]
 ) -> None:
     size, channels = noisy.shape
     whole, shown = slice(0, size), min(channels, _MAX_ROWS)
@@ -211,7 +311,7 @@ def _draw_signals(
         missing = np.isnan(noisy[:, channel])
         for axis, span in zip(group[:-1], (whole, part), strict=False):
             _shade(axis, missing, span or whole, (0, 1), color=MISSING, alpha=0.3, label="missing")
-            _shade(axis, kept, span or whole, (0, 0.03), color=KEPT, label="kept")
+            _shade(axis, marks.kept, span or whole, (0, 0.03), color=KEPT, label="kept")
         if channel == 0:
             names = group[0].get_legend_handles_labels()[1]
             group[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names), fontsize=9, frameon=False)

@@ -70,11 +70,15 @@ class Inputs:
     warned: list[str] = field(default_factory=list)
 
     @property
-    def hidden(self) -> int:
-        """How many pixels of a picture an alpha channel hides; their samples count as missing, and stay."""
+    def unseen(self) -> Array | None:
+        """Which pixels (H, W) of a picture an alpha channel hides; their samples count as missing, and stay."""
         alpha = self.media.alpha
-        told = self.media.absent is not None and alpha is not None and alpha.ndim == 2
-        return int(np.count_nonzero(alpha == 0)) if told else 0
+        return alpha == 0 if self.media.absent is not None and alpha is not None and alpha.ndim == 2 else None
+
+    @property
+    def hidden(self) -> int:
+        """How many pixels are `unseen`."""
+        return 0 if self.unseen is None else int(np.count_nonzero(self.unseen))
 
 
 def denoise_file(
@@ -149,7 +153,9 @@ def _whole(
     if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
         # Counts have no sigma in the units of the file: what was removed says how far colours reach.
         parts = columns if len(columns) > 1 else [details]
-        each = [one["sigma" if has_sigma(one.get("model")) else "residual"] for one in parts]
+        each = [
+            one.get("sigma_effective") or one["sigma" if has_sigma(one.get("model")) else "residual"] for one in parts
+        ]
         levels = each if len(columns) > 1 else each[0]
         drawn = _draw(given, result, levels, job.source.name, form)
     begin()
@@ -339,6 +345,7 @@ def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, 
         clean=turned(given.reference),
         missing=turned(given.missing),
         kept=turned(given.keep),
+        hidden=turned(given.unseen),
         title=title,
     )
     return render(figure, form)
