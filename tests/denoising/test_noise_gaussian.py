@@ -265,6 +265,9 @@ def test_words() -> None:
     assert not varying.is_white
     box = GaussianNoise.from_kernel(np.ones((3, 3)), 5.0)
     assert box.describe() == "correlated noise: neighbouring pixels share their noise, over about 3 pixels, sigma 5"
+    hardly = GaussianNoise.from_kernel(np.array([[0, 0.05, 0], [0.05, 1, 0.05], [0, 0.05, 0]]), 5.0)
+    for alike in (hardly, GaussianNoise(5.0, hardly.spectrum, opponent=True)):  # nobody's neighbour shares its noise
+        assert alike.describe() == "nearly white noise: sigma 5"
     camera = GaussianNoise(2.0, box.spectrum, [0, 1], [1, 2], opponent=True, compressed=0.5)
     assert camera.describe() == (
         "noise of a camera: neighbouring pixels share their noise, over about 3 pixels, "

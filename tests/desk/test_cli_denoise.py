@@ -631,6 +631,8 @@ def test_a_report_says_what_it_rests_on_and_what_the_preset_works_with() -> None
     cut = report_of(sigma_effective=3.9, model={"spectrum": [1.0]}, residual=1.0)
     assert dict(summary(cut))["sigma"].startswith("3.9 (estimated)")
     assert not {"taken for", "removed"} & set(dict(summary(cut)))
+    balanced = dict(summary(report_of(sigma_effective=3.9, quality="balanced", model={"kind": "gaussian"})))
+    assert balanced["sigma"].endswith("in grey levels; more than in quiet parts, where compression may have taken some")
     taken = dict(summary(cut, verbose=True))
     assert taken["taken for"] == "white noise of sigma 3.9: --quality pixels knows no correlated noise"
     assert dict(summary(report_of() | {"alpha": True}))["input"].endswith("uint8; its alpha channel is kept as it is")

@@ -95,8 +95,11 @@ def comparison_figure(
     given, denoised = channels_last(noisy, channel_axis), channels_last(result, channel_axis)
     reference = None if clean is None else channels_last(clean, channel_axis)
     holes = over_channels("missing", missing, given, channel_axis)
-    marks = _Marks(*(over_channels(name, marked, given, channel_axis).any(axis=-1)
-                     for name, marked in (("kept", kept), ("hidden", hidden))))  # fmt: skip
+    pixels = [
+        np.asarray(over_channels(name, marked, given, channel_axis).any(axis=-1))
+        for name, marked in (("kept", kept), ("hidden", hidden))
+    ]
+    marks = _Marks(*pixels)
     holes |= ~np.isfinite(given)
     quality = ["", ""]
     if clean is not None and np.ndim(sigma) == 0:  # channels of different noise have different units

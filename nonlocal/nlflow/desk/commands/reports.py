@@ -42,7 +42,9 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}{alpha}")]
     rows += [("noise", bare(_noise(report))), *_doubts(details, report["kind"], removed=not nothing)]
     if has_sigma(details.get("model")):
-        rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
+        more = details.get("sigma_effective") is not None and details["quality"] != "pixels"
+        why = "; more than in quiet parts, where compression may have taken some" if more else ""
+        rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}{why}"))
     rows += [*lost(report["missing"], report.get("hidden", 0), report["shape"], report.get("channel_axis"))]
     rows += [("kept", f"{report['kept']} sample(s)")] if report["kept"] else []
     rows += [("seen", in_shell(text)) for text in details.get("given", ())]

@@ -61,7 +61,7 @@ def noise_of_picture(
     kind = max(("white", "correlated"), key=lambda name: odds[name])
     places, relative = _light(found, belief)
     reasons = [_EVERYWHERE] if sure == "low" else []
-    reasons += [f"{kind} noise (probability {odds[kind]:.0%}), of {low:.3g} to {high:.3g}"]
+    reasons += [f"{kind} noise with probability {odds[kind]:.0%}, its sigma between {low:.3g} and {high:.3g}"]
     level = white() if kind == "white" else 0.0
     # What compression took from white noise is missing at the highest frequencies, which `white` tells.
     if kind == "white" and (sure == "low" or strength <= _MORE * root_mean_square(np.atleast_1d(level))):

@@ -330,14 +330,18 @@ class GaussianNoise(Noise):
         level = root_mean_square(np.atleast_1d(self.sigma))
         if level == 0:
             return NO_NOISE
-        words = "noise of a camera" if self.opponent else "white noise" if self.spectrum is None else "correlated noise"
+        far = self.range()
+        if self.spectrum is None or far > 1:
+            words = "noise of a camera" if self.opponent else "correlated noise" if far else "white noise"
+        else:  # the noise of neighbours is nearly independent, and by frequency it differs little
+            words = "nearly white noise"
         reach = ""
         if self.places is not None:
             least, most = level * self.places.min(), level * self.places.max()
             words += f", from place to place {least:.3g} to {most:.3g}"
-        if self.spectrum is not None:
-            far = f"{self.range():.0f} {'sample' if self.spectrum.shape[1] == 1 else 'pixel'}s"
-            reach = f"neighbouring {far.split()[1]} share their noise, over about {far}, "
+        if self.spectrum is not None and far > 1:
+            samples = "samples" if self.spectrum.shape[1] == 1 else "pixels"
+            reach = f"neighbouring {samples} share their noise, over about {far:.0f} {samples}, "
         if self.strengths is None:
             each = np.ndim(self.sigma) and not self.opponent and np.ptp(self.sigma) > 0
             levels = " and ".join(f"{one:.3g}" for one in self.sigma) + " by channel" if each else f"{level:.3g}"
