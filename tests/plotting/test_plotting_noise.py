@@ -133,6 +133,7 @@ def test_the_evidence_is_drawn_where_hypotheses_were_weighed() -> None:
     found = NoiseEstimate(GaussianNoise(3.0), "medium", ("flat parts show it",), weighed)
     noisy = RAMP + np.random.default_rng(0).normal(0, 3, RAMP.shape)
     figure = noise_figure(noisy, found, channel_axis=None)
+    assert all(one.images or one.has_data() for one in figure.axes)  # no empty place where nothing was measured
     (axis,) = (one for one in figure.axes if "how likely" in one.get_title())
     assert [label.get_text() for label in axis.get_yticklabels()] == ["camera", "white", "clean"]
     assert [bar.get_width() for bar in axis.patches] == [0.7, 0.2, 0.1]

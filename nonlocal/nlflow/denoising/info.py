@@ -25,8 +25,9 @@ _SOME: Final = 100_000  # samples that are looked at for them
 #: Advice for a wrong verdict on noise, by the number of axes.
 _REMEDIES: Final = {
     1: "give its standard deviation (sigma), that of a stretch where nothing but noise is",
-    2: "measure it in a flat part without print or edges, by rows and columns (estimate_noise(image, "
-    "flat=np.s_[20:84, 300:400]).model), take a model of another picture of the same camera (estimate_noise(other).model), or give sigma",
+    2: "measure it in a flat part without print or edges, by rows and columns "
+    "(estimate_noise(image, flat=np.s_[20:84, 300:400]).model), take a model of another picture of the same camera "
+    "(estimate_noise(other).model), or give sigma",
     3: "take a model of another stack of the same instrument (estimate_noise(other).model), or give sigma",
 }
 

@@ -196,15 +196,15 @@ def _image_figure(values: Array, found: NoiseEstimate, title: str | None) -> Fig
     planes = [(name, one.plane) for name, one in (("measured", measured), ("model", model)) if one.plane is not None]
     weighed = found.measured.get("probabilities")
     figure = new_figure(14, 8.6 if weighed else 7.4, 110, _heading(title, str(found)))
-    layout: Any = [["picture", "levels", "powers"], ["evidence" if weighed else "picture", "measured", "model"]]
+    names = [name for name, _ in planes]
+    below = ["evidence"] * (3 - len(names)) if weighed else ["picture", *["."] * (2 - len(names))]
+    layout: Any = [["picture", "levels", "powers"], [*below, *names]]
     axes = figure.subplot_mosaic(layout, width_ratios=[1.35, 1, 1])
     _picture(axes["picture"], values)
     if weighed:
         _evidence(axes["evidence"], weighed, found.reasons)
     _levels(axes["levels"], model, measured, found.measured.get("interval"))
     _powers(axes["powers"], {"model": model, "measured": measured}, "power by frequency, mean over directions")
-    for name in ("measured", "model"):
-        axes[name].set_axis_off()
     if planes:
         _planes(figure, axes, planes)
     return figure
@@ -292,7 +292,6 @@ def _planes(figure: Figure, axes: dict[str, Axes], planes: list[tuple[str, Array
     lowest = min(lowest, highest / 10)
     for name, plane in planes:
         axis = axes[name]
-        axis.set_axis_on()
         logs = np.log10(np.maximum(plane, lowest))
         shown = axis.imshow(logs, cmap="cividis", vmin=math.log10(lowest), vmax=math.log10(highest),
                             extent=_extent(plane), interpolation="nearest")  # fmt: skip
