@@ -148,6 +148,11 @@ def test_wrong_shapes() -> None:
         comparison_figure(image, image, channel_axis=None, sigma=1, clean=image[:4])
     with pytest.raises(InputError, match="channel_axis"):
         comparison_figure(np.zeros((5, 6, 3)), np.zeros((5, 6, 3)), channel_axis=None, sigma=1)
+    with pytest.raises(InputError, match="channel_axis"):
+        comparison_figure(image, image, channel_axis=2, sigma=1)
+    for sigma in (-1, [1.0, 2.0], "one"):
+        with pytest.raises(InputError, match="sigma: got"):
+            comparison_figure(image, image, channel_axis=None, sigma=sigma)
 
 
 def test_a_title_beyond_the_font() -> None:

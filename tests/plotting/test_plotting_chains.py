@@ -125,6 +125,7 @@ def test_a_chain_that_forgets_at_once() -> None:
         ({"decay": np.eye(3)}, "decay: got 2 dimension"),
         ({"decay": {"a": -PI}}, "decay 'a': got values from"),
         ({"decay": np.zeros(3)}, "not all 0"),
+        ({"decay": {}}, "decay: got none"),
     ],
 )
 def test_wrong_chains(changed: dict[str, object], message: str) -> None:

@@ -186,6 +186,10 @@ def test_wrong_bounds() -> None:
         bounds_figure({"a": (x, x, 2 * x, x)}, **LABELS)
     with pytest.raises(InputError, match="x of 'a': got -1"):
         bounds_figure({"a": (-x + 1, x, x, x)}, **LABELS)
+    with pytest.raises(InputError, match=r"series 'a': got 3 array\(s\), expected four"):
+        bounds_figure({"a": (x, x, x)}, **LABELS)
+    with pytest.raises(InputError, match="high of 'a': got -1 at most"):
+        bounds_figure({"a": (x, -x, -x, -x)}, logy=True, **LABELS)
 
 
 def test_ticks_of_a_narrow_axis_are_the_abscissas():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.quality import psnr
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_floats, shortened
 from nlflow.plotting.base import Array, check_shape, draw_line, new_figure
 
 if TYPE_CHECKING:
@@ -84,15 +84,19 @@ def comparison_figure(
     Raises
     ------
     InputError
-        If the shapes differ or are neither those of an image nor of a signal.
+        If the shapes differ or are neither those of an image nor of a signal, and for a sigma below 0, or with another
+        number of them than channels.
     """
     for name, array in (("result", result), ("clean", clean)):
         if array is not None:
             check_shape(name, array, noisy.shape, "noisy")
     spatial = noisy.ndim - (channel_axis is not None)
-    if spatial not in (1, 2):
+    if spatial not in (1, 2) or (channel_axis is not None and not -noisy.ndim <= channel_axis < noisy.ndim):
         raise InputError(f"noisy: got shape {noisy.shape}, expected an image or a signal; check channel_axis")
     given, denoised = channels_last(noisy, channel_axis), channels_last(result, channel_axis)
+    levels = check_floats("sigma", sigma, ndim=(0, 1))
+    if levels.min() < 0 or levels.size not in (1, given.shape[-1]):
+        raise InputError(f"sigma: got {shortened(sigma)}, expected a number >= 0, or one for each channel")
     reference = None if clean is None else channels_last(clean, channel_axis)
     holes = over_channels("missing", missing, given, channel_axis)
     pixels = [
@@ -102,13 +106,13 @@ def comparison_figure(
     marks = _Marks(*pixels)
     holes |= ~np.isfinite(given)
     quality = ["", ""]
-    if clean is not None and np.ndim(sigma) == 0:  # channels of different noise have different units
+    if clean is not None and levels.ndim == 0:  # channels of different noise have different units
         quality[0] = "" if holes.any() else f", PSNR {psnr(clean, noisy):.2f} dB"
         quality[1] = f", PSNR {psnr(clean, result):.2f} dB"
     figure = new_figure(title=title)
     shown = np.where(holes, np.nan, given)
     draw = _draw_images if spatial == 2 else _draw_signals
-    draw(figure, shown, denoised, reference, marks, np.asarray(sigma, np.float64), quality)
+    draw(figure, shown, denoised, reference, marks, levels, quality)
     return figure
 
 

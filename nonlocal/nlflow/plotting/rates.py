@@ -141,15 +141,20 @@ def bounds_figure(
     Raises
     ------
     InputError
-        If there is no series, shapes differ, a lower bound is above its upper one, or x is not positive with `logx`.
+        If there is no series, shapes differ, a lower bound is above its upper one, x is not positive with `logx`, or no
+        upper bound with `logy`.
     """
     if not series:
         raise InputError("series: got none, expected at least one (x, measured, low, high)")
     figure, axes = base.panel_grid(len(series), 4.4, 4.6, title, sharex=True, sharey=True)
     for number, (axis, (name, arrays)) in enumerate(zip(axes, series.items(), strict=True)):
+        if len(arrays) != 4:
+            raise InputError(f"series {name!r}: got {len(arrays)} array(s), expected four: x, measured, low, high")
         x, y, low, high = _alike(name, dict(zip(("x", "measured", "low", "high"), arrays, strict=True)), logx)
         if np.any(low > high):
             raise InputError(f"low of {name!r}: got a lower bound above the upper one, expected low <= high")
+        if logy and high.max() <= 0:
+            raise InputError(f"high of {name!r}: got {high.max():.4g} at most, expected some > 0 on a logarithmic axis")
         order, (shade, _) = np.argsort(x), base.look(number)
         x, y, low, high = x[order], y[order], low[order], high[order]
         axis.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0)
