@@ -309,6 +309,8 @@ def test_affinities_with_faults_are_refused_where_they_enter(enter: Any) -> None
 def test_kernels_with_faults_are_found() -> None:
     with pytest.raises(ContractError, match=r"kernel Lopsided: symmetric: k\(x, y\) = k\(y, x\)"):
         check_kernel(Lopsided())
+    with pytest.raises(nl.InputError, match="dimensions: got 0, expected an integer >= 1"):
+        check_kernel(nl.Gaussian(1.0), dimensions=0)
     with pytest.raises(ContractError, match="kernel Window: positive semidefinite: got an eigenvalue"):
         check_kernel(Window())
 

@@ -161,7 +161,8 @@ def _begun(count: int | None) -> Any:
             if not left:
                 raise WorkerError(
                     f"scheduler: got {_PATIENCE} deaths of worker processes at their start ({shortened(error)}), "
-                    "expected processes that live; they may lack memory: give fewer jobs. What was done before is kept"
+                    "expected processes that live; they may lack memory: give fewer jobs; or each runs this program "
+                    "anew: put what it calls under if __name__ == '__main__'. What was done before is kept"
                 ) from error
             warn_caller("a worker process has died at its start; the cluster is started again")
     raise AssertionError("the last attempt returns or raises")

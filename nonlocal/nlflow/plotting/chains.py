@@ -218,7 +218,8 @@ def _draw_plane(axis: Axes, mu: Array, second: float) -> None:
 
 
 def _draw_mixing(axis: Axes, distances: Mapping[str, Array], second: float) -> None:
-    base.check_filled("decay", distances, "distance")
+    if not distances:
+        raise InputError("decay: got none, expected at least one array of distances")
     axis.set_yscale("log")
     low, high, steps = math.inf, 0.0, 1
     for number, (name, given) in enumerate(distances.items()):

@@ -14,7 +14,7 @@ import numpy as np
 from nlflow.affinities import affinity
 from nlflow.affinities.pair_sums import not_compiled
 from nlflow.domains import Grid, Points
-from nlflow.errors import NlflowWarning
+from nlflow.errors import NlflowWarning, check_integer
 from nlflow.kernels import Kernel, PositionKernel, RadialKernel
 from nlflow.testing.contract import Contract, random
 
@@ -48,6 +48,7 @@ def check_kernel(kernel: Kernel, *, dimensions: int = 2) -> None:
     >>> check_kernel(Gaussian(width=0.5))
     """
     contract = Contract("kernel", kernel, Kernel)
+    check_integer("dimensions", dimensions, minimum=1)
     _check_value(contract, kernel)
     compared: Kernel = kernel.compared
     x, y = random(12, dimensions), random(9, dimensions, seed=1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from nlflow.denoising.noise.models.base import Noise, Reduction, noise_of
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_floats
 from nlflow.testing.contract import Contract
 
 
@@ -41,7 +41,7 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
     """
     contract = Contract("noise", noise, Noise)
     _check_identity(noise, contract)
-    values = np.asarray(clean, np.float64)
+    values = check_floats("clean", clean)
     before = values.copy()
     first, second = (noise.sample(values, rng=7, channel_axis=channel_axis) for _ in range(2))
     contract.holds(np.array_equal(values, before), "sample", "a change of the clean samples", "a new array")
