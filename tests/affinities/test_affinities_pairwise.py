@@ -515,6 +515,7 @@ def test_edges_of_scattered_nodes() -> None:
     dense = affinity(Gaussian(0.05, amplitude=3.0), domain, method="dense")
     np.testing.assert_allclose(p.edges().toarray(), dense.edges().toarray(), atol=1e-6)
     assert p.edges().nnz < 200**2 / 2
+    assert p.edges().indices.dtype == np.int32  # or each edge would have 4 bytes more, and 20 for a moment
 
 
 @pytest.mark.slow

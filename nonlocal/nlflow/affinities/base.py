@@ -378,7 +378,7 @@ class Affinity(ABC):
         ----------
         memory_limit : float, optional
             Bytes; half of the physical memory by default. For a moment 48 bytes an edge are needed in float32, 68 in
-            float64.
+            float64, and 14 more for the K of a k that is not symmetric.
 
         Returns
         -------
@@ -391,7 +391,7 @@ class Affinity(ABC):
         InputError
             For convolutions, ``pairwise``, ``lowrank`` and ``nufft``, and for affinities of torch features.
         MemoryLimitError
-            Before anything is allocated.
+            Before the edges are listed.
         NumericalError
             When the weights overflow.
         """

@@ -106,7 +106,8 @@ class NeighbourAffinity(SparseAffinity):
         from scipy.sparse import csr_array
 
         graph = self._graph.tocoo()
-        return csr_array((graph.data, (self._order[graph.row], self._order[graph.col])), shape=graph.shape)
+        order = self._order.astype(graph.row.dtype)  # or each edge would have 8 bytes more
+        return csr_array((graph.data, (order[graph.row], order[graph.col])), shape=graph.shape)
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:
