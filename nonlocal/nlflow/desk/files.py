@@ -332,7 +332,7 @@ def read(
         three-dimensional with 2 to 4 entries there; other arrays of three dimensions need it, or `axes`.
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns in a CSV file. By default it is kept if its name is one of times,
-        or if it is strictly monotone.
+        or if it is strictly monotone. Another column is kept where it is in equal steps.
     axes : str, optional
         Which axis of a stack is which, where the file does not say it: one letter for each (T, Z, C, Y, X).
     spacing : sequence of float, optional

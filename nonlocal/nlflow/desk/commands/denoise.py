@@ -92,7 +92,7 @@ a table is denoised alone, in its own units, with its own estimated level; all e
 cells stay empty. One number for --sigma is the level of every column; several numbers are one for each column. The
 first of several columns is kept as it is if it has a name for times (time, t, index), or is strictly increasing or
 decreasing, and others are if they are in equal steps; a note says so. --axes first-column=denoise or =keep decides
-otherwise. Rows out of the order of their times are refused: sort them first.
+otherwise of the first. Rows out of the order of their times are refused: sort them first.
 
 \b
 Quality against time: --quality fast, balanced (default) or best; pixels is the
