@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from typing import Any
 
@@ -230,6 +231,21 @@ def test_a_camera_is_a_model_of_its_own(quality: str):
     # The units do not matter.
     scaled = Poisson(gain=5.0, sigma=8.0, offset=-6.0)
     np.testing.assert_allclose(denoise(2 * value - 206, noise=scaled, quality=quality), 2 * result - 206, atol=1e-3)
+
+
+def test_units_that_are_no_counts_are_doubted():
+    """A camera's 16 bits have several units for each count: taken for counts, next to none of the noise goes."""
+    expected, counts = counted(40.0)
+    units = 16.0 * counts + 100
+    with pytest.warns(NlflowWarning, match=r"'poisson' .* times the noise of such counts.*gain=") as told:
+        denoise(units, noise="poisson", quality="fast")
+    level = re.search(r"about ([\d.]+) times", str(told[0].message))
+    assert level is not None
+    even = np.std(2 * np.sqrt(units + 0.375) - 2 * np.sqrt(16 * expected + 100.375))  # 1 for counts
+    assert float(level[1]) == pytest.approx(even, rel=0.15)
+    denoise(units, noise=Poisson(gain=16, offset=100), quality="fast")  # which is told, and no warning says more
+    denoise(counts.astype(float), noise="poisson", quality="fast")
+    denoise(units, noise=Poisson(), quality="fast")  # who names the model has chosen its gain
 
 
 @pytest.mark.parametrize("quality", SLOWLY)

@@ -42,6 +42,7 @@ LEAST_VARIANCE = 1e-4
 _NOISELESS = 1e12
 # Noise assumed for filling in where there is none, of the standard deviation of the samples.
 _FILLING = 0.08
+_COUNTS = 2.0  # times the noise of counts, above which units are no counts: texture is measured too
 _HELD = 10.0  # lambda~ where there is data, of the flow that first fills in
 
 
@@ -357,6 +358,8 @@ def observe(
         _check_count(frame, f)
     if isinstance(given, str):
         check_units(np.asarray(image).dtype, asked)
+    if isinstance(noise, str) and noise == "poisson":
+        _check_gain(frame, signal, trail)
     if looked.guessed and not again:
         warn_caller(looked.guessed)
     return _with_sigma(frame, samples), Part(samples, reduction, f, restore, frame.missing)
@@ -370,6 +373,17 @@ def _check_count(frame: Frame, f: Array) -> None:
     if count < patch:
         raise InputError(f"image: got {count} samples, fewer than the {patch} of a patch, expected more to find out "
                          "their noise; give sigma, or leave them as they are")  # fmt: skip
+
+
+def _check_gain(frame: Frame, even: Array, trail: Trail | None) -> None:
+    """Warn where samples that count as many counts as units have far more noise than that, once it was made even."""
+    level = root_mean_square(_estimated(frame, even, trail))
+    if level > _COUNTS:
+        warn_caller(
+            f"noise: 'poisson' takes each unit of the input for a count, and the samples have about {level:.2g} times "
+            f"the noise of such counts, which mostly stays; the gain is about {level**2:.2g} if nothing is added: give "
+            "noise=Poisson(gain=..., sigma=..., offset=...), or leave noise out"
+        )
 
 
 def _model(
