@@ -30,7 +30,10 @@ _IN_SHELL = (
     (r"estimate_noise\(image\)\.model", "nonlocal noise FILE --save MODEL.json"),
     (r"strength=0\.5", "--strength 0.5"),
     (r"\bor give sigma\b", "or give --sigma"),
-    (r"noise=Poisson\(gain=\.\.\., sigma=\.\.\., offset=\.\.\.\)", "--set gain=... --set read-noise=... --set offset=..."),
+    (
+        r"noise=Poisson\(gain=\.\.\., sigma=\.\.\., offset=\.\.\.\)",
+        "--set gain=... --set read-noise=... --set offset=...",
+    ),
     (r"such as 'distilbert-base-uncased'", "nonlocal attention --help has examples"),
     (r"as Noise\.save writes it", "as `nonlocal noise --save` writes it"),
 )
