@@ -147,6 +147,7 @@ def test_odd_shapes_and_no_noise(shape: tuple[int, ...], axes: str) -> None:
         ({"axes": "ZCYX"}, "one letter for each axis"),
         ({"spacing": (1, 1)}, "spacing: got 2 number(s), expected 3"),
         ({"spacing": (1, 0, 1)}, "spacing: got 0"),
+        ({"upward": "T"}, "upward: got 'T'"),
         ({"result": VOLUME[1:]}, "result: got shape"),
         ({"clean": VOLUME[1:]}, "clean: got shape"),
         ({"missing": VOLUME[1:] > 0}, "missing: got shape"),

@@ -457,6 +457,8 @@ def test_noise_with_faults_is_found(fault: str, promise: str) -> None:
 
 def test_integrators_without_faults_and_with_a_state_of_their_own() -> None:
     check_integrator(Stage(0.1))
+    with pytest.raises(nl.InputError, match="start: got one without a flow"):
+        check_integrator(Stage(0.1), start=F)
     with pytest.raises(ContractError, match="state is kept in memory alone"):
         check_integrator(Remembers(0.1))
 

@@ -45,7 +45,7 @@ class Film(Resumable):
     size : (int, int), optional
         Width and height in pixels; odd ones get one more, which films need.
     cmap : str
-        Colours, by their name in matplotlib.
+        Colours of pictures and points, by their name in matplotlib; lines have those of all figures.
 
     Raises
     ------

@@ -94,6 +94,8 @@ def stack_figure(
         if array is not None:
             check_shape(name, array, noisy.shape, "noisy")
     space = _space(axes, noisy.shape, spacing)
+    if set(upward) - set("XYZ"):
+        raise InputError(f"upward: got {upward!r}, expected some of X, Y and Z")
     marks = [_mark(name, array, noisy, axes) for name, array in (("missing", missing), ("kept", kept))]
     quality = ["", ""]
     if clean is not None:

@@ -47,16 +47,19 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     integrator : Integrator
         One with steps of one length has them halved and lengthened as its ``dt``.
     flow : Flow, optional
-        One that it is for; by default gradient flows of J and E in both metrics, of which it takes one at least.
+        One that it is for; by default gradient flows of J and E in both metrics, of which it takes one at least. Of a
+        flow that is given, whose solutions are not known, a step alone is checked: its target, arguments, memory, dtype
+        and `repr`.
     start : array, optional
-        Where the flow starts; the observed signal by default.
+        Where that flow starts; the observed signal by default.
 
     Raises
     ------
     ContractError
         An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
     InputError
-        Where it takes none of the flows: give one that it is for. Without a start, for a flow of J.
+        Where it takes none of the flows: give one that it is for. For a flow of J without a start, and for a start
+        without a flow.
 
     Examples
     --------
@@ -75,6 +78,8 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
             raise InputError("start: got none, and the flow has no observed signal; give the signal where it starts")
         _check_steps(contract, integrator, flow, start)
         return
+    if start is not None:
+        raise InputError("start: got one without a flow, expected the flow that starts there; give both")
     taken = [one for one in _flows() if _takes(integrator, one)]
     if not taken:
         raise InputError(
