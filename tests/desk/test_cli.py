@@ -219,6 +219,17 @@ def test_options_without_effect_are_refused_by_name(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
 
 
+def test_what_is_no_command_is_answered_with_the_one_that_is_meant(folder: Path) -> None:
+    Path("in.png").write_bytes(b"")
+    for words, meant in (
+        (("denoize", "in.png"), "; did you mean denoise?\n"),
+        (("in.png", "out.png", "--verbose"), "; say nonlocal denoise in.png out.png\n"),
+        (("gone",), "got 'gone', expected a command: denoise, noise, demo, study, attention, explore, cite, validate, "
+                    "info\n"),
+    ):  # fmt: skip
+        assert run(*words, code=2).stderr.endswith(meant)
+
+
 def test_the_table_of_options_names_options() -> None:
     commands: Any = typer.main.get_command(app)
     for name, rules in _RULES.items():

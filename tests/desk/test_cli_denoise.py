@@ -370,6 +370,15 @@ def test_a_log_gets_a_line_every_half_minute(clock: Clock, capsys: pytest.Captur
     assert capsys.readouterr().err == "nonlocal: b.png: 99 % done\n"
 
 
+def test_a_log_tells_how_many_minutes_are_left(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    log = terminal.Log("clip.mp4")
+    for share in (0.02, 0.17, 0.17, 0.42, 0.8):  # the first share holds what comes before the work: it tells no pace
+        clock(30)
+        log(share)
+    ends = [line.partition("% done")[2] for line in capsys.readouterr().err.splitlines()]
+    assert ends == ["", ", about 3 min left", "", ", about 2 min left", ""]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "faster"),
@@ -395,6 +404,10 @@ def test_a_log_says_at_once_what_takes_minutes(
     assert result.stderr.splitlines() == [said]
     assert said not in result.stdout
     assert run("denoise", "in.png", "quiet.png", "-q", *options).stderr == ""
+    np.save("long.npy", IMAGE.ravel())  # as long a recording takes more time
+    monkeypatch.setattr(denoise_file, "_LARGE", 2 * IMAGE.size // (denoise_file._IN_FAST if quality == "fast" else 1))
+    assert "take minutes" in run("denoise", "long.npy", "short.npy", *options).stderr
+    assert "take minutes" not in run("denoise", "in.png", "again.png", *options).stderr
 
 
 def test_a_log_of_a_real_run_tells_the_share_of_the_work(folder: Path, clock: Clock) -> None:
@@ -412,7 +425,9 @@ def test_a_log_of_a_real_run_tells_the_share_of_the_work(folder: Path, clock: Cl
         patch.setattr("nlflow.denoising.denoise", slow)
         words = ("--sigma", "20", "--quality", "pixels", "--search-radius", "3")
         lines = run("denoise", "in.png", "out.png", *words).stderr.splitlines()
-    assert lines == [f"nonlocal: in.png: {math.floor(100 * share)} % done" for share in shares]
+    assert [line.partition(", about")[0] for line in lines] == [
+        f"nonlocal: in.png: {math.floor(100 * share)} % done" for share in shares
+    ]
     assert lines[-1] == "nonlocal: in.png: 100 % done"
 
 

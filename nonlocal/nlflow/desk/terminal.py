@@ -150,7 +150,7 @@ class Log:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self._last = time.monotonic()
+        self._last, self._share = time.monotonic(), 0.0
         self._begun = False
 
     def begin(self, text: str) -> None:
@@ -163,8 +163,11 @@ class Log:
         """Get the share of the work that is done."""
         now = time.monotonic()
         if now - self._last >= PAUSE:
-            self._last = now
-            say(self.name, f"{math.floor(100 * share)} % done")
+            gained = share - self._share
+            minutes = (1 - share) * (now - self._last) / gained / 60 if gained > 0 and self._share > 0 else 0.0
+            left = f", about {math.ceil(minutes)} min left" if minutes > 1 else ""
+            self._last, self._share = now, share
+            say(self.name, f"{math.floor(100 * share)} % done{left}")
 
 
 def progress_of(quiet: bool, name: str = "") -> bool | Log:

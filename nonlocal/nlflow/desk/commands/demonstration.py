@@ -157,7 +157,7 @@ def _table(cases: list[_Case], seconds: float, figure: Path) -> str:
             lines.append(f"{label:<30} {given.sigma:6.1f} {quality:>12} {spent:>9}")
     lines += [
         "",
-        "Flows in the degree metric     energy: start -> end          distance to constant: start -> end    P",
+        "Flows in the degree metric     energy: start -> end          distance to constant: start -> end    averages",
     ]
     for case in cases:
         name = f"{case.given.name} {_size(case.given.flow_clean)}"
@@ -165,7 +165,7 @@ def _table(cases: list[_Case], seconds: float, figure: Path) -> str:
             energy, distance = solution.energy, solution.records["distance"]["value"]
             lines.append(
                 f"{name:<18} {letter}-flow  {energy[0]:12.4e} -> {energy[-1]:<12.4e}  "
-                f"{distance[0]:16.4e} -> {distance[-1]:<12.4e} {solution.stats['applications']:7d}"
+                f"{distance[0]:16.4e} -> {distance[-1]:<12.4e} {solution.stats['applications']:11d}"
             )
         gap = float(np.abs(case.e.final - case.minimizer.u).max()) / case.given.sigma
         lines.append(

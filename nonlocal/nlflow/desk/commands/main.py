@@ -11,6 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -188,6 +189,19 @@ class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names."""
         return list(_COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is named first; where there is none, say what may be meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except _Usage as error:
+            from nlflow.errors import command, visible
+
+            near = get_close_matches(args[0], _COMMANDS, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            meant = f"; say {command('nonlocal', 'denoise', *args[:2])}" if Path(args[0]).exists() else meant
+            error.message = f"got {visible(args[0])!r}, expected a command: {', '.join(_COMMANDS)}{meant}"
+            raise
 
     def get_command(self, ctx: Any, name: str) -> Any:
         """Return a command; None where there is none of this name."""
