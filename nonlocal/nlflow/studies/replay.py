@@ -168,7 +168,7 @@ class Recipe:
             if name not in given:
                 raise InputError(
                     f"{name}: got none, expected what the study of {self.path} had, which a file cannot hold: repeat "
-                    f"it in Python, by run_study({self.path.name!r}, {name}=...)"
+                    f"it in Python, by run_study({str(self.path)!r}, {name}=...)"
                 )
         return {**self.options, **given}
 
