@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from nlflow import plotting
 from nlflow.errors import InputError
 from nlflow.plotting import comparison_figure, psnr, render
 
@@ -153,6 +154,32 @@ def test_wrong_shapes() -> None:
     for sigma in (-1, [1.0, 2.0], "one"):
         with pytest.raises(InputError, match="sigma: got"):
             comparison_figure(image, image, channel_axis=None, sigma=sigma)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda wrong: plotting.comparison_figure(wrong, wrong, channel_axis=None, sigma=1),
+    lambda wrong: plotting.stack_figure(wrong, wrong, axes="ZYX", sigma=1),
+    lambda wrong: plotting.noise_figure(wrong, wrong, channel_axis=None),
+    plotting.decay_figure, plotting.spacetime_figure, plotting.layers_figure, plotting.survey_figure,
+    lambda wrong: plotting.bounds_figure(wrong, xlabel="x", ylabel="y"),
+    lambda wrong: plotting.rate_figure(wrong, xlabel="x", ylabel="y"),
+    lambda wrong: plotting.chain_figure(wrong, wrong),
+    lambda wrong: plotting.cures_figure(wrong, metric="x"),
+    lambda wrong: plotting.parts_figure(wrong, wrong, measure="x"),
+])  # fmt: skip
+def test_what_no_figure_takes_is_refused_by_name(draw: Any) -> None:
+    for wrong in (None, object(), "a.png"):
+        with pytest.raises(InputError, match="expected"):
+            draw(wrong)
+
+
+def test_a_result_in_other_units_is_refused() -> None:
+    """As `denoise` gives it of integers: it would be black."""
+    photo = RNG.integers(0, 255, (20, 30), dtype=np.uint8)
+    with pytest.raises(InputError, match=r"result: got values up to .* up to 25\d.*preserve_range=True"):
+        comparison_figure(photo, photo / 255, channel_axis=None, sigma=1)
+    with pytest.raises(InputError, match="preserve_range=True"):
+        plotting.stack_figure(photo[None], photo[None] / 255, axes="ZYX", sigma=1)
 
 
 def test_a_title_beyond_the_font() -> None:

@@ -32,6 +32,7 @@ _SPARE = 1.5  # inches
 _NARROWEST = 2.9  # inches of a panel on paper: its legend has a line that names and tells a slope
 ROUNDING = 1e-15  # relative to the largest value: smaller ones are rounding
 BINS = 2000  # columns of a line: more than this and only the envelope can be seen
+_UNIT, _GREY = 1.5, 16  # the largest value of samples from 0 to 1, somewhat passed, and one that grey levels pass
 REACH = 100.0  # exponent at which a predicted exponential ends: beyond any measured decay, and without overflow
 
 
@@ -137,10 +138,47 @@ def check_shape(name: str, array: Array, shape: tuple[int, ...], like: str) -> N
         raise InputError(f"{name}: got shape {array.shape}, expected {shape} as in {like}")
 
 
+def check_named(name: str, groups: Mapping[str, Any], expected: str) -> None:
+    """Raise `InputError` unless these are some things by their names."""
+    if groups is not None and not isinstance(groups, Mapping):
+        raise InputError(f"{name}: got {type(groups).__name__}, expected a mapping from a name to {expected}")
+    if not groups:
+        raise InputError(f"{name}: got none, expected at least one {expected}")
+
+
 def check_filled(name: str, groups: Mapping[str, Sequence[Any]], expected: str) -> None:
-    """Raise `InputError` unless there are groups, and something in each."""
+    """Raise `InputError` unless there are groups by their names, and something in each."""
+    if groups:
+        check_named(name, groups, expected)
+    for group in groups.values() if groups else ():
+        if isinstance(group, str) or not hasattr(group, "__len__"):
+            raise InputError(f"{name}: got {type(group).__name__}, expected a sequence: at least one {expected}")
     if not groups or not all(len(group) for group in groups.values()):
         raise InputError(f"{name}: got none or an empty one, expected at least one {expected}")
+
+
+def check_numbers(name: str, value: Any) -> Array:
+    """Return an array of real numbers, of whatever type, NaN among them; `InputError` for what is none."""
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if array.dtype.kind not in "biuf" or not array.ndim:
+        raise InputError(f"{name}: got {type(value).__name__}, expected an array of real numbers")
+    return array
+
+
+def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
+    """Return noisy samples and a result of them, both as `check_numbers` has them, and in the same units.
+
+    `nlflow.denoise` makes integers floats from 0 to 1, which would be black beside them.
+    """
+    before, after = check_numbers("noisy", noisy), check_numbers("result", result)
+    if before.dtype.kind in "iu" and after.dtype.kind == "f" and after.size and before.size:
+        most = float(np.nanmax(after)) if np.isfinite(after).any() else 0.0
+        if 0 < most <= _UNIT and before.max() > _GREY:
+            raise InputError(
+                f"result: got values up to {most:.3g} beside noisy ones up to {before.max()}, expected the units of "
+                "noisy; give preserve_range=True to denoise"
+            )
+    return before, after
 
 
 def middle_of(values: NDArray[np.float64]) -> int:

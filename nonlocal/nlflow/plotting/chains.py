@@ -59,8 +59,7 @@ def chain_figure(
     InputError
         If nothing is given, shapes differ or do not fit, or distances are negative.
     """
-    if not stationary:
-        raise InputError("stationary: got none, expected at least one distribution")
+    base.check_named("stationary", stationary, "distribution")
     hint = "take a slice of a volume, such as pi[len(pi) // 2]"
     found = {name: check_array("stationary", pi, ndim=(1, 2), hint=hint) for name, pi in stationary.items()}
     shape, *others = {pi.shape for pi in found.values()}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.quality import psnr
 from nlflow.errors import InputError, check_floats, shortened
-from nlflow.plotting.base import Array, check_shape, draw_line, new_figure
+from nlflow.plotting.base import Array, check_shape, draw_line, new_figure, pair_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +87,7 @@ def comparison_figure(
         If the shapes differ or are neither those of an image nor of a signal, and for a sigma below 0, or with another
         number of them than channels.
     """
+    noisy, result = pair_of(noisy, result)
     for name, array in (("result", result), ("clean", clean)):
         if array is not None:
             check_shape(name, array, noisy.shape, "noisy")

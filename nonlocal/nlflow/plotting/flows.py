@@ -78,8 +78,7 @@ def spacetime_figure(
         If there is no panel, the shapes do not fit, times or coordinates do not increase, or fewer than two times are
         after 0.
     """
-    if not panels:
-        raise InputError("panels: got none, expected at least one (t, u)")
+    base.check_named("panels", panels, "(t, u)")
     data = {name: _checked_panel(name, *panel) for name, panel in panels.items()}
     nodes = {u.shape[1] for _, u in data.values()}
     if len(nodes) > 1:

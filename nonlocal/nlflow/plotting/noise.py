@@ -12,7 +12,7 @@ import numpy as np
 
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, spectra
 from nlflow.errors import InputError, visible
-from nlflow.plotting.base import PALETTE, Array, draw_line, finish, new_figure, show_decades
+from nlflow.plotting.base import PALETTE, Array, check_numbers, draw_line, finish, new_figure, show_decades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,6 +177,7 @@ def noise_figure(
     InputError
         For what is neither an image nor a signal.
     """
+    image = check_numbers("image", image)
     spatial = image.ndim - (channel_axis is not None)
     if spatial not in (1, 2):
         raise InputError(f"image: got shape {image.shape}, expected an image or a signal; check channel_axis")

@@ -144,8 +144,7 @@ def bounds_figure(
         If there is no series, shapes differ, a lower bound is above its upper one, x is not positive with `logx`, or no
         upper bound with `logy`.
     """
-    if not series:
-        raise InputError("series: got none, expected at least one (x, measured, low, high)")
+    base.check_named("series", series, "(x, measured, low, high)")
     figure, axes = base.panel_grid(len(series), 4.4, 4.6, title, sharex=True, sharey=True)
     for number, (axis, (name, arrays)) in enumerate(zip(axes, series.items(), strict=True)):
         if len(arrays) != 4:

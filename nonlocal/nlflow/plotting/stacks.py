@@ -10,7 +10,7 @@ import numpy as np
 
 from nlflow.denoising.quality import psnr
 from nlflow.errors import InputError, check_number
-from nlflow.plotting.base import Array, check_shape, new_figure
+from nlflow.plotting.base import Array, check_shape, new_figure, pair_of
 from nlflow.plotting.comparison import (
     KEPT,
     MISSING,
@@ -90,6 +90,7 @@ def stack_figure(
     InputError
         If shapes differ, or if `axes` or `spacing` do not fit them.
     """
+    noisy, result = pair_of(noisy, result)
     for name, array in (("result", result), ("clean", clean)):
         if array is not None:
             check_shape(name, array, noisy.shape, "noisy")
