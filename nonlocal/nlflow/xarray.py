@@ -118,8 +118,8 @@ class Accessor:
         -------
         DataArray
             Dimensions, coordinates, attributes and name are kept, and so are the units: integers become floats and are
-            not scaled. Chunked arrays stay chunked and lazy, with the bits of the whole; what depends on the whole
-            image is computed at once.
+            not scaled. Chunked arrays stay chunked and lazy, with the bits of the whole for noise that is given (what
+            is found out counts as white in them); what depends on the whole image is computed at once.
 
         Raises
         ------

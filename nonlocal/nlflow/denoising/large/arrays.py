@@ -57,12 +57,12 @@ def denoise_array(
     options: Options | None = None,
     **more: Any,
 ) -> Any:
-    """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole.
+    """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole for noise that is given.
 
-    Every block is denoised with a halo as wide as the flow looks, so blocks leave no seams; a recording whose noise is
-    found out is looked at on several scales as a whole, but not in blocks. What the whole image
-    decides (its mean and range, how noisy it is, after how many steps the flow stops) is computed before this returns,
-    on the scheduler that is in force; the result itself is lazy.
+    Every block is denoised with a halo as wide as the flow looks, so blocks leave no seams. Noise that is found out
+    counts as white here, and a recording of such noise is not looked at on several scales, as it is as a whole. What
+    the whole image decides (its mean and range, how noisy it is, after how many steps the flow stops) is computed
+    before this returns, on the scheduler that is in force; the result itself is lazy.
 
     Parameters
     ----------
