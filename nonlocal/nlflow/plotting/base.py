@@ -138,7 +138,7 @@ def check_shape(name: str, array: Array, shape: tuple[int, ...], like: str) -> N
         raise InputError(f"{name}: got shape {array.shape}, expected {shape} as in {like}")
 
 
-def check_named(name: str, groups: Mapping[str, Any], expected: str) -> None:
+def check_named(name: str, groups: Any, expected: str) -> None:
     """Raise `InputError` unless these are some things by their names."""
     if groups is not None and not isinstance(groups, Mapping):
         raise InputError(f"{name}: got {type(groups).__name__}, expected a mapping from a name to {expected}")
