@@ -160,8 +160,8 @@ class MarkovChain(Transitions):
 
         The distance of the rows of M = sum_{t >= 1} (T - psi_0 psi_0^T)^t, with T = pi^1/2 P pi^-1/2 and its
         eigenvectors psi: dpt(i, j)^2 = sum_{l >= 1} (mu_l / (1 - mu_l))^2 (psi_l(i) - psi_l(j))^2 (Haghverdi et al.
-        2016, doi 10.1038/nmeth.3971). A branch of a tip ends where the distances from the two others stop to fall
-        together.
+        2016, doi 10.1038/nmeth.3971). From a tip inwards, its branch ends where the distances from the two other tips
+        no longer fall together.
 
         Parameters
         ----------
