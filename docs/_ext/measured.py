@@ -83,7 +83,7 @@ def missed_page() -> str:
     return (
         "# What was missed\n\n"
         f"Of the {every} goals in the records of `benchmarks/results` {len(rows)} were not met when measured.\n"
-        "The build of the pages writes this table from records. [All measurements](measurements.rst) has the rest.\n\n"
+        "The build of the pages writes this table from records. [Measurements](measurements.rst) has others.\n\n"
         + markdown(("record", "work", "peer", "nlflow", "figure", "goal"), lines)
         + "\n"
     )
