@@ -9,6 +9,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -640,6 +641,12 @@ def test_interrupted_in_a_callback_at_the_end(
     def strike(*_: Any) -> None:
         ctypes.CFUNCTYPE(None)(lambda: (os.kill(os.getpid(), getattr(signal, number)), time.sleep(0.002), None)[2])()
 
+    def start_late(thread: threading.Thread) -> None:  # as on a busy machine
+        start(thread)
+        time.sleep(0.05)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start_late)
     monkeypatch.setattr("validation.training.command._run", strike)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -150,11 +151,12 @@ class _Again:
             if self._waiting:
                 return
             self._waiting = True
-        timer = threading.Timer(_LATER, self._send)
-        timer.daemon = True
-        timer.start()
+            threading.Thread(target=self._send, daemon=True).start()
 
     def _send(self) -> None:
+        with self._lock:
+            pass  # who asks is where nothing can be raised, and may wait there for this thread to start
+        time.sleep(_LATER)
         with self._lock:
             if self._waiting:
                 self._waiting = False
