@@ -118,7 +118,7 @@ TARGETS: dict[str, Target] = {
                         (*_FILES, *_PILLOW, "nlflow.desk.formats.tables")),
     "archive": Target("archives and checkpoints", readers.archive, lambda: seeds.checkpoints() + seeds.archives(),
                       "npz",
-                      (*_NUMPY, "nlflow.store.storage", "nlflow.store.encoding", "nlflow.flows.solver", "zipfile"),
+                      (*_NUMPY, "nlflow.store.storage", "nlflow.store.encoding", "nlflow.flows.loop", "zipfile"),
                       (), 16384),
     "study": Target("folders of studies", folders.study, seeds.studies, "study",
                     ("nlflow.store.storage", "nlflow.store.records", "nlflow.store.encoding",
