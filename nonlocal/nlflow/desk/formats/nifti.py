@@ -63,7 +63,7 @@ def decode(path: Path) -> Media:
         precision = np.float32 if stored.dtype.itemsize <= 2 or stored.dtype == np.float32 else np.float64
         data = (stored * np.float64(slope) + inter).astype(precision)
         notes.append(f"{path}: values are {slope:g} times the {stored.dtype} numbers of the file"
-                     + (f" plus {inter:g}" if inter else "") + ", and are written in the same way")  # fmt: skip
+                     + (f" plus {inter:g}" if inter else "") + "; NIfTI results are written so too")  # fmt: skip
     extras = {"nifti": {"image": type(image), "header": header.copy(), "affine": image.affine, "slope": slope,
                         "inter": inter, "dtype": raw, "shape": shape}}  # fmt: skip
     turned = axes[::-1] if not axes.endswith("C") or len(axes) == 5 else axes[-2::-1] + "C"
