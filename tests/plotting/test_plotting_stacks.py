@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,22 @@ def test_three_frames_of_a_clip(count: int, frames: list[int]) -> None:
     assert [row[0].get_ylabel() for row in panels] == [f"frame {n} of {count}" for n in frames]
     for row, number in zip(panels, frames, strict=True):
         np.testing.assert_array_equal(shown(row[0]), clip[number - 1])
+
+
+def test_large_frames_get_a_magnified_part() -> None:
+    noisy = np.random.default_rng(0).standard_normal((3, 300, 400))
+    missing = np.zeros(noisy.shape, bool)
+    missing[:, :150] = True
+    figure = stack_figure(noisy, 0 * noisy, axes="TYX", sigma=1, missing=missing)
+    first, second, residual = figure.axes[9:12]
+    found = re.fullmatch(r"frame 2 of 3\nrows (\d+):(\d+)\ncolumns (\d+):(\d+)", first.get_ylabel())
+    assert found is not None
+    top, bottom, left, right = map(int, found.groups())
+    assert (bottom - top, right - left) == (120, 160)
+    part = np.where(missing, np.nan, noisy)[1, top:bottom, left:right]
+    np.testing.assert_array_equal(np.asarray(first.images[0].get_array())[~np.isnan(part)], part[~np.isnan(part)])
+    np.testing.assert_array_equal(np.ma.filled(residual.images[0].get_array(), np.nan), part)
+    assert first.get_xlim() == second.get_xlim() == figure.axes[0].get_xlim()  # as wide as a frame
 
 
 def test_the_time_in_the_middle_of_volumes() -> None:

@@ -24,7 +24,7 @@ _NOISY, _RESULT, _CLEAN, _RESIDUAL = "0.72", "#0b5394", "#d1711c", "0.6"
 MISSING, KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
 _MAX_ROWS = 3  # channels of a signal that are drawn
 _LONG = 1200  # samples from which on a signal gets a magnified part
-_WIDE, _PART = 384, 160  # longest sides: from which on a picture gets a magnified part, and of that part
+WIDE, _PART = 384, 160  # longest sides: from which on a picture gets a magnified part, and of that part
 _FRAME = "#e6b800"
 
 
@@ -184,7 +184,7 @@ def _draw_images(
     count = 3 if clean is None else 4
     residual = (noisy - result).mean(axis=-1)
     seen = np.isfinite(noisy).all(axis=-1) & ~marks.hidden
-    part = _telling_part(residual, result, seen) if max(height, width) > _WIDE else None
+    part = telling_part(residual, result, seen) if max(height, width) > WIDE else None
     # One row for upright and square images, one column for panoramas, two by two for four panels without a part.
     columns = 1 if width > 2.2 * height else (2 if count == 4 and part is None else count)
     rows = -(-count // columns) * (1 if part is None else 2)
@@ -270,7 +270,7 @@ def _contrast(picture: Array, limits: tuple[float, float]) -> tuple[float, float
     return low, min(max(high + more, low + (limits[1] - limits[0]) / 4), limits[1])
 
 
-def _telling_part(residual: Array, result: Array, seen: Array) -> tuple[slice, slice]:
+def telling_part(residual: Array, result: Array, seen: Array) -> tuple[slice, slice]:
     """Return rows and columns of a part shaped like the picture, where much was removed beside edges that stayed.
 
     More than twice the edges of most parts count as no more: texture hides noise.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +14,14 @@ from nlflow.plotting.base import Array, check_shape, new_figure, pair_of
 from nlflow.plotting.comparison import (
     KEPT,
     MISSING,
+    WIDE,
     in_sigmas,
     range_of,
     residual_limit,
     residual_name,
     show_residual,
     show_values,
+    telling_part,
 )
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ def stack_figure(
 
     Of a volume they are the slices through its middle in three directions. Pixels are as high and wide as `spacing`
     says, and a length is the same in all rows. Of a clip they are a frame near its start, one in the middle and one
-    near its end. Of volumes at several times the one in the middle is drawn. Grey scales, colours and marks are those
-    of `comparison_figure`.
+    near its end, and of large frames a magnified part. Of volumes at several times the one in the middle is drawn. Grey
+    scales, colours and marks are those of `comparison_figure`.
 
     Parameters
     ----------
@@ -105,10 +107,28 @@ def stack_figure(
     cuts = _cuts(dict(zip(axes, noisy.shape, strict=True)), space, upward)
     rows = [[_picture(array, axes, cut) for array in (noisy, result, clean) if array is not None] for cut in cuts]
     holes, outlined = ([None if mark is None else _picture(*mark, cut) > 0 for cut in cuts] for mark in marks)
+    if "Z" not in axes and max(rows[0][0].shape[:2]) > WIDE:
+        _magnify(cuts, rows, [holes, outlined])
     if "T" in axes and "Z" in axes:
         count = noisy.shape[axes.index("T")]
         title = f"{title or ''}{', ' if title else ''}time {count // 2 + 1} of {count}"
     return _draw(cuts, rows, [holes, outlined], sigma, quality, title)
+
+
+def _magnify(cuts: list[_Cut], rows: list[list[Array]], marks: list[list[Any]]) -> None:
+    """Add a row with a part of the frame in the middle, as wide as a frame."""
+    middle = len(cuts) // 2
+    noisy, result = rows[middle][:2]
+    hidden, cut = marks[0][middle], cuts[middle]
+    seen = np.isfinite(noisy).all(axis=-1) & (True if hidden is None else ~hidden.any(axis=-1))
+    part = telling_part((noisy - result).mean(axis=-1), result, seen)
+    down, along = part
+    times = noisy.shape[1] / (along.stop - along.start)
+    name = f"{cut.name}\nrows {down.start}:{down.stop}\ncolumns {along.start}:{along.stop}"
+    cuts.append(replace(cut, name=name, height=cut.height * times, width=cut.width * times))
+    rows.append([picture[part] for picture in rows[middle]])
+    for each in marks:
+        each.append(None if each[middle] is None else each[middle][part])
 
 
 def _space(axes: str, shape: tuple[int, ...], spacing: Sequence[float] | None) -> dict[str, float]:
