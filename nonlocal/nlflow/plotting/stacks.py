@@ -120,7 +120,8 @@ def _magnify(cuts: list[_Cut], rows: list[list[Array]], marks: list[list[Any]]) 
     middle = len(cuts) // 2
     noisy, result = rows[middle][:2]
     hidden, cut = marks[0][middle], cuts[middle]
-    seen = np.isfinite(noisy).all(axis=-1) & (True if hidden is None else ~hidden.any(axis=-1))
+    seen = np.asarray(np.isfinite(noisy).all(axis=-1))
+    seen = seen if hidden is None else seen & ~hidden.any(axis=-1)
     part = telling_part((noisy - result).mean(axis=-1), result, seen)
     down, along = part
     times = noisy.shape[1] / (along.stop - along.start)
