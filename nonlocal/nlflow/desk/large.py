@@ -338,8 +338,8 @@ def denoise_store(
     with locked(target, "OUT", whole=True), ExitStack() as stack:
         whole = _tidy(partial, target, keep=existing == "resume")
         replace = whole or _may_replace(target, existing)
-        stack.enter_context(_workers.cluster(scheduler, workers))
         image, axis, axes = open_stack(source, channel_axis, axes, block, quality)
+        stack.enter_context(_workers.cluster(scheduler, workers))
         result, info, fingerprint = denoised(
             image, sigma, chosen, quality=quality, noise=noise, channel_axis=axis, axes=axes, spacing=spacing,
             nodata=_nodata(source, image.dtype),

@@ -262,10 +262,17 @@ class LinearFlow(Flow):
         return None if self.terms.constraint is None else "a constraint, which does not conserve the mean"
 
     def spread(self, white: Array) -> Array:
-        """Return B^1/2 times noise that is white in the measure of nodes, for metrics whose B the modes of A know."""
+        """Return B^1/2 times noise that is white in the measure of nodes, for metrics whose B the modes of A know.
+
+        Raises
+        ------
+        InputError
+            For other metrics; `unspread` tells why.
+        """
         if self.inner.by_nodes:
             return white
-        assert self.modes is not None
+        if self.inner.varies or self.modes is None:
+            raise InputError(f"flow: got {self!r}, which has {self.unspread}")
         image = self.modes.root_of_metric(self.modes.forward(white))
         return self.without_mean(self.modes.back(image, white.dtype))
 

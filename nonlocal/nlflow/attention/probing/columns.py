@@ -171,7 +171,8 @@ def write_columns(method: Method) -> Method:
 SPECTRA = {
     "omega": "eigenvalue of W_V W_O, summed over heads, of the largest modulus, with the gain of the norm before; its "
              "imaginary part is omega_imaginary",
-    "omega_random": "modulus that the eigenvalues of random weights of the same norms have at the most",
+    "omega_random": "the same of random weights of the same norms: the radius of their disc for a layer, what 95 % of "
+                    "them stay below for a head",
     "scale": "s, what the norm before attention multiplies tokens by (median)",
     "smooth": "factor a layer of what tokens share: the largest |1 + s w| over the eigenvalues w of W_V W_O",
     "other": "factor a layer of what tells tokens apart, with the P of the first input; the larger of both rules",
