@@ -84,6 +84,36 @@ def test_energies_are_plain_double_sums_over_pairs(interaction: Any) -> None:
     assert ParticleFlow(x, interaction, weights=w).energy(x) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4 * (r**-12 - r**-6)",
+        "r**-6",
+        "r**-3",
+        "(r*r + 1e-4)**-6",
+        "1e9 * exp(-r/0.01) - exp(-r)",
+        "1 / sqrt(r*r + 1e-8)",
+    ],
+)
+def test_what_is_huge_where_no_particle_is_hides_nothing(text: str, dtype: str) -> None:
+    lattice = np.stack(np.meshgrid(*[np.arange(18.0)] * 2), -1).reshape(-1, 2)
+    x = (1.1 * lattice + 0.1 * drawn(324, 2, 8)).astype(dtype)
+    interaction, w, above = Interaction(text), np.full(324, 1 / 324), np.triu_indices(324, 1)
+    flow = ParticleFlow(x, interaction)
+    expected, size = double_sum(w, interaction, x)
+    assert np.abs(flow.velocity(x) - expected).max() <= 4 * ROUNDING[dtype] * size
+    r = np.sqrt(((x[:, None].astype(np.float64) - x) ** 2).sum(-1))[above]
+    assert flow.energy(x) == pytest.approx(np.sum(interaction(r)) / 324**2, rel=1e-13)
+
+
+def test_particles_that_coincide_have_the_energy_of_their_pairs() -> None:
+    x, w = np.array([[0.0, 1.0], [0.0, 1.0], [-0.0, 1.0], [3.0, 0.0]]), np.array([0.5, 1.0, 2.0, 4.0])
+    met, apart = 0.5 * 1 + 0.5 * 2 + 1 * 2, 3.5 * 4 * np.exp(-np.sqrt(10))
+    for text, far in (("exp(-r)", 0.0), ("3 + exp(-r)", 3.0 * (met + 3.5 * 4))):
+        assert ParticleFlow(x, Interaction(text), weights=w).energy(x) == pytest.approx(met + apart + far, rel=1e-14)
+
+
 @pytest.mark.parametrize("interaction", INTERACTIONS, ids=lambda w: repr(w)[:60])
 def test_flows_of_particles_keep_the_promises_of_flows(interaction: Any) -> None:
     x = drawn(50, 2, 5) * 2

@@ -67,6 +67,10 @@ def test_interactions_know_where_they_end_and_whether_they_are_singular() -> Non
     assert Morse(cutoff=0.75).reach() == pytest.approx(0.75, rel=1e-9)
     assert Morse().reach(1e-6) == pytest.approx(math.log(1e6) * 1.0 + math.log(0.5 / 1.5), rel=0.05)
     assert PowerLaws(2, 0).reach(1e-6) == math.inf
+    assert all(Interaction(text).singular for text in ("r**-6", "r**-12", "4 * (r**-12 - r**-6)"))
+    assert Morse().reach(1e-6) < Morse().seen(1e-6) < 2.5 * Morse().reach(1e-6)
+    assert Interaction("(r*r + 1e-4)**-6").seen(1e-9) == math.inf
+    assert Interaction("r**-6", cutoff=2.5).seen(1e-9) == pytest.approx(2.5, rel=1e-9)
 
 
 def test_a_cut_potential_is_continuous() -> None:

@@ -43,7 +43,7 @@ from nlflow.kernels import RadialKernel
 from nlflow.kernels.interactions import Interaction
 
 _UNSEEN = {4: 1e-9, 8: 1e-18}
-"""By the bytes of a number: of the largest force of a pair, what is left out beyond the reach of an interaction."""
+"""By the bytes of a number: of the forces of a pair at half a distance and beyond, what is left out at it."""
 _AT_HALF = 1e-6  # of the largest force: what may be left of it at half a period
 _MEETING = 1e-9  # distance at which a singular force is looked at
 _PATIENCE = 64  # refused steps after which particles are said to collide
@@ -93,6 +93,15 @@ class External:
                     f"potential: its gradient differs by {off:.3g} from differences of its value along axis {c}, where "
                     f"slopes are up to {steepest:.3g}; correct one of them"
                 )
+
+
+def _met(x: Floats, w: Floats) -> float:
+    """Return sum_{i /= j} w_i w_j over particles at the same place."""
+    places = np.unique(x, axis=0, return_inverse=True)[1].ravel()
+    several = np.bincount(places)[places] > 1
+    if not several.any():
+        return 0.0
+    return float(np.sum(np.bincount(places[several], w[several]) ** 2) - np.sum(w[several] ** 2))
 
 
 def trap(stiffness: float = 1.0, centre: Any = 0.0) -> External:
@@ -201,7 +210,7 @@ class ParticleFlow(SecondOrder):
         if self.interaction is not None:
             self._check_box()
             unseen = _UNSEEN[x.dtype.itemsize]
-            self._forces = PairFields(self.interaction.pull, self.interaction.reach(unseen), self.box)
+            self._forces = PairFields(self.interaction.pull, self.interaction.seen(unseen), self.box)
             rest, reach = self.interaction.beside_far
             self._energies = PairFields(rest, reach, self.box)
             self._check_apart("particles", self.wrapped(x), InputError)
@@ -347,20 +356,14 @@ class ParticleFlow(SecondOrder):
         total, w = 0.0, self.weights
         if self.interaction is not None:
             self.applications += 1
-            pairs = w @ self._energies.sums(x, x, w[:, None])[:, 0]
-            alone = float(np.sum(w * w)) * self._at_zero
-            total = float(pairs - alone + self.interaction.far * (np.sum(w) ** 2 - np.sum(w * w))) / 2
+            pairs = w @ self._energies.sums(x, x, w[:, None])[:, 0] + self.interaction.meeting * _met(x, w)
+            total = float(pairs + self.interaction.far * (np.sum(w) ** 2 - np.sum(w * w))) / 2
         if self.potential is not None:
             total += float(w @ to_numpy(self.potential.value(self.positions(u))).astype(np.float64))
         if self.inertial:
             v = to_numpy(self.velocities(u)).astype(np.float64)
             total += float(w @ np.sum(v * v, axis=1)) / 2
         return total
-
-    @property
-    def _at_zero(self) -> float:
-        """What the sum over all pairs has for a particle and itself."""
-        return 0.0 if self.interaction is None else self.interaction.own
 
     # ---- the contract
 

@@ -26,17 +26,19 @@ _RADII: Final = np.geomspace(1e-12, 1e12, 4801)
 _TINY: Final = (1e-40, 1e-80)
 _COMPILED: Final = 400  # operations
 _FAR: Final = (1e11, 1e12)
+_NEAR: Final = 0.5  # of a distance: what is left out there is nothing beside what comes from here on
 
 
-def _last(function: Callable[[Array], Array], rtol: float) -> float:
-    """Return the distance beyond which |f| is at most `rtol` times its largest finite value; infinity for none.
+def _last(function: Callable[[Array], Array], rtol: float, near: float = 0.0) -> float:
+    """Return the distance r beyond which |f| is at most `rtol` times its largest finite value from `near` r on.
 
-    Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones.
+    Infinity for none. Found on a grid of distances from 1e-12 to 1e12, and on ever finer ones.
     """
     with np.errstate(all="ignore"):
         sizes = np.abs(function(_RADII))
-        most = rtol * float(np.max(sizes[np.isfinite(sizes)], initial=0.0))
-        return farthest(lambda r: ~(np.abs(function(r)) <= most), _RADII)
+        sizes[~np.isfinite(sizes)] = 0.0
+        largest = np.maximum.accumulate(sizes[::-1])[::-1]  # from each distance on
+        return farthest(lambda r: ~(np.abs(function(r)) <= rtol * largest[np.searchsorted(_RADII, near * r)]), _RADII)
 
 
 @underflowing
@@ -139,7 +141,7 @@ class Interaction:
         """Whether |W'| grows without end as r falls to 0."""
         with np.errstate(all="ignore"):
             far, near = (abs(float(self.slope(r))) for r in _TINY)
-        return not near <= 2 * far + abs(self.strength)
+        return not (math.isfinite(far) and near <= 2 * far + abs(self.strength))
 
     def reach(self, rtol: float = 0.0) -> float:
         """Return the distance beyond which |W'| is at most `rtol` times its largest value; infinity for none.
@@ -147,6 +149,20 @@ class Interaction:
         A singular slope has no largest value: there it is the distance beyond which the slope is 0.
         """
         return _last(self.slope, 0.0 if self.singular else rtol)
+
+    def seen(self, rtol: float) -> float:
+        """Return the distance beyond which forces may be left out; infinity for none.
+
+        |W'| is at most `rtol` times its largest value from half of that distance on. The largest value of all says
+        nothing where particles never come so near. Only a slope that is 0 counts as nothing where it is singular, and
+        where it falls as a power does, for which no distance is far.
+        """
+        return self._seen(self.slope, rtol)
+
+    def _seen(self, function: Callable[[Array], Array], rtol: float) -> float:
+        with np.errstate(all="ignore"):
+            powers = self.singular or float(function(np.asarray(_FAR[1]))) != 0
+        return _last(function, 0.0 if powers else rtol, _NEAR)
 
     @cached_property
     def far(self) -> float:
@@ -159,15 +175,21 @@ class Interaction:
     def beside_far(self) -> tuple[Expression, float]:
         """W less its limit, as an expression of the squared distance, and the distance beyond which that is nothing.
 
-        Nothing is 10^-17 of its largest value; the distance is infinite where it does not fall so far.
+        The expression is 0 at distance 0, so that a particle meets all but itself: a W(0) that is added and taken away
+        again would cost digits. Nothing is what `seen` says, for 10^-17 of W less its limit.
         """
-        rest = self._potential + as_expression(-self.far)
-        return away_from_zero(base_two(simplified(rest))), _last(lambda r: self(r) - self.far, 1e-17)
+        zero = as_expression(0)
+        apart = where(compared("lt", zero, SQUARED), base_two(self._beside_far), zero)
+        return apart, self._seen(lambda r: self(r) - self.far, 1e-17)
+
+    @property
+    def _beside_far(self) -> Expression:
+        return simplified(self._potential + as_expression(-self.far))
 
     @cached_property
-    def own(self) -> float:
-        """What `beside_far` is at distance 0."""
-        return float(value(self.beside_far[0], np.zeros(1))[0])
+    def meeting(self) -> float:
+        """W less its limit at distance 0; 0 where it is not proved finite."""
+        return float(value(away_from_zero(base_two(self._beside_far)), np.zeros(1))[0])
 
     def __add__(self, other: Interaction) -> Interaction:
         """Return the sum of two potentials."""
