@@ -467,12 +467,12 @@ def test_exactly_periodic_images(quality: str, kind: str):
 def test_a_picture_that_comes_back_unchanged_is_doubted(found: float, text: str):
     samples = np.random.default_rng(0).uniform(0, 255, (40, 40, 1))
     estimate = NoiseEstimate(GaussianNoise(found), "medium")
-    (said,) = doubts(samples, found, estimate)
+    (said,) = doubts(samples, found, estimate, 2)
     assert said.startswith(text)
     assert "estimate_noise(image, flat=np.s_[20:84, 300:400]).model" in said
     assert "estimate_noise(other).model" in said
-    assert doubts(np.round(samples / 64), 0.0, estimate) == []  # a drawing of five values
-    assert doubts(samples, 0.0, NoiseEstimate(GaussianNoise(found), "high")) == []
+    assert doubts(np.round(samples / 64), 0.0, estimate, 2) == []  # a drawing of five values
+    assert doubts(samples, 0.0, NoiseEstimate(GaussianNoise(found), "high"), 2) == []
 
 
 @pytest.mark.numerical

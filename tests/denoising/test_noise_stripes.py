@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from skimage import data
 
-from nlflow import InputError
+from nlflow import InputError, denoise, estimate_noise
 from nlflow.denoising.noise import Stripes, find_stripes
 from tests.pictures import rms
 
@@ -100,6 +100,29 @@ def test_stripes_are_found(name, sigma, white, axis):
     model = found(z)
     assert model.axis == axis
     assert model.sigma == pytest.approx(sigma, rel=0.25)  # four standard errors of a median of 255 steps
+
+
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # the rest of these coins is that of JPEG
+def test_offsets_on_a_clean_picture_are_taken_out_alone():
+    clean = CLEAN["coins"]
+    noise = Stripes(20.0)
+    z = noise.sample(clean, rng=1)
+    result, info = denoise(z, return_info=True)
+    assert info.model["parts"][0]["kind"] == "stripes"
+    assert info.sigma == 0
+    assert rms(result, clean) < 0.4 * rms(z, clean)
+
+
+STEPS = np.random.default_rng(0).normal(0, 20, (256, 1))
+WAVES = 40 * np.sin(np.cumsum(np.linspace(0.05, np.pi, 256)))[:, None]
+
+
+@pytest.mark.parametrize("image", [STEPS + np.arange(256.0), WAVES + CLEAN["coins"]], ids=["no picture", "no noise"])
+def test_offsets_that_are_drawn_stay(image):
+    """With nothing beneath them, or of a law that is not that of noise."""
+    assert found(image) is not None
+    assert estimate_noise(image).model.kind == "gaussian"
+    assert any("are drawn" in reason for reason in estimate_noise(image).reasons)
 
 
 def test_whether_channels_have_the_same_offsets_is_found():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from skimage import data
 from nlflow import NlflowWarning, denoise, estimate_noise
 from nlflow.denoising.frame import observe
 from nlflow.denoising.layout import Axes
-from nlflow.denoising.noise import GaussianNoise
+from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture
 from nlflow.denoising.noise.finding import verdict
 from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.options import Options
-from nlflow.denoising.residual import figures_of, seen_in, with_peaks
+from nlflow.denoising.residual import Figures, figures_of, milder, seen_in, with_peaks
 from tests.denoising.test_noise_evidence import page, white
 from tests.pictures import Floats
 
@@ -145,6 +146,31 @@ def test_nothing_is_taken_out_of_clean_letters(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_array_equal(result, clean)
     assert info.sigma == 0
     assert info.confidence == "low"
+
+
+def test_impulses_stay_replaced_where_the_noise_beside_them_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no part of the residual that is looked at, unless they lie in clumps as structure does."""
+    clean, noise = CAMERA[:64, :64], Impulses(0.05, 0.0, 255.0)
+    noisy = noise.sample(clean, rng=0)
+    again = NoiseEstimate(Mixture([noise, GaussianNoise(40.0)]), "low", ("what was removed is not as strong",))
+    monkeypatch.setattr(verdict, "examine", lambda *_: again)
+    with pytest.warns(NlflowWarning, match=r"find out: impulses.*what was removed is not white.* alone is taken out"):
+        result, info = denoise(noisy, quality="fast", return_info=True)
+    hit = noise.hits(noisy[..., None])[..., 0]
+    np.testing.assert_array_equal(result[~hit], noisy[~hit])
+    assert np.std(result - clean) < 0.2 * np.std(noisy - clean)
+    assert (info.sigma, info.confidence) == (0.0, "low")
+
+    alone, axes = Mixture([noise, GaussianNoise(0.0)]), Axes.of(noisy.shape, None, None, None)
+    frame, _ = observe(noisy, None, "auto", axes, "fast", Options(), found=again)
+    for clumps, model in ((0.0, alone), (1.0, GaussianNoise(0.0))):
+        less = milder(frame, Figures(skewness=1.0, clumps=clumps))
+        assert less is not None
+        assert less.model == model
+
+    noisy[:, :30] = 255.0  # paper, which bears out no noise
+    frame, part = observe(noisy, None, "auto", axes, "fast", Options(), found=replace(again, model=alone))
+    assert seen_in(figures_of(part.f, part.f, frame), 2) == ()
 
 
 def test_nothing_is_doubted_where_nothing_was_to_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:

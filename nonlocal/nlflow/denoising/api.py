@@ -251,10 +251,14 @@ def denoise(
             u, told, less = _solved(frame, part, replace(watch, tell=within(tell, first, 1.0)))
         present = slice(None) if frame.missing is None else ~frame.missing
         samples, removed = part.samples[present], root_mean_square((u - part.samples)[present])
+        changed = removed
+        if frame.missing is not frame.absent:  # with what was replaced
+            there = slice(None) if frame.absent is None else ~frame.absent
+            changed = root_mean_square((u - part.samples)[there])
         words = {**frame.told(), "residual": removed, **told}
         seconds, loaded = time.perf_counter() - begun, loading.seconds - compiled
         result = finish(image, part.restore(u), preserve_range)
-        for text in (frame.too_strong(range_of(samples)), *doubts(samples, removed, frame.doubted)):
+        for text in (frame.too_strong(range_of(samples)), *doubts(samples, changed, frame.doubted, len(frame.shape))):
             if text:
                 warn_caller(text)
         if tell is not None:

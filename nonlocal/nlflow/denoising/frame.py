@@ -235,6 +235,11 @@ class Frame:
         return self.flow.run(f, self, watch)
 
     @property
+    def fills_alone(self) -> bool:
+        """Whether what is missing is filled in and all else stays: the units are no noise then."""
+        return self.exact is not None and bool(np.all(self.exact))
+
+    @property
     def has_scales(self) -> bool:
         """Whether a recording, of whose noise nothing was said, is looked at on several scales."""
         even = self.variance is None and self.exact is None
@@ -406,8 +411,7 @@ def _model(
 
 def _with_sigma(frame: Frame, samples: Array) -> Frame:
     """Return the frame with what is told of the strength of the noise in samples."""
-    filled_alone = frame.exact is not None and bool(np.all(frame.exact))  # in units that are no noise
-    sigma, effective, model = 0.0 if filled_alone else root_mean_square(frame.level), None, frame.model
+    sigma, effective, model = 0.0 if frame.fills_alone else root_mean_square(frame.level), None, frame.model
     if model is not None and model.is_coloured and samples.ndim < 4:
         noise, own, met = frame.coloured, 0.0, sigma
         if noise is not None and model.kind == "gaussian":  # its strength is known at all samples

@@ -155,8 +155,8 @@ def check_units(dtype: np.dtype[Any], sigma: Any) -> None:
         warn_caller(text)
 
 
-def doubts(samples: NDArray[Any], removed: float, found: NoiseEstimate | None) -> list[str]:
-    """Return warnings about a result of samples (..., C), from which so much was removed; none for given noise."""
+def doubts(samples: NDArray[Any], changed: float, found: NoiseEstimate | None, axes: int) -> list[str]:
+    """Return warnings about a result of samples of so many axes, by the rms of its changes; none for given noise."""
     if found is None:
         return []
     from nlflow.denoising.noise.finding.verdict import TWO_VALUES
@@ -166,15 +166,15 @@ def doubts(samples: NDArray[Any], removed: float, found: NoiseEstimate | None) -
         return []
     if found.reasons == (TWO_VALUES,):
         return [f"the result is the input: {TWO_VALUES}; if they hold noise, give sigma or noise"]
-    recording = samples.ndim == 2  # weak noise beside high peaks is seen there
-    if removed < (_CLEAN if recording else _NOTHING) * span and found.confidence != "high" and not _drawn(samples):
-        kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
+    recording = axes == 1  # weak noise beside high peaks is seen there
+    if changed < (_CLEAN if recording else _NOTHING) * span and found.confidence != "high" and not _drawn(samples):
+        kept = "the result is the input" if changed < _CLEAN * span else "the result is nearly the input"
         why = f"; {found.reasons[0]}" if found.confidence == "low" and found.reasons else ""
-        return [f"{kept}: {found}{why}; if you see noise, {_REMEDIES[samples.ndim - 1]}"]
-    if removed < _CLEAN * span:
+        return [f"{kept}: {found}{why}; if you see noise, {_REMEDIES[axes]}"]
+    if changed < _CLEAN * span:
         return []
     if found.confidence == "low":
-        return [f"the noise was hard to find out: {found}; {found.reasons[0]}; {if_wrong(samples.ndim - 1)}"]
+        return [f"the noise was hard to find out: {found}; {found.reasons[0]}; {if_wrong(axes)}"]
     return []
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise.figures import OfFlat
-from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate
+from nlflow.denoising.noise.models.base import Mixture, Noise, NoiseEstimate, Strewn
 from nlflow.denoising.noise.models.gaussian import GaussianNoise
 from nlflow.denoising.noise.spectra import autocorrelation, error_of_correlations
 
@@ -142,7 +142,7 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
         if (own := one.missing) is not None:
             if spatial > 1 and one.taken is not None:  # spikes of recordings are runs of a few samples
                 hidden.append(one.taken)
-            away = away | own
+            away, ended = away | own, ended & ~own
         if frame.exact is not None:  # what is free of noise, such as a background that was taken away
             away = away | np.broadcast_to(frame.exact, (*shape, len(low)))[place].any(axis=-1)
         light = estimate.sum(axis=-1) / math.sqrt(estimate.shape[-1])
@@ -153,6 +153,8 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
         found.append(
             _windows_of(rest.reshape(size), light.reshape(size), away.reshape(size), side, level.reshape(size))
         )
+    if frame.fills_alone:
+        return Figures(clumps=_clumps(hidden))
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     judged = _judged(columns, correlation, hidden, side**spatial)
     whole = Figures(pattern=_pattern(rests), two=_two(rests)) if spatial == 2 else Figures()
@@ -342,10 +344,12 @@ def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
     """Return a verdict with less noise than that of a frame whose residual is not as it says; None where it is.
 
     White noise as strong as the highest frequencies of the residual are in flat parts; half of what was taken out where
-    that is no less; nothing where that was tried before, or where samples were replaced that lie in clumps. Noise in
+    that is no less; nothing where that was tried before. Samples of images and volumes that were replaced are no part
+    of the residual: they stay replaced unless they lie in clumps, and nothing is taken out where they do. Noise in
     units of its own, such as speckle, has no milder one: it stays, and the verdict says what was seen.
     """
-    seen = seen_in(found, sum(n > 1 for n in frame.shape))
+    axes = sum(n > 1 for n in frame.shape)
+    seen = seen_in(found, axes)
     if not seen or frame.found is None:
         return None
     model = frame.model if frame.model is not None else frame.found.model
@@ -356,17 +360,20 @@ def milder(frame: Frame, found: Figures) -> NoiseEstimate | None:
         share = 0.5
     level = frame.level * share / frame.options.strength
     noise: Noise = GaussianNoise(float(level[0]) if np.ptp(level) == 0 else level)
-    undone = [one for one in parts if one.undone]
-    if again or found.clumps > LIMITS.clumps or not level.any():
-        noise = GaussianNoise(0.0)
+    kept = [one for one in parts if one.undone]
+    if found.clumps > LIMITS.clumps:
+        noise, kept = GaussianNoise(0.0), []
+    elif again or not level.any():
+        noise, kept = GaussianNoise(0.0), [one for one in kept if isinstance(one, Strewn) and axes > 1]
     elif any(not one.undone and not isinstance(one, GaussianNoise) for one in parts):
         noise = frame.found.model
-    less = "nothing is taken out" if noise.white_sigma == 0.0 else f"{noise.describe()} alone is taken out"
     if noise is frame.found.model:
-        less = "it was taken out all the same, as nothing milder is known"
-    elif noise.white_sigma != 0.0 and undone:
-        noise = Mixture([*undone, noise])
-    reason = f"{_TOLD} {model.describe()}: {'; '.join(seen)}; {less}"
+        doubted, less = model, "it was taken out all the same, as nothing milder is known"
+    else:
+        doubted = Mixture([one for one in parts if one not in kept] or parts)
+        noise = Mixture([*kept, noise]) if kept else noise
+        less = "nothing is taken out" if noise.white_sigma == 0.0 else f"{noise.describe()} alone is taken out"
+    reason = f"{_TOLD} {doubted.describe()}: {'; '.join(seen)}; {less}"
     return NoiseEstimate(noise, "low", (reason,), frame.found.measured, whole=False)
 
 

@@ -114,7 +114,8 @@ def denoised_tensor(
         ):  # fmt: skip
             said = [frame.too_strong(looked.span(number))]
             if frame.found is not None:
-                said += doubts(to_numpy(sample), root_mean_square(to_numpy(u - sample)), frame.doubted)
+                changed = root_mean_square(to_numpy(u - sample))
+                said += doubts(to_numpy(sample), changed, frame.doubted, sample.ndim - 1)
             for text in filter(None, said):
                 warn_caller(text)
         if tell is not None:

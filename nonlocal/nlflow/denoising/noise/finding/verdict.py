@@ -16,6 +16,7 @@ from nlflow.denoising.noise.finding.counts import find_counts, find_whole_counts
 from nlflow.denoising.noise.finding.enlarged import Enlarged, find_enlarged
 from nlflow.denoising.noise.finding.evidence import SIDE, SIZES
 from nlflow.denoising.noise.finding.finders import (
+    are_drawn,
     find_hot_pixels,
     find_impulses,
     find_rician,
@@ -37,6 +38,7 @@ from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.finding.transfer import transfer_of
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise, constant
+from nlflow.denoising.noise.models.stripes import Stripes
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, checked_call
 
@@ -53,7 +55,7 @@ _MOSAIC: Final = (
     "neighbouring samples differ all over, as the colours of a mosaic do: noise is measured between samples of one "
     "colour"
 )
-_DRAWN: Final = "offsets of rows or columns without any other noise are drawn, and stay"
+_DRAWN: Final = "offsets of rows or columns without any other noise are drawn, as those of a grating, and stay"
 _FEW: Final = 16  # samples: fewer, of one value, say nothing of noise
 _TOO_SMALL: Final = "the picture is too small, or too much of it is missing, to tell how its noise varies"
 #: Why what has two values stays.
@@ -154,8 +156,10 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
             if find in _WHOLE:
                 return NoiseEstimate(_together(parts), "high", (_WHOLE[find],))
     verdict = (of_volume if volume else _gaussian)(rest.samples, rest.missing)
-    if [part.kind for part in parts] == ["stripes"] and verdict.is_white and not np.any(verdict.model.white_sigma):
-        return replace(verdict, reasons=(*verdict.reasons, _DRAWN))  # a grating, say
+    offsets = parts[0] if len(parts) == 1 and isinstance(parts[0], Stripes) else None
+    clean = verdict.is_white and not np.any(verdict.model.white_sigma)
+    if offsets is not None and clean and are_drawn(samples, rest.samples, missing, offsets.axis):
+        return replace(verdict, reasons=(*verdict.reasons, _DRAWN))
     if not parts:
         return verdict
     return replace(verdict, model=_together([*parts, verdict.model]))
