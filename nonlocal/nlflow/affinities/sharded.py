@@ -53,7 +53,7 @@ from nlflow.kernels import ExpDotProduct, Kernel, Patch, RadialKernel
 
 
 def rows(count: int, group: Any = None) -> slice:
-    """Return which of `count` nodes are this process's: consecutive ones, one more or less than those of others.
+    """Return which of `count` nodes are this process's: consecutive ones, as many as others have, or one more or less.
 
     Raises
     ------
@@ -153,9 +153,10 @@ def affinity(
     queries : tensor like `features`, optional
         Queries of a dot product; the features themselves by default.
     mode : {'ring', 'gather'}
-        ``ring``: keys and values go round, so that a process holds O(n (d + D)) numbers, n its own nodes; a message to
-        each other process for each average, sent while sums are computed. ``gather``: each process has the keys and
-        the values of all, O(N (d + D)), one message for each average.
+        ``ring``: keys and values go round, so that a process holds O(n (d + D)) numbers, n its own nodes. In each
+        average it sends a block to the next process, once less than there are processes, while sums are computed.
+        ``gather``: each process has the keys and the values of all, O(N (d + D)); the values are gathered once for each
+        average.
     group : ProcessGroup, optional
         All processes by default.
     memory_limit : float, optional

@@ -1,4 +1,4 @@
-"""Derivatives of the denoiser: the linear map by which an estimate answers to small changes of a tensor."""
+"""Derivatives of the denoiser for groups held still: the linear map by which its arithmetic answers to a change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Linearization", "linearized"]
 
 
 class Linearization:
-    """The Jacobian J of a denoiser at a tensor, without a matrix; `linearized` makes it.
+    """The Jacobian J of a denoiser at a tensor, for groups held still, without a matrix; `linearized` makes it.
 
     Groups, channels, and what sigma is are those at this tensor, as constants. Covariances, weights, and how much noise
     is left follow the tensor. So J is not symmetric; `vjp` is the transpose of `jvp` to rounding. A step whose
@@ -114,7 +114,9 @@ def linearized(
     options: Options | None = None,
     **more: Any,
 ) -> Linearization:
-    """Return the linear map by which the estimate of `nlflow.denoise` answers to small changes of a tensor.
+    """Return the linear map by which the estimate of `nlflow.denoise` answers to small changes, for groups held still.
+
+    A change that alters which patches are alike makes the estimate jump, which the map does not see.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""White noise as a term of a flow, du = v(u) dt + s dW, whose numbers are counted: the same seed gives the same bits.
+"""White noise as a term of a flow, du = v(u) dt + s dW. Its numbers follow from a seed and their place alone.
 
 The law exp(-beta E(u)) du stays as it is under du = -grad E dt + sqrt(2 / beta) dW, where grad is the gradient in the
 inner product sum_i m_i a_i b_i and the increments of W at node i have the variance dt / m_i (Pavliotis 2014, Stochastic

@@ -146,7 +146,7 @@ class Perplexity:
     length : int
         Tokens of a block, at least 2. The first of them is not told.
     blocks : int, optional
-        How many blocks at most, evenly from all of the text.
+        How many blocks at most, at even distances in the whole text.
     batch : int
         Blocks at a time.
     """
@@ -504,7 +504,7 @@ def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int |
     words : int
         Of a passage. What is left of a section is not used.
     pairs : int, optional
-        How many at most, evenly from all of the texts.
+        How many at most, at least 2, at even distances in the order of the texts; longer texts give more.
     """
     words = check_integer("words", words, minimum=1)
     found = []

@@ -436,7 +436,9 @@ class RingSums:
 class GatheredSums:
     """Averages of this process's queries over the keys of all processes, which each process has as a whole.
 
-    Memory O(N (d + D)) for N nodes in all; one message for each average. Parameters as those of `RingSums`.
+    Memory O(N (d + D)) for N nodes in all; values are gathered once for each average.
+
+    Parameters as those of `RingSums`.
     """
 
     def __init__(
