@@ -267,6 +267,7 @@ SAME = np.array([[0.0, 1.0], [2.0, 0.5], [0.0, 1.0]])
     [
         (lambda x: ParticleFlow(SAME, PowerLaws(2, 0)), "particles 0 and 2 collide"),
         (lambda x: ParticleFlow(x, Morse(), box=1.0), "twice the range"),
+        (lambda x: ParticleFlow(x, Interaction("1 / sqrt(r*r + 1e-8)"), box=10.0), "with a cutoff of 5"),
         (lambda x: ParticleFlow(x, Morse(), box=(40.0,)), "expected 2, one for each dimension"),
         (lambda x: ParticleFlow(x, Morse(), box=-1.0), "box"),
         (lambda x: ParticleFlow(np.where(x > 0.9, np.nan, x), Morse()), "NaN"),

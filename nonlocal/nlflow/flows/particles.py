@@ -44,7 +44,7 @@ from nlflow.kernels.interactions import Interaction
 
 _UNSEEN = {4: 1e-9, 8: 1e-18}
 """By the bytes of a number: of the forces of a pair at half a distance and beyond, what is left out at it."""
-_AT_HALF = 1e-6  # of the largest force: what may be left of it at half a period
+_AT_HALF = (1e-6, 0.05)  # of the forces from a twentieth of half a period on: what may be left at half a period
 _MEETING = 1e-9  # distance at which a singular force is looked at
 _PATIENCE = 64  # refused steps after which particles are said to collide
 _SLOPES = {4: 2e-2, 8: 1e-5}  # relative difference of a gradient from differences of its function
@@ -220,7 +220,7 @@ class ParticleFlow(SecondOrder):
     def _check_box(self) -> None:
         if self.box is None or self.interaction is None or not (self.box > 0).any():
             return
-        reach, least = self.interaction.reach(_AT_HALF), float(self.box[self.box > 0].min())
+        reach, least = self.interaction.seen(*_AT_HALF), float(self.box[self.box > 0].min())
         if reach > least / 2 * (1 + 1e-9):
             raise InputError(
                 f"box: got a period of {least:g}, expected at least {2 * reach:g}, twice the range of "

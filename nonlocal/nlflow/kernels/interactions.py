@@ -26,7 +26,6 @@ _RADII: Final = np.geomspace(1e-12, 1e12, 4801)
 _TINY: Final = (1e-40, 1e-80)
 _COMPILED: Final = 400  # operations
 _FAR: Final = (1e11, 1e12)
-_NEAR: Final = 0.5  # of a distance: what is left out there is nothing beside what comes from here on
 
 
 def _last(function: Callable[[Array], Array], rtol: float, near: float = 0.0) -> float:
@@ -150,19 +149,19 @@ class Interaction:
         """
         return _last(self.slope, 0.0 if self.singular else rtol)
 
-    def seen(self, rtol: float) -> float:
+    def seen(self, rtol: float, near: float = 0.5) -> float:
         """Return the distance beyond which forces may be left out; infinity for none.
 
-        |W'| is at most `rtol` times its largest value from half of that distance on. The largest value of all says
+        |W'| is at most `rtol` times its largest value from `near` of that distance on. The largest value of all says
         nothing where particles never come so near. Only a slope that is 0 counts as nothing where it is singular, and
         where it falls as a power does, for which no distance is far.
         """
-        return self._seen(self.slope, rtol)
+        return self._seen(self.slope, rtol, near)
 
-    def _seen(self, function: Callable[[Array], Array], rtol: float) -> float:
+    def _seen(self, function: Callable[[Array], Array], rtol: float, near: float = 0.5) -> float:
         with np.errstate(all="ignore"):
             powers = self.singular or float(function(np.asarray(_FAR[1]))) != 0
-        return _last(function, 0.0 if powers else rtol, _NEAR)
+        return _last(function, 0.0 if powers else rtol, near)
 
     @cached_property
     def far(self) -> float:
