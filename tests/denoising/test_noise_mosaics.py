@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nlflow import Poisson, denoise, estimate_noise
 from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.finding.mosaics import find_mosaic
+from nlflow.denoising.noise.finding.transfer import of_line
 from tests.pictures import rms
 
 BAYER = ((0, 1), (1, 2))
@@ -86,3 +87,9 @@ def test_patterns_that_are_meant_stay() -> None:
     dithered = np.floor(skimage.data.camera()[:128, :128] / 255 * 7 + order) * 36.0
     for picture in (checks, dithered):
         np.testing.assert_array_equal(denoise(picture), picture)
+
+
+def test_a_line_that_ends_in_darkness_is_one_whatever_is_rounded() -> None:
+    """The variance there is the difference of two numbers that are all but the same: 1e-16 below 0 at times."""
+    for gain, below in np.random.default_rng(0).uniform(0.1, 100, (50, 2)):
+        assert of_line(gain, -below, 0.0).offset == pytest.approx(below / gain)

@@ -299,7 +299,8 @@ def _assumed(gain: float, intercept: float, error: float, darkest: float) -> flo
 def _model(gain: float, intercept: float, offset: float, error: float, low: float) -> Poisson:
     """Return the model, with the standard error of sigma² and the lowest sample."""
     read = intercept + gain * offset
-    if read < -OfTransfer.significant * error:
+    rounding = 4 * np.finfo(np.float64).eps * abs(intercept)  # of the sum, whose terms nearly cancel
+    if read < -OfTransfer.significant * error - rounding:
         raise InputError(f"offset: got {offset:g}, with which the variance in the dark were {read:.3g} ± {error:.2g}, "
                          f"expected an offset of about {-intercept / gain:.4g} or more")  # fmt: skip
     if read <= error and low >= offset:
