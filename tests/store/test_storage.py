@@ -476,6 +476,19 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
         Checkpoints(path, "mine").check_replaceable("path", fits)
     path.write_text("cut short")  # and the one before it is of this problem
     Checkpoints(path, "mine").check_replaceable("path", fits)
+    path.unlink()
+    states.save(*state(0, "that"))
+    path.rename(previous(path))
+    arrays, meta = load_archive(previous(path), "mine")
+    for _ in ("alone", "beside one of this problem"):
+        with pytest.raises(InputError, match=r"checkpoint.previous, which would be lost .*it is of another problem"):
+            Checkpoints(path, "mine").check_replaceable("path", fits)
+        save_archive(path, arrays, {**meta, "problem": "this"})
+    previous(path).write_text("cut short")
+    Checkpoints(path, "mine").check_replaceable("path", fits)
+    path.unlink()
+    with pytest.raises(InputError, match=r"checkpoint.previous, which would be lost .*not a whole"):
+        Checkpoints(path, "mine").check_replaceable("path", fits)
 
 
 # --- one writer ------------------------------------------------------------------------------------------------------

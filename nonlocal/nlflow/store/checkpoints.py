@@ -37,7 +37,7 @@ class Checkpoints:
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         self.path = Path(path)
         self.kind = kind
-        self._known: tuple[int, ...] | None = None  # the file that this object wrote or read whole
+        self._known: set[tuple[int, ...] | None] = set()  # the files that this object wrote or read whole
 
     @property
     def places(self) -> tuple[Path, Path]:
@@ -51,10 +51,11 @@ class Checkpoints:
     def save(self, arrays: Arrays, meta: Meta) -> None:
         """Write a checkpoint; see `save_archive`."""
         # One that was damaged meanwhile must not push out the good one before it.
-        if self.path.is_file() and (self._known == _identity(self.path) or self._sound(self.path)):
+        if self.path.is_file() and (_identity(self.path) in self._known or self._sound(self.path)):
             _duplicate(self.path, previous(self.path))
         save_archive(self.path, arrays, {**meta, "kind": self.kind})
-        self._known = _identity(self.path)
+        self._known &= {_identity(previous(self.path))}
+        self._known.add(_identity(self.path))
 
     def load(self, fits: Fits) -> tuple[Arrays, Meta]:
         """Return the newest checkpoint that is whole, of this version and fits; `FileFormatError` says why none is.
@@ -78,27 +79,33 @@ class Checkpoints:
             if reasons:
                 warn_caller(f"{reasons[0]}. {place}, the one before, is used")
             else:
-                self._known = _identity(place)
+                self._known = {_identity(place)}
             _tell_libraries(place, meta)
             return arrays, meta
         raise FileFormatError("; ".join(reasons))
 
     def check_replaceable(self, name: str, fits: Fits) -> None:
         """Raise `InputError`, which names an argument or option, where a file is lost that is no state of this run."""
-        if not self.path.is_file() or self._known == _identity(self.path):
-            return
+        newest, before = self.places
+        for place, other in ((newest, before), (before, newest)):
+            reason = self._lost(place, other, fits)
+            if reason is not None:
+                raise InputError(
+                    f"{name}: got {place}, which would be lost ({shortened(reason)}); expected a new name, or a "
+                    "checkpoint of this problem; choose another name, or remove the file"
+                )
+
+    def _lost(self, place: Path, other: Path, fits: Fits) -> str | None:
+        """Return why a file is no state of this run, None where it is one or there is none."""
+        if not place.is_file() or _identity(place) in self._known:
+            return None
         try:
-            reason = self._unfit(self.path, fits)
+            return self._unfit(place, fits)
         except DamagedFileError as error:
-            # What is damaged may be anything, unless the one before it is of this run.
-            reason = None if self._sound(previous(self.path), fits) else str(error)
+            # What is damaged may be anything, unless the other is of this run.
+            return None if self._sound(other, fits) else str(error)
         except FileFormatError as error:
-            reason = str(error)
-        if reason is not None:
-            raise InputError(
-                f"{name}: got {self.path}, which would be lost ({shortened(reason)}); expected a new name, or a "
-                "checkpoint of this problem; choose another name, or remove the file"
-            )
+            return str(error)
 
     def remove(self) -> None:
         """Remove both, once there is a result in their place."""
