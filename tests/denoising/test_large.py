@@ -484,6 +484,11 @@ def test_an_ended_run_goes_on(tmp_path: Path):
         denoise_store(source, target, 20.0, **options)
     denoise_store(source, target, 10.0, existing="overwrite", **options)
     np.testing.assert_array_equal(read(target), in_memory(BYTES, 10.0, quality="pixels", steps=1))
+    partial.mkdir()
+    (partial / "holiday.txt").write_text("sun")
+    with pytest.raises(InputError, match=r"out\.zarr\.partial, which is no zarr array"):
+        denoise_store(source, target, 20.0, existing="overwrite", **options)
+    assert (partial / "holiday.txt").read_text() == "sun"
 
 
 @pytest.mark.usefixtures("local")

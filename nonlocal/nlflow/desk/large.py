@@ -380,7 +380,8 @@ def _may_replace(target: Path, existing: str) -> bool:
     asked = existing == "overwrite" or (begun and existing == "resume" and _record_of(partial)["replace"])
     if target.exists() and not asked:
         raise InputError(f"OUT: got {target}, already there, expected a new name; choose another, or overwrite")
-    _check_array(target)
+    for place in (target, partial):
+        _check_array(place)
     return asked
 
 
