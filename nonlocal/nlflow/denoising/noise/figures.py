@@ -256,13 +256,11 @@ class OfStripes(Figures, source=ON_PHOTOGRAPHS):
     least_rows = figure(24, "rows, and columns, to tell")
     same = figure(0.8, "correlation of the steps of channels that have the same offsets")
     beneath = figure(
-        0.5,
+        0.2,
         "of the offsets' standard deviation has what lies beneath, about means of rows and columns, where there is no "
-        "other noise: 0.03 in a grating, 2 to 3.5 in Set12 under offsets of 20 of 255",
+        "other noise: 0.03 in a grating, 0.4 to 50 in BSD68 under offsets of 3 to 40 of 255",
     )
-    gaussian_errors = figure(
-        4.0, "errors of the skewness and kurtosis of their law, 0 and 3, at most: a grating is 5 errors off", OF_LAW
-    )
+    bounded = figure(4.0, "errors of the kurtosis of their law below 3, at most: a grating has 5 of 256 rows", OF_LAW)
     line = figure(0.3, "of the power in a line of the spectrum, from which on it stands for stripes", BY_HAND)
     beside = figure(0.2, "of the line, that the lines beside it have at most", BY_HAND)
     weak = figure(0.01, "of the noise: what is left beside stripes counts as none", BY_HAND)
