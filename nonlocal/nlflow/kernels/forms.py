@@ -129,7 +129,7 @@ def rate(k: Expression) -> float | None:
 # ---- formulas as text
 
 
-def parsed(text: str, names: dict[str, Expression]) -> Expression:
+def parsed(text: str, names: dict[str, Expression], argument: str = "k") -> Expression:
     """Return the expression that a text stands for: numbers, `names`, + - * / **, comparisons, and functions.
 
     Raises
@@ -139,15 +139,15 @@ def parsed(text: str, names: dict[str, Expression]) -> Expression:
     """
     if len(text) > _LONGEST:
         raise InputError(
-            f"k: got {len(text)} characters, expected at most {_LONGEST}; write it shorter, or as a function"
+            f"{argument}: got {len(text)} characters, expected at most {_LONGEST}; write it shorter, or as a function"
         )
     try:
-        return _parsed(ast.parse(text.strip(), mode="eval").body, text, names)
+        return _parsed(ast.parse(text.strip(), mode="eval").body, text, names, argument)
     except InputError:
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"k: got {shortened(repr(text))}, which is no expression ({str(error) or 'too deep'})"
+            f"{argument}: got {shortened(repr(text))}, which is no expression ({str(error) or 'too deep'})"
         ) from None
 
 
@@ -158,9 +158,9 @@ _BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
 }  # fmt: skip
 
 
-def _parsed(tree: ast.AST, text: str, names: dict[str, Expression]) -> Expression:
+def _parsed(tree: ast.AST, text: str, names: dict[str, Expression], argument: str) -> Expression:
     def inner(part: ast.AST) -> Expression:
-        return _parsed(part, text, names)
+        return _parsed(part, text, names, argument)
 
     if isinstance(tree, ast.Constant) and type(tree.value) in (int, float):
         return as_expression(tree.value)
@@ -181,10 +181,9 @@ def _parsed(tree: ast.AST, text: str, names: dict[str, Expression]) -> Expressio
             return NAMES[tree.func.id](*map(inner, tree.args))
         except TypeError:
             raise InputError(
-                f"k: got {shortened(repr(text))}, in which {tree.func.id} has {len(tree.args)} arguments"
+                f"{argument}: got {shortened(repr(text))}, in which {tree.func.id} has {len(tree.args)} arguments"
             ) from None
     raise InputError(
-        f"k: got {shortened(repr(text))}, in which {shortened(ast.unparse(tree))!r} is not known; expected numbers, "
-        f"{', '.join(names)}, "
-        f"+ - * / **, < <= > >=, and {', '.join(NAMES)}"
+        f"{argument}: got {shortened(repr(text))}, in which {shortened(ast.unparse(tree))!r} is not known; expected "
+        f"numbers, {', '.join(names)}, + - * / **, < <= > >=, and {', '.join(NAMES)}"
     )

@@ -102,7 +102,7 @@ class Interaction:
         if isinstance(self.w, RadialKernel):
             return self.w.weight() * as_expression(self.w.amplitude)
         if isinstance(self.w, str):
-            return parsed(self.w, {"r": r}) * 1
+            return parsed(self.w, {"r": r}, "w") * 1
         if callable(self.w):
             refusal = "w: the function failed on a symbol for distances"
             return called(self.w, r, refusal, "use arithmetic and functions of NumPy") * 1
