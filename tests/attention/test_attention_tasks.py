@@ -177,6 +177,9 @@ def test_what_is_heard_is_the_largest_logit_one_after_the_other() -> None:
     ):
         with pytest.raises(InputError, match=words):
             WordErrors(sounds, **{"said": ["a", "b", "c"], "begin": [1], **given}, write=write, end=2)  # type: ignore[arg-type]
+    for shape in ((2, 8, 40), (8, 40)):
+        with pytest.raises(InputError, match=r"sounds\[0\]: got shape .*, expected \(1, ...\)"):
+            WordErrors([torch.randn(*shape)], ["a"], write, begin=[1], end=2)
 
 
 def test_tasks_that_are_refused() -> None:

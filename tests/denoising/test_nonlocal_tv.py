@@ -372,3 +372,7 @@ def test_bad_arguments() -> None:
         nonlocal_tv(np.where(image == image.max(), np.nan, image), sigma=1.0)
     with pytest.raises(MemoryLimitError):
         nonlocal_tv(image, sigma=0.5, memory_limit=1000)
+    wide = normal((48, 48)).astype(np.float32)  # the list of edges takes more than stencil and dual vectors
+    with pytest.raises(MemoryLimitError, match=r"^the list of up to 110592 edges"):
+        nonlocal_tv(wide, sigma=0.5, memory_limit=40 * 110592)
+    nonlocal_tv(wide, sigma=0.5, memory_limit=50 * 110592, fidelity=1.0, maxiter=1)

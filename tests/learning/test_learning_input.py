@@ -121,7 +121,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "search": ["ball", None, 3],
     "keep": ["directed", None, 3],
     "missing": [0, "none", {}, [-1]],
-    "accuracy": ["high", -1.0, np.nan, {}],
+    "accuracy": ["high", -1.0, 0.0, 1.0, np.nan, {}],
     "tol": ["small", -1.0, np.nan, {}],
     "max_iter": [0, 1.5, "many", None],
     "memory_limit": ["1 GB", 0, -1, {}, np.nan],

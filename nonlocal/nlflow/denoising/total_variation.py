@@ -121,7 +121,8 @@ def nonlocal_tv(
         restored = finish(image, restore(signal), preserve_range)
         return (restored, found, fidelity) if return_info else restored
     f = ((signal - offset) / sigma).astype(signal.dtype)
-    jp = Jp(_patch_affinity(f, patch_size, search_radius, memory_limit), 1, isotropic=isotropic)
+    graph = _patch_affinity(f, patch_size, search_radius, memory_limit)
+    jp = Jp(graph, 1, isotropic=isotropic, memory_limit=memory_limit)
     found, fidelity = _fit(jp, f.reshape(-1, f.shape[-1]), fidelity, wanted, rtol, maxiter, memory_limit)
     u = (found.u.reshape(signal.shape) * np.float64(sigma) + offset).astype(signal.dtype)
     restored = finish(image, restore(u), preserve_range)

@@ -443,7 +443,8 @@ class E(J):
             preconditioner that does not exist for this functional; with a constraint where a part of the domain sees
             neither a constrained node nor one with a fidelity > 0.
         MemoryLimitError
-            For multigrid, when it is asked for and its set-up would pass the limit.
+            For multigrid and for ``direct``, when they are asked for and their set-up would pass the limit: half of the
+            memory, or ``NLFLOW_MEMORY_LIMIT``.
         """
         f = self._observed
         check_untracked("observed, fidelity or features", self.tracked, "nlflow.flows.derivatives.minimizer")

@@ -186,7 +186,7 @@ class RadialKernel(Kernel):
 
     @cached_property
     def steepness(self) -> float:
-        """The steepest slope of log k, over the `scale`, where k counts beside 1; infinite where k jumps."""
+        """The steepest slope of log k where k counts beside 1, times the `scale`; infinite where k jumps."""
         end, scale = self.support(_COUNTS), self.scale
         if math.isinf(end):
             return math.inf

@@ -161,7 +161,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "search": _choice(*SEARCHES),
     "keep": _choice(*KEEPS),
     "missing": _check_missing,
-    "accuracy": _optional(_number(minimum=0)),
+    "accuracy": _optional(_number(minimum=0, strict=True, below=1, hint="or None for exact sums")),
     "memory_limit": _optional(_number(minimum=1, finite=False)),
     "tol": _optional(_number(minimum=0)),
     "max_iter": _whole,

@@ -136,7 +136,7 @@ class MarkovChain(Transitions):
     ) -> MarkovChain:
         """Return the chain that moves along the edges of a graph: P_ij = k_ij / sum_j k_ij.
 
-        Weights may be fluxes pi_i P_ij; where they are symmetric, pi has their sums.
+        Weights may be fluxes pi_i P_ij; where they are symmetric, pi is in proportion to their row sums.
 
         Parameters
         ----------

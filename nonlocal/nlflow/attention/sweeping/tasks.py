@@ -379,6 +379,9 @@ class WordErrors:
         self.most = check_integer("most", most, minimum=1)
         if len(self.said) != len(self.sounds) or not self.sounds:
             raise InputError(f"said: got {len(self.said)} for {len(self.sounds)} sounds, expected one for each")
+        for number, sound in enumerate(self.sounds):
+            if sound.ndim < 2 or len(sound) != 1:
+                raise InputError(f"sounds[{number}]: got shape {tuple(sound.shape)}, expected (1, ...), one sound each")
         for number, one in enumerate(self.said):
             if not one:
                 raise InputError(f"said[{number}]: got {said[number]!r:.60}, expected some words")

@@ -105,10 +105,11 @@ class Tableau:
     reach : float
         How far the step is stable along the negative real axis.
     error : tuple of float, optional
-        Of the embedded pair: what the error, of the order of the step, takes of all slopes with that at the end.
+        Of an embedded pair: weights of all slopes, that at the end of the step too. The error is h times their sum, and
+        falls as h^order.
     dense : tuple of float, optional
-        Of a method whose steps are known between their ends, with an error of h^5: what the last term of the polynomial
-        takes of all slopes with that at the end.
+        Of a method whose steps are known between their ends, with an error of h^5: weights of the same slopes in the
+        last term of the polynomial.
     implicit : tuple of tuple of float, optional
         Of a diagonally implicit method: what each stage takes of the slopes of the linear part, its own last: 0 for a
         last stage that only adds up. The first stage is a step of implicit Euler.
