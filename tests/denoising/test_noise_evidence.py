@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +68,7 @@ def test_a_verdict_that_all_stays_says_what_it_rests_on(
     odds = {"clean": clean, "white": 1 - clean, "correlated": 0.0}
     monkeypatch.setattr(pictures, "look", lambda *given: replace(look(*given), tails=tails))
     monkeypatch.setattr(pictures, "believe", lambda *given: replace(believe(*given), probabilities=odds))
-    noisy = 100 + 5 * white((96, 96))
+    noisy = np.linspace(0, 400, 96) + 5 * white((96, 96))  # weak, so that the law counts
     found = estimate_noise(noisy)
     assert str(found) == f"no noise found (confidence {found.confidence})"
     assert found.confidence == ("low" if tails else "medium")
@@ -77,6 +79,69 @@ def test_a_verdict_that_all_stays_says_what_it_rests_on(
         result, info = denoise(noisy, return_info=True)
     assert info.noise == "no noise"
     assert np.array_equal(result, noisy)
+
+
+@pytest.mark.parametrize(("tails", "found"), [(20.0, True), (-20.0, False)])
+def test_heavy_tails_do_not_speak_against_strong_noise(
+    tails: float, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edges in quiet parts make them; strokes and dither have light ones, however strong they are."""
+    look, believe = pictures.look, pictures.believe
+    odds = {"clean": 0.1, "white": 0.9, "correlated": 0.0}
+    monkeypatch.setattr(pictures, "look", lambda *given: replace(look(*given), tails=tails))
+    monkeypatch.setattr(pictures, "believe", lambda *given: replace(believe(*given), probabilities=odds))
+    assert (estimate_noise(100 + 20 * white((96, 96))).model.strength(np.zeros((96, 96, 1))) > 15) == found
+
+
+def test_blurred_noise_of_a_photograph_is_no_structure() -> None:
+    """Its highest frequencies hold edges alone, whose law is not that of noise."""
+    clean = data.camera()[100:356, 100:356].astype(np.float64)
+    noise = gaussian_filter(white(clean.shape), 1, mode="wrap")
+    found = estimate_noise(clean + noise * (20 / noise.std()))
+    assert found.model.strength(clean[..., None]) == pytest.approx(20, rel=0.2)
+
+
+# ---- how the spectrum of strong noise goes on
+
+MIDDLES = np.array([math.sqrt(low * min(high, 1.2)) for _, low, high in evidence.BANDS])
+
+
+def goes_on(noise: Floats, structure: Floats, limits: tuple[float, float, float], white: float = 0.0) -> Any:
+    """Return what is told of a noise (B,) under structure, of which a half is learned below half the frequencies."""
+    nothing = np.zeros(0)
+    found = evidence.Evidence(nothing, np.hypot(noise, structure)[None] ** 2, [], nothing, nothing)
+    learned = noise / np.hypot(noise, structure) * np.where(MIDDLES < 0.5, 0.5, 1.0)
+    odds = {"clean": 0.0, "white": white, "correlated": 1 - white}
+    belief = pictures.Belief(odds, learned[None], 0.0, np.array(limits), "low")
+    told = pictures.Continued.of(found, belief)
+    return told, told.shares[0] * np.hypot(noise, structure) / noise, learned * np.hypot(noise, structure) / noise
+
+
+SURE, UNSURE = (0.7, 1.0, 1.3), (0.2, 1.0, 3.0)
+
+
+def test_noise_of_a_power_of_the_frequency_goes_on_as_it() -> None:
+    told, met, _ = goes_on(MIDDLES**-0.5, np.where(MIDDLES < 0.2, 9.0, 0.0), SURE)
+    np.testing.assert_allclose(met, 1.0, rtol=1e-9)
+    assert told.slope == pytest.approx(0.5)
+    assert told.falls
+
+
+def test_white_noise_goes_on_as_white_noise_under_any_structure() -> None:
+    told, met, _ = goes_on(np.ones(len(MIDDLES)), 0.1 / MIDDLES**2, SURE)
+    np.testing.assert_allclose(met, 1.0, rtol=1e-9)
+    assert not told.falls
+    assert told.slope == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("width", [1.0, 2.0])
+def test_noise_that_a_filter_made_is_what_is_measured_where_it_falls(width: float) -> None:
+    blurred = 20 * np.exp(-((np.pi * width * MIDDLES) ** 2) / 2)
+    structure = np.full(len(MIDDLES), 1.0)
+    _, met, learned = goes_on(blurred, structure, UNSURE)
+    assert np.abs(np.log(met[4:])).max() < 0.05  # from where it is stronger than structure
+    for limits, kind in ((SURE, 0.0), (UNSURE, 0.5)):  # what was learned stays where it is sure, or noise may be white
+        np.testing.assert_allclose(goes_on(blurred, structure, limits, kind)[1], learned)
 
 
 def test_correlated_noise_that_flat_parts_show_stays_correlated() -> None:

@@ -18,7 +18,7 @@ from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture
 from nlflow.denoising.noise.finding import verdict
 from nlflow.denoising.noise.models.base import NoiseEstimate
 from nlflow.denoising.options import Options
-from nlflow.denoising.residual import Figures, figures_of, milder, seen_in, with_peaks
+from nlflow.denoising.residual import LIMITS, Figures, _pattern, figures_of, milder, seen_in, with_peaks
 from tests.denoising.test_noise_evidence import page, white
 from tests.pictures import Floats
 
@@ -67,6 +67,13 @@ def halftone(angle: float) -> Floats:
     """Return dots of print of one size, some six pixels apart, as a scanner sees them."""
     turns = (ROWS * np.cos(a) + COLUMNS * np.sin(a) for a in (angle, angle + np.pi / 2))
     return gaussian_filter(np.where(sum(np.cos(one * 2 * np.pi / 7) for one in turns) > 0.3, 0.0, 255.0), 0.8)
+
+
+@pytest.mark.parametrize(("period", "channels", "told"), [(2, 3, False), (2, 1, True), (4, 3, True)])
+def test_of_colours_a_mosaic_does_not_repeat(period: int, channels: int, told: bool) -> None:
+    """Noise that was clipped has a mean of its own at each place of the mosaic, which is no halftone."""
+    rest = white((128, 128)) + np.where((ROWS % period == 0) & (COLUMNS % period == 0), 3.0, 0.0)[:128, :128]
+    assert (_pattern([rest[:64], rest[64:]], channels) > LIMITS.pattern) == told
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def figures_in(places: Iterable[Looked], frame: Frame, low: Array, high: Array) 
         return Figures(clumps=_clumps(hidden))
     columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     judged = _judged(columns, correlation, hidden, side**spatial)
-    whole = Figures(pattern=_pattern(rests), two=_two(rests)) if spatial == 2 else Figures()
+    whole = Figures(pattern=_pattern(rests, len(low)), two=_two(rests)) if spatial == 2 else Figures()
     # Where much is at an end of the range, as paper is, and no other part is flat, nothing bears the noise out.
     if (judged is None or judged.share is None) and float(np.mean(plain)) > _PLAIN:
         return Figures(level=math.inf, clumps=_clumps(hidden), share=0.0)
@@ -293,12 +293,15 @@ def _related(square: Array, products: list[Array], where: Array, correlation: Ar
     return most - _ERRORS * math.sqrt(correlation[-1] / (size * len(where)))
 
 
-def _pattern(rests: list[Array]) -> float:
+def _pattern(rests: list[Array], channels: int) -> float:
     """Return the largest correlation of samples of places (H, W) that lie far apart, beyond what chance makes of it.
 
-    O(N log N).
+    Of colours, what repeats every second sample does not count: noise that was clipped before a mosaic became a picture
+    has a mean of its own at each of its places. O(N log N).
     """
     (height, width), far = rests[0].shape, OfFlat.far[0]
+    if channels == 3:
+        rests = [_without_mosaic(rest) for rest in rests]
     alike, rows, columns = autocorrelation(rests)
     if not alike[0, 0] > 0 or min(height, width) <= 2 * far:
         return 0.0
@@ -307,6 +310,14 @@ def _pattern(rests: list[Array]) -> float:
     error = error_of_correlations(alike, lags <= OfFlat.near, len(rests) * height * width)
     seen = (lags >= far) & (rows < height // 2) & (columns < width // 2)
     return float(np.abs(alike[seen]).max()) - _OF_MANY * error
+
+
+def _without_mosaic(rest: Array) -> Array:
+    result = rest.copy()
+    for place in itertools.product(range(2), repeat=2):
+        own = result[place[0] :: 2, place[1] :: 2]
+        own -= own.mean()
+    return result
 
 
 def _two(rests: list[Array]) -> float:

@@ -497,6 +497,25 @@ class OfVerdict(Figures, source=BY_HAND):
     smallest = figure(16, "samples along the sides of a picture of which more than a strength is told")
 
 
+class OfBelief(
+    Figures, source="chosen on BSD68 and Kodak photographs with simulated noise and on 1388 drawings; Set12 looked at"
+):
+    """What is told of strong noise beside what was learned: bands are numbered from the highest frequencies down."""
+
+    strong = figure(0.025, "of the range: heavy tails in quiet parts do not speak against noise that is so strong")
+    told = figure(2, "the band down to which the spectrum of strong noise is told from that of structure")
+    steepest = figure(
+        1.0, "power of the frequency by which noise falls down to there, where its slope tells how it goes on"
+    )
+    sloped = figure(
+        0.18, "the same, beyond which it is not white: 0.1 for white noise on photographs, 0.5 for 1/f noise"
+    )
+    filtered = figure((3, 4, 5), "bands in which noise that was filtered is much stronger than two bands higher")
+    falling = figure(3.5, "times as strong it is there: white and 1/f noise on photographs is 2.7 times at most")
+    wide = figure(8.0, "ratio of the limits of its strength, beyond which next to nothing is known of it")
+    white = figure(0.35, "probability of white noise, which no filter made, at most")
+
+
 class OfEnlarged(Figures, source=BY_HAND):
     """Pictures enlarged by repeating their samples."""
 

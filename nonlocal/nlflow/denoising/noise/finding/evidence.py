@@ -68,6 +68,8 @@ class Evidence:
     tails : float
         By how many standard errors the fourth moment of the coefficients within the quietest blocks is not that of
         Gaussian noise, however strong it is at each place: above for edges, below for strokes.
+    span : float
+        Range of the samples in the windows.
     """
 
     features: Array
@@ -78,6 +80,7 @@ class Evidence:
     reference: float = 1.0
     grey: bool = False
     tails: float = 0.0
+    span: float = 1.0
 
 
 def planes_of(channels: int) -> Array:
@@ -207,7 +210,7 @@ def look(samples: Array, missing: NDArray[np.bool_] | None = None) -> Evidence |
         found = replace(found, features=grey.features, grey=True)
     return replace(
         found, powers=found.powers * span**2, tables=[table * span**2 for table in found.tables],
-        intensities=low + found.intensities * span, reference=found.reference * span,
+        intensities=low + found.intensities * span, reference=found.reference * span, span=span,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
-from nlflow.denoising.noise.figures import OfSpectra
+from nlflow.denoising.noise.figures import OfBelief, OfSpectra
 from nlflow.denoising.noise.finding.evidence import BANDS, SIZES, Evidence, look, looked_at
 from nlflow.denoising.noise.finding.learned import Belief, believe
 from nlflow.denoising.noise.models.base import NoiseEstimate
@@ -45,10 +46,15 @@ def noise_of_picture(
     if found is None:
         return None
     belief = believe(found.features, 1 if found.grey else len(found.powers))
-    shares = np.broadcast_to(belief.shares, found.powers.shape)
-    odds, sure = revised(belief.probabilities, found.tails), belief.confidence
     unit = found.reference
     low, strength, high = unit * belief.limits
+    strong = strength > OfBelief.strong * found.span
+    # Structure that leaks into quiet parts makes the tails of strong noise heavy; that they are light, it does not.
+    odds, sure = revised(belief.probabilities, min(found.tails, 0.0) if strong else found.tails), belief.confidence
+    goes_on = Continued.of(found, belief) if strong and len(belief.shares) == 1 else Continued(belief.shares)
+    if goes_on.falls:
+        odds |= {"white": 0.0, "correlated": odds["white"] + odds["correlated"]}
+    shares = np.broadcast_to(goes_on.shares, found.powers.shape)
     measured: dict[str, Any] = {
         "probabilities": odds, "interval": (low, high), "strength": strength, "intensities": found.intensities,
         "strengths": np.sqrt(found.strengths), "light": belief.light,
@@ -71,7 +77,60 @@ def noise_of_picture(
         reasons.append("it follows the intensity")
         model = GaussianNoise(level, intensities=places, strengths=relative)
         return NoiseEstimate(model, sure, tuple(reasons), measured, whole=False)
-    return NoiseEstimate(coloured(found, shares, places, relative), sure, tuple(reasons), measured)
+    return NoiseEstimate(coloured(found, shares, places, relative, goes_on.slope), sure, tuple(reasons), measured)
+
+
+@dataclass(frozen=True)
+class Continued:
+    """The spectrum of strong noise in grey, which goes on to low frequencies as it does above them.
+
+    Structure is not told from such noise there: what is measured is an upper bound, and what was learned a lower one.
+    Between them lies the spectrum as higher bands continue it, with a slope that changes from band to band as it does
+    there: it stays the same for a power of the frequency, and goes to 0 for a blur. Where next to nothing is known of
+    the strength, and what is measured falls faster than structure does, a filter made the noise: what is measured down
+    to there is noise, and goes on.
+
+    Attributes
+    ----------
+    shares : array of shape (1, B)
+        Of the measured standard deviation, that is noise.
+    falls : bool
+        Whether the noise itself falls towards the highest frequencies, as white noise does not.
+    slope : float
+        Power of the frequency by which it grows below the lowest band.
+    """
+
+    shares: Array
+    falls: bool = False
+    slope: float = 0.0
+
+    @classmethod
+    def of(cls, found: Evidence, belief: Belief) -> Continued:
+        """Return the spectrum of one plane as it goes on."""
+        measured = 0.5 * np.log(found.powers[0])
+        noise = measured + np.log(belief.shares[0])
+        apart = -np.diff(np.log(_middles()))
+        steps = (np.diff(noise) / apart)[: OfBelief.told]
+        filtered = [k for k in OfBelief.filtered if measured[k] - measured[k - 2] > math.log(OfBelief.falling)]
+        unknown = belief.limits[-1] > OfBelief.wide * belief.limits[0]
+        last = OfBelief.told
+        if filtered and unknown and belief.probabilities["white"] < OfBelief.white:
+            last = max(filtered)
+            noise[last - 2 : last + 1] = measured[last - 2 : last + 1]
+        elif steps.max() > OfBelief.steepest:
+            return cls(belief.shares)
+        before, slope = (np.diff(noise) / apart)[last - 2 : last]
+        changes = min(max(slope, 0.0) / before, 1.0) if before > 0 else 0.0
+        for band in range(last + 1, len(BANDS)):
+            slope *= changes
+            noise[band] = max(noise[band], min(measured[band], noise[band - 1] + slope * apart[band - 1]))
+        return cls(np.exp(noise - measured)[None], bool(steps.min() > OfBelief.sloped), float(slope * changes**2))
+
+
+@lru_cache(maxsize=1)
+def _middles() -> Array:
+    """Return a frequency in the middle of each band."""
+    return np.array([math.sqrt(low * min(high, 1.2)) for _, low, high in BANDS])
 
 
 def acts(clean: float) -> bool:
@@ -92,10 +151,10 @@ def revised(odds: dict[str, float], tails: float) -> dict[str, float]:
 
 
 def coloured(
-    found: Evidence, shares: Array, places: Array | None = None, relative: Array | None = None
+    found: Evidence, shares: Array, places: Array | None = None, relative: Array | None = None, slope: float = 0.0
 ) -> GaussianNoise:
-    """Return the noise that is so large a share of what was measured."""
-    spectrum = np.stack([composed(found, shares, p) for p in range(len(found.powers))])
+    """Return the noise that is so large a share of what was measured, and grows as this power of frequencies below."""
+    spectrum = np.stack([composed(found, shares, p, slope) for p in range(len(found.powers))])
     levels = np.sqrt(spectrum.mean(axis=(1, 2)))
     colours = len(spectrum) == 3
     filled = _FILLED if colours else 0.0
@@ -125,13 +184,13 @@ def _light(found: Evidence, belief: Belief) -> tuple[Array, Array] | tuple[None,
     return places, np.sqrt(each / each.mean())
 
 
-def composed(found: Evidence, shares: Array, plane: int) -> Array:
+def composed(found: Evidence, shares: Array, plane: int, slope: float = 0.0) -> Array:
     """Return the spectrum of the noise of a plane on the grid of frequencies."""
     from scipy.ndimage import gaussian_filter, map_coordinates
 
     share = 2 * np.abs(np.fft.fftfreq(OfSpectra.frequencies))
     farthest, far = np.maximum(share[:, None], share), np.hypot(share[:, None], share)
-    middles = np.array([math.sqrt(low * min(high, 1.2)) for _, low, high in BANDS])[::-1]
+    middles = _middles()[::-1]
     band = np.log(found.powers[plane])[::-1]
     result = np.full_like(far, np.nan)
     for size in reversed(SIZES):
@@ -145,4 +204,5 @@ def composed(found: Evidence, shares: Array, plane: int) -> Array:
         grid = np.meshgrid(*(np.minimum(share * size, size - 1),) * 2, indexing="ij")
         result[where] = map_coordinates(logs, grid, order=1, mode="nearest")[where]
     told = np.interp(np.log(np.maximum(far, 1e-3)), np.log(middles), np.log(shares[plane])[::-1])
-    return np.asarray(np.exp(result + 2 * told))
+    below = np.log(middles[0] / np.clip(far, 1 / OfSpectra.frequencies, middles[0]))
+    return np.asarray(np.exp(result + 2 * told + 2 * slope * below))
