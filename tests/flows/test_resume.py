@@ -16,7 +16,7 @@ import pytest
 
 import nlflow as nl
 from nlflow.errors import FileFormatError, NlflowWarning
-from nlflow.flows import solver
+from nlflow.flows import loop
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.flows.trackers import Tracker
@@ -227,7 +227,7 @@ def ctrl_c_at_line(number: int) -> Iterator[list[int]]:
         return local
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
-        return local if frame.f_code.co_filename == solver.__file__ and inside(frame) else None
+        return local if frame.f_code.co_filename == loop.__file__ and inside(frame) else None
 
     sys.settrace(trace)
     try:
