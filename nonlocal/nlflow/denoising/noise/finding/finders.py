@@ -373,8 +373,10 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
     Returns
     -------
     Rician or None
-        None without a background (0.5 % of the samples), and where its law is another one: that of counts, of an
-        offset with Gaussian noise, of several coils.
+        None where no background is seen that holds nothing but noise, and where its law is another one: that of
+        counts, of an offset with Gaussian noise, of several coils. A background is seen where the local means (17 x 17
+        in pictures) of 0.5 % of the samples are near that of noise, and the darkest hundredth of the windows lies in
+        it: some 4 to 10 % of a picture of 256 x 256.
     """
     from scipy.special import ndtr
 

@@ -389,7 +389,7 @@ class NoncentralChi(Magnitudes):
     Raises
     ------
     InputError
-        For numbers that are no such.
+        For a sigma that is not a number > 0, and coils outside of 1 to 256.
 
     Notes
     -----
