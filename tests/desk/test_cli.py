@@ -260,9 +260,9 @@ def test_advice_of_the_library_is_given_in_words_of_the_shell(capsys: pytest.Cap
     estimate = NoiseEstimate(GaussianNoise(0.02), "medium")
     for text, command in (
         (if_wrong(2), "--strength 0.5 keeps more; or measure it in a flat part without print or edges"),
-        (doubts(samples, 0.02, estimate)[0], "(nonlocal denoise IN OUT --flat 20:84,300:400)"),
+        (doubts(samples, 0.02, estimate, 2)[0], "(nonlocal denoise IN OUT --flat 20:84,300:400)"),
         (
-            doubts(samples, 0.02, estimate)[0],
+            doubts(samples, 0.02, estimate, 2)[0],
             "(nonlocal noise OTHER --save camera.json, then --noise camera.j",
         ),
         (gaussian._of_others(1, 3), "(nonlocal noise FILE --save MODEL.json)"),
