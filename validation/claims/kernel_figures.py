@@ -127,9 +127,9 @@ def pairs() -> float:
     return largest(
         float(np.abs((morse + power)(r) / both - 1).max()),
         float(np.abs((morse + power).slope(r) / steep - 1).max()),
-        float(np.abs(weighed(r) / gauss - 1).max()), abs(weighed.own / (-0.6 * 1.7) - 1),
+        float(np.abs(weighed(r) / gauss - 1).max()), abs(weighed.meeting / (-0.6 * 1.7) - 1),
         abs(weighed.reach(1e-3) / reach - 1) / 1e5,
-        abs(Interaction("2 - exp(-r)").far / 2 - 1), abs(Interaction("2 - exp(-r)").own + 1),
+        abs(Interaction("2 - exp(-r)").far / 2 - 1), abs(Interaction("2 - exp(-r)").meeting + 1),
     )  # fmt: skip
 
 
