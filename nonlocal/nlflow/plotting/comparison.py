@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.quality import psnr
+from nlflow.domains.samples import check_axis
 from nlflow.errors import InputError, check_floats, shortened
 from nlflow.plotting.base import Array, check_shape, draw_line, new_figure, pair_of
 
@@ -92,7 +93,8 @@ def comparison_figure(
         if array is not None:
             check_shape(name, array, noisy.shape, "noisy")
     spatial = noisy.ndim - (channel_axis is not None)
-    if spatial not in (1, 2) or (channel_axis is not None and not -noisy.ndim <= channel_axis < noisy.ndim):
+    check_axis(noisy.ndim, channel_axis)
+    if spatial not in (1, 2):
         raise InputError(f"noisy: got shape {noisy.shape}, expected an image or a signal; check channel_axis")
     given, denoised = channels_last(noisy, channel_axis), channels_last(result, channel_axis)
     levels = check_floats("sigma", sigma, ndim=(0, 1))
