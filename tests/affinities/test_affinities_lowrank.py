@@ -272,6 +272,8 @@ def test_symmetrized_takes_the_same_pivots_each_time() -> None:
     given = build(ExpDotProduct(), normal(2, 1), normal(2, 2), rng=np.random.default_rng(3))
     first, second = given.symmetrized(), given.symmetrized()
     np.testing.assert_array_equal(first.average(WEIGHTS), second.average(WEIGHTS))
+    with pytest.raises(InputError, match="has no exact sums here"):
+        first.measure_error()
 
 
 def test_logits_that_only_all_pairs_resolve_are_refused() -> None:

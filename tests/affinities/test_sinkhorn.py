@@ -106,6 +106,15 @@ def test_it_evolves_with_the_signal() -> None:
     x = np.random.default_rng(5).standard_normal((10, 3))
     first, second = (sinkhorn(ExpDotProduct(), points(10), y) for y in (x, 2 * x))
     assert np.array_equal(first.update(2 * x).matrix, second.matrix)
+    one, other = (sinkhorn(Gaussian(1.0), points(10), y) for y in (x[:, 0], x[:, 1]))  # signals without channels
+    assert np.array_equal(one.update(x[:, 1]).matrix, other.matrix)
+
+
+def test_positions_do_not_evolve() -> None:
+    p = sinkhorn(Gaussian(1.0), points(10))
+    assert not p.evolves
+    with pytest.raises(InputError, match="it compares node positions"):
+        p.update(np.zeros(10))
 
 
 def test_kernels_of_positions_and_matrices() -> None:

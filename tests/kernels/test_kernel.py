@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -136,6 +137,14 @@ def test_maps_are_kept_as_arrays() -> None:
     np.testing.assert_allclose(keys, features(2))
     unmapped = features(2)
     assert ExpDotProduct().map_features(unmapped) == (unmapped, unmapped)
+
+
+@pytest.mark.parametrize("given", [[[1.0, 2.0], [0.0, 1.0]], np.array([[1, 2], [0, 1]]), np.eye(2)], ids=repr)
+def test_one_map_for_both_says_that_queries_are_keys(given: Any) -> None:
+    kernel = ExpDotProduct(query_map=given, key_map=given)
+    assert affinity(kernel, Points(np.arange(9.0)), features(2)).symmetric
+    other = ExpDotProduct(query_map=given, key_map=copy.deepcopy(given))
+    assert not affinity(other, Points(np.arange(9.0)), features(2)).symmetric
 
 
 def test_default_scale_is_that_of_the_mapped_width() -> None:

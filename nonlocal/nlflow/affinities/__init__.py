@@ -1,11 +1,4 @@
-"""Affinities: one averaging operator for each structure of K.
-
-`base` is the contract; `dense` is the reference. `stencil` and `convolution` serve grids; `pairwise` (exact, by
-`pair_sums`), `neighbours`, `nonuniform` and `lowrank` (approximate) scattered nodes and features, and `choice`, which
-users call, chooses among these. `tiled` serves tensors, `sharded` those of several processes. `sparse` is that of a
-graph, which `given` reads as users have it and `nearest` takes from points, `block` that of separate groups, and
-`unlinked` that of nodes alone.
-"""
+"""Affinities: one averaging operator for each structure of K. `base` is the contract, `choice` chooses among them."""
 
 import lazy_loader
 

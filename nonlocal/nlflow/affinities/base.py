@@ -145,8 +145,7 @@ class Affinity(ABC):
     kernel : Kernel or None
         None for an affinity given as a matrix.
     method : str
-        How sums are computed: ``dense``, ``stencil``, ``convolution``, ``pairwise``, ``tiled``, ``sparse``,
-        ``nufft`` or ``lowrank``.
+        How sums are computed, such as ``dense``; see `nlflow.affinity`.
     reason : str
         Why this method was chosen.
     error_estimate : float
@@ -156,16 +155,18 @@ class Affinity(ABC):
         What signals must be; None when they may be float32 or float64.
     device : device or None
         Where tensors must be; None for NumPy.
-    symmetric, positive_semidefinite : bool
-        Properties of k_ij. They decide which flows and integrators apply and how tight their bounds are.
+    symmetric : bool
+        Whether k_ij = k_ji.
+    positive_semidefinite : bool
+        Whether k is known to be so; bounds of the spectrum of P are tighter then.
 
     Notes
     -----
-    With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic. All
-    functionals, flows and chains follow from ``average`` and ``log_degree``.
+    With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic.
 
     A subclass of your own defines ``_average(u)`` (Pu of a checked signal) and ``_log_degree()`` (log d without the
-    kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays.
+    kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays. Where k is not symmetric, ``_push`` and
+    ``_symmetrized`` are asked of it by chains and functionals.
     """
 
     method: str
@@ -371,14 +372,12 @@ class Affinity(ABC):
     def edges(self, memory_limit: float | None = None) -> Sparse:
         """Return the graph of the functionals: W_ij = w_i w_j K_ij for i != j, where K = k + k^T is not 0.
 
-        J(u) = 1/4 sum_ij W_ij |u_i - u_j|^2. The edges of dense affinities, of stencils and of graphs are listed, not
-        those of structures that join all nodes without a matrix.
+        J(u) = 1/4 sum_ij W_ij |u_i - u_j|^2.
 
         Parameters
         ----------
         memory_limit : float, optional
-            Bytes; half of the physical memory by default. For a moment 48 bytes an edge are needed in float32, 68 in
-            float64, and 14 more for the K of a k that is not symmetric.
+            Bytes; half of the physical memory by default. About 48 bytes an edge are needed in float32, 68 in float64.
 
         Returns
         -------
@@ -389,7 +388,8 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            For convolutions, ``pairwise``, ``lowrank`` and ``nufft``, and for affinities of torch features.
+            Where edges are not listed: for methods without a matrix other than ``stencil``, ``sparse`` and ``block``,
+            and for torch features.
         MemoryLimitError
             Before the edges are listed.
         NumericalError
@@ -429,12 +429,15 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            For a method that is exact to rounding, and for a constant signal.
+            For a method that is exact to rounding, for k + k^T of a k that is not symmetric, and for a constant signal.
         """
-        if self._exact is None:
+        if self._exact is None and self.error_estimate > 0:
             raise InputError(
-                f"affinity: method {self.method!r} is exact to rounding, so there is nothing to measure its error with"
+                f"affinity: method {self.method!r} has no exact sums here to measure its error with, expected what "
+                "nlflow.affinity() returned, not symmetrized; error_estimate bounds the error"
             )
+        if self._exact is None:
+            raise InputError(f"affinity: method {self.method!r} is exact to rounding, so there is no error to measure")
         rng = np.random.default_rng(rng)
         samples = check_integer("samples", samples, minimum=1)
         if u is None:
@@ -496,12 +499,12 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            When the kernel compares node positions, or a given matrix, which no signal changes.
+            When the kernel compares node positions, a given matrix, or queries of their own, which no signal changes.
         """
         if self._recipe is None:
             raise InputError(
-                "affinity: it compares node positions or is a given matrix, which do not change with the signal; build "
-                "it from features (features=u) for an evolving kernel"
+                "affinity: it compares node positions or queries, or is a given matrix, which do not change with the "
+                "signal; build it from features (features=u) for an evolving kernel"
             )
         return self._updated(check_array("features", u) if is_tensor(u) else u)
 
@@ -529,9 +532,7 @@ class Affinity(ABC):
     def measure(self, metric: str, like: Array, *, by_item: bool = False) -> Array:
         """Return the node measure of a metric in float64: w_i (``l2``) or w_i d_i / sum w d (``degree``).
 
-        The second is the stationary law of P when k is symmetric; it is formed in log space. With `by_item` all
-        items of a batch have the same mass, since the degrees of one may be out of the range of those of another; P is
-        self-adjoint in both.
+        The second is a stationary law of P when k is symmetric. With `by_item` all items of a batch have the same mass.
         """
         if is_numpy(like):
             return self._measured(metric, like, by_item)

@@ -14,7 +14,7 @@ from nlflow.domains import Domain
 
 
 class BatchAffinity(Affinity):
-    """The block-diagonal affinity of a batch: the cost of an average is that of its items, one after another.
+    """The block-diagonal affinity of a batch, whose items are averaged one after another.
 
     Parameters
     ----------

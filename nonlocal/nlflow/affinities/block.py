@@ -50,7 +50,7 @@ class Blocks(Domain):
 class BlockAffinity(Affinity):
     """Groups of n nodes: within a group every pair has the affinity 1/n, between groups there is none.
 
-    P replaces each member by the mean of its group, and every degree is 1. O(N D) time an average, no memory. With
+    P replaces each member by the mean of its group, and every degree is 1. O(N D) time an average, O(N) memory. With
     weights w_i it is the weighted mean, and the affinity in a group is 1 / sum w.
 
     Parameters

@@ -181,8 +181,9 @@ def affinity(
         dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for positive definite kernels in many.
 
         ``auto`` takes the stencil for patch kernels and small windows, the convolution for other position kernels on
-        grids, the dense matrix up to 2048 nodes and exact sums without a matrix beyond, or with `rtol` what is
-        estimated to be the fastest. ``reason`` of the result says why.
+        grids. Of pairs it takes the dense matrix up to 2048 nodes, and exact sums without a matrix beyond, or with
+        `rtol` what is estimated to be the fastest; beyond, too, a matrix for kernels that are not compiled, and for
+        masks of NumPy features. ``reason`` of the result says why.
     window : int, optional
         Truncate a position kernel on a grid to offsets of at most this many nodes along each axis.
     store : bool
@@ -209,7 +210,7 @@ def affinity(
     InputError
         When the kernel, the domain and the method do not go together, or for unusable features.
     MemoryLimitError
-        Before anything is allocated, with the bytes needed and the remedy.
+        When what is needed would pass the limit, with the bytes and the remedy.
     NumericalError
         When a method that was asked for does not reach `rtol`.
 

@@ -39,8 +39,7 @@ _REMEDIES = {
 class DenseAffinity(Affinity):
     """An affinity that keeps the matrix P; O(N^2) memory and O(N^2 D) time an average.
 
-    Rows are normalized in log space, so logits of any size work. Built from `from_features`, `from_matrix`,
-    `from_table` or `from_patches`, or through `nlflow.affinity`.
+    Rows are normalized in log space, so logits need be no more than finite. Built by `nlflow.affinity`.
     """
 
     method = "dense"

@@ -101,7 +101,9 @@ class SinkhornAffinity(DenseAffinity):
             _check_support(to_numpy(logits) > -np.inf, domain)
         result = cls(domain, kernel, logits, tokens, **tags, **options)
         if queries is None:
-            result._recipe = lambda u: cls.of_tokens(kernel, domain, u, mask, **options)
+            result._recipe = lambda u: cls.of_tokens(
+                kernel, domain, namespace(u).reshape(u, (domain.size, -1)), mask, **options
+            )
         result.tokens = tokens
         return result
 
@@ -121,9 +123,8 @@ def sinkhorn(
 
     In place of softmax, which scales rows alone, rows and columns are scaled in turn (Sinkhorn and Knopp 1967, doi
     10.2140/pjm.1967.21.343; in transformers: Sander, Ablin, Blondel, Peyre, arXiv 2110.11773). For a symmetric k one
-    potential serves both, f = g, and the result is symmetric: P is self-adjoint, and the flow du/dt = Pu - u is the
-    gradient flow of J in the metric of degrees. All degrees are 1 (2 those of K = k + k^T), so that the flow in the L2
-    metric is the same, twice as fast.
+    potential serves both, f = g, and the result is symmetric. All degrees are 1 (2 those of K = k + k^T), so that the
+    flow of J in the L2 metric is that in the metric of degrees, twice as fast.
 
     It is the plan of entropic optimal transport between two sets of N points of equal mass, queries and nodes, N times:
     the one that minimizes sum_ij plan_ij cost_ij + epsilon sum_ij plan_ij log plan_ij for k = exp(-cost / epsilon).
@@ -132,8 +133,8 @@ def sinkhorn(
     ----------
     kernel : Kernel, or array_like of shape (N, N)
         What is scaled; a matrix of k_ij >= 0 is taken as it is.
-    domain : Points or Grid, optional
-        With equal weights where k has zeros; N points of weight 1 each by default.
+    domain : Points or Grid
+        With equal weights where k has zeros. For a matrix N points of weight 1 each by default.
     features : array_like of shape (N, d), optional
         What the kernel compares; positions of the nodes by default.
     queries : array_like of shape (N, d), optional
@@ -158,7 +159,7 @@ def sinkhorn(
         For negative entries, and for zeros that no doubly stochastic matrix can have: rows or columns of zeros, a
         triangle (a causal mask), entries that every scaling drives to 0.
     NumericalError
-        When sums are not within the tolerance after so many iterations: it converges the slower the larger the logits.
+        When sums are not within the tolerance after so many iterations; large logits take many.
     MemoryLimitError
         Before anything is allocated.
 
@@ -199,7 +200,10 @@ def sinkhorn(
     for name, array in (("features", x), ("queries", queries)):
         check_untracked(name, bool(getattr(array, "requires_grad", False)), "nlflow.attention.NeutrenoAttention")
     q = None if queries is None else _table("queries", queries, domain)
-    return SinkhornAffinity.of_tokens(kernel, domain, _table("features", x, domain), mask, q, **options)
+    result = SinkhornAffinity.of_tokens(kernel, domain, _table("features", x, domain), mask, q, **options)
+    if features is None:
+        result._recipe = None  # positions of nodes do not change with the signal
+    return result
 
 
 def _table(name: str, value: Any, domain: Domain) -> Array:

@@ -84,18 +84,13 @@ def affinity_from_graph(
     Notes
     -----
     - Repeated edges add up. Edges of weight 0 are none.
-    - A self-loop is a part of the degree: with probability P_ii = w_i k_ii / d_i a walker stays. J and flows in the
-      metric ``l2`` do not see loops; flows in the metric ``degree`` are slower at nodes that have them.
+    - A self-loop is a part of the degree. J and its flow in the metric ``l2`` do not see loops.
     - A node that no edge leaves keeps its value in averages, and a walker stays there. Its w_i d_i is then the mean
       of the others', for means and fidelities in the metric ``degree``; averages do not depend on it.
     - Where k_ij and k_ji differ, functionals take K = k + k^T, the same for both directions. Chains and `AttentionFlow`
       take k as it is: the average at i is over the nodes j that edges lead to from i. (Messages of torch_geometric run
       the other way; for these take ``edge_index[[1, 0]]``.)
-    - K = k + k^T = 2k for an undirected graph, so J(u) = sum of k_ij |u_i - u_j|^2 over its edges = u^T (D - W) u, and
-      its gradient flow in the metric ``l2`` is du/dt = -2 (D - W) u; with ``.scaled(0.5)`` it is -(D - W) u. In the
-      metric ``degree`` it is du/dt = -(I - D^-1 W) u.
-    - What has a limit on a connected graph alone (constants as equilibria, stationary laws) says how many components
-      there are instead.
+    - `SparseAffinity.laplacian` says which Laplacians flows follow.
 
     Examples
     --------

@@ -69,11 +69,7 @@ class LowRankAffinity(Affinity):
     cancels in averages, that of the column weighs the nodes, both as logarithms, so logits of any size are in range.
     Queries unlike keys are factorized together, 2 N points.
 
-    The rank is what the data asks for: small where the kernel is wide or where features gather in few places, close to
-    N where features lie further apart than the kernel reaches. Laplace kernels, which have a kink, ask for high ranks
-    in two dimensions and more.
-
-    Built by `from_features`.
+    The rank is small where the kernel is wide or where features gather in few places. Built by `from_features`.
 
     Attributes
     ----------

@@ -49,7 +49,7 @@ class NeighbourAffinity(SparseAffinity):
     InputError
         For another kernel, or more dimensions than blocks are good for.
     MemoryLimitError
-        Before the pairs are listed.
+        When the pairs would pass the limit.
     """
 
     def __init__(

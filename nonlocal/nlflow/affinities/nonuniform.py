@@ -30,9 +30,8 @@ class NonuniformAffinity(Affinity):
     multiplied by c_m and evaluated at the nodes (type 2), by FINUFFT (Barnett, Magland and af Klinteberg 2019, doi
     10.1137/18M120885X). The number of modes is O((domain / width)^m).
 
-    All errors are absolute, so what counts is how they compare with the least degree: ``error_estimate`` is the sum of
-    the parts left out and of the transforms' own tolerances, which FINUFFT keeps in practice but does not prove, times
-    the total weight over the least degree. `measure_error` compares with exact sums.
+    ``error_estimate`` is the sum of the parts left out and of the transforms' own tolerances, which FINUFFT keeps in
+    practice but does not prove, times the total weight over the least degree.
 
     Parameters
     ----------

@@ -210,7 +210,7 @@ class KernelOperator(LinearOperator):
         Raises
         ------
         InputError
-            For a kernel that jumps, which has no derivative, and for arrays of other shapes.
+            For a kernel that jumps to 0 at its radius, and for arrays of other shapes.
         """
         self._check_host()
         w, g = check_array("weights", weights, ndim=(1, 2)), check_array("values", values, ndim=(1, 2))

@@ -19,9 +19,8 @@ from nlflow.kernels import ExpDotProduct, Kernel
 class PairwiseAffinity(Affinity):
     """The weights between all pairs of nodes, computed anew at each average: O(N d) memory, O(N^2 (d + D)) time.
 
-    Accurate to rounding: in float64 1e-13, in float32 about 1e-6, since blocks of nodes are added up in float64. Blocks
-    that are so far apart that their weights cannot be seen are skipped (`PairSums`), so that kernels that are narrow
-    against the domain cost less. The degree comes with the first average, in one pass.
+    Accurate to rounding. Blocks of nodes that are so far apart that their weights cannot be seen are skipped, so
+    kernels that are narrow against the domain cost less.
 
     With `rtol` more blocks of a radial kernel are skipped: what is left out of a row is at most ``rtol / 2`` of its
     degree, hence averages are off by at most ``rtol`` times the largest deviation of the signal from its middle, and by

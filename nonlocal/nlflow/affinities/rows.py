@@ -26,9 +26,8 @@ _COMPILED = 512  # tokens, from which on compiled sums are faster than rows
 class RowAffinity(Affinity):
     """Exponential dot products of tokens, a block of rows at a time; nothing but the tokens is kept.
 
-    What `DenseAffinity` keeps as a matrix is formed anew by each average: O(N^2 (d + D)) time, O(N) memory. It costs
-    nothing to build, which is what counts where a kernel is used once, by one stage of one step. From 512 tokens on,
-    arrays without a mask are summed by compiled loops (`PairSums`), in float32 where that shows in no weight.
+    What `DenseAffinity` keeps as a matrix is formed anew by each average: O(N^2 (d + D)) time, O(N d) memory, for
+    kernels that are used once, by one stage of one step.
 
     Parameters
     ----------

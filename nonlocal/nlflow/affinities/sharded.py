@@ -172,7 +172,7 @@ def affinity(
         Without a process group, for unusable features, and where processes were given what does not go together;
         in all processes.
     MemoryLimitError
-        Before anything is allocated.
+        When what is needed would pass the limit.
     ProcessError
         Where a process is lost.
 

@@ -202,8 +202,8 @@ class SparseAffinity(Affinity):
 
         Notes
         -----
-        Self-loops are a part of d. They cancel from D - W, and make the others slower. `scipy.sparse.csgraph.laplacian`
-        takes them out; without loops it returns the same, the symmetric one with ``normed=True``.
+        Self-loops are a part of d, and cancel from D - W. `scipy.sparse.csgraph.laplacian` takes them out; without
+        loops it returns the same, the symmetric one with ``normed=True``.
         """
         from scipy.sparse import csr_array, diags_array
 

@@ -125,9 +125,9 @@ class _Stencil(Affinity):
 class PatchStencil(_Stencil):
     """The patch kernel of nonlocal means in its window, on grids of one or two axes.
 
-    Half of the symmetric stencil is stored, (window area - 1)/2 weights a node, or nothing at all with ``store=False``:
-    weights are then computed anew at each average. Cost O(N window C log patch_size) for the weights and O(N window D)
-    for an average, in threads; the result does not depend on their number.
+    Half of the symmetric stencil is stored, (window area - 1)/2 weights a node, or none with ``store=False``: weights
+    are then computed anew at each average. An average takes O(N window D) time; the result does not depend on the
+    number of threads.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class Domain:
         Raises
         ------
         InputError
-            Naming the argument, the shape that was got and the shapes that are expected.
+            For another shape, NaN or infinity.
         """
         array = check_array(name, value, missing="give a fidelity of 0 there" if name == "observed" else "")
         self.check_shape(name, array)

@@ -18,9 +18,8 @@ from nlflow.errors import InputError, check_integer
 class Batch(Domain):
     """Copies of a domain side by side, whose nodes see those of their own copy alone: a batch of signals, heads.
 
-    To every functional, flow and chain it is one domain with ``math.prod(leading)`` times as many nodes: J is the sum
-    over the items, a norm goes over all of them. Means, and with them the distance to a constant, are those of each
-    item (`Affinity.item` gives the affinity of one).
+    J is the sum over the items, and a norm goes over all of them. Means, and with them the distance to a constant, are
+    those of each item (`Affinity.item` gives the affinity of one).
 
     Parameters
     ----------

@@ -34,12 +34,11 @@ class Grid(Domain):
 
     Notes
     -----
-    The nodes are ``i h`` for a periodic grid (rectangle rule) and ``(i + 1/2) h`` otherwise (midpoint rule), so each
-    weight is the cell's volume and the integral of a smooth function is exact to spectral or second order.
+    The nodes are ``i h`` for a periodic grid (rectangle rule, of spectral order for smooth periodic functions) and ``(i
+    + 1/2) h`` otherwise (midpoint rule, of second order).
 
-    A translation-invariant kernel on a bounded domain is summed over the images of each node: K(x, y) = sum_g k(x - g
-    y) over the group of the boundary (translations, or reflections as well). The sum keeps K symmetric and makes the
-    Fourier (cosine) transform diagonalize it.
+    Where the boundary is periodic or reflects, a kernel of positions is summed over the images of each node: K(x, y) =
+    sum_g k(x - g y) over translations, or reflections as well. The Fourier or cosine transform diagonalizes K.
 
     Examples
     --------

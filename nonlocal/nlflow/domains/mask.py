@@ -28,19 +28,19 @@ class Mask:
     causal : bool
         Nodes see themselves and those before them, j <= i, in the order of their numbers. k is not symmetric then.
     window : int, optional
-        Nodes see those with abs(i - j) <= window. Averages of tensors cost O(N window) instead of O(N^2).
+        Nodes see those with abs(i - j) <= window. With ``method='tiled'`` and no rule an average costs O(N window).
     present : array of bool, shape (N,) or, on a `Batch`, ``leading + (N,)``, optional
         False at nodes that are not there: padding that brings sequences to one length. Nobody sees them; each sees
-        itself alone, with k_ii = 1, so that it stays where it is in every flow and adds nothing to J. Their features do
-        not matter. They are nodes of the domain all the same: its means, and the distance to a constant, count them.
+        itself alone, with k_ii = 1, so that averages leave its value and it adds nothing to J. Their features do not
+        matter, but have to be finite. They are nodes of the domain all the same: its means, and the distance to a
+        constant, count them.
     rule : callable, optional
         ``rule(i, j)``, elementwise for integer arrays that broadcast (of NumPy or torch, as the features are), True
         where i sees j: documents in one sequence, prefixes. It is asked of all N^2 pairs, block by block.
 
     Notes
     -----
-    A row without any node that it sees is not defined by a softmax. It sees itself alone here, and a `NlflowWarning`
-    tells of it.
+    A node that a rule lets see nobody sees itself alone, and a `NlflowWarning` tells of it.
 
     Examples
     --------

@@ -25,8 +25,8 @@ class Points(Domain):
     weights : array_like of shape (N,), optional
         Quadrature weights, all > 0. By default each is ``volume / N``, the Monte-Carlo rule.
     volume : float, optional
-        Total volume when no weights are given, 1 by default. It scales J and the rates of its L2 flow; averages and
-        flows in the metric of degrees do not depend on it.
+        Total volume when no weights are given, 1 by default. Averages do not depend on it; degrees are proportional to
+        it, and J to its square.
     """
 
     positions: Floats

@@ -1,8 +1,8 @@
 """When a linear system is solved: one judge for minimizers, limits, implicit steps and their derivatives.
 
 Systems here are D x - C x = b with a positive diagonal D and C >= 0, in which no row of C sums to more than that of D:
-walkers move by C and are stopped at the rate k = (D - C) 1. Each row is looked at over its entry of D, so that a node
-of a large fidelity hides no other. Two numbers tell how well x solves a system:
+walkers move by C and are stopped at the rate k = (D - C) 1. Each row is looked at over its entry of D. Two numbers tell
+how well x solves a system:
 
 - the residual, of its rows over D, relative to the right-hand side. Since |D^-1 b| <= 2 max |x|, it bounds the backward
   error of every row;

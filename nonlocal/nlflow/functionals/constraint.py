@@ -68,10 +68,9 @@ class Constraint:
 
     Notes
     -----
-    Values that depend on time are a source for the free nodes, so each integrator keeps its order while a step is short
-    beside 1 / rho, rho being the bound of A. Where h rho was 75 to 600 the orders 1 for `ETD2RK`, 2.5 to 3.2 for
-    `ETD4RK` and 1.4 to 2 for `IMEX` were measured, of errors that were small already (order reduction; Hochbruck and
-    Ostermann 2005, doi 10.1137/040611434).
+    Values that depend on time are a source for the free nodes. Integrators keep their order for steps that are short
+    beside 1 / rho, rho being the bound of A; longer steps of stiff flows have a lower one (Hochbruck and Ostermann
+    2005, doi 10.1137/040611434).
 
     Examples
     --------

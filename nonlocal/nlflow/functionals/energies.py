@@ -418,21 +418,19 @@ class E(J):
         preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'graph', 'sweeps', 'direct'}
             The message tells which one was used.
 
-            - ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) / 2 log(2 / rtol)
-              iterations or fewer where the fidelity is uniform, many more where pixels that hardly see others have
-              none.
+            - ``diagonal``: that of the fidelity, at no cost; where the fidelity is uniform at most about
+              sqrt((2 + lambda~) / lambda~) / 2 log(2 / rtol) iterations.
             - ``transform``: the Fourier or cosine transform that diagonalizes P, for position kernels on periodic and
               reflecting grids; one or two iterations where lambda~ is uniform.
-            - ``multigrid``: for stencils and graphs of NumPy features; 10 to 40 iterations of three averages each,
-              after a set-up that takes 20 to 30 bytes an edge.
+            - ``multigrid``: for stencils and graphs of NumPy features.
             - ``auto``: the transform where lambda~ > 0 varies by a factor of 4 at most and more than a few iterations
               are saved; otherwise the diagonal, and multigrid from where it is expected to be quicker than going on.
-            - ``direct``: for a given symmetric graph the factors of sparse elimination, which leave one or two
-              iterations; without a fidelity they are kept with the graph. For dense affinities Cholesky's method,
-              without an iteration, N^3 / 3 operations; where f >= 0 each entry of u keeps its digits, however small it
-              is beside the others (unless P_ii is so near to 1 that rounding hides lambda~, which is no success then).
+            - ``direct``: for a given symmetric graph the factors of sparse elimination; without a fidelity they are
+              kept with the graph. For dense affinities without a constraint Cholesky's method, N^3 / 3 operations;
+              where f >= 0 each entry of u keeps its digits, however small it is beside the others (unless P_ii is so
+              near to 1 that rounding hides lambda~, which is no success then).
             - ``sweeps``: for a given symmetric graph conjugate gradients of their own, compiled and in float32, with
-              Gauss-Seidel sweeps; half as many iterations as with the diagonal, each of a sixth of the time.
+              Gauss-Seidel sweeps.
             - ``graph``: up to 2048 nodes ``direct``, where no digits are lost, else ``sweeps``, then multigrid as in
               ``auto``.
 

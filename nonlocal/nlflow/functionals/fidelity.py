@@ -27,7 +27,8 @@ class Fidelity(ABC):
     Signals that it gets may hold several vectors of `width` channels side by side in their last axis, as those of
     `Exponential` do, which integrates u and f at once.
 
-    The abstract methods are all that a subclass has to define. `nlflow.testing.check_fidelity` runs what they promise.
+    A subclass defines the abstract methods, and `width` where it mixes channels. `nlflow.testing.check_fidelity` checks
+    them.
     """
 
     @property
@@ -180,8 +181,8 @@ def check_exponent(exponent: float, like: Array) -> None:
 class MatrixFidelity(Fidelity):
     """A fidelity operator that multiplies each node's vector by a symmetric positive semidefinite matrix.
 
-    With patches as tokens and the matrix C / sigma^2 of their covariance, a step of the flow of E is the local Wiener
-    filter: averages where patches agree, the observed signal in the directions in which they differ.
+    With patches as tokens and the matrix C / sigma^2 of their covariance, a semi-implicit step of length 1 of the flow
+    of E in the metric of degrees is the local Wiener filter.
 
     Parameters
     ----------

@@ -166,9 +166,9 @@ class FractionalLaplacian:
 
     Notes
     -----
-    Sums are O(N log N) by the Fourier transform, zero-padded. All weights are positive. For smooth u the error of A u
-    is O(h^(4-2s)); for u like dist^s at the edge, as solutions are, that of a corrected solution falls with the power
-    1 + s of the spacing in the interior, and without a correction with its first power.
+    Sums are O(N log N) by the Fourier transform, zero-padded. All weights are positive. For smooth u and no horizon the
+    error of A u is O(h^(4-2s)); for u like dist^s at the edge, as solutions are, that of a corrected solution falls
+    with the power 1 + s of the spacing in the interior, and without a correction with its first power.
 
     Examples
     --------
@@ -294,10 +294,8 @@ class FractionalLaplacian:
     def solve(self, rhs: Any, exterior: Any = 0.0, *, rtol: float | None = None, maxiter: int = 1000) -> Minimizer:
         """Return u with A u = rhs inside and u = exterior outside, by preconditioned conjugate gradients.
 
-        The preconditioner inverts the operator on a periodic box around the domain, and makes it 0 in a strip around
-        (`nlflow.functionals.preconditioners.Capacitance`): 3 to 12 iterations on boxes, 14 to 120 where a mask has
-        holes everywhere. It is kept, up to 512 MiB, so that further solutions are faster. On a torus the transform
-        solves at once, for the u of mean 0.
+        The preconditioner (`Capacitance`) is kept, up to 512 MiB, so that further solutions are faster. On a torus the
+        transform solves at once, for the u of mean 0.
 
         Parameters
         ----------

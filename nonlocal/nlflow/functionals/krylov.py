@@ -1,8 +1,7 @@
 """Krylov methods for many right-hand sides at once: conjugate gradients in any inner product, GMRES, Lanczos.
 
 SciPy's solvers take one NumPy vector in the Euclidean inner product. Here operators are self-adjoint in a weighted one,
-signals may be tensors on another device, and one average serves the systems of all channels: for 16 channels of 1500
-nodes this GMRES takes 12 averages, and SciPy's takes 165 for the same residuals.
+signals may be tensors on another device, and one average serves the systems of all channels.
 """
 
 from __future__ import annotations

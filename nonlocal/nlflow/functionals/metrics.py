@@ -22,7 +22,7 @@ class Metric:
 
     r and phi are those of a measure of nodes, in whose densities a reaction R and a source g are given. B is the
     identity where the inner product is a sum over nodes; a metric of another kind overrides `moved`, `force_bound`,
-    `diffusion_bound` and `bounds`, and everything else follows. `GradientFlow` takes an instance in place of a name.
+    `diffusion_bound` and `bounds`. `GradientFlow` takes an instance in place of a name.
 
     Attributes
     ----------
@@ -113,8 +113,8 @@ class ConservedMetric(Metric):
 
     where K = k + k^T, as in `J`. So dE/dt = -1/2 sum_ij w_i w_j K_ij (m_i + m_j) / 2 |mu_i - mu_j|^2 <= 0. With `J` and
     `AllenCahn` this is the nonlocal Cahn-Hilliard equation (Gajewski and Zacharias 2003, doi
-    10.1016/S0022-247X(02)00425-0; Du, Ju, Li and Qiao 2018, doi 10.1016/j.jcp.2018.02.023). Everything that a flow has
-    is a part of mu, also its fidelity and its source: they move mass and add none. Only a constraint does not keep it.
+    10.1016/S0022-247X(02)00425-0; Du, Ju, Li and Qiao 2018, doi 10.1016/j.jcp.2018.02.023). Fidelity, reaction and
+    source are parts of mu: they move mass and add none. A constraint does not keep it.
 
     Parameters
     ----------

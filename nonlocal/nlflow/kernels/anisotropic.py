@@ -20,9 +20,8 @@ from nlflow.kernels.base import Kernel, RadialKernel
 class Anisotropic(Kernel):
     """A radial kernel of a linear map of the difference, ``k(x, y) = kernel(|A (x - y)|)``.
 
-    Symmetric; positive definite where `kernel` is. Between points, and between features, what is compared is mapped
-    once, and all methods for `kernel` serve it. On a grid the map says how far the kernel reaches along each axis; with
-    the boundary ``reflect`` it has to be diagonal, since images are mirrored along axes.
+    Symmetric; positive definite where `kernel` is. It takes the methods that `kernel` takes. On a grid with the
+    boundary ``reflect`` A^T A has to be diagonal, since images are mirrored along axes.
 
     Parameters
     ----------
@@ -38,7 +37,8 @@ class Anisotropic(Kernel):
     Raises
     ------
     InputError
-        For none or several of widths, matrix and covariance, and for those that are singular.
+        For none or several of widths, matrix and covariance; for widths that are not > 0, a singular matrix, and a
+        covariance that is not symmetric and positive definite.
 
     Examples
     --------

@@ -117,8 +117,7 @@ class Kernel(ABC):
 class RadialKernel(Kernel):
     """A kernel of the Euclidean distance r = |x - y| alone.
 
-    A subclass states `log_profile`, with functions of arrays. From it come the matrix, tables on grids, neighbours,
-    tiles of tensors, and the compiled sums, for which the formula is called once with a symbol
+    A subclass states `log_profile`, with functions of arrays. For compiled sums it is called with a symbol
     (`nlflow.kernels.expressions`). A kernel does not change: what was found of it once is kept.
 
     Attributes
@@ -137,8 +136,8 @@ class RadialKernel(Kernel):
     def support(self, rtol: float) -> float:
         """Return the radius beyond which k(r) <= rtol k(0); infinity where there is none.
 
-        Found on a grid of distances from 1e-30 to 1e30 in units of the first parameter that has to be > 0, and on ever
-        finer ones. A subclass may know it better.
+        Found by samples at distances from 1e-30 to 1e30 in units of the first parameter that has to be > 0, where a
+        subclass does not know it better.
         """
         length = float(getattr(self, self.positive[0])) if self.positive else 1.0
         least = -math.inf if rtol <= 0 else math.log(rtol)
@@ -173,7 +172,7 @@ class RadialKernel(Kernel):
 
     @cached_property
     def grows(self) -> bool:
-        """Whether k is more than k(0) somewhere, as it is sampled: logits may then overflow far out."""
+        """Whether k is more than e k(0) somewhere, as it is sampled: logits may then overflow far out."""
         radii = np.append(0.0, (self.scale if 0 < self.scale < math.inf else 1.0) * _RADII)
         with np.errstate(all="ignore"):
             logs = np.asarray(self.log_profile(radii**2))

@@ -17,8 +17,8 @@ class ExpDotProduct(Kernel):
     """Exponential dot product, ``k = exp(scale q(x).k(y))``: the kernel of softmax attention.
 
     With queries equal to keys it is symmetric, and positive definite for a scale > 0 (Theorem 1 of arXiv 2312.00751 has
-    K of this form, so k = K/2); otherwise it is not symmetric: functionals use k + k^T, Markov chains and attention
-    steps use it as it is. Support: everything. Logits of any size are handled in log space.
+    K of this form, so k = K/2). Otherwise functionals use k + k^T, while Markov chains and attention steps use k as it
+    is. Logits have to be finite; exp of them need not be.
 
     Parameters
     ----------
@@ -38,9 +38,12 @@ class ExpDotProduct(Kernel):
         super().__post_init__()
         if self.scale is not None:
             self._set("scale", check_number("scale", self.scale))
+        both = self.query_map is not None and self.query_map is self.key_map
         for name in ("query_map", "key_map"):
             if getattr(self, name) is not None:
                 self._set(name, check_array(name, getattr(self, name), ndim=2))
+        if both:  # what is made of a list, or of integers, is a new array
+            self._set("query_map", self.key_map)
         # exp(s q.q') is positive definite for s >= 0 (its power series is); for s < 0 it is not.
         self._set("positive_semidefinite", self.scale is None or self.scale >= 0)
 

@@ -2,11 +2,8 @@
 
 A formula that is written for arrays takes an `Expression` in their place, which keeps what it does, as it is written.
 `nlflow.kernels.rewriting` makes it simpler. `structure` tells the form of an expression from the numbers in it, so that
-kernels which differ in their parameters alone share their code. That is made by `nlflow.backends.numba.pairwise`.
-
-Numbers are fractions: what a formula multiplies one after the other is rounded once, and nothing over- or underflows.
-They have as many digits as floats can need, and an expression as many parts as are compiled in a moment: more is
-refused, so that no formula takes time or memory without end.
+kernels which differ in their parameters alone share their code. Numbers are fractions, so that nothing over- or
+underflows.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ _REMEMBERED: Final = 512  # formulas
 class Formula(RadialKernel):
     r"""A kernel ``k(|x - y| / width)``, given as text or as a function.
 
-    Everything that is there for other radial kernels is there for it: sums without a matrix are compiled, on tensors
-    the formula is evaluated tile by tile, and its derivatives are known.
+    It takes the methods that other radial kernels take; sums without a matrix are compiled.
 
     Parameters
     ----------
@@ -60,13 +59,9 @@ class Formula(RadialKernel):
 
     Notes
     -----
-    The formula is made simpler only where that is proved for all r >= 0 from the signs of its parts. What comes of it
-    is compared, when a formula is first met, with the formula as it is written, in 50 digits, from 0 to 1e12 widths and
-    beside all its numbers; compiled sums once more before their first use, as are values where floats fail.
-
-    They have to agree to 1e-8 of log k (beside 1) wherever k is at least e^-690, not only beside k(0): where all
-    neighbours are far, as in graphs without loops, small weights are all there are. A difference that loses its digits
-    far out is refused, therefore, unless it is one of those that have another form: a - b/c and of roots.
+    What is computed in floats is compared with the formula as it is written, in 50 digits, at distances from 0 to 1e12
+    widths. It has to agree to 1e-8 of log k (beside 1) wherever k is at least e^-690: where all neighbours are far,
+    small weights are all there are. So a difference that loses its digits far out is refused.
 
     Examples
     --------

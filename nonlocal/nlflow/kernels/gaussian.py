@@ -1,8 +1,4 @@
-"""The Gaussian kernel.
-
-Where a matrix is too large, `nlflow.backends.numba.pairwise` sums Gaussians in NumPy and `nlflow.backends.torch.sums`
-on tensors; on grids transforms do (`nlflow.affinities.convolution`).
-"""
+"""The Gaussian kernel."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from nlflow.kernels.base import RadialKernel
 class Gaussian(RadialKernel):
     """Gaussian kernel, ``k = exp(-|x - y|^2 / (2 width^2))``.
 
-    Positive definite; support: all distances. The kernel of kernel attention (NeuTRENO, arXiv 2312.00751, Table 8) and,
-    on grey values, of the bilateral filter.
+    Positive definite. The kernel of kernel attention (NeuTRENO, arXiv 2312.00751, Table 8).
 
     Parameters
     ----------

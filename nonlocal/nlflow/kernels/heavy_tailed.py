@@ -16,16 +16,15 @@ from nlflow.kernels.base import RadialKernel
 class RationalQuadratic(RadialKernel):
     """Rational quadratic kernel, ``k = (1 + |x - y|^2 / (2 alpha width^2))^-alpha``; Cauchy's for alpha = 1.
 
-    Positive definite; support: all distances, with tails that fall as ``r^(-2 alpha)``. A mixture of Gaussians of all
-    widths, and `Gaussian` for alpha to infinity (Rasmussen and Williams 2006, eq. 4.19). The kernel of t-SNE is alpha =
-    1 with width sqrt(1/2).
+    Positive definite; its tails fall as ``r^(-2 alpha)`` (Rasmussen and Williams 2006, eq. 4.19). The kernel of t-SNE
+    is alpha = 1 with width sqrt(1/2).
 
     Parameters
     ----------
     width : float
         In the units of what is compared; > 0.
     alpha : float
-        Half of the power by which it falls; > 0. Multiples of 1/4 need no logarithm, and are faster.
+        Half of the power by which it falls; > 0.
     """
 
     width: float
@@ -49,8 +48,8 @@ class RationalQuadratic(RadialKernel):
 class InverseMultiquadric(RadialKernel):
     """Inverse multiquadric, ``k = (1 + |x - y|^2 / width^2)^(-1/2)``.
 
-    Positive definite; support: all distances, with tails that fall as 1/r (Hardy 1971, doi 10.1029/JB076i008p01905;
-    Micchelli 1986, doi 10.1007/BF01893414). The potential of a charge that is softened over the width.
+    Positive definite; its tails fall as 1/r (Hardy 1971, doi 10.1029/JB076i008p01905; Micchelli 1986, doi
+    10.1007/BF01893414).
 
     Parameters
     ----------

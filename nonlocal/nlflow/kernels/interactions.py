@@ -1,7 +1,6 @@
 """Potentials W(r) of pairs of particles, of any sign: what attracts, repels, or does both.
 
-A `Kernel` is a weight: it is not negative, and sums of it are relative to k(0). A potential may be negative, infinite
-at r = 0, or rise without end. What moves particles is its slope, which comes from the formula's own derivative.
+Unlike a `Kernel` a potential may be negative, infinite at r = 0, or rise without end.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Interaction:
     Raises
     ------
     InputError
-        For a formula that is no number at distances of 1e-3 to 10, and for one that cannot be compiled.
+        For a formula that has no finite value or slope at distances of 1e-3 to 10, and for one that cannot be compiled.
 
     Examples
     --------
@@ -152,9 +151,8 @@ class Interaction:
     def seen(self, rtol: float, near: float = 0.5) -> float:
         """Return the distance beyond which forces may be left out; infinity for none.
 
-        |W'| is at most `rtol` times its largest value from `near` of that distance on. The largest value of all says
-        nothing where particles never come so near. Only a slope that is 0 counts as nothing where it is singular, and
-        where it falls as a power does, for which no distance is far.
+        |W'| is at most `rtol` times its largest value from `near` of that distance on. Only a slope that is 0 counts as
+        nothing where it is singular, and where it falls as a power does.
         """
         return self._seen(self.slope, rtol, near)
 
@@ -174,8 +172,8 @@ class Interaction:
     def beside_far(self) -> tuple[Expression, float]:
         """W less its limit, as an expression of the squared distance, and the distance beyond which that is nothing.
 
-        The expression is 0 at distance 0, so that a particle meets all but itself: a W(0) that is added and taken away
-        again would cost digits. Nothing is what `seen` says, for 10^-17 of W less its limit.
+        The expression is 0 at distance 0, so that a particle meets all but itself. Nothing is what `seen` says, for
+        10^-17 of W less its limit.
         """
         zero = as_expression(0)
         apart = where(compared("lt", zero, SQUARED), base_two(self._beside_far), zero)

@@ -17,7 +17,7 @@ from nlflow.kernels.base import RadialKernel
 class Laplace(RadialKernel):
     """Exponential (Laplace) kernel, ``k = exp(-|x - y| / width)``.
 
-    Positive definite; support: all distances, with a kink at r = 0 (Rasmussen and Williams 2006, eq. 4.18).
+    Positive definite; it has a kink at r = 0 (Rasmussen and Williams 2006, eq. 4.18).
 
     Parameters
     ----------

@@ -21,15 +21,14 @@ _POLYNOMIALS: Final = {0.5: (1.0,), 1.5: (1.0, 1.0), 2.5: (1.0, 1.0, 1 / 3), 3.5
 class Matern(RadialKernel):
     """Matern's kernel, ``k = 2^(1 - nu) / Gamma(nu) s^nu K_nu(s)`` with ``s = sqrt(2 nu) |x - y| / width``.
 
-    Positive definite; support: all distances. nu = 1/2 is `Laplace`, nu to infinity `Gaussian`; signals of a Gaussian
-    process with this covariance have ceil(nu) - 1 derivatives (Rasmussen and Williams 2006, eq. 4.14 and 4.16).
+    Positive definite; nu = 1/2 is `Laplace` (Rasmussen and Williams 2006, eq. 4.14 and 4.16).
 
     Parameters
     ----------
     width : float
         Length over which the kernel falls, in the units of what is compared; > 0.
     nu : {0.5, 1.5, 2.5, 3.5}
-        For these it is a polynomial times an exponential.
+        Smoothness.
     """
 
     width: float

@@ -35,9 +35,8 @@ class Patch(Kernel):
         Standard deviation of the noise in what is compared; 0 for no correction.
     tokens : {'pixel', 'patch'}
         ``pixel`` averages pixel values. ``patch`` averages whole patches and puts them back where they overlap: the
-        functional of the patch tokens, 1/2 sum k(x, y) |p_x u - p_y u|^2 / patch_size^n, is the functional of the
-        pixels with the affinity averaged over the patch, k'(x, y) = mean_o k(x + o, y + o), and that is how it is
-        computed.
+        affinity of pixels is averaged over the patch, k'(x, y) = mean_o k(x + o, y + o). On a periodic grid J is then
+        the functional of the patch tokens, 1/2 sum k(x, y) |p_x u - p_y u|^2 / patch_size^n.
     spatial_width : float, optional
         Standard deviation in pixels of a Gaussian factor of the distance between x and y; with ``patch_size=1`` that is
         the bilateral filter.

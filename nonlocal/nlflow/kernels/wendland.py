@@ -20,8 +20,7 @@ class Wendland(RadialKernel):
     """Wendland's kernel of compact support, ``k = (1 - s)^4 (1 + 4 s)`` for ``s = |x - y| / radius`` < 1, 0 beyond.
 
     For ``derivatives=0`` it is (1 - s)^2, for 4 it is (1 - s)^6 (1 + 6 s + 35/3 s^2). Positive definite in up to three
-    dimensions, where no polynomial of lower degree has as many continuous derivatives (Wendland 1995, doi
-    10.1007/BF02123482). Sums over neighbours (``method='sparse'``) are exact.
+    dimensions (Wendland 1995, doi 10.1007/BF02123482). Sums over neighbours (``method='sparse'``) are exact.
 
     Parameters
     ----------

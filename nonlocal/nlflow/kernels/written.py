@@ -19,10 +19,7 @@ _SMALL: Final = Decimal("1e-16")  # where the next term of the series of log(1 +
 
 
 def values(a: Expression, squared: Sequence[float | Decimal]) -> list[Decimal | None]:
-    """Return an expression's values at squared distances; NaN where it has none, None where digits do not tell.
-
-    Cost: some ten microseconds for each operation and distance.
-    """
+    """Return an expression's values at squared distances; NaN where it has none, None where digits do not tell."""
     with localcontext(_EXACT) as context:
         found = _found(a, squared)
         unknown: list[Decimal | None] = list(found)

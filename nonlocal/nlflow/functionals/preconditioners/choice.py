@@ -193,7 +193,7 @@ def has_multigrid(affinity: Affinity) -> bool:
 
 
 def setup_bytes(affinity: Affinity) -> int:
-    """Return about the peak memory of multigrid's set-up; 19 to 30 bytes an edge were measured in float64."""
+    """Return about the peak memory of multigrid's set-up, in bytes."""
     return 30 * affinity._edge_bound()
 
 

@@ -190,10 +190,9 @@ class Multigrid:
     Yang and Heys 2006, doi 10.1137/040615729); each other node is interpolated from the coarse ones beside it in
     proportion to the weights of its edges (direct interpolation, Stueben 2001, doi 10.1016/S0377-0427(00)00516-1), so
     edges of next to no weight are respected wherever they run. Coarse matrices are those of Galerkin. Coarse grids are
-    visited twice from each finer one (W-cycle), with a step of damped Jacobi before and after. A cycle takes two
-    products with the finest operator, which is applied through averages, so that its matrix is not kept. What remains
-    are O(N) numbers; the edges of K, 8 bytes each in float32 and 12 in float64, are held during the set-up alone. No
-    part depends on the number of threads.
+    visited twice from each finer one (W-cycle), with a step of damped Jacobi before and after. The finest operator is
+    applied through averages, so that its matrix is not kept; the edges of K are held during the set-up alone. No part
+    depends on the number of threads.
     """
 
     name = "multigrid"

@@ -131,15 +131,14 @@ class Ep(Jp):
     ) -> CertifiedMinimizer:
         """Return the minimizer with a bound on what is left to gain, the duality gap.
 
-        For 1 < p <= 2 by lagged diffusivity (linear problems for conjugate gradients; tens of them, the more the nearer
-        p is to 1); for p > 2, and for a misfit with p > 1, by Newton's method on a smoothed functional; for p = 1 by
-        the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1), with the misfit's proximal map. An
+        For 1 < p <= 2 by lagged diffusivity (linear problems for conjugate gradients, the more the nearer p is to 1);
+        for p > 2, and for a misfit with p > 1, by Newton's method on a smoothed functional; for p = 1 by the
+        primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1), with the misfit's proximal map. An
         iteration costs O(edges D) time, and the memory is O(edges D). The result does not depend on the number of
-        threads, and with squares it scales with f where the fidelity scales with 1 / |f|^(2 - p).
+        threads.
 
         The minimum is searched in the box of the observed values, which holds it. So the gap is a bound also where the
-        fidelity is 0: it then counts what the signal could gain there if it moved anywhere in that box, and falls more
-        slowly. On a graph without edges f is the minimizer (its mean where it is not observed).
+        fidelity is 0. On a graph without edges f is the minimizer (its mean where it is not observed).
 
         Parameters
         ----------

@@ -113,13 +113,12 @@ class Jp:
 
     J_2 is `J`. With ``isotropic=True`` it is 1/(2p) sum_i w_i |grad u|_i^p of the nonlocal gradient
     |grad u|_i^2 = sum_j w_j K_ij |u_i - u_j|^2 (Gilboa and Osher 2008, doi 10.1137/070698592; Elmoataz, Lezoray and
-    Bougleux 2008, doi 10.1109/TIP.2008.924284). Norms are Euclidean over channels. The smaller p, the more a large
-    difference is spared: edges stay.
+    Bougleux 2008, doi 10.1109/TIP.2008.924284). Norms are Euclidean over channels.
 
     Parameters
     ----------
     affinity : Affinity
-        Of k, with edges to list: dense, stencil or sparse, in NumPy.
+        Of k, with edges to list; see `Affinity.edges`.
     p : float
         1 <= p <= 10; J_1 is nonlocal total variation. Half of Gilboa and Osher's where their weight is K.
     isotropic : bool

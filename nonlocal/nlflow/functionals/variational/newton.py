@@ -2,8 +2,7 @@
 
 a J_p(u) + sum_i r_i g(u_i, f_i): differences x become (x^2 + s^2)^(1/2) for p < 2, the misfit is smoothed by s too, and
 s shrinks from step to step. The Hessian is applied edge by edge (no matrix), conjugate gradients solve for the step
-with a diagonal preconditioner, and a line search makes the smoothed functional fall. Where x^p with p > 2 rules, a step
-takes off 1 / (p - 1) of the way, so some p log(1 / rtol) steps are needed.
+with a diagonal preconditioner, and a line search makes the smoothed functional fall.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
         Of |sum_j y_ij| over sum_j |y_ij|, norms over the free nodes, y_ij = W_ij x_ij^(p - 2) (u_i - u_j) being the
         flow on an edge. `residual` of the result is that ratio.
     maxiter : int
-        Linear problems, each of which conjugate gradients solve in O(edges) an iteration: some 10 for p = 4, 30 for
-        p = 10.
+        Linear problems, each of which conjugate gradients solve in O(edges) an iteration.
 
     Returns
     -------
