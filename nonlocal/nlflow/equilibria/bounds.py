@@ -1,8 +1,7 @@
 """How much of a signal an equilibrium keeps, and the fidelities between which it is one (Proposition 1).
 
-In the measure m of the flow (the stationary law for a P that is not symmetric) the equilibrium of an E-flow has the
-mean of f, and its deviation from it, the diversity, lies between lambda / (lambda + mu_max) and lambda / (lambda +
-mu_2) times that of f. So it is constant exactly when f is.
+In the measure of a symmetric flow the equilibrium of an E-flow has the mean of f, and its deviation from it, the
+diversity, lies between lambda / (lambda + mu_max) and lambda / (lambda + mu_2) times that of f.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def diversity(flow: LinearFlow, u: Any) -> float:
     -------
     float
         `Flow.distance_to_constant` for a symmetric flow; otherwise from pi^T u, in L2(pi), or in L2(w) where transient
-        states (causal attention) have pi = 0. Formed in log space where pi underflows, which is no such case.
+        states (causal attention) have pi = 0.
 
     Raises
     ------
@@ -91,11 +90,10 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     """Return bounds of diversity(u*) / diversity(f) that hold for every f, u* being the equilibrium.
 
     lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P), for one
-    fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors, up to rounding, by which they
-    are moved apart. For a P that is not symmetric the extreme singular values of (1 + lambda~) I - P on deviations from
-    the mean take their place, in the norm of `diversity`: exact up to 1000 nodes, and lambda~ / (lambda~ + 2) and 1
-    beyond, which hold in L2(pi) for every chain. (In another norm, for causal attention, the upper bound can be above
-    1.)
+    fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors, up to rounding. For a P that
+    is not symmetric the extreme singular values of (1 + lambda~) I - P on deviations from the mean take their place, in
+    the norm of `diversity`, up to 1000 nodes; beyond they are lambda~ / (lambda~ + 2) and 1, which hold in L2(pi). For
+    causal attention the upper bound can be above 1.
 
     Parameters
     ----------
@@ -108,7 +106,8 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     Raises
     ------
     InputError
-        For a flow without fidelity, with several fidelities, or with one weighted by the other metric's measure.
+        For a flow without fidelity, with several fidelities, or with one weighted by the other metric's measure; where
+        P is not symmetric, for a single node, and for transient states among more than 1000 nodes.
     """
     check_frozen(flow)
     if flow.fidelity is None:
@@ -178,9 +177,9 @@ def _similar(chain: MarkovChain, logs: Floats) -> Floats:
 def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     """Return a fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
 
-    From the spectrum, beforehand: lambda = fraction / (1 - fraction) mu_max, the smallest there is, with the largest
-    eigenvalue of r (I - P). Where P is not symmetric its norm on deviations from the mean takes the place of mu_max; it
-    is enough, though a smaller fidelity may be too.
+    lambda = fraction / (1 - fraction) mu_max, the smallest there is, with the largest eigenvalue of r (I - P). Where P
+    is not symmetric the norm of I - P on deviations from the mean takes the place of mu_max; a smaller fidelity may be
+    enough then.
 
     Parameters
     ----------
@@ -236,8 +235,7 @@ def largest_stable_fidelity(affinity: Affinity) -> float:
     """Return the fidelity lambda~ up to which the NeuTRENO step u <- Pu + lambda~ (f - u) converges.
 
     rho(P - lambda~ I) < 1: for symmetric k below 1 + mu_min(P), otherwise below the smallest
-    Re mu + sqrt(1 - (Im mu)^2) over the eigenvalues mu of P. (arXiv 2312.00751, Table 13, has its layers collapse just
-    above lambda~ = 1, the limit where mu_min is 0.)
+    Re mu + sqrt(1 - (Im mu)^2) over the eigenvalues mu of P.
 
     Parameters
     ----------
@@ -247,8 +245,7 @@ def largest_stable_fidelity(affinity: Affinity) -> float:
     Returns
     -------
     float
-        Exact from all eigenvalues for few nodes; for many by Lanczos iteration, or by Arnoldi iteration where P is not
-        symmetric.
+        From all eigenvalues for few nodes; for many by Lanczos or Arnoldi iteration.
     """
     flow = AttentionFlow(check_affinity(affinity))
     if affinity.symmetric:

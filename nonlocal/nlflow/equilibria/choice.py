@@ -1,8 +1,7 @@
 """Choice of the fidelity, and of widths, from the observed signal alone.
 
 u = S f with S = lambda (A + lambda)^-1, A being r (I - P) in the measure m of E. All criteria are sums over the
-spectrum of A: of what f has of each eigenvalue, and of their number. So one transform, one eigendecomposition or one
-Lanczos iteration gives the curve over all lambda.
+spectrum of A, which is taken once for all lambda.
 """
 
 from __future__ import annotations
@@ -210,15 +209,13 @@ def choose_fidelity(
     ----------
     energy : E
         With a fidelity of any one number, which does not count; or with one for each node, up to 2000 of them, which is
-        multiplied: nodes where it is 0 are not observed. f is u and noise of variance 1 over fidelity and measure, so
-        it is the same at all nodes for one number and uniform weights.
+        multiplied: nodes where it is 0 are not observed.
     values : array of shape (M,), optional
         Increasing fidelities, or factors, between which is searched; from 1e-5 to 10 times the bound of the eigenvalues
         by default.
     method : {'rgcv', 'gcv', 'sure', 'discrepancy', 'evidence', 'lcurve'}
         - ``gcv``: generalized cross-validation, \|f - u\|^2 / (1 - tr S / N)^2 (Golub, Heath and Wahba 1979, doi
-          10.1080/00401706.1979.10489751). Needs no sigma. It has no opinion where S is nearly a number times I, and
-          the eigenvalues of a kernel are bounded: from there on its curve is flat, with a minimum anywhere.
+          10.1080/00401706.1979.10489751). For large lambda its curve is flat, and may have its minimum anywhere there.
         - ``rgcv``: the robust form of it, times 0.3 + 0.7 tr S^2 / N (Lukas 2006, doi 10.1088/0266-5611/22/5/021),
           which rises there.
         - ``sure``: Stein's unbiased estimate of the mean squared error, \|f - u\|^2 - sigma^2 + 2 sigma^2 tr S / N.
@@ -227,7 +224,7 @@ def choose_fidelity(
         - ``evidence``: the restricted marginal likelihood of f under the prior exp(-beta J); beta is the likeliest, or
           that of sigma. See `GaussianField.log_evidence`.
         - ``lcurve``: the corner of log roughness over log residual, where it is bent most (Hansen 1992, doi
-          10.1137/1034115). A rule of thumb.
+          10.1137/1034115).
     sigma : float, optional
         Standard deviation of the noise; root mean square in the measure of E, and over observed nodes. ``sure`` and
         ``discrepancy`` need it, ``evidence`` takes it in place of the likeliest; it has no part in the others.
@@ -237,7 +234,7 @@ def choose_fidelity(
         Sums over the spectrum: exact by a transform, or from all eigenvalues (``auto``: up to 2000 nodes); else by
         Lanczos iteration for the channels of f and random signs.
     samples, averages : int
-        Random signals, and averages, which serve all of them and all fidelities.
+        Random signals, and steps of Lanczos iteration.
     rng : seed or numpy.random.Generator
 
     Returns

@@ -2,8 +2,7 @@
 
 A branch is a curve z(s) = (x, q) of F(x, p) = 0 with q = p over the width of its range, in the norm
 |x|^2 / size^2 + q^2. A step goes along the tangent and back to the curve at right angles to it, so that the curve may
-turn in p. At each point the rightmost eigenvalues are known. Where one crosses 0, or the tangent turns, the place is
-found by Brent's method along the step.
+turn in p.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ class BranchPoint(Brief):
     Attributes
     ----------
     kind : {'fold', 'pitchfork', 'transcritical', 'branch point', 'hopf'}
-        Fold: the branch turns in the parameter. Branch point: another branch crosses; where it is known that second
-        derivatives along the null vectors vanish a pitchfork, where they do not transcritical. Hopf: a pair of complex
-        eigenvalues crosses the imaginary axis.
+        Fold: the branch turns in the parameter. Branch point: another branch crosses; where second derivatives along
+        the null vectors are known to vanish a pitchfork, to be others than 0 along a single one transcritical. Hopf: a
+        pair of complex eigenvalues crosses the imaginary axis.
     parameter : float
     error : float
         What the parameter is off by, about: the real part of the eigenvalue there over its slope, or for a fold
@@ -105,8 +104,7 @@ class Branch(Brief):
     parameter : array of shape (M,)
     u : array of shape (M, ...)
     eigenvalues : array of shape (M, k), complex
-        The rightmost ones at each point, without neutral directions (see `Stability`), and without those of
-        translations of a pattern, which a grid may hold a little; NaN where there are fewer.
+        The rightmost ones at each point, without neutral directions (see `Stability`); NaN where there are fewer.
     unstable : array of int, shape (M,)
         How many have positive real parts, beyond what they are off by.
     points : tuple of BranchPoint
@@ -115,7 +113,7 @@ class Branch(Brief):
         Why it ended: at an end of the range, where it began, after the steps that were allowed, or since no step
         stayed on the branch.
     success : bool
-        Whether it ended at an end of the range or where it began.
+        Whether the status is 'range' or 'closed'.
     message : str
     """
 
@@ -196,8 +194,7 @@ def continue_equilibria(
     """Follow equilibria along a parameter, through folds, and find where their number or stability changes.
 
     Pseudo-arclength continuation (Keller 1977, in Applications of Bifurcation Theory; Doedel 2007, doi
-    10.1007/978-1-4020-6356-5_1). Eigenvalues that cross the imaginary axis, and tangents that turn, are located by
-    Brent's method to rounding. What the flow conserves stays what it is at the start, and patterns on a periodic grid
+    10.1007/978-1-4020-6356-5_1). What the flow conserves stays what it is at the start, and patterns on a periodic grid
     are not moved along it. Two eigenvalues that cross in opposite directions within one step are not seen: take a
     smaller `longest`.
 

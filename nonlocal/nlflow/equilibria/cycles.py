@@ -93,9 +93,8 @@ def find_cycle(
 ) -> Cycle:
     """Return a limit cycle of a flow near a start, stable or not, by shooting.
 
-    Newton's method for u(T) = u(0), T being unknown too, with the condition that u(0) does not move along the flow.
-    The derivative of u(T) is integrated beside u by `RungeKutta`, n columns for n unknowns; it has the Floquet
-    multipliers. O(n^3) for each stage of a step.
+    Newton's method for u(T) = u(0), T being unknown too. The derivative of u(T) is integrated beside u by `RungeKutta`,
+    n columns for n unknowns, O(n^3) for each stage of a step.
 
     Parameters
     ----------

@@ -35,11 +35,10 @@ class Stability(Brief):
     margin : float
         Less the largest real part: the rate at which a stable equilibrium is approached; below 0 where it is unstable.
     error : float
-        Bound of what the largest real part is off by, for a self-adjoint Jacobian: the residual. Otherwise an
-        estimate of first order, the residual and the error of products times the condition number of the eigenvalue;
-        beyond 600 unknowns, where that is not known, without the condition number.
+        Bound of what the largest real part is off by, for a self-adjoint Jacobian. Otherwise an estimate of first
+        order, beyond 600 unknowns without the condition number of the eigenvalue.
     unstable : int
-        How many eigenvalues have positive real parts. Beyond 600 unknowns at most 64 are counted.
+        How many eigenvalues have positive real parts, beyond 600 unknowns of those that were computed.
     eigenvalues : array of shape (k,), complex
         By decreasing real part.
     vectors : array of shape (k, ...), complex
@@ -74,8 +73,7 @@ def stability(flow: Flow, u: Any, k: int = 6) -> Stability:
     """Return whether an equilibrium of a flow is stable, with the eigenvalues of the Jacobian that say so.
 
     Up to 600 unknowns all eigenvalues of the matrix, O(n^3); beyond, `k` of them by Lanczos iteration where the
-    Jacobian is self-adjoint in the flow's measure, by Arnoldi iteration otherwise, one product each step. Residuals are
-    computed anew.
+    Jacobian is self-adjoint in the flow's measure, by Arnoldi iteration otherwise.
 
     Parameters
     ----------
@@ -147,10 +145,7 @@ def _near_rest(equations: Equations, x: Floats) -> bool:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Rightmost eigenpairs of a Jacobian, neutral directions moved to the other end of the spectrum.
-
-    `errors` are those of the eigenvalues; `vectors` has columns; `size` is about the norm of the Jacobian.
-    """
+    """Rightmost eigenpairs of a Jacobian, neutral directions left out; `size` is about the norm of the Jacobian."""
 
     values: NDArray[Any]
     vectors: NDArray[Any]
@@ -165,8 +160,7 @@ class Spectrum:
     def of(cls, equations: Equations, x: Floats, k: int, *, moved: bool = False) -> Spectrum:
         """Return the rightmost eigenpairs at `x`, all or k of them; with `moved` without those of translations.
 
-        A grid holds patterns a little, in which case the eigenvalue of a translation is small and either above 0 or
-        below. It is that of the eigenvector which is most like the translation.
+        The eigenvalue of a translation is that of the eigenvector which is most like it.
         """
         tangent = Tangent(equations, x)
         neutral = equations.neutral(x)

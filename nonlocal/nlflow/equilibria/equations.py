@@ -1,8 +1,7 @@
 """A flow as equations F(x) = 0 of a vector, x being the free entries of a signal and F their du/dt.
 
-Norms are those of the flow's measure. Directions in which an equilibrium may be moved and stays one are found out:
-conserved quantities from what sums of F are, translations on a periodic grid from what F makes of shifted signals.
-Linear systems with the Jacobian are bordered by them, and spectra are those of the other directions.
+Norms are those of the flow's measure. Linear systems with the Jacobian are bordered by directions in which an
+equilibrium may be moved and stays one, and spectra are those of the other directions.
 """
 
 from __future__ import annotations
@@ -162,7 +161,7 @@ class Equations:
     # ---- F and its derivative
 
     def __call__(self, x: Floats) -> Floats:
-        """Return F(x); NaN where it has no value. One average, which is not counted."""
+        """Return F(x); NaN where it has no value."""
         counted = self.flow.applications
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -198,9 +197,8 @@ class Equations:
     def matrix(self, x: Floats) -> Floats:
         """Return the Jacobian at `x`, shape (n, n).
 
-        Of a frozen linear flow with a term that is local, A is formed once, and only what is local is found anew: one
-        product a channel. It is compared with another product at first. Where they differ, and for other flows, n
-        products, side by side as channels where the flow takes these alike.
+        Of a frozen linear flow with a term that is local, A is formed once, and what is local by one product a channel.
+        For other flows, n products.
         """
         for quick in (self._from_parts, self._side_by_side):
             if (found := quick(x)) is not None:
@@ -275,7 +273,7 @@ class Equations:
 
     @cached_property
     def invariants(self) -> list[Floats]:
-        """Directions a such that sum_i m_i a_i u_i is conserved, whatever u: constants in some mix of channels."""
+        """Directions a such that sum_i m_i a_i u_i is conserved: constants in some mix of channels."""
         if not self.free.all():
             return []
         nodes = self.flow.affinity.domain.size
@@ -355,7 +353,7 @@ class Equations:
 
 @dataclass(frozen=True)
 class Neutral:
-    """Directions of which the Jacobian says nothing: columns, orthonormal in the measure, conserved ones first."""
+    """Neutral directions: columns, orthonormal in the measure, conserved ones first."""
 
     columns: Floats
     conserved: int

@@ -1,8 +1,7 @@
 """The Gaussian field of E: what exp(-beta E) says beside its maximum, the minimizer of E.
 
-E is quadratic, so the law is Gaussian with the mean u* and the precision beta (L + Lambda) in the measure of E. As a
-posterior: J is the prior, smooth signals being likely, and the fidelity says that the observed f is u and noise of
-variance 1 / (beta m_i lambda_i), m being the measure. (Rue and Held 2005, Gaussian Markov Random Fields.)
+As a posterior: J is the prior, and the fidelity says that the observed f is u and noise of variance
+1 / (beta m_i lambda_i), m being the measure of E. (Rue and Held 2005, Gaussian Markov Random Fields.)
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Band(Brief):
     factor : float
         Half the width of the band in standard deviations.
     simultaneous : bool
-        Whether the whole signal lies within the band with that probability, or each node by itself.
+        Whether the whole signal lies within the band with that probability, rather than each node by itself.
     """
 
     lower: Array
@@ -188,12 +187,12 @@ class GaussianField:
         count : int
         rng : seed or numpy.random.Generator
         method : {'auto', 'root', 'perturbed'}
-            - ``root``: u* + A^-1/2 z / sqrt(beta), z of variance 1 / m_i at each node, by `nlflow.flows.function_of`: a
-              transform, a whole matrix, an expansion or Lanczos iteration, to 1e-6.
+            - ``root``: u* + A^-1/2 z / sqrt(beta), z of variance 1 / m_i at each node, by `nlflow.flows.function_of`,
+              to 1e-6.
             - ``perturbed``: the minimizer of E with noise put on each edge of J and on each observed value
-              (Papandreou and Yuille 2010). For affinities whose edges are listed and a fidelity > 0 at all nodes; as
-              quick as the minimizer is, so for fidelities that are small beside the degrees.
-            - ``auto``: the root; where Lanczos iteration does not reach 1e-6 in 300 steps, perturbed.
+              (Papandreou and Yuille 2010). For NumPy affinities whose edges are listed (dense, stencil, sparse) and a
+              fidelity > 0 at all nodes.
+            - ``auto``: the root; where that does not reach 1e-6, perturbed.
 
         Returns
         -------
@@ -275,9 +274,9 @@ class GaussianField:
         method : {'auto', 'transform', 'dense', 'samples'}
             - ``transform``: exact on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
             - ``dense``: exact by Cholesky's method, O(N^3) and O(N^2) memory.
-            - ``samples``: the variance given the neighbours, and that of what the neighbours say, P u / (1 + lambda~),
-              over drawn signals (Sidén, Lindgren, Bolin and Villani 2018, arXiv 1705.08656). Intervals
-              come from chi-squared laws; where fields are smooth a value is off by about sqrt(2 / samples) of it.
+            - ``samples``: the variance given the neighbours, and that of what the neighbours say over drawn signals
+              (Sidén, Lindgren, Bolin and Villani 2018, arXiv 1705.08656). Where fields are smooth a value is off by
+              about sqrt(2 / samples) of it.
             - ``auto``: the transform, the whole matrix up to 2000 nodes, samples.
         samples : int
         rng : seed or numpy.random.Generator
@@ -375,8 +374,7 @@ class GaussianField:
         level : float
             In (0, 1).
         simultaneous : bool
-            Whether the whole signal, each channel by itself, is to lie within the band with that probability; the
-            number of standard deviations is then the quantile of their largest in drawn signals.
+            Whether the whole signal, each channel by itself, is to lie within the band with that probability.
         samples : int
             Drawn for a simultaneous band.
         variances : Variances, optional
@@ -427,10 +425,9 @@ class GaussianField:
     def log_evidence(self, *, method: str = "auto", samples: int = 16, averages: int = 100, rng: Any = 0) -> Estimate:
         """Return the restricted log marginal likelihood of the observed signal, its mean being left free.
 
-        The density of the contrasts of f, the parts without its mean over nodes, when u has the prior exp(-beta J), and
-        f is u and noise of variance 1 / (beta m_i lambda_i) (Patterson and Thompson 1971, doi 10.1093/biomet/58.3.545).
-        To compare fidelities, widths and graphs for the same f: higher is better. Channels are added up. For values at
-        a few nodes alone see `nlflow.learning.log_evidence`.
+        To compare fidelities, widths and graphs for the same f: higher is better (Patterson and Thompson 1971, doi
+        10.1093/biomet/58.3.545). Channels are added up. For values at a few nodes alone see
+        `nlflow.learning.log_evidence`.
 
         Parameters
         ----------

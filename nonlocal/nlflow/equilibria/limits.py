@@ -31,21 +31,21 @@ from nlflow.markov.reduction import reduce_states
 
 @dataclass(frozen=True, repr=False)
 class Equilibrium(Minimizer):
-    """The limit of a flow for t to infinity and how well it was reached; of E the minimizer, where P is symmetric.
+    """The limit of a flow for t to infinity, or a state of rest, and how well it was reached.
 
     Attributes
     ----------
     u : array
         The limit, shaped like the signal.
     residual : float
-        Of its linear system, recomputed from `u`, relative to the right-hand side; of a direct solution relative to
-        |A| |u| + |b|, in each row.
+        Of its equations, recomputed from `u`: of a linear system relative to the right-hand side, of a direct solution
+        relative to |A| |u| + |b| in each row, of `find_equilibrium` as its `rtol` says.
     iterations : int
         0 for direct solutions and closed forms.
     success : bool
-        See `Minimizer`. A direct solution has the error of a mean of f: some roundings of the largest values.
+        See `Minimizer` and `find_equilibrium`.
     message : str
-    method : {'mean', 'direct', 'conjugate gradients', 'gmres'}
+    method : {'mean', 'direct', 'conjugate gradients', 'gmres', 'newton', 'transient'}
     """
 
     method: str
@@ -55,7 +55,7 @@ class System:
     """r (I - P) u + phi u = phi f at free nodes, u having the values of a constraint at others; centred and scaled.
 
     phi (N, 1) is 0 without a fidelity and at nodes that are not free; f (N, D) is the observed signal, or the values
-    that are held, over `size`, less `shift`.
+    that are held.
     """
 
     def __init__(self, flow: LinearFlow, like: Array) -> None:
@@ -104,7 +104,7 @@ def _measure(flow: LinearFlow) -> Floats:
 
 
 def direct(system: System, rtol: float, memory_limit: float | None) -> Equilibrium:
-    """Solve by state reduction, in which u* is a mean of f over where walkers are stopped, however slow they are."""
+    """Solve by state reduction, in which u* is a mean of f over where walkers are stopped."""
     from scipy.linalg import solve_triangular
 
     flow, free, n = system.flow, system.free, len(system.free)
@@ -180,11 +180,10 @@ def equilibrium(
 ) -> Equilibrium:
     """Return the limit of a frozen flow for t to infinity.
 
-    Without fidelity it is a constant: the w-mean of u(0) in the L2 metric, pi^T u(0) in the degree metric and for
-    attention. With fidelity it is the minimizer of E, (L + lambda) u = lambda f in the L2 metric and
-    ((1 + lambda~) I - P) u = lambda~ f in the degree metric, whatever u(0) is; for a P that is not symmetric the same
-    resolvent of P, though no functional is minimized. With a constraint it is the solution of the same system between
-    the free nodes, of a J-flow the harmonic extension of its values.
+    Without fidelity it is a constant: the w-mean of u(0) in the L2 and conserved metrics, pi^T u(0) in the degree
+    metric and for attention. With fidelity it solves (L + lambda) u = lambda f in the L2 metric and
+    ((1 + lambda~) I - P) u = lambda~ f in the degree metric and for attention; for a symmetric P that is the minimizer
+    of E. With a constraint it solves the same system between the free nodes.
 
     Parameters
     ----------
@@ -195,10 +194,9 @@ def equilibrium(
         by default.
     method : {'auto', 'direct', 'iterative'}
         Direct: the whole matrix, O(N^2) memory and O(N^3) time, exact to rounding however weakly nodes see each other.
-        Iterative: conjugate gradients where P is symmetric, GMRES otherwise, one average an iteration. ``auto`` takes
-        the direct one up to 1000 nodes for a P that is not symmetric, where the fidelity vanishes at some nodes and
-        where iteration does not succeed. For a fidelity with matrices, which needs a symmetric P, always conjugate
-        gradients.
+        Iterative: conjugate gradients where P is symmetric, GMRES otherwise. ``auto`` takes the direct one up to 1000
+        nodes for a P that is not symmetric, where the fidelity vanishes at some nodes and where iteration does not
+        succeed. A fidelity with matrices needs a symmetric P and iteration.
     rtol : float, optional
         Relative residual, rows over their diagonal; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
@@ -213,8 +211,8 @@ def equilibrium(
     ------
     InputError
         For an evolving flow, whose limit only `solve` finds; for a constraint whose values depend on time, or that a
-        part of the domain does not see; for a reducible or periodic chain without fidelity; for a
-        fidelity of 0 everywhere; for a fidelity with matrices where P is not symmetric, or with the direct method.
+        part of the domain does not see; for parts that do not see each other without fidelity; for a fidelity of 0
+        everywhere; for a fidelity with matrices where P is not symmetric, or with the direct method.
     NumericalError
         When the fidelity does not determine the limit: some part of the domain sees no node where it is > 0.
 
@@ -297,7 +295,7 @@ def _iterate(flow: LinearFlow, observed: Array, rtol: float, maxiter: int) -> Eq
 def conserved(flow: LinearFlow, start: Any, rtol: float | None, maxiter: int) -> Equilibrium:
     """Return the limit of an E-flow that conserves the mean: where dE/du is one constant, the one of the mean of u(0).
 
-    u* + c w with (L + phi) w = 1 beside the minimizer u* of E. Where phi is 0 at some node w is not that of an E.
+    u* + c w with (L + phi) w = 1 beside the minimizer u* of E.
     """
     functional, u, fidelity = flow.functional, flow.check_signal("start", start), flow.fidelity
     assert isinstance(functional, E) and fidelity is not None  # noqa: PT018  # a GradientFlow with a fidelity

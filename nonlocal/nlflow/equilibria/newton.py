@@ -53,11 +53,7 @@ class Search(Brief):
     def newton(
         self, maxiter: int, deflated: Deflation | None = None, *, bordered: bool = True, damped: bool = True
     ) -> bool:
-        """Iterate from where it stands; return whether F(x) = 0 was reached. Damped: each step lowers |F|.
-
-        Where |F| is small it goes on while a step still moves x: beside a Jacobian that is nearly singular, as that of
-        a front that hardly moves, |F| is small far from any equilibrium.
-        """
+        """Iterate from where it stands; return whether F(x) = 0 was reached. Damped: each step lowers |F|."""
         equations, x = self.equations, self.x
         value = equations(x)
         for _ in range(maxiter):
@@ -171,17 +167,15 @@ def find_equilibrium(
     """Return a signal at which a flow is at rest, du/dt = 0, near a start; stable or not.
 
     Newton's method with steps that are shortened until |du/dt| falls; where that comes to no end, pseudo-transient
-    continuation, implicit Euler steps that grow and lead to a stable equilibrium most times (Kelley and Keyes 1998, doi
-    10.1137/S0036142996304796). The Jacobian, `Flow.jacobian`, is a matrix up to 600 unknowns; beyond, GMRES solves with
-    it, preconditioned by the linear part where a transform diagonalizes it. What the flow conserves keeps the value
-    that it has at the start, and a signal on a periodic grid is not moved along it: these directions, in which the
-    Jacobian is singular, border the linear systems.
+    continuation, implicit Euler steps that grow (Kelley and Keyes 1998, doi 10.1137/S0036142996304796). The Jacobian,
+    `Flow.jacobian`, is a matrix up to 600 unknowns; beyond, GMRES solves with it. What the flow conserves keeps the
+    value that it has at the start, and a signal on a periodic grid is not moved along it.
 
     Parameters
     ----------
     flow : Flow
-        Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1. A term may be a
-        function of time and nodes where du/dt is the same at all of nine times from 0 to 23 456.78.
+        Any whose velocity depends on the signal alone; a kernel may be evolving, with ``every`` = 1. Terms may be
+        functions of time that do not change with it.
     start : array
         Where the search begins; at nodes with a constraint its values count.
     method : {'auto', 'newton', 'transient'}
@@ -240,9 +234,9 @@ def _searched(equations: Equations, method: str, rtol: float | None, maxiter: in
 
 
 class Deflation:
-    """What makes known equilibria repel a search: F is multiplied by prod_k (|x - x_k|^-2 + 1).
+    """What makes known equilibria and their translations repel a search, F times prod_k (|x - x_k|^-2 + 1).
 
-    A translation of a known one is it, too. Distances are relative to `size`.
+    Distances are relative to `size`.
     """
 
     def __init__(self, equations: Equations, known: Sequence[Floats], size: float) -> None:
@@ -290,7 +284,7 @@ def find_equilibria(
 
     From each start Newton's method is run again and again: each equilibrium that it finds is divided out, du/dt times
     prod_k (|u - u_k|^-2 + 1), so that the next run ends at another one (Farrell, Birkisson and Funke 2015, doi
-    10.1137/140984798). A step costs what one of `find_equilibrium` does. That there are no others is not known.
+    10.1137/140984798). There may be others.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Sums over the spectrum of a flow's operator A: traces tr g(A) and forms <f, g(A) f>, exact or with an error.
 
 By a transform or from all eigenvalues they are exact; for many nodes by stochastic Lanczos quadrature (Ubaru, Chen and
-Saad 2017, doi 10.1137/16M1104974), whose nodes serve all functions g.
+Saad 2017, doi 10.1137/16M1104974).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Estimate:
     value : float
     error : float
         Half the width of its 95 % interval: the spread over random vectors (Student's t), and what the quadrature
-        leaves open. 0 where it is exact to rounding.
+        leaves open; 0 for exact methods.
     method : {'transform', 'dense', 'lanczos'}
     averages : int
         Averages that it took, those of a whole matrix apart.
@@ -156,10 +156,9 @@ def trace_of(
         Exact by a transform or from all eigenvalues (``auto``: up to 2000 unknowns); else stochastic Lanczos
         quadrature.
     samples : int
-        Random vectors of signs. The error falls like one over its root; for functions from 0 to 1 its standard
-        deviation is at most sqrt(2 / (samples trace)) of the trace.
+        Random vectors of signs. The error falls like one over the root of their number.
     averages : int
-        Steps of Lanczos iteration, which all vectors share.
+        Steps of Lanczos iteration.
     rng : seed or numpy.random.Generator
 
     Returns
@@ -206,12 +205,12 @@ def spectral_sums(
         The signal of `form`.
     method : {'auto', 'transform', 'dense', 'lanczos'}
     samples : int
-        Random vectors of signs; they go side by side, so one average serves all.
+        Random vectors of signs.
     averages : int
         Steps of Lanczos iteration.
     rng : seed or numpy.random.Generator
     gap : bool
-        Whether g has no value at 0: where `spectral_bounds` begin there, the smallest eigenvalue that counts is found.
+        Whether g has no value at 0.
     """
     if flow.affinity.domain.leading:
         raise InputError("affinity: got that of a batch, expected one item; take affinity.item(...)")
@@ -228,7 +227,7 @@ def spectral_sums(
 
 
 def check_estimates(samples: Any, averages: Any, rng: Any) -> tuple[int, int, np.random.Generator]:
-    """Return the checked options of estimates, or raise `InputError`; exact sums use none, and take no wrong ones."""
+    """Return the checked options of estimates, or raise `InputError`."""
     samples = check_integer("samples", samples, minimum=2)
     return samples, check_integer("averages", averages, minimum=1), generator_of(rng)
 
@@ -236,8 +235,8 @@ def check_estimates(samples: Any, averages: Any, rng: Any) -> tuple[int, int, np
 def observed_sums(energy: E, strength: Floats) -> tuple[ExactSums, Floats]:
     """Return sums over the spectrum of J between the nodes with a fidelity, in the measure of the fidelity, and it.
 
-    The other nodes are where they make J least, which leaves a graph of the observed ones, the Schur complement. The
-    spectrum is that of its Laplacian in the measure m strength. O(N^3).
+    The other nodes are where they make J least: the spectrum is that of the Schur complement, in the measure m
+    strength. O(N^3).
     """
     flow = symmetric_flow(J(energy.given), energy.measure)
     seen = strength.ravel() > 0

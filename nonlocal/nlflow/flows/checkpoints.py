@@ -42,7 +42,7 @@ _REMEMBERED = (
 
 @dataclass(frozen=True)
 class State:
-    """Where an integration stands. Replaced as a whole, so that an interruption never finds half of a step in it."""
+    """Where an integration stands; replaced as a whole, for interruptions."""
 
     u: Array
     t: float = 0.0
@@ -55,7 +55,7 @@ class State:
 
 
 def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -> str | None:
-    """Return what is missing or wrong in a checkpoint, None if it is whole; a valid checksum does not prove that."""
+    """Return what is missing or wrong in a checkpoint, None if it is whole."""
     columns = [arrays.get(name) for name in ("reached", "energies", "snapshots")]
     count = 0 if columns[0] is None else columns[0].size
     expected = {"u": shape, "reached": (count,), "energies": (count,), "snapshots": (count, *shape)}
@@ -128,10 +128,7 @@ def _is_array(piece: Any) -> bool:
 
 
 def probe(flow: Flow, like: Array) -> NDArray[np.float64]:
-    """Return log d and P of one fixed signal, which stand for a kernel: hardly any other has both.
-
-    To be compared up to rounding, which may differ between machines and numbers of threads.
-    """
+    """Return log d and P of one fixed signal, which stand for a kernel, to be compared up to rounding."""
     affinity = flow.affinity
     signal = affinity.own(np.random.default_rng(0).standard_normal(affinity.whole_shape), like)
     seen = [values for one in flow.affinities for values in (one.log_degree, one._average(signal))]

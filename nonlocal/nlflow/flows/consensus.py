@@ -37,7 +37,7 @@ class AveragingFlow(Flow):
 
     The points y are the particles themselves, or data that stay where they are. With data and a Gaussian it climbs the
     kernel density estimate, and descends -width^2 mean_i log d_i, `energy`, in the metric mean_i |dx_i|^2. O(N M d)
-    time and O((N + M) d) memory for a velocity; points that are too far away to be seen are left out, 64 at a time.
+    time and O((N + M) d) memory for a velocity.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class AveragingFlow(Flow):
     Raises
     ------
     NumericalError
-        From a velocity, for a particle that sees nothing; particles see at least themselves.
+        From a velocity, for a particle that sees nothing.
     """
 
     def __init__(self, particles: Any, kernel: RadialKernel, *, data: Any = None, weights: Any = None) -> None:
@@ -124,7 +124,7 @@ class AveragingFlow(Flow):
         return self._size, "that of the particles"
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow itself: each velocity takes the weights of the positions that it gets."""
+        """Return the flow itself."""
         del u
         return self
 
@@ -240,7 +240,7 @@ class Kuramoto(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """It has one."""
+        """True."""
         return True
 
     def energy(self, u: Array) -> float:

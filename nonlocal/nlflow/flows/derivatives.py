@@ -82,23 +82,22 @@ def value(functional: J, u: Tensor) -> Tensor:
 def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """Return the signal after some steps of an integrator, with its derivatives.
 
-    About sqrt(steps) signals are kept, and what a step forms inside is computed anew for the derivatives, so that k
-    steps take O(sqrt(k) N D) memory and three times the averages.
+    What a step forms inside is computed anew for the derivatives. k steps take O(sqrt(k) N D) memory and three times
+    the averages, with a kernel that is held for ``every`` > 1 steps O(k N D).
 
     Parameters
     ----------
     flow : GradientFlow or AttentionFlow
-        Of an affinity of torch features. The kernel of an evolving one is taken from the signal as `nlflow.solve` does,
-        from u(0) at first; features matter through u alone.
+        Of an affinity of torch features. The kernel of an evolving one is taken from the signal as `nlflow.solve` does.
     u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
-    integrator : FixedStep, or one whose steps have length 1
-        Steps of one length: ExplicitEuler, SemiImplicit, AttentionStep, NeutrenoStep or your own.
+    integrator : FixedStep, AttentionStep or NeutrenoStep
     steps : int
 
     Raises
     ------
     InputError
-        For an integrator that chooses its steps; `StabilityError` when the step is outside the stable range.
+        For an integrator that chooses its steps, noise, and terms that depend on time; `StabilityError` when the step
+        is too long.
     """
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
@@ -166,7 +165,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     """Return the minimizer of E, the equilibrium of its flows, with its first derivatives.
 
     By the implicit function theorem: derivatives with respect to the observed signal, the fidelity (numbers or
-    matrices) and the features of the affinity cost one more linear system, whatever the number of iterations.
+    matrices) and the features of the affinity cost one more linear system.
 
     Parameters
     ----------
@@ -219,10 +218,9 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
 def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
     """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
 
-    u* = ((I - P) + phi)^-1 phi f is the minimizer of E where P is symmetric, in either metric (`minimizer`). For
-    queries unlike keys it is a resolvent of P, found by GMRES, and its derivatives by GMRES with the transpose of P.
-    They are those of the implicit function theorem, with respect to the observed signal, the fidelity (numbers or
-    matrices), queries and keys.
+    u* = ((I - P) + phi)^-1 phi f is the minimizer of E where P is symmetric (`minimizer`). For queries unlike keys it
+    is found by GMRES, and its derivatives, with respect to the observed signal, the fidelity (numbers or matrices),
+    queries and keys, by GMRES with the transpose of P.
 
     Parameters
     ----------

@@ -20,11 +20,7 @@ _ROUNDED = 0.05  # eps t rho, from which on rounding can move it so far
 
 
 class Descent:
-    """Looks whether an energy rises, or a mean moves, without reason, at outputs and after 16, 32, 64, ... steps.
-
-    Of linear flows with a frozen kernel that are given by it, their fidelity and terms that do not depend on time,
-    without noise: of others the energy may rise.
-    """
+    """Looks whether an energy rises, or a mean moves, without reason, at outputs and after 16, 32, 64, ... steps."""
 
     def __init__(self, flow: Flow, integrator: Integrator) -> None:
         self.watched = isinstance(flow, LinearFlow) and flow.has_energy and flow.plain

@@ -115,10 +115,9 @@ def ensemble(
 ) -> Ensemble:
     """Return many paths of a flow with noise from one start.
 
-    Paths of a linear flow with reactions of each value by itself are channels of one run; others are run one after
-    another. Path m has the noise of ``solve`` with ``path=m``, bit for bit. So has the whole path where averages of a
-    channel do not depend on how many there are. Where a matrix product takes them (``method='dense'``, ``'lowrank'``)
-    last bits may differ; ``side_by_side=1`` gives those of single runs.
+    Where a flow does the same to each channel by itself, paths are channels of one run; others are run one after
+    another. Path m has the noise of ``solve`` with ``path=m``, bit for bit. Last bits of the path itself may differ;
+    ``side_by_side=1`` gives those of single runs.
 
     Parameters
     ----------
@@ -147,7 +146,7 @@ def ensemble(
     InputError
         What `solve` raises, and for a flow without noise.
     MemoryLimitError
-        Before anything is run.
+        When what is kept does not fit; known after the first run.
     NumericalError
         When a run does not come to its end; the message says why.
 

@@ -23,10 +23,9 @@ _DIGITS = 4e-16  # of a time: what two moments are apart at least
 class Event(Tracker):
     """Locate the moments at which g(t, u) changes its sign; the step ends there, and something happens.
 
-    Where a step has led g over 0, it is taken again in lengths between, until the moment is known to the tolerance; the
-    run goes on from the end of that interval, at which g has its new sign. A g that is 0 at the start, or after a
-    reset, is no event there: its sign is the one that it is about to have. An even number of changes within one step is
-    not seen: take shorter steps, by a dt or times of output.
+    Where a step has led g over 0, it is taken again in lengths between, until the moment is known to the tolerance. A g
+    that is 0 at the start, or after a reset, is no event there. An even number of changes within one step is not seen:
+    take shorter steps, by a dt or times of output.
 
     Parameters
     ----------
@@ -47,8 +46,8 @@ class Event(Tracker):
     Raises
     ------
     InputError
-        By `solve`: for a g that is not finite or no number at the start, for steps that are layers, and for noise,
-        whose increments a shorter step changes; for a reset to another shape or dtype.
+        By `solve`: for a g that is not finite or no number at the start, for steps that are layers, and for noise; for
+        a reset to another shape or dtype.
 
     Examples
     --------
@@ -174,10 +173,7 @@ class Event(Tracker):
         self, integrator: Integrator, flow: Flow, now: tuple[Array, float], end: tuple[Array, float, dict[str, Any]],
         memory: dict[str, Any],
     ) -> tuple[Array, float, dict[str, Any]]:  # fmt: skip
-        """Return signal, time and memory of a shorter step in which g has just crossed 0, from a step that crossed it.
-
-        By the Illinois method and steps of the integrator; about ten of them.
-        """
+        """Return signal, time and memory of a shorter step in which g has just crossed 0, by the Illinois method."""
         u, low = now
         below, best, high = self._value(low, u), end, end[1]
         above = self._value(high, end[0])

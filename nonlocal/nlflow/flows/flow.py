@@ -1,7 +1,7 @@
 """What all flows share: where their signals live, what is measured of them, and how their kernel evolves.
 
-The kernel of an evolving flow belongs to u(t), at every t, and a flow object holds that of one signal. What is asked of
-a signal (`velocity`, `energy`, `speed`, `distance_to_constant`) uses the kernel of the signal that it gets.
+A flow object holds the kernel of one signal. Where the kernel follows the signal, what is asked of a signal
+(`velocity`, `energy`, `speed`, `distance_to_constant`) uses the kernel of that signal.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ _ASKED = frozenset(("velocity", "jacobian", "energy", "speed", "distance_to_cons
 
 
 def of_signal(method: Method) -> Method:
-    """Let a method of a flow name a signal that it cannot take, and keep the digits of its dtype under autocast.
-
-    Values are not looked at, for which a device would wait: of NaN comes NaN, or an error that names it.
-    """
+    """Let a method of a flow name a signal that it cannot take, and keep the digits of its dtype under autocast."""
 
     @wraps(method)
     def checked(self: Flow, u: Array, *others: Any) -> Any:
@@ -86,10 +83,10 @@ class Flow:
     affinity : Affinity
         Whose P drives the flow; it also says where signals live.
     metric : str
-        The name of the inner product `inner` (a `Metric`) in which it descends, 'l2' or 'degree'.
+        The name of the inner product `inner` (a `Metric`) in which it descends, such as 'l2' or 'degree'.
     observed : array or None
     symmetric : bool
-        Whether there is a linear part that is self-adjoint in the flow's measure; then spectra are real.
+        Whether there is a linear part that is self-adjoint in the flow's measure.
     advice : str
         What integrates a flow that is not linear.
     needs_integrator : bool
@@ -103,9 +100,9 @@ class Flow:
     every : int
         With 1 the kernel follows the signal, with n > 1 it is taken from it at every n-th step.
     applications : int
-        How often P has been applied so far, a multichannel signal counting once. Flows that come of `rebuilt` share it.
+        How often P has been applied so far, a multichannel signal counting once.
     time : float
-        The moment of the step or stage, to which what depends on time belongs; see `when`.
+        The moment to which what depends on time belongs; see `when`.
     timed : bool
         Whether something depends on time beside the signal.
     noise : Noise or None
@@ -113,8 +110,7 @@ class Flow:
     takes_noise : bool
         Whether it may have noise.
     dissipation : float
-        How strongly what noise moves is damped, in units of the gradient: noise of inverse temperature beta has the
-        strength (2 dissipation / beta)^1/2.
+        What damps what noise moves: noise of inverse temperature beta has the strength (2 dissipation / beta)^1/2.
     during : callable
         A long step calls it with the share of the step that is done; the time loop tells it to trackers.
     """
@@ -186,11 +182,11 @@ class Flow:
 
     @property
     def timed(self) -> bool:
-        """Whether something depends on time beside the signal: a source, an observed signal."""
+        """Whether something depends on time beside the signal."""
         return False
 
     def when(self, t: float) -> Self:
-        """Return the flow as it is at time t, which its `time` is then."""
+        """Return the flow as it is at time t."""
         return self if t == self.time else self._at_time(t)
 
     def _at_time(self, t: float) -> Self:
@@ -234,8 +230,7 @@ class Flow:
     def at(self, u: Array) -> Self:
         """Return the flow with the kernel that it has at the signal `u`.
 
-        Itself for a kernel that is frozen or held for ``every`` > 1 steps. A flow that `rebuilt` made from this very
-        array is taken for that of `u`: do not change the array in place.
+        Itself for a kernel that is frozen or held for ``every`` > 1 steps. Do not change the array in place after.
         """
         follows = self.evolving and self.every == 1
         return self.rebuilt(u) if follows and not self.is_of(u) else self
@@ -245,10 +240,7 @@ class Flow:
         return self._seen is u
 
     def following(self, u: Array, memory: dict[str, Any]) -> Self:
-        """Return the evolving flow with the kernel of `u`, after a step and after a resume.
-
-        An integrator that has built it already leaves it in its memory.
-        """
+        """Return the evolving flow with the kernel of `u`, which an integrator may have left in its memory."""
         left = memory.get("_flow")
         return left if isinstance(left, type(self)) and left.is_of(u) else self.rebuilt(u)
 
@@ -260,9 +252,7 @@ class Flow:
     def jacobian(self, u: Array, v: Array) -> Array:
         """Return the derivative of `velocity` at `u` along `v`, a signal like `u`.
 
-        By central differences of `velocity`, the kernel of an evolving flow following the signal: right to about 1e-9
-        in float64 and 1e-4 in float32, relative to the velocity's second and third derivatives at the size of `u`. A
-        flow that knows it in closed form overrides this. Two velocities.
+        By central differences of `velocity`, of order 2, unless the flow knows it in closed form. Two velocities.
         """
         return difference(self.velocity, u, v)
 
@@ -316,7 +306,7 @@ class Flow:
         return math.exp(total) * measure
 
     def root_mass(self, like: Array) -> Array:
-        """Return m_i^-1/2 in the precision of a signal, kept while the kernel stays; unit noise is multiplied by it."""
+        """Return m_i^-1/2 in the precision of a signal; unit noise is multiplied by it."""
         if not self._root or self._root[0][0] is not self.affinity or self._root[0][1].dtype != like.dtype:
             self._root[:] = [(self.affinity, namespace(like).astype(self.mass(like) ** -0.5, like.dtype))]
         return self._root[0][1]
@@ -352,7 +342,7 @@ class Flow:
 
     @of_signal
     def speed(self, u: Array) -> float:
-        """Return the root mean square of du/dt in the flow's measure. One average."""
+        """Return the root mean square of du/dt in the flow's measure. One velocity."""
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
             now = self.at(u)
             result = now.norm(now.velocity(u))

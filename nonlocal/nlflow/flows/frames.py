@@ -37,10 +37,7 @@ def taken(place: Path, what: str) -> InputError:
 
 
 class Resumable(Tracker):
-    """What trackers that write files share: a place of their own, and how a resumed run goes on with it.
-
-    A file says of which problem it is. A checkpoint says how many frames there were; those after it are computed again.
-    """
+    """What trackers that write files share: a place of their own, and how a resumed run goes on with it."""
 
     def __init__(
         self,
@@ -80,8 +77,8 @@ class Resumable(Tracker):
 class Frames(Resumable):
     """Write signals, times and energies to a file while the run goes on, for h5py, xarray, zarr or ParaView to read.
 
-    After each look the file is whole: a run that is killed leaves all frames so far and nothing else. A run that is
-    resumed from a checkpoint goes on with the file, without a gap and without doubles.
+    A run that is killed leaves all frames so far. A run that is resumed from a checkpoint goes on with the file,
+    without a gap and without doubles.
 
     Parameters
     ----------
@@ -91,7 +88,7 @@ class Frames(Resumable):
 
         - ``.h5``, ``.hdf5``, ``.nc``: HDF5 with the named axes of netCDF 4 (extra ``hdf5``). As long as the run goes on
           the disk holds the frames twice.
-        - ``.zarr``: a zarr store of format 3, a chunk a frame, without compression (extra ``zarr``).
+        - ``.zarr``: a zarr store of format 3 (extra ``zarr``).
         - ``.pvd``: a series of VTK, see `Solution.to_vtk`.
     every, interval, at
         When it looks; see `nlflow.flows.trackers.Tracker`.
@@ -109,8 +106,7 @@ class Frames(Resumable):
 
     Notes
     -----
-    ``u`` has the axes and coordinates of `Solution.to_xarray`; the attributes say how the run is made. Memory: two
-    frames, whatever the length of the run.
+    ``u`` has the axes and coordinates of `Solution.to_xarray`; the attributes say how the run is made.
     """
 
     name = "frames"

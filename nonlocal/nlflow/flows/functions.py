@@ -1,8 +1,4 @@
-"""Functions of the linear operator A of a flow: heat, roots, resolvents, Matérn fields, with bounds of their errors.
-
-g(A) v is taken from the eigenvalues where a transform or a whole matrix gives them, from a Chebyshev expansion where g
-is smooth on the interval that holds the spectrum, and from Lanczos iteration where it is not, as the root at 0.
-"""
+"""Functions of the linear operator A of a flow: heat, roots, resolvents, Matérn fields, with bounds of their errors."""
 
 from __future__ import annotations
 
@@ -99,10 +95,10 @@ class FunctionOf(LinearOperator):
     interval : tuple of float
         Holds the spectrum of A.
     scale : float
-        The largest \|g\| there, or on the eigenvalues where they are known; the norm of g(A) is at most that.
+        The largest \|g\| on samples of it, or on the eigenvalues where they are known.
     error : float
-        A bound of the norm of what g(A) v is off, over that of v, for any v, in the flow's measure; NaN for Lanczos
-        iteration, where `evaluate` knows it for one v.
+        A bound of the norm of what g(A) v is off, over that of v, in the flow's measure; NaN for Lanczos iteration,
+        where `evaluate` knows it for one v.
     tol : float
         What `error` may be, rounding apart.
     applications : int
@@ -463,11 +459,9 @@ def function_of(
     method : {'auto', 'transform', 'dense', 'chebyshev', 'lanczos'}
         - ``transform``: on periodic and reflecting grids with a position kernel and one fidelity, O(N log N).
         - ``dense``: eigenvalues and eigenvectors, O(N^3) once and O(N^2) memory.
-        - ``chebyshev``: as many averages as the expansion has terms, about sqrt(t rho log(1 / tol)) for heat. Its error
-          is known for any v before the first average.
-        - ``lanczos``: as many averages as it takes, fewer where g has a singularity at or near the interval. Its error
-          is known after each v; memory for `maxiter` signals.
-        - ``auto``: the transform; the whole matrix up to 400 unknowns; an expansion of up to 2000 terms; Lanczos.
+        - ``chebyshev``: as many averages as the expansion has terms, about sqrt(t rho log(1 / tol)) for heat.
+        - ``lanczos``: fewer averages where g has a singularity at or near the interval; memory for `maxiter` signals.
+        - ``auto``: the transform; the whole matrix up to 400 unknowns; an expansion of up to 1000 terms; Lanczos.
     maxiter : int
         Steps of Lanczos iteration.
 
@@ -481,18 +475,18 @@ def function_of(
     ------
     InputError
         For flows that are not linear, frozen and symmetric, that have a constraint or an operator of their own; for a
-        metric that is no sum over nodes; where g is not finite on the spectrum, as a negative power of L alone, for
-        which constants are in the way; for g that is not real.
+        metric that is no sum over nodes; where g is not finite on the spectrum, as a negative power of L alone; for g
+        that is not real.
     NumericalError
-        Where no expansion of a million terms is enough, for ``chebyshev``.
+        Where no expansion is enough, for ``chebyshev``.
 
     Notes
     -----
     The bounds hold in the norm of the flow's measure, channels added up. Of an expansion it is the sum of the
-    coefficients left out (see `Exponential`); of Lanczos iteration the largest of a divided difference on 351 points of
-    the interval (in the spirit of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3, for any g; the
-    largest value between the points is not looked for). Rounding is bounded by the worst case of each sum. Where an
-    affinity approximates (`Affinity.error_estimate`), its estimate is part of the bound.
+    coefficients left out (see `Exponential`); of Lanczos iteration the largest of a divided difference on points of the
+    interval (in the spirit of Frommer and Schweitzer 2016, doi 10.1007/s10543-015-0596-3; what is between the points is
+    not looked at). Rounding is bounded by the worst case of each sum. Where an affinity approximates
+    (`Affinity.error_estimate`), its estimate is part of the bound.
 
     Examples
     --------
@@ -536,7 +530,7 @@ def transform_of(flow: LinearFlow, method: str) -> tuple[Diagonal, Floats] | Non
 
 
 def is_aside(flow: LinearFlow) -> bool:
-    """Whether constants are an eigenvector of A, which is known to all digits then, with the smallest eigenvalue."""
+    """Whether constants are known to be an eigenvector of A, that of the smallest eigenvalue."""
     return flow.plain and (flow.fidelity is None or flow.fidelity.uniform is not None)
 
 

@@ -104,7 +104,8 @@ class Brusselator(Reaction):
     """R(u, v) = (a - (b + 1) u + u^2 v, b u - u^2 v): Turing's patterns and oscillations, at rest at (a, b / a).
 
     Without diffusion it oscillates for b > 1 + a^2. With diffusivities D_u < D_v patterns grow for b > (1 + a (D_u /
-    D_v)^1/2)^2, on a line without end. (Prigogine and Lefever 1968, doi 10.1063/1.1668896.)
+    D_v)^1/2)^2, if I - P (or L) has an eigenvalue near a / (D_u D_v)^1/2. (Prigogine and Lefever 1968, doi
+    10.1063/1.1668896.)
 
     Parameters
     ----------

@@ -1,12 +1,11 @@
 """Linear flows: gradient flows of J and E in a metric, and flows by an averaging operator that need not be symmetric.
 
-Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
+In the L2 and the degree metric they have the form (arXiv 2312.00751, eq. 9 and 21)::
 
     du/dt = r (Pu - u) + phi (f - u)
 
-with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does), and the terms of
-`nlflow.flows.terms` beside it. `average`, `diffusion` and `linear` use the kernel that a flow object holds, and so
-are linear; `velocity` and what is measured of a signal use the kernel of that signal.
+with the rate r = d in the L2 metric and r = 1 in the degree metric, and the terms of `nlflow.flows.terms` beside it.
+`average`, `diffusion` and `linear` use the kernel that a flow object holds, and so are linear.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ from nlflow.functionals.metrics import ConservedMetric, Metric, as_metric
 class LinearFlow(Flow):
     """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
 
-    A subclass may add to `velocity`; integrators that are made of the linear pieces refuse it then, as they refuse
-    terms (see `more_than`). A subclass of another operator overrides `velocity`, `linear` and `spectral_bounds`
-    together; what integrators ask for beside A u follows from the two.
+    A subclass may add to `velocity`; integrators that are made of the linear pieces refuse it then (see `more_than`).
+    A subclass of another operator overrides `velocity`, `linear` and `spectral_bounds` together.
 
     Attributes
     ----------
@@ -97,7 +95,7 @@ class LinearFlow(Flow):
 
     @property
     def timed(self) -> bool:
-        """Whether a source or the observed signal depends on time."""
+        """Whether one of its terms depends on time."""
         return self.terms.timed
 
     def _at_time(self, t: float) -> Self:
@@ -107,7 +105,7 @@ class LinearFlow(Flow):
         return result
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """Return source and observed signal at t, those that depend on time."""
+        """Return the signals of its terms at t, those that depend on time."""
         return self.terms.moments(t, like)
 
     def held(self, u: Array) -> Array:
@@ -124,10 +122,7 @@ class LinearFlow(Flow):
         return self.free(self.linear(v))
 
     def drawn(self, u: Array) -> Array:
-        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others.
-
-        Of a flow whose `velocity` or `linear` is overridden, what is left of it: du/dt + A u.
-        """
+        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others."""
         if not self.split:
             return self.free(self.velocity(u) + self.linear(u))
         return self.pulled(u) + self.driven(u) if self.terms.drives else self.pulled(u)
@@ -193,17 +188,14 @@ class LinearFlow(Flow):
 
     @property
     def conserves_mean(self) -> bool:
-        """Whether `mean` stays what it is: no fidelity pulls, no term acts, P is self-adjoint, no piece is overridden.
-
-        In a metric that conserves it (`ConservedMetric`), whatever pulls, but where a constraint gives values.
-        """
+        """Whether `mean` is known to stay what it is."""
         if self.inner.conserves:
             return self.affinity.symmetric and self.plain and self.terms.constraint is None
         pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
         return self.symmetric and self.plain and not (pulls or self.terms.words)
 
     def average(self, u: Array) -> Array:
-        """Return Pu, counted; `InputError` for a signal of another kind or device than the kernel's."""
+        """Return Pu; `InputError` for a signal of another kind or device than the kernel's."""
         return self._averaged(self.affinity.check_kind("u", u))
 
     def _averaged(self, u: Array) -> Array:
@@ -238,7 +230,7 @@ class LinearFlow(Flow):
 
     @property
     def evened(self) -> Self:
-        """The flow with one mobility everywhere, the largest: itself in metrics that have none."""
+        """The flow with the largest mobility everywhere: itself in metrics that have none."""
         if not isinstance(self.inner, ConservedMetric) or self.inner.even:
             return self
         if not self._even:
@@ -277,9 +269,9 @@ class LinearFlow(Flow):
         return self.without_mean(self.modes.back(image, white.dtype))
 
     def force(self, u: Array) -> Array:
-        """Return -dE/du at `u` in the densities of the measure, r (Pu - u) + phi (f - u) + R(u) + g; du/dt is B of it.
+        """Return -dE/du at `u` in the densities of the measure, r (Pu - u) + phi (f - u) + R(u) + g.
 
-        Its negative is the chemical potential mu of a conserved flow. One average.
+        Its negative is the chemical potential mu of a conserved flow.
         """
         now = self.at(self.held(u))
         return now._force(now.held(u))
@@ -305,9 +297,10 @@ class LinearFlow(Flow):
         return result if self.fidelity is None else result + self.moved(self.fidelity.times(v))
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`). One average.
+        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`).
 
-        With a constraint that of `u` with its values, and 0 at its nodes.
+        With a constraint that of `u` with its values, and 0 at its nodes. One average, two in the conserved metric, and
+        those of a reaction.
         """
         u = self.held(u)
         now = self.at(u).metric_at(u)
@@ -322,7 +315,7 @@ class LinearFlow(Flow):
         """Return the derivative of `velocity` at `u` along `v`: -A v, and that of a reaction; see `Flow.jacobian`.
 
         Exact for a frozen kernel and a reaction with a derivative; by differences where the kernel follows the signal,
-        where `velocity` is overridden alone, and for a mobility m(u). One average.
+        where `velocity` is overridden alone, and for a mobility m(u).
         """
         if (self.evolving and self.every == 1) or self.overridden("linear") or self.inner.varies:
             return super().jacobian(u, v)
@@ -359,19 +352,15 @@ class LinearFlow(Flow):
         return v if isinstance(self.rate, float) else over_channels(self.rate, v) * v
 
     def spectral_bounds(self) -> tuple[float, float]:
-        """Return bounds of the spectrum of A that cost nothing: Gershgorin's.
+        """Return bounds of the spectrum of A that cost nothing: Gershgorin's, halved for positive semidefinite k.
 
-        That of the diffusion is halved where k is positive semidefinite; what a fidelity adds is not. For a symmetric
-        flow every eigenvalue lies between them; otherwise they bound its modulus from above.
+        For a symmetric flow every eigenvalue lies between them; otherwise the upper one bounds its modulus.
         """
         return self.inner.bounds(self._bound(), (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds())
 
     @property
     def safe_step(self) -> float:
-        """A step up to which explicit Euler is stable, known at no cost: 2 / the bound of A.
-
-        Without symmetry the eigenvalues of P lie in the unit disk, which gives 2 / (2 + max phi) in the degree metric.
-        """
+        """A step up to which explicit Euler is stable, known at no cost: 2 / the bound of A."""
         low_high = self.spectral_bounds()
         if self.symmetric:
             return 2 / low_high[1]
@@ -401,7 +390,7 @@ class LinearFlow(Flow):
         return bound if bound == 0 else bound * self.inner.force_bound(self._bound())
 
     def _bound(self) -> float:
-        """Return an upper bound of the spectrum of r (I - P), for which a device is asked once."""
+        """Return an upper bound of the spectrum of r (I - P)."""
         if not self._bounds or self._bounds[0][0] is not self.rate:
             self._bounds[:] = [(self.rate, bound_of(self.affinity, self.rate))]
         return self._bounds[0][1]
@@ -546,40 +535,39 @@ def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:
 @checked_call
 @underflowing
 class GradientFlow(LinearFlow):
-    """Gradient flow of J or E, du/dt = -grad, in the L2 or in the degree metric.
+    """Gradient flow of J or E in a metric, du/dt = -grad.
 
     Parameters
     ----------
     functional : J or E
     metric : {'l2', 'degree', 'conserved'} or Metric
-        ``l2``: du/dt = -Lu [- lambda (u - f)], conserves sum w u. ``degree``: the same divided by d,
-        du/dt = Pu - u [+ lambda~ (f - u)], conserves sum w d u, and needs no degree, so logits of any size work. P, L
-        and d are those of K = k + k^T: for a symmetric k, P is that of k and d is twice the affinity's ``degree``.
+        ``l2``: du/dt = -Lu [- lambda (u - f)], which conserves sum w u without a fidelity. ``degree``: the same divided
+        by d, du/dt = Pu - u [+ lambda~ (f - u)], which conserves sum w d u without a fidelity, and needs no degree, so
+        that logits may be large. P, L and d are those of K = k + k^T: for a symmetric k, P is that of k and d is twice
+        the affinity's ``degree``.
         ``conserved``: du/dt = -L mu with mu the gradient in the L2 metric, as of the Cahn-Hilliard equation;
         `ConservedMetric` has a mobility, and takes L from another affinity.
     evolving : bool
         Take the kernel from u(t), as a transformer does from layer to layer; from u(0) at the start, so that of the
-        affinity's features only the kind counts. Then it is no gradient flow of one J, but Pu is still an average.
+        affinity's features only the kind counts. Then it is no gradient flow of one J.
     every : int
         1: the kernel follows the signal, and `velocity` is P(u) u - u (times d, with the fidelity). n > 1: the kernel
-        is taken from the signal every n steps and frozen between, of an evolving flow alone. This splits the flow in
-        time, which makes any integrator one of order 1 in the time between two kernels, and no tolerance sees that
-        error.
+        is taken from the signal every n steps and frozen between, of an evolving flow alone. Any integrator is of order
+        1 at most then, in the time between two kernels, and no tolerance sees that error.
     reaction : Reaction, optional
         A pointwise term R(u) that is added to du/dt, such as `AllenCahn`. Where it has a potential F the flow descends
         J (or E) + sum m F(u) with m = w (L2) or w d (degree), which `energy` is then.
     source : array, callable or Source, optional
-        A term g that is added to du/dt: an array shaped like the signal, or a callable of t, or of t and the nodes, of
-        shape (N, m), that returns one. It adds -sum m g u to the energy, which only falls where g does not change.
+        A term g that is added to du/dt, see `Source`. It adds -sum m g u to the energy, which need not fall where g
+        changes with time.
     observed : callable, optional
         f(t), or f(t, x) as a source, in place of the functional's f, whose shape and dtype it has.
     constraint : Constraint, optional
-        Values at some nodes, held exactly at all times and in all stages; they may depend on time. The other nodes see
-        them and move. The start takes them too. Functionals fall where they do not depend on time.
+        Values at some nodes, which are held in all stages; they may depend on time. The start takes them too.
 
     Notes
     -----
-    Terms may be added afterwards, and add up: ``GradientFlow(J(a)) + AllenCahn() + Source(g)``.
+    Terms may be added afterwards: ``GradientFlow(J(a)) + AllenCahn() + Source(g)``.
 
     Examples
     --------
@@ -646,9 +634,8 @@ class GradientFlow(LinearFlow):
 class AttentionFlow(LinearFlow):
     """Flow by an affinity as it is, du/dt = Pu - u [+ lambda~ (f - u)], symmetric or not.
 
-    One Euler step of length 1 is an attention layer (with f: a NeuTRENO layer). For queries that differ from keys it is
-    not the gradient flow of any J unless P is reversible; with a symmetric affinity it is that of J or E in the degree
-    metric.
+    One Euler step of length 1 is an attention layer (with f: a NeuTRENO layer). With a symmetric affinity it is the
+    gradient flow of J or E in the degree metric; for queries that differ from keys it is in general that of none.
 
     Parameters
     ----------

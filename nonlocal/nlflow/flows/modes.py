@@ -20,11 +20,7 @@ _GAINS = 16  # functions of a spectrum that are kept, each as large as a signal
 
 
 def phi(k: int, z: NDArray[Any]) -> Floats:
-    """Return phi_k(-z) for z >= 0, to a few roundings.
-
-    phi_0(x) = exp(x), phi_{k+1}(x) = (phi_k(x) - 1 / k!) / x. The recurrence cancels near 0, so below 1 the Taylor
-    series sum_j x^j / (j + k)! is taken, by Horner's rule.
-    """
+    """Return phi_k(-z) for z >= 0: phi_0(x) = exp(x), phi_{k+1}(x) = (phi_k(x) - 1 / k!) / x."""
     z = np.asarray(z, dtype=np.float64)
     if k == 0:
         return np.asarray(np.exp(-z))
@@ -99,7 +95,7 @@ class Modes:
 
     @property
     def alike(self) -> Floats | None:
-        """The eigenvalues of A in the order of the transform's, where all channels have the same; None elsewhere."""
+        """The eigenvalues of A in the transform's order, where all channels have the same; None elsewhere."""
         return None if self._mixed or self._values.shape[-1] > 1 else self._values[..., 0]
 
     def forward(self, v: NDArray[Any]) -> NDArray[Any]:
@@ -124,7 +120,7 @@ class Modes:
         return self._times(self._gain(("phi", k, h), lambda: h * of(k, h * self._values)), image)
 
     def deviation(self, h: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return `deviation` of A times what has this image; of modes in which no channel is mixed."""
+        """Return `deviation` of A times what has this image, where no channel is mixed."""
         return self._times(self._gain(("deviation", 0, h), lambda: deviation(h, self._values)), image)
 
     def root_of_metric(self, image: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""White noise as a term of a flow, du = v(u) dt + s dW. Its numbers follow from a seed and their place alone.
+"""White noise as a term of a flow, du = v(u) dt + s dW.
 
 The law exp(-beta E(u)) du stays as it is under du = -grad E dt + sqrt(2 / beta) dW, where grad is the gradient in the
 inner product sum_i m_i a_i b_i and the increments of W at node i have the variance dt / m_i (Pavliotis 2014, Stochastic
@@ -41,7 +41,7 @@ def normals(
     """Return standard normals that depend on the seed and their own places alone.
 
     By Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, doi 10.1145/2063384.2063405) and the method of Box and Muller.
-    Any part of an array has the bits that it has in the whole, in any thread and process and on any processor.
+    A part of an array has the bits that it has in the whole, whatever the thread, process and processor.
 
     Parameters
     ----------
@@ -86,27 +86,26 @@ def normals(
 class Noise:
     """White noise that is added to a flow, ``flow + Noise(beta=4.0, rng=1)``: du = v(u) dt + s dW, in the sense of Ito.
 
-    With `beta` and an additive s the law exp(-beta E(u)) du is that of a gradient flow of E that has run for long, for
-    beta in the units of 1 / E (a flow with a reaction that has a potential: of `Flow.energy`). Held nodes get none.
-    Integrators that take it: `EulerMaruyama`, `Milstein`, `PlatenWeak2`, `ExponentialEuler`, `ExactGaussian`.
+    With `beta` the law exp(-beta E(u)) du is that of a gradient flow of E (`Flow.energy`) that has run for long. Held
+    nodes get none. Integrators that take it: `EulerMaruyama`, `Milstein`, `PlatenWeak2`, `ExponentialEuler`,
+    `ExactGaussian`.
 
     Parameters
     ----------
     beta : float, optional
-        Inverse temperature > 0: s is sqrt(2 / beta).
+        Inverse temperature > 0: s is sqrt(2 / beta), for particles with inertia sqrt(2 friction / beta).
     strength : float, array or callable, optional
         s in place of `beta`: a number >= 0, one for each node (``domain.shape``, or with channels ``domain.shape +
         (D,)``), or a function of the signal, value by value: multiplicative noise, in the sense of Ito. Noise in the
-        sense of Stratonovich has the drift s(u) s'(u) / (2 m) beside it (m = 1 where `white` is 'nodes'), which is to
-        be given as a `Reaction`.
+        sense of Stratonovich has the drift s(u) s'(u) / (2 m) beside it (m = 1 where `white` is 'nodes'): give it as a
+        `Reaction`.
     channels : array of shape (D,) or (D, D), optional
-        What each channel has of it: numbers, or a matrix B, so that increments of channels have the covariance B B^T.
-        Without it channels are independent and alike.
+        What each channel has of it: numbers, or a matrix B, so that increments of channels have the covariance B B^T;
+        the identity by default.
     white : {'measure', 'nodes'}
-        The variance of increments of W at node i over time dt. ``measure``: dt / m_i, where m_i is the node measure in
-        which the flow descends, w_i in the L2 metric and w_i d_i in the degree metric; the law above asks for it.
-        ``nodes``: dt, whatever the weights are, as in particles of unit mobility. In the conserved metric the noise has
-        the covariance of the mobility, on grids with a transform, and adds no mass (Cook 1970, doi
+        The variance of increments of W at node i over time dt. ``measure``: dt / m_i, m_i being w_i in the L2 metric
+        and w_i d_i in the degree metric; the law above asks for it. ``nodes``: dt. In the conserved metric the noise
+        has the covariance of the mobility, on grids with a transform, and adds no mass (Cook 1970, doi
         10.1016/0001-6160(70)90144-6).
     rng : int or numpy.random.Generator, optional
         The seed, below 2^64, or what draws one; by default the system does. It is the attribute ``seed``, and a run
@@ -122,9 +121,8 @@ class Noise:
 
     Notes
     -----
-    Number n of a run has the counter (node, channel, step, stream), so that threads, blocks, processes and resumed runs
-    have the same ones; in float32 they are rounded. The numbers belong to steps: another dt has another path. Tensors
-    on a device get theirs from the host.
+    Numbers depend on the seed, the node, the channel and the step alone (`normals`), so that a resumed run has the
+    same ones, and another dt has another path. Tensors on a device get theirs from the host.
 
     Examples
     --------

@@ -24,8 +24,8 @@ _ENOUGH = 1e-6  # residual of the linear problems, where rounding keeps them fro
 class PFlow(Flow):
     """Gradient flow of J_p or E_p, du/dt = -grad, in the L2 metric: edge-preserving diffusion for p < 2.
 
-    du_i/dt = sum_j w_j K_ij |u_j - u_i|^(p - 2) (u_j - u_i) [+ lambda_i (f_i - u_i)], the nonlocal p-Laplacian flow. It
-    conserves sum_i w_i u_i (without fidelity) and keeps the range of u; for p < 2 it comes to rest in finite time.
+    du_i/dt = sum_j w_j K_ij |u_j - u_i|^(p - 2) (u_j - u_i) [+ lambda_i (f_i - u_i)], the nonlocal p-Laplacian flow.
+    Without a fidelity it conserves sum_i w_i u_i and keeps the range of u, and comes to rest in finite time for p < 2.
     `LaggedDiffusivity` integrates it with any step for p <= 2, `RungeKutta` for p > 1 with small ones. With a misfit g
     the last term is -lambda_i g'(u_i, f_i); `ForwardBackward` takes its proximal map, for p >= 2.
 
@@ -103,8 +103,7 @@ class ForwardBackward(FixedStep):
     """Explicit diffusion, then the proximal map of the misfit: v = prox(u - dt grad J_p(u)); order 1, for p >= 2.
 
     The fidelity is implicit, so jumps of its slope (`L1`), large slopes (`KullbackLeibler`) and large fidelities
-    shorten no step. What is at rest is a minimizer of E_p, exactly. Up to the limit of the explicit part E_p falls.
-    (Lions and Mercier 1979, doi 10.1137/0716071.)
+    shorten no step. What is at rest is a minimizer of E_p. (Lions and Mercier 1979, doi 10.1137/0716071.)
 
     Parameters
     ----------

@@ -131,13 +131,12 @@ class ParticleFlow(SecondOrder):
 
     where a negative friction propels (D'Orsogna, Chuang, Bertozzi and Chayes 2006, doi 10.1103/PhysRevLett.96.104302).
 
-    Forces come from the derivative of the interaction's own formula. That of a pair is computed once, for both of its
-    particles, so that the total momentum sum_i w_i v_i is kept to rounding; 64 particles at a time are left out where
-    the force has become too small to be seen. O(N^2 d) time for interactions that reach all others, O(N d) memory.
+    Forces of pairs keep the total momentum sum_i w_i v_i to rounding. O(N^2 d) time for interactions that reach all
+    others, O(N d) memory.
 
     With `Noise` particles diffuse; those with inertia get it in their velocities, and beta is that of exp(-beta H), H
-    being E and the kinetic energy. In the measure w = 1/N beta is N times that of one particle; ``white="nodes"``
-    leaves it out: dx = -grad dt + (2 / beta)^1/2 dW for each.
+    being E and the kinetic energy. With w = 1/N beta is N times that of one particle; with ``white="nodes"``
+    dx = -grad dt + (2 / beta)^1/2 dW for each.
 
     Parameters
     ----------
@@ -269,7 +268,7 @@ class ParticleFlow(SecondOrder):
     # ---- what moves them
 
     def acceleration(self, x: Array) -> Array:
-        """Return -grad E of each particle over its weight, at positions (N, d): what all but friction does."""
+        """Return -grad E of each particle over its weight, at positions (N, d)."""
         self.applications += 1
         xp, total = namespace(x), None
         if self.interaction is not None:
@@ -297,7 +296,7 @@ class ParticleFlow(SecondOrder):
         return friction if self.drag == 0 else friction + self.drag * namespace(v).sum(v * v, axis=1, keepdims=True)
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """Return velocities after a time in which a constant force, friction and drag act: exact without drag."""
+        """Return velocities after a time in which a constant force, friction and drag act, exact without drag."""
         if self.drag == 0:
             kept, gained = response(self.friction or 0.0, dt)
             return kept * velocity + gained * acceleration
@@ -379,7 +378,7 @@ class ParticleFlow(SecondOrder):
         return (len(self.weights), self.dimensions * (2 if self.inertial else 1)), f"{what} of the particles"
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow itself: it has no kernel that a signal changes."""
+        """Return the flow itself."""
         del u
         return self
 

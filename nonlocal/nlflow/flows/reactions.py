@@ -63,7 +63,7 @@ class Reaction:
     """A term R of a flow that acts at each node, du/dt = -grad + R(u): of u, of (t, u), or of (t, x, u).
 
     With `average` it also gets what it sees around a node, the averages Pu by an affinity: R(u, Pu). What is claimed of
-    R is compared with its values at 128 places of its interval, where it depends on time at t = 0.
+    R is compared with its values at some places of its interval, at t = 0.
 
     Parameters
     ----------
@@ -75,29 +75,28 @@ class Reaction:
         The values that the signal takes. What is said of R holds there, and a signal must start there. Of a coupled
         reaction one pair for all components, or one for each.
     derivative : callable, optional
-        R', of the arguments of `function`. Its largest modulus on the interval, among 4097 values, is the bound. Of a
-        coupled reaction the Jacobian matrices, shape (..., D, D), whose entry (i, j) is dR_i / du_j. With `average` one
-        axis longer or one matrix wider: the slopes along u, then those along Pu, shape (..., 2) or (..., D, 2 D).
+        R', of the arguments of `function`. Without a `bound` its largest modulus among some thousand values is one. Of
+        a coupled reaction the Jacobian matrices, shape (..., D, D), whose entry (i, j) is dR_i / du_j. With `average`
+        the slopes along u, then those along Pu, shape (..., 2) or (..., D, 2 D).
     bound : float, optional
-        Bound of |R'| on the interval, a Lipschitz constant of R; needed without `derivative`, and where R depends on t
-        or x. It shortens stable steps. Of a coupled reaction the bound of the norm of its Jacobian matrix, for vectors
-        of values in the interval; with `average` of the sum of the norms of both parts.
+        Bound of |R'| on the interval; needed without `derivative`, and where R depends on t or x. It shortens stable
+        steps. Of a coupled reaction the bound of the norm of its Jacobian matrix; with `average` of the sum of the
+        norms of both parts.
     potential : callable, optional
         F with F' = -R. The flow then descends J (or E) + sum_i m_i F(u_i), where m is w in the L2 metric and w d in the
-        degree metric.
+        degree metric, as long as R does not depend on time.
     components : int, optional
-        Of a coupled reaction: the number of channels D that the function takes together, in the last axis. It has no
-        potential.
+        Of a coupled reaction: the number of channels D that the function takes together, in the last axis.
     average : Affinity, optional
         On the domain of the flow: what the reaction sees around each node. One average more for each velocity.
     name : str, optional
-        What messages call it; the name of the function by default. It tells checkpoints apart, as values of R do.
+        What messages call it; the name of the function by default.
 
     Raises
     ------
     InputError
         For a function whose result has another shape or dtype, or that is not finite on the interval; for a derivative,
-        bound or potential that disagrees with it. Of a reaction that depends on x once it comes to a flow.
+        bound or potential that disagrees with it. Of a reaction that depends on x when it comes to a flow.
 
     Examples
     --------
@@ -121,15 +120,11 @@ class Reaction:
 
     components: int | None = None
     turns: bool = False
-    """Whether values of one channel or node move those of another, so that slopes may be complex.
-
-    So those of a coupled reaction may be, and of one that sees averages. A subclass for which this is so says it: then
-    no limit of explicit steps is told.
-    """
+    """Whether values of one channel or node move those of another: no limit of explicit steps is told then."""
     timed: bool = False
     """Whether it depends on time."""
     placed: bool = False
-    """Whether it depends on the nodes, so that nothing of it can be compared before it is on a flow."""
+    """Whether it depends on the nodes."""
     time: float = 0.0
     _average: _Averages | None = None
     _x: Array | None = None
@@ -298,11 +293,7 @@ class Reaction:
                 )
 
     def bound_between(self, low: float, high: float) -> float:
-        """Return a bound of |R'| for values from low to high: the `bound` where they are in the interval.
-
-        Otherwise the largest of 4097 values of R', or of its differences, and of the `bound`; the `bound` of a reaction
-        that is more than a function of one value.
-        """
+        """Return a bound of |R'| for values from low to high, beyond the interval too where R is one of u alone."""
         if self.turns or self.timed or self.placed:
             return self.bound
         slack = 1e-9 * (self.interval[1] - self.interval[0])
@@ -568,8 +559,8 @@ def _checked_interval(interval: Any, components: int | None) -> tuple[Any, Any]:
 class AllenCahn(Reaction):
     """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
 
-    With diffusion it separates two phases, which then coarsen; |u| <= 1 is kept. (Allen and Cahn 1979, doi
-    10.1016/0001-6160(79)90196-2; with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics and Evolution Equations.)
+    With diffusion it separates two phases; |u| <= 1 is kept. (Allen and Cahn 1979, doi 10.1016/0001-6160(79)90196-2;
+    with a nonlocal diffusion Bates 2006, in Nonlinear Dynamics and Evolution Equations.)
 
     Parameters
     ----------

@@ -22,13 +22,11 @@ _KEPT = "_replay"
 class Replayed(Integrator):
     """An integrator with steps of one length whose steps a GPU records once and repeats: CUDA graphs.
 
-    A step is some tens of operations, each of which the host starts by itself; for few nodes that takes longer than
-    the operations. A recorded step is one start. It has the results of the integrator: a step that is cut short to
-    meet an output is taken by it, and so are all where tensors lie on the CPU, by the same code.
+    For few nodes the host takes longer to start the operations of a step than the device takes for them; a recorded
+    step is one start. The results are those of the integrator.
 
     For flows whose step is the same at all times: frozen kernels, nothing that depends on time, no noise. The step must
-    not ask the device for a number, as linear systems that are solved to a tolerance do (`IMEX`). A run records its
-    step once; a resumed one anew.
+    not ask the device for a number, as linear systems that are solved to a tolerance do (`IMEX`).
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class Solution(Generic[ArrayT]):
     u : array of shape (T, ...)
         The signal at each of them, type, dtype and device as given.
     energy : array of shape (T,)
-        J or E at each of them, with the potential of a reaction and a source; NaN for flows that descend no functional.
+        That of the flow at each of them; NaN for flows that descend none.
     success : bool
         Whether the integration ended as asked: at its time or by a stopping rule.
     status : Status
@@ -52,15 +52,15 @@ class Solution(Generic[ArrayT]):
         What happened and, where it failed, what to change.
     stats : dict
         ``steps``, ``rejected``, ``applications`` of P (``analysis_applications``: those for energies and trackers),
-        ``order`` that the integrator has for this flow, ``error_bound`` (a-priori, exponential integrator),
-        ``compile_seconds``, ``solve_seconds``, ``tracker_seconds``, ``integrator``; ``method``,
-        ``reason`` and ``error_estimate`` of the affinity.
+        ``order`` that the integrator has for this flow, ``error_bound`` (of expansions, known beforehand),
+        ``compile_seconds``, ``solve_seconds``, ``tracker_seconds``, ``integrator``; ``method``, ``reason`` and
+        ``error_estimate`` of the affinity; with noise ``strong_order``, ``weak_order`` and ``seed``.
     records : dict of str to dict
         What each tracker collected: ``{'energy': {'t': ..., 'value': ...}}``.
     provenance : dict
         Versions and the problem in words.
     domain : Grid, Points, Batch or None
-        Where the signal lives; None for a solution that was read from a file.
+        None for a solution that was read from a file.
     between : callable or None
         The signal at a time between steps, where ``solve(dense=True)`` has kept it; see `at`.
     """
@@ -78,7 +78,7 @@ class Solution(Generic[ArrayT]):
     between: Callable[[float], ArrayT] | None = None
 
     def at(self, t: float | ArrayLike) -> ArrayT:
-        """Return the signal at any time up to the last, or at several, shape (T, ...): of ``solve(dense=True)``.
+        """Return the signal at a time up to the last, or at several, shape (T, ...): of ``solve(dense=True)``.
 
         Raises
         ------
@@ -135,12 +135,11 @@ class Solution(Generic[ArrayT]):
         Returns
         -------
         xarray.Dataset
-            ``u`` over ``t``, the axes of the domain and ``channel`` where there is one, as a NumPy array that is not
-            copied; ``energy`` over ``t``; what a tracker recorded as ``tracker_column`` over ``tracker_t``. The axes
-            are ``x``, ``y``, ``z`` for a grid (the first axis is ``x``), with positions as coordinates and spacing and
-            boundary as their attributes, ``node`` for scattered nodes, with positions and quadrature weights, and
-            ``batch_0``, ... before them. Attributes are `provenance`, `stats`, status and message, in numbers and
-            words (JSON where they are nested).
+            ``u`` over ``t``, the axes of the domain and ``channel`` where there is one; ``energy`` over ``t``; what a
+            tracker recorded as ``tracker_column`` over ``tracker_t``. The axes are ``x``, ``y``, ``z`` for a grid of up
+            to three axes (the first is ``x``), with positions as coordinates, ``node`` for scattered nodes, with
+            positions and quadrature weights, and ``batch_0``, ... before them. Attributes are `provenance`, `stats`,
+            status and message (JSON where they are nested).
 
         Raises
         ------
@@ -150,7 +149,7 @@ class Solution(Generic[ArrayT]):
         return to_dataset(self, self.domain if domain is None else domain)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the solution to an npz archive, atomically; see `nlflow.store.storage.save_archive`."""
+        """Write the solution, without its domain, to an npz archive."""
         arrays = {"t": self.t, "u": to_numpy(self.u), "energy": self.energy}
         for name, record in self.records.items():
             arrays.update({f"record/{name}/{key}": value for key, value in record.items()})

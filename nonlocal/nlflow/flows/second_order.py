@@ -45,9 +45,9 @@ class SecondOrder(Flow):
         raise NotImplementedError  # pragma: no cover - abstract
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """Return the velocity after dt in which a constant acceleration and damping act alone, to order 2 or exactly.
+        """Return the velocity after dt in which a constant acceleration and damping act alone.
 
-        Symmetric in time, so that steps that are made of it are of order 2.
+        Exactly, or to order 2 and symmetric in time.
         """
         raise NotImplementedError  # pragma: no cover - abstract
 

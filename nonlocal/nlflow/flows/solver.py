@@ -69,7 +69,7 @@ def solve(
 
     Parameters
     ----------
-    flow : GradientFlow, AttentionFlow, PFlow or GroupFlow
+    flow : Flow
     start : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
         u(0); the observed signal f by default where there is one. At nodes with a constraint its values count.
     t : float, optional
@@ -80,22 +80,20 @@ def solve(
         By default `Exponential` for frozen symmetric flows that are linear (`ExactGaussian` with noise), and
         `RungeKutta` for others; a flow of groups needs one, and so does noise beside what is not linear.
     trackers : sequence of Tracker
-        Energies, distances, checkpoints, files, films, callbacks and stopping rules, in any number. Where one looks at
-        times of its own (``interval``, ``at``), steps end at these times as they do at `t_eval`: nothing is
-        interpolated.
+        Energies, distances, checkpoints, files, films, callbacks and stopping rules. Where one looks at times of its
+        own (``interval``, ``at``), steps end at these times as they do at `t_eval`.
     progress : bool
         Progress bar on stderr.
     energies : bool
-        Compute J or E at the output times, one average each; otherwise ``Solution.energy`` is NaN. After a resume the
-        outputs before the checkpoint keep what they had. A run whose energy rises without reason ends as ``diverged``;
-        it is looked at after 16, 32, 64, ... steps too.
+        Compute the energy at the output times; otherwise ``Solution.energy`` is NaN. A run of a frozen linear flow
+        whose energy rises without reason ends as ``diverged``; it is looked at after 16, 32, 64, ... steps too.
     resume : path or True, optional
         A checkpoint of the same problem to go on from, with the bits of an uninterrupted run; True for that of the
         `Checkpoint` among the trackers, if there is one yet. Where the newest checkpoint is damaged or of another
         problem, the one before it is used, with a warning.
     dense : bool
-        Keep the signal between the ends of steps, as polynomials of degree 4 that cost nothing but memory, five signals
-        a step: `Solution.at` then knows it at all times, and `t_eval` shortens no step. Of `RungeKutta`.
+        Keep the signal between the ends of steps, as polynomials of degree 4, five signals a step: `Solution.at` then
+        knows it at all times, and `t_eval` shortens no step. Of `RungeKutta`; not together with `resume`.
 
     Returns
     -------

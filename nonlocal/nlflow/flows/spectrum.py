@@ -109,9 +109,9 @@ def extreme_pairs(
 ) -> tuple[NDArray[Any], NDArray[Any], Floats]:  # fmt: skip
     """Return k extreme eigenvalues of a matrix that is known by its products, by Lanczos or Arnoldi iteration.
 
-    Beside them their eigenvectors, shape (n, k), and the norms of their residuals. From a fixed start: the same matrix
-    has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``. The residual of each, computed anew, is
-    at most 10 ``tol``, or `rounding`, times the size of the products, and at most `relative` times the eigenvalue.
+    Beside them their eigenvectors, shape (n, k), and the norms of their residuals. `options` are those of SciPy's
+    ``eigsh`` or ``eigs``. The residual of each, computed anew, is at most 10 ``tol``, or `rounding`, times the size of
+    the products, and at most `relative` times the eigenvalue, or at rounding.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
     """Return the largest eigenvalue of A = r (I - P) + phi for a symmetric flow (of r (I - P) with `diffusion`).
 
     From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 400 nodes, and beyond by
-    Lanczos iteration to 1e-6 relative, by which it is raised, so that a limit computed from it is on the safe side.
+    Lanczos iteration to 1e-6 relative, by which it is raised.
     """
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:
@@ -213,8 +213,7 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
 def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any]:
     """Return the eigenvalues of an operator of one's own, of which nothing is known beforehand.
 
-    All of them up to 400 unknowns, beyond the six of largest modulus, raised by their tolerance of 1e-3: many that are
-    nearly the same are not told apart any better.
+    All of them up to 400 unknowns, beyond the six of largest modulus, raised by their tolerance of 1e-3.
 
     Raises
     ------
@@ -238,10 +237,7 @@ def own_eigenvalues(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[Any
 
 
 def check_bounds(flow: LinearFlow) -> None:
-    """Raise `InputError` where `spectral_bounds` does not hold the eigenvalues of an overridden operator.
-
-    Expansions of functions of A grow without limit outside of the bounds.
-    """
+    """Raise `InputError` where `spectral_bounds` does not hold the eigenvalues of an overridden operator."""
     low, high = flow.spectral_bounds()
     values = own_eigenvalues(flow)
     rounding = 1e-4 if str(flow.affinity.log_degree.dtype).endswith("float32") else 1e-6
@@ -265,10 +261,9 @@ def relaxation_rate(flow: LinearFlow) -> float:
     The smallest real part of an eigenvalue of A = r (I - P) + phi, between free nodes where there is a constraint.
     Otherwise for one fidelity at all nodes constants are left out, which neither the J-flow nor (started from f) the
     E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). So they are in a metric that
-    conserves the mean, whatever the fidelity. From the symbol of the kernel on periodic and reflecting grids; otherwise
-    dense up to 1000 nodes, and beyond by Lanczos iteration to 1e-4 of the rate at least, or by Arnoldi iteration where
-    P is not symmetric. Where the affinity falls into parts that do not see each other mu_2 is 0, and so is the rate of
-    a J-flow.
+    conserves the mean. From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 1000
+    nodes, and beyond by Lanczos iteration, or by Arnoldi iteration where P is not symmetric. Where the affinity falls
+    into parts that do not see each other the rate of a J-flow is 0.
 
     Raises
     ------
@@ -334,11 +329,7 @@ def _slowest(flow: LinearFlow, product: Callable[[Floats], Floats], n: int) -> f
 
 
 def is_told(flow: LinearFlow) -> bool:
-    """Whether A and the bound of the reaction say all of du/dt that limits of steps need.
-
-    Not of a `velocity` that is overridden without `linear`, of more beside A than a constant where both are, and of a
-    reaction that turns: its slopes are not real, whatever their bound.
-    """
+    """Whether A and the bound of the reaction say all of du/dt that limits of steps need."""
     if flow.terms.turns or flow.overridden("linear"):
         return False
     if flow.plain:
@@ -359,10 +350,8 @@ def is_told(flow: LinearFlow) -> bool:
 def euler_limit(flow: LinearFlow) -> float:
     """Return the largest stable step of explicit Euler: 2 / rho(A), or min 2 Re(a) / |a|^2 over complex eigenvalues a.
 
-    For non-symmetric flows of more than 400 nodes the eigenvalue that sets the limit need not be among the largest, so
-    steps are tried by bisection until the largest modulus of I - dt A (Arnoldi iteration) is 1. Where that iteration
-    does not converge the limit is `Flow.safe_step`. All eigenvalues are taken of an operator that a subclass overrides,
-    and beyond 400 nodes those of largest modulus.
+    For non-symmetric flows of more than 400 nodes steps are tried by bisection until the largest modulus of I - dt A
+    (Arnoldi iteration) is 1. Where that iteration does not converge the limit is `LinearFlow.safe_step`.
     """
     if not flow.plainly_linear:
         return limit_of(own_eigenvalues(flow))
@@ -375,10 +364,7 @@ def euler_limit(flow: LinearFlow) -> float:
 
 
 def limit_of(values: NDArray[Any]) -> float:
-    """Return the limit that these eigenvalues set; 0 (constants, in the J-flow) is neutral for every step.
-
-    So is what grows of itself and hardly turns: it grows in every step, as it should.
-    """
+    """Return the limit that these eigenvalues set; those that are 0, or grow of themselves, are left aside."""
     values = values[np.abs(values) > 1e-12 * max(1.0, float(np.abs(values).max(initial=0.0)))]
     values = values[(values.real > 0) | (np.abs(values.imag) > np.abs(values.real))]
     return float(np.min(2 * values.real / np.abs(values) ** 2)) if values.size else math.inf

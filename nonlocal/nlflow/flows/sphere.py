@@ -84,11 +84,9 @@ class SphereFlow(Flow):
     - ``none``: k_ij / N, their model USA;
     - ``sinkhorn``: the doubly stochastic matrix exp(f_i + g_j) k_ij / N (Sinkformers, arXiv 2110.11773).
 
-    Where W_Q W_K^T = B is symmetric and W_V = c B, the flow descends `energy`. With all maps left out tokens are drawn
-    to each other, form clusters, which last for a time that is exponential in beta, and become one. `RungeKutta` stays
-    on the sphere, since tokens are divided by their lengths at each stage; `GeodesicEuler` and `GeodesicMidpoint`
-    follow great circles. What is made of linear pieces refuses it. O(N^2 d) time and O(N) memory for a velocity, O(N^2)
-    with ``sinkhorn``.
+    Where W_Q W_K^T = B is symmetric, W_V = c B and nothing is masked, the flow descends `energy`. `RungeKutta` stays on
+    the sphere, since tokens are divided by their lengths at each stage; `GeodesicEuler` and `GeodesicMidpoint` follow
+    great circles. O(N^2 d) time and O(N d) memory for a velocity, O(N^2) with ``sinkhorn``.
 
     Parameters
     ----------
@@ -188,12 +186,12 @@ class SphereFlow(Flow):
         return xp.astype(result, x.dtype, copy=False)
 
     def velocity(self, x: Array) -> Array:
-        """Return dx/dt at tokens of any lengths > 0, as at those of length 1; tangent to the sphere. One average."""
+        """Return dx/dt, tangent to the sphere, at the tokens divided by their lengths. One average."""
         x = self.held(x)
         return tangent(x, self.attention(x))
 
     def held(self, u: Array) -> Array:
-        """Return the tokens divided by their lengths: what keeps stages and steps of any integrator on the sphere."""
+        """Return the tokens divided by their lengths."""
         xp = namespace(u)
         return u / xp.sqrt(xp.sum(u * u, axis=1, keepdims=True))
 
@@ -218,7 +216,7 @@ class SphereFlow(Flow):
 
     @property
     def has_energy(self) -> bool:
-        """Whether W_V = c W_Q W_K^T with a symmetric W_Q W_K^T, and nothing is masked; then `energy` is a number."""
+        """Whether `energy` is a number: W_V = c W_Q W_K^T, which is symmetric, no mask, and beta > 0."""
         return self._slope is not None and self._mask is None and self.beta > 0
 
     @of_signal
@@ -247,7 +245,7 @@ class SphereFlow(Flow):
         return Pending(formed, highest, xp.mean(xp.exp(logs - highest)))
 
     def energy(self, u: Array) -> float:
-        """Return what the flow descends: -c E_beta (c E_beta with ``sinkhorn``); NaN for maps that descend nothing.
+        """Return what the flow descends: -c E_beta (c E_beta with ``sinkhorn``); NaN where it descends nothing.
 
         d/dt energy = -(1/N) sum_i r_i |dx_i/dt|^2, with r_i = 1, for ``softmax`` r_i = sum_j k_ij / N.
         """
@@ -299,7 +297,7 @@ class SphereFlow(Flow):
     # ---- the contract
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as tokens of this flow, or raise `InputError`; those on the sphere get length 1 exactly."""
+        """Return `value` as tokens of this flow, divided by their lengths, or raise `InputError`."""
         u = super().check_signal(name, value)
         _check_lengths(name, u)
         return self.held(u)
@@ -397,7 +395,7 @@ class SphereStep(FixedStep):
 
 
 def as_sphere(flow: Any) -> SphereFlow:
-    """Return the flow as one on the sphere, which `SphereStep.check` has seen."""
+    """Return the flow as one on the sphere."""
     return cast(SphereFlow, flow)
 
 
@@ -439,8 +437,8 @@ class GeodesicEuler(SphereStep):
 class GeodesicMidpoint(SphereStep):
     """Rotations by the velocity at the midpoint: x <- R(y) x with y = exp_x(dt/2 v(x)); order 2.
 
-    The velocity v at y, a tangent there, is the rotation in the plane of y and v; x is turned by dt |v(y)| in it. That
-    is the midpoint rule of the group of rotations (Munthe-Kaas 1998, doi 10.1007/BF02510919). Two averages a step.
+    x is turned by dt |v(y)| in the plane of y and v(y), the midpoint rule of the group of rotations (Munthe-Kaas 1998,
+    doi 10.1007/BF02510919). Two averages a step.
 
     Parameters
     ----------
@@ -469,17 +467,13 @@ class GeodesicMidpoint(SphereStep):
 class LayerStep(SphereStep):
     """A layer with residual and norm, x <- (x + dt a) / |x + dt a| with a = sum_j a_ij x_j W_V; order 1.
 
-    Attention as it is, not its tangent part: what is added along x changes the length, and so how far the token turns.
-    dt is 1 in a transformer whose residual has no factor.
+    Attention as it is, not its tangent part. dt is 1 in a transformer whose residual has no factor.
     """
 
     order = 1.0
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: the length takes up what attention adds along x, and tokens of a cluster meet in any step.
-
-        That holds where W_V is positive; with other maps a layer may do anything.
-        """
+        """Return infinity, which is right where W_V is positive definite."""
         del flow
         return math.inf
 

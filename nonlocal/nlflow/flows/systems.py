@@ -27,21 +27,19 @@ from nlflow.functionals.metrics import Metric, as_metric
 class SystemFlow(LinearFlow):
     """A system of D channels, du_c/dt = -sum_c' M_cc' grad J_c'(u_c') + R_c(t, x, u) + g_c(t, x).
 
-    Each channel has a functional J_c, that is a kernel, of its own, or all share one. Where M is diagonal it holds the
-    diffusivities, and where there is no reaction the flow descends sum_c M_cc J_c(u_c); other entries couple the
-    channels by cross-diffusion. On periodic and reflecting grids with position kernels `ETD2RK`, `ETD4RK` and `IMEX`
-    take the whole linear part by one transform of all channels, whatever M is.
+    Where M is diagonal it holds the diffusivities, and without terms the flow descends sum_c M_cc J_c(u_c); other
+    entries couple the channels by cross-diffusion. On periodic and reflecting grids with position kernels `ETD2RK`,
+    `ETD4RK` and `IMEX` take the whole linear part by a transform, whatever M is.
 
     Parameters
     ----------
     functional : J, or sequence of D of them
-        One for all channels, or one for each, on the same domain. Channels of one and the same object are averaged
-        together.
+        One for all channels, or one for each, on the same domain.
     diffusivity : array_like of shape (D,) or (D, D)
         M >= 0 of each channel; 0 for one that does not diffuse. Or a matrix of couplings, whose eigenvalues have real
         parts >= 0.
     metric : {'l2', 'degree'}
-        As in `GradientFlow`: grad J_c = d_c (u - P_c u) or u - P_c u.
+        grad J_c = d_c (u - P_c u) or u - P_c u; 'degree' by default, unlike that of `GradientFlow`.
     reaction, source, constraint
         As in `GradientFlow`. A coupled reaction has D components.
 

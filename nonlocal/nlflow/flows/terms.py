@@ -50,7 +50,7 @@ class Signal:
         self._affinity = affinity
 
     def at(self, t: float, like: Array | None = None) -> Array:
-        """Return the signal at time t, of the kind of `like`; `InputError` for another kind, `TermError` for NaN."""
+        """Return the signal at time t, or raise `InputError` for another kind than `like`, `TermError` for NaN."""
         found = self._called(t, like) if self.timed else self._given
         if like is None:
             return self._affinity.check_signal(self.name, found)

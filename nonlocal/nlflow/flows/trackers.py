@@ -154,11 +154,7 @@ class Tracker(ABC):
         """Look at the signal; return a reason to stop, or None."""
 
     def at_once(self, flow: Flow) -> bool:
-        """Whether the next look needs to know that the signal is finite, for which a device has to be asked.
-
-        What only writes numbers down does not: it leaves them on the device, and is told to `forget` what came of a
-        signal that was not finite.
-        """
+        """Whether the next look needs to know that the signal is finite, for which a device has to be asked."""
         del flow
         return True
 
@@ -212,12 +208,12 @@ class _Series(Tracker):
 
 
 class Energy(_Series):
-    """Collect J or E over time, as ``records['energy']``. One average a look."""
+    """Collect the energy of a flow over time, as ``records['energy']``."""
 
     name = "energy"
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Begin a new series; raise `InputError` for a flow without a functional."""
+        """Begin a new series; raise `InputError` for a flow without an energy."""
         if not flow.has_energy:
             why = "is not symmetric" if flow.functional is None else "has a reaction without potential"
             raise InputError(f"trackers: Energy needs a flow that descends a functional; this one {why}")
@@ -234,7 +230,7 @@ class Energy(_Series):
 
 
 class DistanceToConstant(_Series):
-    """Collect the distance of u to the constant that the J-flow tends to, as ``records['distance']``."""
+    """Collect `Flow.distance_to_constant` over time, as ``records['distance']``."""
 
     name = "distance"
 
@@ -319,16 +315,15 @@ _SHARE = 0.02  # of the time of a run, at most, goes into checkpoints
 class Checkpoint(Tracker):
     """Write a checkpoint from which ``solve(..., resume=path)`` goes on to the same result.
 
-    The one before it is kept as ``<path>.previous``: there is a whole one at any moment, and what cannot be read is
-    passed over. No other process may write to the path at the same time.
+    The one before it is kept as ``<path>.previous``, and is used where the newer one cannot be read.
 
     Parameters
     ----------
     path : path
-        Replaced atomically each time; nothing but checkpoints of the same problem is replaced.
+        Replaced atomically each time. What is no checkpoint of the same problem is refused.
     seconds : float
-        At least this much time between two checkpoints, and more where writing them would take over 2 % of the run; 0
-        for one at every look. One is written at the end too.
+        Time between two checkpoints, more where writing them would take over 2 % of the run; 0 for one at each look.
+        One is written at the end too.
     every, interval, at
         When it looks; see `Tracker`.
     """
@@ -428,9 +423,7 @@ def _largest(values: Array) -> float:
 class SteadyState(Tracker):
     """Stop when the flow has come to rest: rms of du/dt at most ``rtol`` times that at the start, or ``atol``.
 
-    A start at rest ends at once: where du/dt is 1e-10 (1e-5 in float32) of the parts that cancel in it, as it is of a
-    minimizer that was computed, and would move no node by more than a hundredth of the signal until the end. One
-    average a look.
+    A start at rest, as a minimizer that was computed, ends at once. One velocity a look.
     """
 
     name = "steady_state"

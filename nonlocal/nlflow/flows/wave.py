@@ -31,13 +31,11 @@ class WaveFlow(SecondOrder):
     Abeyaratne 2003, doi 10.1023/B:ELAS.0000029931.03844.4f.)
 
     The state is a signal of shape ``domain.shape + (2 D,)``: D channels of displacement, then D of velocity. `state`
-    makes one, `displacement` and `speed_of` take it apart, also ``Solution.u``. So trackers, checkpoints and files
-    work as they do for other flows. One channel of displacement is of shape ``domain.shape`` for the gradient flow: its
-    source, its observed signal and its constraint have that shape.
+    makes one, `displacement` and `speed_of` take it apart, also ``Solution.u``. One channel of displacement is of shape
+    ``domain.shape`` for the gradient flow: its source, its observed signal and its constraint have that shape.
 
     The energy 1/2 sum_i m_i rho_i |v_i|^2 + E(u) stays as it is without damping where nothing depends on time; m is w,
-    or w d in the degree metric, and E is that of the gradient flow with the potentials of its terms. Other metrics and
-    forces without a potential have none.
+    or w d in the degree metric, and E is the energy of the gradient flow.
 
     Parameters
     ----------
@@ -131,7 +129,7 @@ class WaveFlow(SecondOrder):
 
     @property
     def timed(self) -> bool:
-        """Whether a source, an observed signal or a constraint depends on time."""
+        """Whether a term of the gradient flow depends on time."""
         return self.flow.timed
 
     def _at_time(self, t: float) -> Self:
@@ -151,7 +149,7 @@ class WaveFlow(SecondOrder):
         return self.flow.held(displacement)
 
     def acceleration(self, displacement: Array) -> Array:
-        """Return u'' at a displacement without damping. One average."""
+        """Return u'' at a displacement without damping."""
         force = self.flow.velocity(displacement)
         return force / over_channels(_like(self.density, force), force)
 
@@ -166,7 +164,7 @@ class WaveFlow(SecondOrder):
         return over_channels(_like(kept, like), like), over_channels(_like(gained, like), like)
 
     def velocity(self, u: Array) -> Array:
-        """Return the velocity and the acceleration of a state. One average."""
+        """Return the velocity and the acceleration of a state."""
         displacement, v = self.parts(u)
         gained = self.acceleration(displacement)
         return self.joined(v, gained - over_channels(_like(self.damping, v), v) * v)
@@ -211,10 +209,7 @@ class WaveFlow(SecondOrder):
         return self.flow.moments(t, self.displacement(like))
 
     def largest_frequency(self) -> float:
-        """Return the square root of the largest eigenvalue of A / rho, A being the linear part of the force.
-
-        From the symbol of the kernel on grids, dense up to 400 nodes, by Lanczos iteration beyond.
-        """
+        """Return the square root of the largest eigenvalue of A / rho, A being the linear part of the force."""
         if isinstance(self.density, float):
             return math.sqrt(largest_eigenvalue(self.flow) / self.density)
         density = self.density.ravel()
@@ -366,10 +361,9 @@ class WaveExponential(Integrator):
         u(t) = u + S(t) v + R(t) a_0,    v(t) = S'(t) v + S(t) a_0,
         S = exp(-gamma t / 2) sin(omega t) / omega,    R = integral of S from 0 to t
 
-    By a transform on periodic and reflecting grids with a position kernel, else by Chebyshev expansions, whose averages
-    grow like t omega_max / 2. What is at rest stays at rest. From one output time to the next in one step, however
-    long. A source or a constraint that depends on time, a reaction, and a damping that differs between nodes are
-    refused.
+    By a transform where `Exponential` takes one and the density is one number, else by Chebyshev expansions, whose
+    averages grow like t omega_max / 2. What is at rest stays at rest. From one output time to the next in one step. A
+    source or a constraint that depends on time, a reaction, and a damping that differs between nodes are refused.
 
     Parameters
     ----------

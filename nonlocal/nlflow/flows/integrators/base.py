@@ -1,7 +1,7 @@
 """The contract of an integrator.
 
-An integrator does one thing, `advance`: take the signal from t towards a target time and say where it arrived. What it
-remembers between steps it keeps in the dictionary handed to it, which goes into checkpoints.
+An integrator takes the signal from t towards a target time and says where it arrived. What it remembers between steps
+it keeps in the dictionary handed to it, which goes into checkpoints.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class Integrator(ABC):
         Whether the method asks for the velocity of each stage at its own time (`Flow.when`), as a source that changes
         with time needs it.
     takes_constraint : bool
-        Whether values that a constraint gives are those that every stage sees: where velocities are asked of the flow
-        they are, and where its linear pieces are used they are split (`LinearFlow.free`, `LinearFlow.drawn`). The time
-        loop sets them at the end of a step.
+        Whether every stage sees the values that a constraint gives: where velocities are asked of the flow it does, and
+        linear pieces are split (`LinearFlow.free`, `LinearFlow.drawn`). The time loop sets them at the end of a step.
     takes_noise : bool
         Whether the method steps with the noise of a flow (`Flow.noise`). It counts its draws in ``memory["draws"]``.
     strong_order, weak_order : float
@@ -77,11 +76,7 @@ class Integrator(ABC):
         return 1.0 if self.unit_steps else None
 
     def order_for(self, flow: Flow) -> float:
-        """Return the order that the method has for `flow`: 1 at most where a kernel is held for ``every`` > 1 steps.
-
-        There it is the order in the time between two kernels; a tolerance holds for each piece but not for the
-        splitting.
-        """
+        """Return the order that the method has for `flow`: 1 at most where a kernel is held for ``every`` > 1 steps."""
         return min(self.order, 1.0) if flow.evolving and flow.every > 1 else self.order
 
     @abstractmethod
@@ -89,7 +84,7 @@ class Integrator(ABC):
         """Return the largest stable step for `flow`; infinity when every step is stable, NaN when it is not known."""
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether the step is known to be stable at no cost, so that the limit need not be computed."""
+        """Whether the step is known to be stable at no cost."""
         del flow
         return False
 
@@ -106,12 +101,12 @@ class Integrator(ABC):
         """Raise `InputError` when the method cannot integrate `flow`, whatever its step."""
 
     def check(self, flow: Flow) -> None:
-        """Raise `InputError` when the method cannot integrate `flow`, `StabilityError` for a step above the limit."""
+        """Raise `InputError` when the method cannot integrate `flow`, `StabilityError` when its step is too long."""
         self.check_kind(flow)
         check_stable(flow, self)
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return du/dt as the method takes it: where it is made of pieces of the flow, that of the pieces."""
+        """Return du/dt as the method takes it, from pieces of the flow where it is made of them."""
         return flow.velocity(u)
 
     @abstractmethod
@@ -221,9 +216,7 @@ def check_terms(flow: Flow, integrator: Integrator) -> None:
 def explicit_limit(flow: Flow, *, free: bool = False) -> float:
     """Return the limit of explicit Euler for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound).
 
-    For eigenvalues of A anywhere in the disk of that limit and real slopes of the reaction, up to the bound, which a
-    metric may raise. NaN where the flow has more, of which no slope is known. With `free` a lower limit that costs
-    nothing.
+    NaN where the flow has more, of which no slope is known. With `free` a lower limit that costs nothing.
     """
     linear = as_linear(flow)
     if not is_told(linear):

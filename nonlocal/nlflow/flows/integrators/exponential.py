@@ -38,16 +38,15 @@ def chebyshev_coefficients(
     """Return Chebyshev coefficients of `function` on [low, high], and a bound of what they leave out.
 
     The shortest expansion whose remainder, the sum of the moduli of all further coefficients, is at most `tol`. Since
-    |T_k| <= 1 on the interval, the remainder bounds the error for every operator with its spectrum there, in the norm
-    in which it is self-adjoint, before the operator is applied once (Trefethen, Approximation Theory and Approximation
-    Practice, ch. 8). It includes coefficients that were dropped since they lie at the rounding of the samples, so it
-    may be above `tol` where `tol` asks for more than float64 has: as of a function that has turned by a large `phase`,
-    by which roundings of its samples grow.
+    |T_k| <= 1 on the interval, the remainder bounds the error for operators with their spectrum there, in the norm in
+    which they are self-adjoint (Trefethen, Approximation Theory and Approximation Practice, ch. 8). It includes
+    coefficients at the rounding of the samples, so it may be above `tol` where `tol` asks for more than float64 has.
+    Roundings of samples grow with `phase`.
 
     Raises
     ------
     NumericalError
-        When `most` samples, a million by default, do not reach `tol`: the time span is too long for a polynomial.
+        When `most` samples do not reach `tol`: the time span is too long for a polynomial.
     """
     n = 32
     while n <= most:
@@ -120,32 +119,23 @@ class Exponential(Integrator):
 
     u(t) = exp(-tA) u_0 + psi(A) phi f with psi(a) = (1 - exp(-ta)) / a, expanded in Chebyshev polynomials on the
     interval that holds the spectrum. The number of averages grows like sqrt(t rho log(1/tol)), and the error in the
-    flow's norm is at most the sum of the coefficients left out, which is known before the first average. Goes from one
-    output time to the next in one step, however long. (Hochbruck and Lubich 1997, doi 10.1137/S0036142995280572.)
+    flow's norm is at most the sum of the coefficients left out. Goes from one output time to the next in one step; one
+    that is too long for an expansion of half a million terms ends the run, as a failed step. (Hochbruck and Lubich
+    1997, doi 10.1137/S0036142995280572.)
 
-    On periodic and reflecting grids with a position kernel and one fidelity a transform and one back take their place,
-    whatever t is, and nothing is left out.
+    Of NumPy arrays on periodic and reflecting grids with a position kernel and one fidelity a transform and one back
+    take their place, whatever t is.
 
     Parameters
     ----------
     tol : float, optional
         Bound of the error relative to the larger of |u_0| and |f|, root mean square in the flow's measure, at each
-        step. 1e-12 in float64 and 1e-6 in float32 by default. Rounding adds to it, see the notes.
+        step. 1e-12 in float64 and 1e-6 in float32 by default. Rounding adds to it.
 
     Notes
     -----
-    A step of the recurrence rounds by at most g = 2 (m + 8) eps times the largest value, where rows of P have m
-    entries. A rounding in the mode of eigenvalue a grows as a Chebyshev polynomial of the second kind,
-    U_k <= k + 1, at most 1 / sin in between. The coefficients of exp(-ta) fall from term to term and their moduli sum
-    to 1, so (by Abel's summation) all steps together add at most g rho / (3 a) to that mode for any t, and at most
-    g t rho / 2 where a is about 0. rho is the upper end of the interval; the constant 1/3 was computed, for t rho up
-    to 10^7, where it tends to 1/4. At a = 0 roundings of either sign leave about eps times the degree to the power 3/2.
-
-    Of a J-flow the mean m(u_0) is taken out before and put back after, for each channel and each item of a `Batch`.
-    What is conserved, sum w u (L2) or sum w d u (degree), is so kept to 2 (N + 16) eps max |u_0| for N nodes, whatever
-    t is. The limit is reached to g rho / (3 mu_2) of the size of u_0 - m(u_0), mu_2 > 0 being the smallest other
-    eigenvalue. Parts of a graph that do not see each other keep their common mean to the same bound, and the
-    differences of their means to the one of a = 0.
+    What a J-flow conserves, sum w u (L2) or sum w d u (degree), is kept to 2 (N + 16) eps max |u_0| for N nodes,
+    whatever t is, for each channel and each item of a `Batch`.
     """
 
     order = math.inf
@@ -268,7 +258,7 @@ class ExponentialStep(SplitStep):
     """What exponential Runge-Kutta steps share: du/dt = -A u + N(u, t), exact in A for any step.
 
     N is `LinearFlow.drawn`. A subclass defines `step` from it and `applied`, for the part of the signal that is free of
-    a constraint. A dampens: where it is not 0 the step is stable beyond its reach.
+    a constraint.
     """
 
     self_adjoint = True
@@ -344,9 +334,8 @@ class ETD2RK(ExponentialStep):
     No step is too long for the diffusion or the fidelity; a reaction whose slope is at most b asks for h <= 2 / b. What
     is at rest stays at rest. A flow with a source that does not change is exact.
 
-    On periodic and reflecting grids with a position kernel and one fidelity phi_k(-h A) takes a transform and one back
-    for each function. Elsewhere it is a Chebyshev expansion to rounding, whose averages grow like sqrt(h rho), rho
-    being the bound of A, from about a dozen; on tensors too.
+    phi_k(-h A) takes a transform and one back where `Exponential` does. Elsewhere it is a Chebyshev expansion, whose
+    averages grow like sqrt(h rho), rho being the bound of A.
 
     Parameters
     ----------
@@ -383,8 +372,7 @@ class ETD4RK(ExponentialStep):
 
     Krogstad's four stages (Krogstad 2005, doi 10.1016/j.jcp.2004.08.006; Hochbruck and Ostermann 2010, doi
     10.1017/S0962492910000048, table 5.1 and section 5.3), with a step `dt`, as `ETD2RK` otherwise. A reaction whose
-    slope is at most b asks for h <= 2.7 / b. Four expansions a step, or five transforms and back. Where h rho is large
-    the order may fall to 3, and lower as long as modes that decay within a step are in the signal.
+    slope is at most b asks for h <= 2.7 / b. Where h rho is large the order may fall.
     """
 
     order = 4.0

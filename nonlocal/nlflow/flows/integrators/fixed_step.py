@@ -18,9 +18,8 @@ class FixedStep(Integrator):
     """Integrator with steps of one length, the last before a target shortened to meet it.
 
     A subclass defines `step`, its ``order`` and its `stability_limit`, to which it is held; `check_kind` refuses flows
-    that it cannot integrate. Stages that call `Flow.velocity`, which takes the kernel from the signal that it gets,
-    keep their order for evolving kernels. `step` gets the flow of the moment at which it begins, ``flow.time``; a stage
-    at another moment is asked of ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
+    that it cannot integrate. `step` gets the flow of the moment at which it begins, ``flow.time``; a stage at another
+    moment is asked of ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
 
     Parameters
     ----------
@@ -74,7 +73,7 @@ class SplitStep(FixedStep):
     def stability_limit(self, flow: Flow) -> float:
         """Return the reach over the bound of the reaction's slope, infinity without a reaction.
 
-        NaN with a reaction in a metric that is not by nodes: where it is steep A dampens, by how much is not known.
+        NaN, not known, with a reaction in a metric that is not by nodes.
         """
         linear = as_linear(flow)
         bound = linear.terms.bound
@@ -117,7 +116,7 @@ class ExplicitEuler(FixedStep):
     Parameters
     ----------
     dt : float
-        Step; refused above the limit, which is computed only when the cheap bound does not already allow the step.
+        Step; refused above the limit.
     """
 
     order = 1.0
@@ -145,9 +144,8 @@ class ExplicitEuler(FixedStep):
 class SemiImplicit(FixedStep):
     """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.
 
-    With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~), an average of averages: always stable,
-    contracting at 1 / (1 + lambda~) in the maximum norm. With the matrix fidelity C / sigma^2 of groups of alike
-    patches it is the nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (`nlflow.denoising.patches.PatchGroups`).
+    With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~): always stable, contracting at
+    1 / (1 + lambda~) in the maximum norm.
 
     Parameters
     ----------
@@ -258,13 +256,13 @@ class NeutrenoStep(Integrator):
 class AttentionStep(NeutrenoStep):
     """One attention layer a step, ``u <- Pu``: explicit Euler with the local step 1 / d(x) (Theorem 1 of 2312.00751).
 
-    For the J-flow in the degree metric, where the step has length 1. A convex average: always stable. Order 1.
+    For the J-flow in the degree metric, where the step has length 1. Always stable; order 1.
     """
 
     _what = "an attention step"
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: averages never leave the range of the signal. An average of one's own has Euler's limit."""
+        """Return infinity, for an average of one's own Euler's limit."""
         linear = as_linear(flow)
         return math.inf if linear.plainly_linear else euler_limit(linear)
 

@@ -28,8 +28,7 @@ class ImplicitStep(SplitStep):
     """What steps share that solve (I + s A) x = b in each stage, A being the linear part between free nodes.
 
     By a transform where one diagonalizes A, else by conjugate gradients, about sqrt(s rho) of them times the logarithm
-    of the tolerance, rho being the bound of A; by GMRES where A is not symmetric. The frozen kernel alone is asked for:
-    no matrix is formed.
+    of the tolerance, rho being the bound of A; by GMRES where A is not symmetric. No matrix is formed.
     """
 
     longer = "ConvexSplitting(dt) or RungeKutta()"
@@ -44,7 +43,7 @@ class ImplicitStep(SplitStep):
         ------
         StepFailureError
             When the residual of some node stays above 1e-9 (1e-4 in float32), or the error may be more than 1e-7 (1e-2)
-            of the largest value, as rounding keeps it for s rho beyond 10^7.
+            of the largest value.
         """
         xp = namespace(b)
         if modes := modes_of(flow, b):
@@ -100,15 +99,13 @@ class IMEX(ImplicitStep):
     """Implicit-explicit Runge-Kutta step of order 2: diffusion and fidelity implicit, reactions and sources explicit.
 
     ARS(2,2,2) of Ascher, Ruuth and Spiteri (1997, doi 10.1016/S0168-9274(97)00056-1), L-stable in the linear part: no
-    step is too long for the diffusion, and modes that decay within a step are gone after it. With N = R(u) + g(t),
-    F = phi f(t), g = 1 - 2^-1/2 and d = 1 - 1 / (2 g)::
+    step is too long for the diffusion. With N = R(u) + g(t), F = phi f(t), g = 1 - 2^-1/2 and d = 1 - 1 / (2 g)::
 
         (1 + h g A) a  = u + h g (N(u, t) + F(t + g h))
         (1 + h g A) u' = u + h (1 - g) (F(t + g h) - A a) + h g F(t + h) + h (d N(u, t) + (1 - d) N(a, t + g h))
 
-    A reaction whose slope is at most b asks for h <= 2 / b. For P that is not symmetric too, where `ETD2RK` is not at
-    hand. Two linear systems a step; see `ConvexSplitting` for steps of any length. Values of a constraint act as F,
-    implicitly. A subclass with another `tableau` is another method.
+    A reaction whose slope is at most b asks for h <= 2 / b. P need not be symmetric. Two linear systems a step; see
+    `ConvexSplitting` for steps of any length. A subclass with another `tableau` is another method.
 
     Parameters
     ----------

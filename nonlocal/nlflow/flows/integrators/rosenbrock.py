@@ -53,7 +53,7 @@ class Rosenbrock4:
 
 @underflowing
 class Rosenbrock(Embedded):
-    """Linearly implicit step of order 4 for any flow, stiff or not, with an estimate of its error: RODAS.
+    """Linearly implicit step of order 4 for any flow that says its velocity, with an estimate of its error: RODAS.
 
     (Hairer and Wanner 1996, section IV.7, doi 10.1007/978-3-642-05221-7.) With J the derivative of the velocity f at
     u, `Flow.jacobian`, each of six stages solves a linear system by GMRES, without a matrix::
@@ -61,23 +61,17 @@ class Rosenbrock(Embedded):
         (I - h g J) k_i = g (h f(u + sum_j a_ij k_j, t + s_i h) + sum_j c_ij k_j + h^2 r_i df/dt)
         u' = u + sum_i m_i k_i
 
-    L-stable: no step is too long for what decays. So it suits van der Pol's equation, a `PFlow`, kernels that follow
-    the signal, and reactions that are stiff. Where the linear part has a transform, that preconditions. Six velocities
-    a step, and a derivative for each iteration.
+    L-stable: no step is too long for what decays. So it suits a `PFlow` of p > 1, kernels that follow the signal, and
+    reactions that are stiff. Six velocities a step, and a derivative for each iteration.
 
     Parameters
     ----------
     rtol, atol : float
-        Tolerances of the local error, per node, root mean square, as in `RungeKutta`. Linear systems are solved to a
-        thousandth of them.
+        Tolerances of the local error, as in `RungeKutta`. Linear systems are solved to a thousandth of them.
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
         Whether the step follows the error; else tolerances are those of linear systems alone.
-
-    Notes
-    -----
-    Derivatives by differences have about nine digits, so that tolerances below 1e-10 ask for a flow that knows its own.
 
     Examples
     --------

@@ -97,8 +97,7 @@ class Tableau:
     Attributes
     ----------
     stages : tuple of tuple of float
-        What each stage but the first takes of the slopes before it. The last stage is the end of the step, whose slope
-        is the first of the next step.
+        What each stage but the first takes of the slopes before it. The last stage is the end of the step.
     shares : tuple of float
         When these stages are, in units of the step; the last is 1.
     order : float
@@ -258,20 +257,17 @@ class Embedded(Integrator):
 class RungeKutta(Embedded):
     """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
 
-    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) The step follows the estimate with a
-    proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving
-    or not, symmetric or not, linear or not. Six averages a step. A subclass with another `tableau` is another method.
+    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) For any flow that says its velocity; for stiff flows
+    the step settles at the stability limit. Six velocities a step. A subclass with another `tableau` is another method.
 
-    A kernel that follows the signal is built anew for each stage, from the signal of that stage, and the order stays
-    what it is. A kernel that is held for ``every`` > 1 steps is frozen in all stages between: that splitting is of
-    order 1, and the tolerances do not see it (`order_for`).
+    A kernel that follows the signal is built anew for each stage, and the order stays what it is. A kernel that is held
+    for ``every`` > 1 steps makes it 1, which the tolerances do not see (`order_for`).
 
     Parameters
     ----------
     rtol, atol : float
-        Tolerances of the local error, per node, root mean square. A step rounds each value by up to u |value|, where
-        u = 2^-53 in float64 and 2^-24 in float32. Tolerances that this alone exceeds cannot be met and end the
-        integration at once (`StepFailureError`); rtol >= u always can.
+        Tolerances of the local error, root mean square over values. Tolerances below the rounding of the signal end the
+        integration with status ``step failed``.
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
@@ -314,8 +310,7 @@ class RungeKutta(Embedded):
     def stability_limit(self, flow: Flow) -> float:
         """Return infinity when the step adapts; otherwise the reach over rho(A), about 3.3 / rho(A) here.
 
-        A is the linear part of the flow, with the kernel that it holds; the slope of a reaction adds to rho(A). NaN,
-        not known, for flows that are not linear but for terms.
+        The slope of a reaction adds to rho(A). NaN, not known, for flows that are not linear but for terms.
         """
         if self.adaptive:
             return math.inf
@@ -384,21 +379,20 @@ class Adaptive(Integrator):
     """A method of order p whose steps follow an estimate of their error, by two half steps beside each.
 
     A step h gives u, two steps h / 2 give v, and (v - u) / (2^p - 1) estimates the error of v, with which the run goes
-    on (Hairer, Norsett and Wanner 1993, section II.4, doi 10.1007/978-3-540-78862-1). It sees the error of every part
-    of the right-hand side. Three steps of the method for each accepted one, within its stability limit.
+    on (Hairer, Norsett and Wanner 1993, section II.4, doi 10.1007/978-3-540-78862-1). Three steps of the method for
+    each that is tried, within its stability limit.
 
     Parameters
     ----------
     integrator : FixedStep
         Such as ``ETD4RK(dt)``, whose dt is the first step.
     rtol, atol : float
-        Tolerances of the error of each step, per node, root mean square.
+        Tolerances of the error of each step, root mean square over values.
 
     Notes
     -----
-    Errors of steps add up, so that at the end goes with tol^(p / (p + 1)). To a time of 1 it was 0.002 to 25 times
-    tolerances from 1e-3 to 1e-11 with `ETD4RK`, and 0.2 to 30 times those from 1e-3 to 1e-7 with `ETD2RK` and `IMEX`,
-    growing as they are tightened: take a method of high order for tight ones.
+    Errors of steps add up; at the end the error goes with tol^(p / (p + 1)). Take a method of high order for tight
+    tolerances.
 
     Examples
     --------
@@ -442,7 +436,7 @@ class Adaptive(Integrator):
         return self.integrator.stability_limit(flow)
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise what the method raises for the flow; the first step is shortened to the limit of stable ones."""
+        """Raise what the method raises for the flow, whatever its step."""
         with suppress(StabilityError):
             self.integrator.check(flow)
 

@@ -34,7 +34,7 @@ class SplitFlows(ExponentialStep):
 class Lie(SplitFlows):
     """Lie splitting, u' = S_A(h) S_R(h) u: the reaction, then the linear part, exactly; order 1.
 
-    (Trotter 1959, doi 10.1090/S0002-9939-1959-0108732-6.) For comparison with `Strang`, which costs hardly more.
+    (Trotter 1959, doi 10.1090/S0002-9939-1959-0108732-6.) A reaction asks for the steps that it asks of `Strang`.
 
     Parameters
     ----------
@@ -55,8 +55,7 @@ class Strang(SplitFlows):
     """Strang splitting, u' = S_A(h / 2) S_R(h) S_A(h / 2) u; order 2.
 
     (Strang 1968, doi 10.1137/0705041.) S_A is exact, by transforms or a Chebyshev expansion as in `ETD2RK`, and S_R is
-    a step of order 4 at each node. States of rest at which the parts alone do not rest are those of the flow to order 2
-    only.
+    a step of order 4. Its states of rest are those of the flow to order 2 only.
 
     Parameters
     ----------

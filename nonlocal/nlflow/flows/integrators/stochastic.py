@@ -2,7 +2,7 @@
 
 Orders are of two kinds: the strong one is that of a path beside the exact path of the same W, the weak one that of the
 mean of a smooth function of it (Kloeden and Platen 1992, doi 10.1007/978-3-662-12616-5). No step here follows an
-estimate of its error: a step that was rejected for its noise and drawn again would make the noise another one.
+estimate of its error.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class NoisyStep(FixedStep):
 class EulerMaruyama(NoisyStep, ExplicitEuler):
     """Explicit Euler with noise, ``u + dt v(u) + s(u) dW``; strong order 1/2, weak order 1.
 
-    Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). For any flow. The limit of
-    `ExplicitEuler`, 2 / (rho + b), holds for means and, where s does not depend on u, for variances too; the stationary
-    variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one. Of flows that are not linear but for
-    their terms no limit is known. One velocity a step.
+    Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). For any flow that says its
+    velocity. The limit of `ExplicitEuler`, 2 / (rho + b), holds for means and, where s does not depend on u, for
+    variances too; the stationary variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one. One
+    velocity a step.
 
     Parameters
     ----------
@@ -102,8 +102,7 @@ class Milstein(EulerMaruyama):
     """Milstein's step for noise that depends on the signal, ``u + dt v(u) + s dW + s s' (dW^2 - dt / m) / 2``.
 
     Of strong and weak order 1. The derivative of s is a difference along a step, (s(u + dt v + s (dt / m)^1/2) - s) /
-    (s (dt / m)^1/2) (Kloeden and Platen 1992, section 11.1), so that none is asked for. Where s does not depend on the
-    signal it is `EulerMaruyama`.
+    (s (dt / m)^1/2) (Kloeden and Platen 1992, section 11.1).
 
     Parameters
     ----------
@@ -134,9 +133,8 @@ class PlatenWeak2(NoisyStep):
 
         u' = u + dt (v(u) + v(a)) / 2 + (s(b) + s(c) + 2 s(u)) dW / 4 + (s(b) - s(c)) (dW^2 - e^2) / (4 e)
 
-    Heun's step where there is no noise; where s does not depend on u it is Heun's with dW added. Of strong order 1,
-    since the strength of a value depends on no other. Stable for dt < 2 / (rho + b) as `EulerMaruyama`. Two velocities
-    a step; sources may depend on time.
+    Heun's step where there is no noise. Of strong order 1. Stable for dt < 2 / (rho + b) as `EulerMaruyama`. Two
+    velocities a step; sources may depend on time.
 
     Parameters
     ----------
@@ -208,8 +206,7 @@ def fluctuation(flow: LinearFlow, white: Array, span: float, tol: float) -> tupl
     """Return the noise that a linear flow with frozen symmetric A gathers over a time, and a bound of its error.
 
     ((1 - exp(-2 t A)) / (2 A))^1/2 times increments of W for dt = 1, by a transform where one diagonalizes A, else by a
-    Chebyshev expansion of about (t rho)^1/2 log(1 / tol) averages, or (rho / a)^1/2 log(1 / tol) where a is the least
-    eigenvalue. The bound is that of the expansion, relative to the largest standard deviation of a mode.
+    Chebyshev expansion. The bound is that of the expansion, relative to the largest standard deviation of a mode.
     """
     if modes := modes_of(flow, white):
         return modes.back(modes.deviation(span, modes.forward(white)), white.dtype), 0.0
@@ -254,17 +251,15 @@ class ExactGaussian(Exponential):
 
     From one output time to the next u' = m(u, t) + C^1/2 xi, where m is the step of `Exponential` and, with noise of
     strength s, C = s^2 (1 - exp(-2 t A)) / (2 A) M^-1, M holding the measure of the nodes (Gillespie 1996, doi
-    10.1103/PhysRevE.54.2084, for one node). Its limit is s^2 / 2 A^-1 M^-1. A is self-adjoint in M, so that f(A) M^-1/2
-    has the covariance f(A)^2 M^-1. On grids with a transform C^1/2 costs one and one back; elsewhere a Chebyshev
-    expansion of the root, whose remainder is known beforehand and is at most `tol` times the largest standard deviation
-    of a mode: about (t rho)^1/2 log(1 / tol) / 3 averages. A strength that differs between nodes (or
+    10.1103/PhysRevE.54.2084, for one node). On grids with a transform C^1/2 costs one and one back; elsewhere it is a
+    Chebyshev expansion, whose averages grow like (t rho)^1/2 log(1 / tol). A strength that differs between nodes (or
     ``white="nodes"`` where their measures do) is taken by whole eigenvectors, up to 1000 nodes, in O(N^3) for each
     length of a step.
 
     Parameters
     ----------
     tol : float, optional
-        As that of `Exponential`, for the mean and for the noise.
+        As that of `Exponential`; of the noise relative to the largest standard deviation of a mode.
 
     Raises
     ------
@@ -342,9 +337,10 @@ class ExponentialEuler(NoisyStep, ExponentialStep):
 
         u' = u + h phi_1(-hA) (N(u, t) - A u) + (s^2 (1 - exp(-2 h A)) / (2 A) M^-1)^1/2 xi
 
-    where s is one number, and exp(-hA) s(u) dW for its last part where it is not. Without a reaction the first is exact
-    (`ExactGaussian`), whatever h is. Of weak order 1, and of strong order 1 where s does not depend on the signal, 1/2
-    where it does. No step is too long for the diffusion; a reaction whose slope is at most b asks for h <= 2 / b.
+    where s is one number, and exp(-hA) s(u) dW for its last part where it is not. The first is exact for any h without
+    a reaction and terms that depend on time. Of weak order 1, and of strong order 1 where s does not depend on the
+    signal, 1/2 where it does. No step is too long for the diffusion; a reaction whose slope is at most b asks for
+    h <= 2 / b.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ class StoermerVerlet(FixedStep):
 
         x1 = x + h / 2 v,    v' = c v + (1 - c) / gamma a(x1, t + h / 2),    x' = x1 + h / 2 v'
 
-    A drag acts half before the kick and half after it, exactly. One average, or sum of forces, a step.
+    A drag acts half before the kick and half after it, exactly. The force is asked for once a step.
 
     Without damping it is symplectic. The energy of a linear flow stays within about (h omega)^2 / 4 of what it is, for
     all times: a mode of frequency omega turns by 2 arcsin(h omega / 2) a step. (Hairer, Lubich and Wanner 2003, doi
@@ -47,9 +47,9 @@ class StoermerVerlet(FixedStep):
         Of waves below 2 / omega of the largest frequency, which a reaction of slope b raises to (omega^2 + b /
         rho)^1/2. Of particles no limit is known beforehand; 0.1 of the shortest period is a usual choice.
     stride : int
-        How many steps the time loop takes at once, by default 1: trackers and overflow checks see each of that many,
-        ``stats["steps"]`` counts them as one. Outputs are met. Up to 400 nodes that have a linear flow without a
-        source that changes they are products with a matrix then, which takes N averages to make.
+        How many steps the time loop takes at once, by default 1: trackers see each of that many, and ``stats["steps"]``
+        counts them as one. Outputs are met. For a linear flow of at most 400 nodes they are products with a matrix
+        then, which takes N averages to make.
     """
 
     order = 2.0
