@@ -352,6 +352,7 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
         (lambda e, u: derivatives.equilibrium(e), "flow: got E, expected a GradientFlow or an AttentionFlow"),
         (lambda e, u: derivatives.equilibrium(nl.GradientFlow(e, evolving=True)), "flow: got an evolving kernel"),
         (lambda e, u: derivatives.equilibrium(nl.AttentionFlow(e.given)), "flow: got one without fidelity"),
+        (lambda e, u: derivatives.equilibrium(nl.GradientFlow(e, "conserved")), "flow: got the metric 'conserved'"),
         (lambda e, u: derivatives.equilibrium(attention(u, 0.0)), "fidelity: got 0 at every node"),
         (lambda e, u: derivatives.equilibrium(attention(u, 0.1), maxiter=1), "equilibrium: its residual .* raise maxi"),
         (lambda e, u: derivatives.equilibrium(attention(u, 0.1), rtol=0), "rtol: got 0, expected"),
@@ -366,9 +367,9 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
         (lambda e, u: nl.solve(nl.GradientFlow(e), u, t=1.0), "a gradient, .* use nlflow.flows.derivatives.run"),
         (lambda e, u: nl.solve(nl.GradientFlow(e), U, t=1.0), "start: got dtype float64"),
     ],
-    ids=["numpy", "adaptive", "unstable", "negative", "J", "unsolved", "no flow", "evolving", "without", "zero",
-         "attention", "rtol", "maxiter", "adjoint", "plain minimizer", "learnt minimizer", "learnt equilibrium",
-         "plain solve", "mixed"],
+    ids=["numpy", "adaptive", "unstable", "negative", "J", "unsolved", "no flow", "evolving", "without",
+         "conserved", "zero", "attention", "rtol", "maxiter", "adjoint", "plain minimizer", "learnt minimizer",
+         "learnt equilibrium", "plain solve", "mixed"],
 )  # fmt: skip
 def test_bad_input(call: Any, words: str) -> None:
     x, u, f = tensors(X, U, F)

@@ -182,9 +182,15 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "tol": (lambda: nl.Event(size, tol=0.0), "tol: got 0.0, expected"),
     "an array": (
         lambda: start(nl.Event(lambda t, u: u)),
-        r"the event 'event' returns shape \(16,\) at t=0, expected a n",
+        r"the event 'event' returns shape \(16,\) of float64 at t=0, expected a n",
     ),
     "a word": (lambda: start(nl.Event(lambda t, u: "far")), "returns str at t=0, expected a number"),
+    "a word in an array": (lambda: start(nl.Event(lambda t, u: np.array("far"))), "at t=0, expected a number"),
+    "complex": (lambda: start(nl.Event(lambda t, u: 1j)), "returns complex at t=0, expected a number"),
+    "a complex array": (
+        lambda: start(nl.Event(lambda t, u: np.complex64(1j))),
+        "of complex64 at t=0, expected a number",
+    ),
     "nothing": (lambda: start(nl.Event(lambda t, u: None)), "returns NoneType at t=0, expected a number"),
     "no value": (lambda: start(nl.Event(lambda t, u: np.nan)), "is nan at t=0, expected a finite number; start where"),
     "layers": (

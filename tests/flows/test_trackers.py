@@ -12,6 +12,7 @@ import pytest
 
 import nlflow as nl
 from nlflow.errors import InputError, NlflowError
+from nlflow.flows import AveragingFlow, ParticleFlow
 from nlflow.flows.trackers import Progress, Tracker
 from nlflow.store.checkpoints import Checkpoints
 from tests.problems import Floats, problem
@@ -283,6 +284,21 @@ def test_a_checkpoint_that_cannot_be_written_is_found_out_before_the_integration
     with pytest.raises((NlflowError, OSError), match=r"got .*expected"):
         nl.solve(p.flow, p.start, t=1.0, trackers=[nl.Checkpoint(target)])
     assert p.flow.applications == 0
+
+
+def test_energy_is_refused_where_a_flow_has_none() -> None:
+    """Whatever the reason: particles that propel themselves have no kernel that could be symmetric."""
+    x = np.random.default_rng(0).standard_normal((6, 2))
+    weights = nl.affinity(nl.Gaussian(1.0), nl.Grid(6))
+    flows: list[tuple[Any, Floats]] = [
+        (ParticleFlow(x, friction=-1.0, drag=1.0), np.ones((6, 4))),
+        (AveragingFlow(x, nl.Gaussian(1.0)), x),
+        (nl.SystemFlow(nl.J(weights), [[1.0, 0.5], [0.2, 1.0]]), x),
+        (nl.GradientFlow(nl.J(weights), reaction=nl.Reaction(lambda u: -u, (-9, 9), bound=1.0)), x),
+    ]
+    for flow, start in flows:
+        with pytest.raises(InputError, match=r"^trackers: Energy needs .*, which has none"):
+            nl.solve(flow, start, t=1.0, trackers=[nl.Energy()])
 
 
 def test_checkpoints_take_at_most_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,8 +211,8 @@ def equilibrium(
     ------
     InputError
         For an evolving flow, whose limit only `solve` finds; for a constraint whose values depend on time, or that a
-        part of the domain does not see; for parts that do not see each other without fidelity; for a fidelity of 0
-        everywhere; for a fidelity with matrices where P is not symmetric, or with the direct method.
+        part of the domain does not see; without fidelity for several classes of nodes that no walk leaves; for a
+        fidelity of 0 everywhere; for a fidelity with matrices where P is not symmetric, or with the direct method.
     NumericalError
         When the fidelity does not determine the limit: some part of the domain sees no node where it is > 0.
 

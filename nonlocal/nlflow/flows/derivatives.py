@@ -232,8 +232,8 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     Raises
     ------
     InputError
-        For an evolving flow, whose limit depends on the way, and for a flow without fidelity, whose limit is the mean
-        of u(0).
+        For an evolving flow, whose limit depends on the way, for a flow without fidelity, whose limit is the mean of
+        u(0), and for other metrics than 'l2' and 'degree'.
     NumericalError
         When a system is not solved to `rtol`; rounding leaves residuals of up to eps / phi.
 
@@ -256,6 +256,11 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     if name := flow.more_than("linear"):
         raise InputError(
             f"flow: got one whose {name}() is more than linear, expected a linear one; use derivatives.run"
+        )
+    if not flow.inner.by_nodes:
+        raise InputError(
+            f"flow: got the metric {flow.metric!r}, in which a fidelity has another limit, expected 'l2' or 'degree'; "
+            "use derivatives.run"
         )
     if flow.fidelity is None or flow.observed is None:
         raise InputError("flow: got one without fidelity, whose limit is the mean of u(0); give it a fidelity > 0")

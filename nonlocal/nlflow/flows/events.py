@@ -133,12 +133,13 @@ class Event(Tracker):
 
     def _value(self, t: float, u: Array) -> float:
         value = self.function(t, u)
-        if math.prod(getattr(value, "shape", (1,))) != 1 or isinstance(value, str | bytes | complex | list | tuple):
-            got = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else type(value).__name__
+        kind, shape = str(getattr(value, "dtype", type(value).__name__)), tuple(getattr(value, "shape", ()))
+        if math.prod(shape) != 1 or "complex" in kind or isinstance(value, str | bytes | list | tuple):
+            got = f"shape {shape} of {kind}" if hasattr(value, "shape") else kind
             raise InputError(f"function: the event {self.name!r} returns {got} at t={t:.6g}, expected a number")
         try:
             number = scalar(value.reshape(())) if hasattr(value, "reshape") else float(value)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise InputError(
                 f"function: the event {self.name!r} returns {type(value).__name__} at t={t:.6g}, expected a number"
             ) from error

@@ -215,8 +215,10 @@ class Energy(_Series):
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Begin a new series; raise `InputError` for a flow without an energy."""
         if not flow.has_energy:
-            why = "is not symmetric" if flow.functional is None else "has a reaction without potential"
-            raise InputError(f"trackers: Energy needs a flow that descends a functional; this one {why}")
+            raise InputError(
+                f"trackers: Energy needs a flow that descends a functional, got {flow!r}, which has none, as where "
+                "P is not symmetric or a reaction has no potential; leave it out"
+            )
         super().start(flow, u, t, end)
 
     def at_once(self, flow: Flow) -> bool:
