@@ -426,6 +426,10 @@ def test_fidelities_are_those_of_the_layers() -> None:
     assert list(found.values()) == pytest.approx([3, *(0.4,) * (LAYERS - 2)], rel=1e-6)
     shared = attach(build("bert"), fidelity=0.4, learned="shared")
     assert list(fidelities(shared).values()) == pytest.approx([0.4] * (LAYERS - 1), rel=1e-6)
+    # That of the first layer, which has no term, is not used: it may be any, and warns of nothing.
+    shared = attach(build("bert"), fidelity=[0, *(0.4,) * (LAYERS - 1)], learned="shared")
+    assert list(fidelities(shared).values()) == pytest.approx([0.4] * (LAYERS - 1), rel=1e-6)
+    attach(build("bert"), fidelity=[5, *(0.4,) * (LAYERS - 1)], semi_implicit=False)
     matrix = attach(build("bert"), fidelity=0.5, matrix_fidelity=True)
     with torch.no_grad():
         matrix.get_parameter(f"{names[0]}.neutreno.log_variance").fill_(math.log(4))

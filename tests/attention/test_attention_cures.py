@@ -189,6 +189,26 @@ def test_modules_outside_of_transformers_have_the_same_cures(name: str) -> None:
     torch.testing.assert_close(found[2], found[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # which the stock encoder makes
+@pytest.mark.parametrize("name", CURES)
+def test_an_encoder_of_torch_has_its_cures_with_padding(name: str) -> None:
+    """Without terms it makes nested tensors of padded sequences, which cures do not take."""
+    x = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1))
+    hidden = torch.arange(6)[None] >= torch.tensor([[6], [4]])
+    found = []
+    for nested in (True, False):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=nested).eval()
+        with torch.no_grad():
+            before = model(x, src_key_padding_mask=hidden)
+            attach(model, **CURES[name].arguments([CURES[name].values[0]] * 3))
+            found.append(model(x, src_key_padding_mask=hidden)[~hidden])
+            assert not torch.allclose(found[-1], before[~hidden])
+            assert torch.equal(detach(model)(x, src_key_padding_mask=hidden), before)
+    assert torch.equal(*found)
+
+
 STRENGTHS = {
     "semi-implicit": [0.2, 0.3, 0.5], "explicit": [0.2, 0.3, 0.5], "similarity-removal": [0.3, 0.4, 1.0],
     "centring": [0.3, 0, 1.0], "feat-scale": [0.4, 0, -0.3], "attn-scale": [0.4, 0, -0.3],

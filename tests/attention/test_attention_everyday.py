@@ -16,6 +16,7 @@ from tests.transformer_models import HEADS, WIDTH, build, inputs, output, torch
 
 from nlflow.attention import (  # isort: skip  # torch may be missing above
     Classification, attach, blocks, detach, explain, fidelities, image_inputs, load_terms, probe, survey, sweep,
+    token_inputs,
 )  # fmt: skip
 from nlflow.attention.injection.everyday import gathered, inputs_of  # isort: skip
 
@@ -148,6 +149,33 @@ def test_pictures_are_normalized_as_the_model_says() -> None:
     network.name_or_path = "nowhere"
     pixels = image_inputs(network, "nowhere", picture)["pixel_values"]
     assert torch.equal(inputs_of(network, [picture])["pixel_values"], pixels)
+
+
+def test_pictures_of_all_shapes_and_modes_are_what_they_show() -> None:
+    pytest.importorskip("PIL.Image", reason="Pillow is optional")
+    from PIL import Image
+
+    network, colours = build("vit"), np.array([[[255, 0, 0], [0, 255, 0]]], np.uint8).repeat(3, axis=0)
+    network.name_or_path = "nowhere"
+    expected = inputs_of(network, colours)["pixel_values"]
+    picture = Image.fromarray(colours)
+    for mode in ("P", "CMYK", "RGBA"):
+        assert torch.equal(inputs_of(network, picture.convert(mode))["pixel_values"], expected), mode
+    black = Image.fromarray(np.zeros((4, 4), np.uint8))
+    for mode in ("1", "LA", "P"):
+        assert bool((inputs_of(network, black.convert(mode))["pixel_values"] == -1).all()), mode
+    for shape in ((1, 2, 3), (2, 1, 3), (1, 5), (5, 1), (1, 1), (1, 5, 1), (1, 1, 4)):
+        one = np.arange(np.prod(shape)).reshape(shape).astype(np.uint8)
+        wide = one.reshape(*shape[:2], -1)[:, :, :3]  # grey, and opacity left out
+        wide = wide.repeat(3 // wide.shape[2], axis=2).repeat(3, axis=0).repeat(3, axis=1)
+        found, same = (image_inputs(network, "nowhere", each, size=1)["pixel_values"] for each in (one, wide))
+        torch.testing.assert_close(found, same, rtol=0, atol=0.02, msg=str(shape))
+    with pytest.raises(InputError, match=r"image: got uint8 of shape \(0, 5, 3\), expected uint8 of shape"):
+        image_inputs(network, "nowhere", np.zeros((0, 5, 3), np.uint8))
+    with pytest.raises(InputError, match="a model of 4 channels, expected one of 1 or 3"):
+        image_inputs(build("vit", num_channels=4), "nowhere", colours)
+    with pytest.raises(InputError, match=r"tokens: got whole numbers of shape \(\) for BertModel"):
+        token_inputs(build("bert"), np.array(3))
 
 
 def test_a_sweep_takes_pictures_and_a_model_of_timm() -> None:

@@ -43,9 +43,9 @@ _CONVERT = (
 def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn.Module:
     """Return a model of transformers, in evaluation mode, in float32 on the CPU.
 
-    Where the folder has a file ``attention.json``, the model gets the terms that it was trained with. The file is an
-    object: its ``"attach"`` holds the arguments of `nlflow.attention.attach`, or null for none, and its ``"format"`` is
-    1. The learned values of terms are beside it in ``terms.safetensors``.
+    Where the folder has a file ``attention.json``, the model gets its terms. The file is an object: its ``"attach"``
+    holds the arguments of `nlflow.attention.attach`, or null for none, and its ``"format"`` is 1. The learned values of
+    terms are beside it in ``terms.safetensors``. A name on the hub gives no terms.
 
     Parameters
     ----------
@@ -60,10 +60,9 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
     ------
     FileFormatError
         For a folder without configuration or weights, damaged or incomplete weights, weights that do not belong to the
-        configuration, and weights that only pickle can read (``.bin``, ``.pt``). Pickle would run code from the file;
-        the message says how to convert them.
+        configuration, and weights that only pickle can read (``.bin``, ``.pt``).
     MemoryLimitError
-        For a model beyond the memory limit, before anything is allocated.
+        For a folder whose model is beyond the memory limit, before anything is allocated.
     InputError
         For a name that the hub does not know, and if transformers is missing or older than 5.
     """
@@ -108,7 +107,7 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Hide the progress bars of transformers for a while. The terminal belongs to the caller's."""
+    """Hide the progress bars of transformers for a while."""
     logs = transformers_library().utils.logging
     shown = logs.is_progress_bar_enabled()
     logs.disable_progress_bar()
@@ -120,7 +119,7 @@ def no_bars() -> Iterator[None]:
 
 
 def attach_as_trained(model: Any, folder: Path) -> None:
-    """Give a model the terms that its folder describes; see `load_model`. Damaged files, and others' terms, raise."""
+    """Give a model the terms that its folder describes, if it does; see `load_terms`."""
     if (folder / SETTINGS).is_file():
         load_terms(model, folder)
 
@@ -172,7 +171,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
-    """Give a model the terms that a folder holds, in place, and return it. When something fails it has no terms.
+    """Give a model the terms that a folder holds, in place, and return it. Where it cannot have them, it has none.
 
     Parameters
     ----------
@@ -184,7 +183,7 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     Raises
     ------
     FileFormatError
-        For a folder without terms, damaged files, and terms that do not belong to this model.
+        For a folder without terms (the model stays as it is), damaged files, and terms that do not belong to it.
     """
     path = Path(folder) / SETTINGS
     if not path.is_file():
@@ -260,12 +259,7 @@ def check_parts(folder: Path) -> None:
 
 
 def check_declared(folder: Path) -> None:
-    """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold.
-
-    Otherwise a configuration of a few words could fill the memory, since missing weights are made up.
-    `FileFormatError` is for damaged files, more layers than tensors, and more than eight times the stored bytes
-    (beyond 16 MiB).
-    """
+    """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold."""
     library: Any = transformers_library()
     files = sorted(folder.glob("*.safetensors"))
     headers = [_header_of(path) for path in files]

@@ -80,7 +80,7 @@ class Report(Brief):
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def findings(self) -> list[str]:
-        """Return sentences about why, each from numbers beside their nulls; empty without a cause."""
+        """Return sentences about why; empty without a cause."""
         return [] if self.cause is None else causes(self.cause, self.spectra)
 
     def parts(self) -> dict[str, dict[str, float]]:
@@ -94,7 +94,7 @@ class Report(Brief):
         return found
 
     def may(self) -> list[str]:
-        """Return sentences that one may write about the model: what was measured, with its interval and its limits."""
+        """Return sentences that one may write about the model."""
         found = [f"On {_inputs(self.before.count)} of {self.name}, {one}." for one in self.before.findings()]
         if self.cause is not None:
             found += [f"{_capital(one)} ({self.cause.count} of these inputs)." for one in causes(self.cause)]
@@ -192,7 +192,7 @@ class Report(Brief):
         return found
 
     def html(self) -> str:
-        """Return the page: one file, with figures and numbers in it, that needs no network."""
+        """Return the page, one file with its figures and numbers."""
         from nlflow.plotting.page import download, page, picture, table, text
 
         pictures = [picture(figure, caption) for caption, figure in self.figures().items()]
@@ -272,7 +272,7 @@ class Report(Brief):
         return beside_nulls([one for one in self.cause.blocks if one.stack == stack]) if self.cause is not None else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but the scores in JSON's types."""
+        """Return sentences and tables in JSON's types."""
         found: dict[str, Any] = {
             "model": self.name, "source": self.source, "date": self.date, "answers": self.answers(),
             "cure": self.cure, "may": self.may(), "may_not": self.may_not(), "tables": self.tables(),

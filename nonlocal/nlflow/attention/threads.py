@@ -1,8 +1,4 @@
-"""Models that several threads use: what each thread does with one, and what is changed in it for a while.
-
-Several threads may run a model, and look into it, at the same time. What takes a model's mode or its terms from under
-another thread is refused, in whichever thread would be wrong.
-"""
+"""Models that several threads use: what each thread does with one, and what is changed in it for a while."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from nlflow.attention.injection.blocks import (
     asks,
     blocks,
     heads_of,
+    later,
     network_of,
     transformers_library,
     width,
@@ -65,29 +66,27 @@ def attach(
 ) -> Model:
     """Give the self-attention of a model the NeuTRENO term, in place.
 
-    The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃), a mean that
-    keeps values as large as the trained layers after it expect them. v0 are the values of the first layer of the same
-    stack (encoder and decoder each have their own), with their derivative. The first layer has no term, and cross-
-    attention stays as it is. What computed the attention before, ``eager`` or ``sdpa``, still does. With λ̃ = 0 the
-    model's output keeps all its bits. Terms that a model already has are replaced; those that it was trained with come
-    from `load_model` or `load_terms`.
+    The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃). v0 are the
+    values of the first layer of the same stack (encoder and decoder each have their own), with their derivative. The
+    first layer has no term, and cross-attention stays as it is. With λ̃ = 0 the output keeps all its bits. Terms that a
+    model already has are replaced.
 
-    No term promises that the tokens of a trained model differ more. With the defaults those of a DINOv2 ViT-S/14
-    became more alike. `probe` before and after says it for your model, and `sweep` what its task says.
+    No term promises that the tokens of a trained model differ more: `probe` measures that, and `sweep` what a task
+    says.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers, or one that contains such; decoders may use caches. No other thread may run it during
-        this call; models with terms may run in several threads.
+        A model of transformers, timm or torchvision, a pipeline, or a module that contains attention which is found.
+        No other thread may run it during this call.
     affinity : {'softmax', 'symmetric', 'gaussian', 'sigmoid', 'softplus', 'linear'}
         The kernel of the average; see `nlflow.attention.terms.averages`. Trained models were trained with softmax.
     fidelity : float or sequence of float
         λ̃ >= 0, one for the model or one for each block (that of a stack's first block is not used). The published
         models, trained with the explicit form, use 0.6 (images), 0.4 (language).
     learned : bool or 'shared'
-        Learn one λ̃ for each layer, or one for the whole model. It starts from `fidelity`; the parameter is log λ̃, in
-        float32 even in a model of half precision, whose steps would round away.
+        Learn one λ̃ for each layer, or one for the whole model. It starts from `fidelity`; the parameter is log λ̃, at
+        least in float32.
     semi_implicit : bool
         False is the explicit form of the paper, P v + λ̃ (v0 - v), for models that are trained with it, and for
         λ̃ < 1 + μ_min(P). The semi-implicit one is stable for all λ̃.
@@ -99,16 +98,16 @@ def attach(
     matrix_fidelity : bool
         Experimental: Λ̃ = C/σ² in the semi-implicit form, whatever `semi_implicit` is, with the local covariance C of
         the values. σ² is learned for each layer, whatever `learned` is, and starts from 1/λ̃; λ̃ = 0 is no term.
-        O(N² d) operations for each head and iteration, a handful of them.
+        O(N² d) operations for each head and iteration.
     cures : mapping of str to float or sequence of float, optional
         Other changes by their names in `nlflow.attention.CURES`, with one number for the model or one for each block:
-        ``{'temperature': 0.8}``. They are fixed numbers, where `feat_scale` and `attn_scale` are learned. Neutral
-        numbers change nothing. With ``fidelity=0`` they come without the term.
+        ``{'temperature': 0.8}``. They are fixed numbers, where `feat_scale` and `attn_scale` are learned. With
+        ``fidelity=0`` they come without the term.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, where they are not found.
     inputs : mapping or tensor, optional
-        What the model is run with once, to see that the term arrives in every layer. By default a few tokens, or an
-        empty image, for models of transformers. Where there is none, the first forward is watched.
+        What the model is run with once, to see that the term arrives in every layer. By default a few tokens or an
+        image of noise, for models that tell the size of these; for others the first call is watched.
 
     Returns
     -------
@@ -118,7 +117,7 @@ def attach(
     Warns
     -----
     NlflowWarning
-        If λ̃ > 1 with the explicit form: with many tokens μ_min(P) is about 0, and the step is not stable.
+        If λ̃ > 1 with the explicit form, which may not be stable.
 
     Raises
     ------
@@ -137,17 +136,18 @@ def attach(
     found = blocks(network, adapter)
     _check_whole(network)
     strengths = _strengths(fidelity, found)
+    used = [one for one, able in zip(strengths, later(found), strict=True) if able]
     others = checked(cures, len(found))
-    if learned == "shared" and len(set(strengths)) > 1:
+    if learned == "shared" and len(set(used)) > 1:
         raise InputError(
             f"fidelity: got {len(strengths)} values with learned='shared', expected one number, which all layers begin "
             "with and share; use learned=True"
         )
     _check_terms(network, found, options, max(strengths))
     terms = _terms_of(network, found, strengths, options)  # before the old terms are taken away, since this may fail
-    if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
+    if not semi_implicit and not matrix_fidelity and max(used, default=0) > 1:
         warn_caller(
-            f"fidelity: got {max(strengths):g}, beyond 1 + μ_min(P), which is about 1 for long sequences: repeated "
+            f"fidelity: got {max(used):g}, beyond 1 + μ_min(P), which is about 1 for long sequences: repeated "
             "steps may not be stable; probe(model, inputs) gives the limit of each layer, semi_implicit=True has none",
         )
     record = Record(
@@ -168,6 +168,9 @@ def attach(
             _give_terms(network, found, terms, options, record)
             give_cures(network, found, others, record.handles, adapter)
             for part in network.modules():  # parts too: PEFT hands out the model inside its wrapper
+                if isinstance(part, nn.TransformerEncoder) and part.use_nested_tensor and record.handles:
+                    part.use_nested_tensor = False  # layers with hooks do not take nested tensors
+                    record.nested.append(part)
                 if hasattr(part, "set_attn_implementation"):
                     part.__dict__["set_attn_implementation"] = Switch(network, part, affinity)
                 if hasattr(part, "save_pretrained"):
@@ -181,7 +184,7 @@ def attach(
 
 
 def detach(model: Model) -> Model:
-    """Take away the terms that `attach` gave a model, with their parameters. It is what it was before, and is returned.
+    """Take away the terms and cures that `attach` gave a model, with their parameters, and return it.
 
     Parameters
     ----------
@@ -320,10 +323,6 @@ def _give_terms(
         if options.feat_scale and block.projection is not None:
             record.handles.append(block.projection.register_forward_hook(own.scale_features))
             stack.parts.append(_part(model, block, block.projection, own.scale_features))
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor and stacks:
-            module.use_nested_tensor = False  # layers with hooks do not take nested tensors
-            record.nested.append(module)
 
 
 def _part(model: nn.Module, block: Block, child: nn.Module, hook: Any) -> Part:
@@ -342,11 +341,10 @@ def _stack(model: nn.Module, block: Block, record: Record) -> Stack:
 
 def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], options: TermOptions) -> list[LayerTerms]:
     """Return the terms of all blocks. What they refuse is refused here, before the model is changed."""
-    stacks: set[str] = set()
     sample = next((one for one in model.parameters() if one.is_floating_point()), torch.zeros(()))
     owner: LayerTerms | None = None  # of the λ̃ that all layers share
     result = []
-    for block, strength in zip(found, strengths, strict=True):
+    for block, strength, able in zip(found, strengths, later(found), strict=True):
         module: Any = block.module
         heads, features = heads_of(module), width(block.projection)
         if options.feat_scale and features == 0:
@@ -358,16 +356,14 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
             raise InputError(
                 f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it"
             )
-        first = block.group not in stacks and not block.repeated
         # Quantized modules have no such.
         weight = next((one for one in module.parameters() if one.is_floating_point()), sample)
         terms = LayerTerms(
-            options, strength, first=first, causal=block.causal, heads=heads, width=features, owner=owner,
+            options, strength, first=not able, causal=block.causal, heads=heads, width=features, owner=owner,
             device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
         terms.label, terms.repeated = block.name, block.repeated
-        stacks.add(block.group)
-        if options.learned == "shared" and not first:
+        if options.learned == "shared" and able:
             owner = owner or terms
         result.append(terms)
     return result
@@ -396,9 +392,8 @@ def register() -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        The names, for ``attn_implementation=``. ``neutreno`` and ``neutreno_symmetric`` (q = k) need `attach`, which
-        gives them v0. ``gaussian``, ``sigmoid``, ``softplus`` and ``linear`` are other averages instead of attention's;
-        `attach` gives them the term too.
+        The names, for ``attn_implementation=``. Those that begin with ``neutreno`` need `attach`, which gives them v0.
+        The others are averages instead of attention's.
 
     Raises
     ------
@@ -422,7 +417,7 @@ def register() -> tuple[str, ...]:
 
 
 def named(affinity: str, base: str) -> str:
-    """Return the registered name; affinities that always form their matrix have one name for both bases."""
+    """Return the registered name of an affinity and a base."""
     name = {"softmax": "neutreno", "symmetric": "neutreno_symmetric"}.get(affinity, affinity)
     return f"{name}_sdpa" if base == "sdpa" and affinity in FUSED else name
 
@@ -469,13 +464,13 @@ def _set_names(model: nn.Module, asking: list[Block], affinity: str) -> None:
 
 
 class Switch:
-    """The ``set_attn_implementation`` of a model that has terms: it sets what computes the averages, and keeps them."""
+    """The ``set_attn_implementation`` of a model that has terms: it keeps them."""
 
     def __init__(self, model: nn.Module, part: nn.Module, affinity: str) -> None:
         self.model, self.part, self.affinity = model, part, affinity
 
     def __call__(self, attn_implementation: Any, **options: Any) -> None:
-        """Set ``'eager'`` or ``'sdpa'``; other functions do not hand out what a term needs."""
+        """Set ``'eager'`` or ``'sdpa'``; others are refused."""
         wanted = REGISTERED.get(str(attn_implementation), (self.affinity, attn_implementation))
         if wanted[0] != self.affinity or wanted[1] not in BASES:
             raise InputError(

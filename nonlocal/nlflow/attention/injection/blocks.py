@@ -2,8 +2,7 @@
 
 A module is attention if its own ``forward`` asks transformers' interface for the function (`asks`), if it is torch's
 `torch.nn.MultiheadAttention`, or if it sums by itself: its code calls a softmax or torch's fused attention, between a
-projection of values and one of the output (`sums`). Names of classes play no part. An `Adapter` says where it is if
-that is not enough.
+projection of values and one of the output (`sums`). An `Adapter` says where it is if that is not enough.
 """
 
 from __future__ import annotations
@@ -159,15 +158,15 @@ def network_of(model: Any) -> nn.Module:
 
 
 def blocks(model: Any, adapter: Adapter | Sequence[Adapter] | None = None) -> list[Block]:
-    """List the blocks of self-attention of a model, in the order in which a token passes them, the encoder's first.
+    """List the blocks of self-attention of a model, in the order in which it lists its modules, the encoder's first.
 
     Parameters
     ----------
     model : torch.nn.Module
     adapter : Adapter or sequence of Adapter, optional
         Where they are. By default they are found: modules whose own forward asks transformers' ``AttentionInterface``,
-        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections. Cross-attention and
-        deformable attention are left out.
+        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections. Those that say that they
+        are cross-attention, pooling or deformable attention are left out.
 
     Raises
     ------
@@ -271,6 +270,16 @@ def _repeated(model: nn.Module, found: list[Block], named: dict[str, nn.Module])
     return result
 
 
+def later(found: Sequence[Block]) -> list[bool]:
+    """Return which blocks are called after another of their group, or again: these can have a v0."""
+    begun: set[str] = set()
+    result = []
+    for block in found:
+        result.append(block.group in begun or block.repeated)
+        begun.add(block.group)
+    return result
+
+
 def _lists_above(parts: list[str], named: dict[str, nn.Module]) -> list[int]:
     """Return after how many parts of its name a module lies in a list, the innermost first."""
     return [
@@ -342,10 +351,7 @@ def _asks(forward: Any) -> bool:
 
 
 def own_eager(module: nn.Module) -> Callable[..., Any] | None:
-    """Return the function that a module calls where its configuration names ``eager``, None where there is none.
-
-    It is the one that the module's forward names, whatever it is called there, or else that of the file of its class.
-    """
+    """Return the function that a module calls where its configuration names ``eager``, None where there is none."""
     forward = own_forward(module)
     known = getattr(forward, "__globals__", {})
     named = [known.get(name) for name in _names(forward.__code__) if name.endswith(_EAGER)]
@@ -369,7 +375,7 @@ def sums(module: nn.Module) -> bool:
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """Return which kind of attention a module is: `INTERFACE`, `TORCH` or `SUMS`; None for others."""
+    """Return `INTERFACE`, `TORCH` or `SUMS`; None for what is no attention."""
     if isinstance(module, nn.MultiheadAttention):
         return TORCH
     if asks(module):
@@ -378,10 +384,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def crosses(name: str, module: nn.Module) -> bool:
-    """Return whether a module averages over others than its own tokens, by what it says of itself.
-
-    They are those of another sequence, or points of a map between its pixels (deformable attention).
-    """
+    """Return whether a module averages over others than its own tokens, by what its names and arguments say."""
     *_, holder, own = ("", *name.split("."))  # BERT's kind has its sums one module below: crossattention.self
     if getattr(module, "is_cross_attention", False) or _CROSS.search(own) or "cross" in holder.lower():
         return True

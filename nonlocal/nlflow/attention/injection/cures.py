@@ -1,9 +1,8 @@
 """Cures of over-smoothing: a table of them, and what changes the attention branch of a block by one of them.
 
-Most of them change y, what a block's attention adds before norms and the residual sum: the output of its projection.
-With W = W_V W_O and c = b_V W_O + b_O, the mean m of the tokens that came into the attention makes u = m W + c. That is
-what attention adds where it is uniform, since rows of P have sum 1. So centring, AttnScale and other spectra of W need
-no heads, and act in the same way in each family whose W_V and W_O are known.
+Most of them change y, the output of a block's projection. With W = W_V W_O and c = b_V W_O + b_O, the mean m of the
+tokens that came into the attention makes u = m W + c: what attention adds where it is uniform. So centring, AttnScale
+and other spectra of W need no heads.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, Block, heads_of, width
+from nlflow.attention.injection.blocks import INTERFACE, SUMS, TORCH, Adapter, Block, heads_of, later, width
 from nlflow.attention.injection.forward import TEMPERATURE, TERMS
 from nlflow.attention.injection.inputs import without_wrapper
 from nlflow.attention.injection.weights import Layout, Product, product_of
@@ -39,7 +38,7 @@ class Cure:
     parameter : str
         Symbol of its number.
     neutral : float
-        At which the model keeps all its bits.
+        At which the output of the model keeps all its bits.
     low, high : float
         Range of the number.
     values : tuple of float
@@ -148,17 +147,14 @@ def give_cures(
     present = Present(needed=bool(means))
     handles += present.hooks(model)
     layouts = _layouts(found, handles) if cures.keys() & _PRODUCTS else {}
-    begun: set[str] = set()
-    for number, block in enumerate(found):
+    for number, (block, able) in enumerate(zip(found, later(found), strict=True)):
         own = {name: values[number] for name, values in cures.items() if values[number] != CURES[name].neutral}
-        first = block.group not in begun and not block.repeated
-        begun.add(block.group)
         if "similarity-removal" in own and block.layer is block.module:
             raise InputError(
                 f"cures['similarity-removal']: got {block.name}, before whose layer no module runs, expected a module "
                 "for each layer; take centring, which acts on what is averaged"
             )
-        if "similarity-removal" in own and not first:
+        if "similarity-removal" in own and able:
             removal = _Removal(block, own["similarity-removal"], present)
             handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
         if "temperature" in own:
@@ -485,9 +481,9 @@ class _Branch:
 
 
 def sharpened(matrix: Tensor, share: float) -> Tensor:
-    """Return K (D, D) such that W K has W's eigenvectors, and its eigenvalues with smaller positive real parts.
+    """Return K (D, D) such that W K has W's eigenvectors, and the eigenvalues ω - 2 s Re ω for those with Re ω > 0.
 
-    W = S diag(ω) S⁻¹ gives K = S diag(ω'/ω) S⁻¹, with ω' = ω - 2 s Re ω where Re ω > 0. O(D³), in float64.
+    O(D³), in float64.
 
     Raises
     ------

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlflow.attention.injection.blocks import network_of
@@ -47,7 +48,7 @@ def inputs_of(model: Any, given: Any) -> Any:
     if several and all(isinstance(one, str) for one in several):
         return _of_texts(model, several)
     if several and all(_is_picture(one) for one in several):
-        return _of_pictures(model, [np.asarray(one) for one in several])
+        return _of_pictures(model, [_pixels(one) for one in several])
     raise InputError(
         f"inputs: got {type(given).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, one "
         "tensor, texts, or pictures of Pillow or of uint8; make one: torch.as_tensor(inputs)"
@@ -60,6 +61,12 @@ def _is_picture(one: Any) -> bool:
     return isinstance(one, np.ndarray) and one.dtype == np.uint8 and one.ndim in (2, 3)
 
 
+def _pixels(one: Any) -> NDArray[Any]:
+    """Return the numbers of a picture; those of palettes, of inks and of two levels as colours."""
+    told = getattr(one, "mode", "L")
+    return np.asarray(one if told in ("L", "RGB", "RGBA") or told[0] in "IF" else one.convert("RGB"))
+
+
 def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str, Tensor]:
     """Return the token numbers of texts, (B, N), with padding behind, and the mask of those that count."""
     limit = min(limit, int(min(getattr(tokenizer, "model_max_length", 10**9), 10**9)))
@@ -70,10 +77,10 @@ def padded(tokenizer: Any, texts: Sequence[str], limit: int = 10**9) -> dict[str
 
 
 def gathered(inputs: Iterable[Any], most: int = 8) -> list[Any]:
-    """Return inputs of one sequence each in batches, which a model runs through in less time.
+    """Return inputs of one sequence each in batches of at most so many.
 
     Those that follow each other are joined where all their tensors have one shape, and rows of tokens with a mask also
-    where they are of other lengths, with padding behind. All else stays as it is.
+    where they are of other lengths, with padding behind.
     """
     found: list[Any] = []
     group: list[Any] = []

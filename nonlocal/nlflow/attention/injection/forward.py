@@ -1,10 +1,9 @@
 """What runs in the forward pass of a model with terms: the attention function, and the state of one call of a stack.
 
 The function calls what the model calls without a term (its own ``eager`` function, or ``sdpa``), and adds the term to
-the result. So masks, dropout and returned weights stay the model's. v0 travels from the first layer that runs to the
-others in the state of the call. Where all modules down to the attention take keyword arguments that they do not know,
-that travels as one of them, so that a recomputation of gradient checkpointing meets the state of its own call.
-Everywhere else it is the innermost call that is open in this thread.
+the result. v0 travels in the state of the call: as a keyword argument where all modules down to the attention take
+such, so that gradient checkpointing meets the state of its own call; elsewhere it is the innermost open call of this
+thread.
 """
 
 from __future__ import annotations
@@ -70,11 +69,7 @@ class Call:
         self.counts[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel(), 0]
 
     def first_values(self, module: nn.Module, terms: Any, new: Tensor) -> Tensor | None:
-        """Return v0 for this layer, in its order of tokens, or None where it has no term: in the first that runs.
-
-        After a look at whether v0 is what this layer needs: of the first layer and not of itself, of the same shape,
-        with its derivative.
-        """
+        """Return v0 for this layer, in its order of tokens, or None where it has no term: in the first that runs."""
         name = terms.label or type(module).__name__
         if self.owner is None:
             self.owner = module
@@ -120,10 +115,7 @@ class Call:
         return moved
 
     def _turn(self, module: nn.Module, new: Tensor) -> int:
-        """Return which set of values of a module this is: some average two sets with the same P, as DiffLlama.
-
-        Pieces of a sequence are one set.
-        """
+        """Return which set of values of a module this is: some average two sets with the same P, as DiffLlama."""
         counts = self.counts.get(id(module))
         if counts is None or self._pieces(module, new) is not None:
             return 0
@@ -131,15 +123,12 @@ class Call:
         return counts[2] - 1
 
     def _pieces(self, module: nn.Module, new: Tensor) -> list[int] | None:
-        """Return the counts of a module that averages over parts of its tokens, one after the other.
-
-        Vision towers of language models do so: their sequence has all pictures, and no token sees those of another.
-        """
+        """Return the counts of a module that averages over parts of its tokens, as pictures in one sequence."""
         counts = self.counts.get(id(module))
         return counts if counts is not None and new.shape[0] == 1 and new.shape[-2] < counts[1] else None
 
     def _keep_first(self, module: nn.Module, new: Tensor, number: int) -> None:
-        """Keep v0, or add the next piece to it. Checkpointing comes here again: the first v0 has the whole graph."""
+        """Keep v0, or add the next piece to it."""
         counts = self._pieces(module, new)
         if number not in self.first:
             self.first[number] = new
@@ -207,11 +196,7 @@ class Part:
 
 
 class Stack:
-    """The layers that share v0, and the state of their calls.
-
-    `container` runs the layers. `hands_on` says whether it and all modules between it and the attention functions take
-    keyword arguments that they do not know.
-    """
+    """The layers that share v0, and the state of their calls; `container` runs them."""
 
     def __init__(self, group: str, container: nn.Module, hands_on: bool) -> None:
         self.group, self.container, self.hands_on = group, container, hands_on
@@ -373,8 +358,8 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of one block: the names that `attach.register` registers stand for this function.
 
-    The name gives `affinity` and `base`, the model the rest: `query` is (B, H, M, d), `key` and `value` are (B, G, N,
-    d). Returns the output (B, M, H, d), and the weights (B, H, M, N) where the base does.
+    `query` is (B, H, M, d), `key` and `value` are (B, G, N, d). Returns the output (B, M, H, d), and the weights
+    (B, H, M, N) where the base does.
     """
     call = kwargs.pop(CALL, None)
     terms: Any = getattr(module, TERMS, None)

@@ -110,10 +110,7 @@ def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> A
 
 
 def hub_silence(source: object) -> str:
-    """Return why the hub does not answer when it is asked for a model, once and for 5 seconds; empty if it answers.
-
-    The library itself asks for each of some files, each several times, before it says that there is no network.
-    """
+    """Return why the hub does not answer when it is asked for a model, once and for 5 seconds; empty if it answers."""
     hub: Any = importlib.import_module("huggingface_hub")
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(str(source), "config.json"), timeout=5)
@@ -139,7 +136,7 @@ def takes_a_mapping(model: nn.Module, given: Mapping[str, Any]) -> bool:
 def image_inputs(
     model: nn.Module, source: str | os.PathLike[str], image: Any, *, size: int | None = None
 ) -> dict[str, Tensor]:
-    """Return an image as a model's inputs, (1, 3, height, width).
+    """Return an image as a model's inputs, (1, channels, height, width).
 
     It is resized to the model's size (Pillow's bilinear filter, without cropping; the aspect may change) and normalized
     with mean and deviation of the folder's ``preprocessor_config.json``, or 1/2 each.
@@ -158,6 +155,8 @@ def image_inputs(
     ------
     InputError
         For a model of other inputs, and another kind of array.
+    FileFormatError
+        For a damaged ``preprocessor_config.json``.
     """
     config: Any = getattr(model, "config", None)
     size = getattr(config, "image_size", None) if size is None else check_integer("size", size, minimum=1)
@@ -165,16 +164,10 @@ def image_inputs(
         raise InputError(
             f"image: got an image for {type(model).__name__}, which takes none; expected a model such as ViT or DeiT"
         )
-    array = np.asarray(image)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
-        raise InputError(
-            f"image: got {array.dtype} of shape {array.shape}, expected uint8 of shape (height, width) or (height, "
-            "width, 3); convert it to 8 bits"
-        )
     high, wide = (size, size) if isinstance(size, int) else tuple(size)
     channels = int(getattr(config, "num_channels", 3))
     mean, deviation = _normalization(Path(source) / "preprocessor_config.json", channels)
-    return {"pixel_values": normalized_pixels(array, (channels, high, wide), mean, deviation)}
+    return {"pixel_values": normalized_pixels(image, (channels, high, wide), mean, deviation)}
 
 
 def normalized_pixels(image: Any, shape: tuple[int, int, int], mean: Any, deviation: Any) -> Tensor:
@@ -184,7 +177,19 @@ def normalized_pixels(image: Any, shape: tuple[int, int, int], mean: Any, deviat
     except ImportError as error:
         raise not_installed("image: a picture", "Pillow", "plots") from error
     channels, high, wide = shape
-    picture = Image.fromarray(np.asarray(image).squeeze()).convert("L" if channels == 1 else "RGB")
+    array = np.asarray(image)
+    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    if array.dtype != np.uint8 or not fits or not array.size:
+        raise InputError(
+            f"image: got {array.dtype} of shape {array.shape}, expected uint8 of shape (height, width) or (height, "
+            "width, 3); convert it to 8 bits"
+        )
+    if channels not in (1, 3):
+        raise InputError(
+            f"image: got a picture for a model of {channels} channels, expected one of 1 or 3; give it a tensor"
+        )
+    array = array[:, :, 0] if array.shape[2:] == (1,) else array
+    picture = Image.fromarray(array).convert("L" if channels == 1 else "RGB")
     pixels = np.asarray(picture.resize((wide, high), Image.Resampling.BILINEAR), dtype=np.float32) / 255
     normalized = (pixels.reshape(high, wide, channels) - np.float32(mean)) / np.float32(deviation)
     return torch.from_numpy(np.ascontiguousarray(normalized.transpose(2, 0, 1)))[None]
@@ -228,7 +233,7 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
     """
     array = np.asarray(tokens)
     config: Any = getattr(model, "config", None)
-    count = array.shape[-1] if array.dtype.kind in "iu" else array.shape[-2] if array.ndim > 1 else 0
+    count = 0 if array.ndim == 0 else array.shape[-1 if array.dtype.kind in "iu" else -2 if array.ndim > 1 else 0]
     if array.dtype.kind in "iu":
         words = vocabulary(model)
         if array.ndim not in (1, 2) or 0 in array.shape or not takes(model, "input_ids"):
@@ -269,10 +274,10 @@ _INSTEAD = ("inputs_embeds", "encoder_outputs")  # what a model may be given in 
 
 
 def try_out(model: nn.Module, inputs: Any) -> None:
-    """Run a model once, without derivatives and dropout; let `InputError` pass.
+    """Run a model once, without derivatives and dropout.
 
-    With `inputs`, what else fails passes too. Without, what the configuration tells is tried, and a failure means that
-    this was no input for the model: the next is tried.
+    With `inputs`, errors pass. Without, what the configuration tells is tried until the model takes it; of errors
+    `InputError` alone passes.
     """
     if inputs is not None:
         check_inputs(model, inputs)
@@ -295,10 +300,7 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 
 def check_inputs(model: Any, inputs: Any) -> None:
-    """Raise `InputError` for names, token numbers and images that a model does not take; a tensor is its main input.
-
-    The errors of torch say little of them: which name, which shape is expected, and what to do.
-    """
+    """Raise `InputError` for names, token numbers and images that a model does not take; a tensor is its main input."""
     model = without_wrapper(model)
     main = getattr(model, "main_input_name", "")
     main = main if isinstance(main, str) else ""  # a few have a list, of which none comes first
@@ -455,10 +457,7 @@ def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
 
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
-    """Return a few tokens, or an image or a video of noise; None for a model that does not say that it takes them.
-
-    Models of transformers say it in their configuration, those of timm and of torchvision by the size of an image.
-    """
+    """Return a few tokens, or an image or a video of noise; None for a model that does not say that it takes them."""
     model = without_wrapper(model)
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
     place = next((one.device for one in model.parameters()), torch.device("meta"))
@@ -494,7 +493,7 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
 
 
 def side_by_side(model: Any) -> bool:
-    """Return whether a model of transformers takes a text and a picture for it in two towers, as CLIP and SigLIP do."""
+    """Return whether a model takes a text and a picture for it in two towers, as CLIP does."""
     return hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
 
 

@@ -55,8 +55,7 @@ def learned_of(model: nn.Module) -> dict[str, Tensor]:
 def fidelities(model: nn.Module) -> dict[str, float]:
     """Return λ̃ of each layer of a model that has terms, as learned so far, by the names of the attention modules.
 
-    The first layer of a stack has no term and is left out; empty for a model without terms. With
-    ``matrix_fidelity=True`` it is 1/σ².
+    What `attach` gave the first layer of a stack is left out. With ``matrix_fidelity=True`` it is 1/σ².
 
     Parameters
     ----------
@@ -100,8 +99,7 @@ def write_terms(owner: nn.Module, folder: Path) -> None:
 def read_terms(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     """Return what describes the terms in a folder, and what was learned.
 
-    Two files cannot be replaced at once. The first of a new pair describes itself, and the second names the first by
-    its digest, so between them the new pair is known; what a pair without learned values has not removed is left out.
+    Between the writing of the two files the first says what the new pair is.
     """
     from safetensors import safe_open
 
@@ -124,9 +122,9 @@ def read_terms(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write the terms of a model into a folder, without the model, and return the folder.
 
-    ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned. A model
-    of transformers that has terms writes both in its ``save_pretrained`` too, and so does a ``Trainer``; this function
-    is for other modules, and for PEFT, which saves its adapters alone.
+    ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned, if
+    anything. A model of transformers that has terms writes both in its ``save_pretrained`` too; this function is for
+    other modules, and for PEFT, which saves its adapters alone.
 
     Parameters
     ----------

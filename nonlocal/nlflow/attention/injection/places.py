@@ -1,8 +1,7 @@
 """Which token each row of values belongs to, where layers cut their tokens into windows, shift them or pad them.
 
-The layer is run again on other inputs, up to its values. A token's row of values changes if and only if the token does.
-So 2 log2(T) runs, in each of which half of the T tokens are others, spell the number of the token of each row in bits.
-This is done once for each shape of inputs, and only where rows of values are not those of the tokens that came in.
+The layer is run again on other inputs, up to its values. A row of values changes where its token does, so 2 log2(T)
+runs with about half of the T tokens others spell the number of each row's token. Once for each shape of inputs.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ class Entered(NamedTuple):
 
 
 def rearrange(kept: dict[Any, Tensor], begun: Entered, latest: Entered, first: Tensor, new: Tensor) -> Tensor:
-    """Return v0 with its rows in the order of this layer's; `first` itself where tokens stay in their places.
-
-    `first` and `new` are (B, H, N, D); B and N may be those of windows.
-    """
+    """Return v0 (B, H, N, D) with its rows in the order of this layer's; B and N may be those of windows."""
     if _plain(kept, begun, first) and _plain(kept, latest, new):
         return first
     source, target = _layout(kept, begun, first), _layout(kept, latest, new)

@@ -1,9 +1,8 @@
 """Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections.
 
-The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. In most modules v is what a projection gives, and P v, its
-heads side by side, what the next one gets; the term is added there. `Summed` looks once whether this is so: it adds a
-constant to each column of v, which must come out of the average as it is, since rows of P have sum 1.
-In `torch.nn.MultiheadAttention` the term passes the output projection on its own, which is affine.
+The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. `Summed` takes v where a projection gives it, and adds the
+term where the next projection gets P v. It looks once whether a constant in each column of v comes out as it went in.
+In `torch.nn.MultiheadAttention` the term passes the output projection on its own.
 """
 
 from __future__ import annotations

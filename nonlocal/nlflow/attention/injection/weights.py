@@ -76,10 +76,7 @@ _ROWS = 16  # tokens by which columns are compared
 
 
 def columns_of(made: Tensor, values: Tensor) -> Tensor | slice | None:
-    """Return which columns of `made` (B, N, C) are the values (B, G, N, d), (G d,); None where they are not all there.
-
-    Columns are told apart by the bits of their numbers on some tokens, O(C) time.
-    """
+    """Return which columns of `made` (B, N, C) are the values (B, G, N, d), (G d,); None where not all are there."""
     wanted = values.transpose(1, 2).flatten(2)
     if made.shape[:2].numel() != wanted.shape[:2].numel() or made.dtype != wanted.dtype:
         return None
@@ -124,8 +121,7 @@ def _serves(size: int, used: int, heads: int) -> bool:
 def part(made: Tensor, layout: str, used: int, heads: int) -> Tensor:
     """Return the values in what a projection made, as wide as the averages.
 
-    They are all of it; what is behind the queries and as many keys; the last third of each head (BLOOM); or the second
-    third of each quarter (CodeGen). A head of values that serves several heads of queries comes once for each.
+    A head of values that serves several heads of queries comes once for each.
     """
     if layout == "heads":
         return made.reshape(*made.shape[:-1], heads, 3, used // heads)[..., 2, :].flatten(-2)
@@ -144,8 +140,8 @@ _OFF, _OFF_HALF = 1e-4, 2e-2  # of the largest value: beyond all rounding
 class Layout:
     """Where the values of one kind of attention module lie in what their projection makes, found in a first call.
 
-    An average lies between the least and the largest of what is averaged, in each column. So the layout is the one of
-    which this is true. Where it is true of none, rows of P have another sum than 1, or values are changed on the way.
+    An average lies between the least and the largest of what is averaged, in each column: the first layout of which
+    this is true is taken.
     """
 
     def __init__(self) -> None:

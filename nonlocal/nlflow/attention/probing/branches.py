@@ -1,10 +1,9 @@
 """What attention adds to the hidden state of its layer, found by watching the sums that the layer computes.
 
-Between attention and the sum may stand an output projection, a norm, a LayerScale, a gate or dropout, and the sum may
-be normed itself. So no module is trusted for what is added. While a layer runs, each tensor that comes of its input is
-known by the sum that it is, x + a + m, and each summand by what it was made from. What attention adds are the summands
-that come of its output, and not of a sum that has it already. In the end the state after the layer must be that sum to
-rounding; layers of which this is not so are not told, with the reason.
+While a layer runs, each tensor that comes of its input is known by the sum that it is, x + a + m, and each summand by
+what it was made from. What attention adds are the summands that come of its output, and not of a sum that has it
+already. In the end the state after the layer must be that sum to rounding; layers of which this is not so are not told,
+with the reason.
 """
 
 from __future__ import annotations
@@ -115,10 +114,7 @@ class Seen:
 
 
 def own(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that acts in this thread alone, and not where a layer runs for its values.
-
-    What it computes is no part of the model, so nothing watches it.
-    """
+    """Return a hook that acts in this thread alone, unwatched, and not where a layer runs for its values."""
     thread = get_ident()
 
     def acting(*args: Any, **kwargs: Any) -> Any:

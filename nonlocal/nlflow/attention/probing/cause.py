@@ -71,7 +71,7 @@ class CausedBlock(Brief):
     channels : array of shape (2, n, D)
         Sum of squares of each channel before and after the block, over the tokens that count.
     reason : str
-        Why something is not told; empty where all is.
+        Why the parts of attention are not told apart; empty where they are.
     maps : Maps, or None
         W_V and W_O, and the attention on the first input, of which `Cause.spectra` is made.
     """
@@ -236,8 +236,8 @@ class Cause(Brief):
     def spectra(self, *, rng: Any = 0, progress: bool = False) -> list[LayerSpectrum]:
         """Return the eigenvalues of W_V W_O and of P for each head, and which rules; of blocks whose maps are known.
 
-        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block and, for all heads together, 80 to 600
-        steps of an iteration, as many as 2e11 operations allow, whose residual is told. Random weights are 40 draws.
+        P is that of the first input. O(H (N^3 + d^3) + D^3) time for each block, and that of
+        `nlflow.attention.probing.verdicts.ruling_of_heads`.
 
         Parameters
         ----------
@@ -286,9 +286,9 @@ def explain(
         a boolean mask (B, N), either for each stack (``{'encoder': 'patch'}``), or a function of a batch that returns
         one of these.
     nulls : bool
-        With what parts would change under nulls: random weights of the same norms, keys of other tokens, random
-        stochastic matrices. They are drawn for the first two inputs, and for each fourth from there on; their rank is
-        not measured (NaN).
+        With what parts would change under nulls: weights in random order and signs, keys of other tokens, random
+        stochastic matrices. They are drawn for the first two inputs and for each fourth; their rank is not measured
+        (NaN).
     rng : int
         Seed of the nulls.
     adapter, take
@@ -310,9 +310,8 @@ def explain(
 
     Notes
     -----
-    The parts are defined in `nlflow.attention.probing.parts`. They add up to the change over the block to rounding,
-    since they are differences along one path. O(N^2 D) for each block beside a plain run, and O(N D min(N, D)) for the
-    rank of each point.
+    The parts are defined in `nlflow.attention.probing.parts`. They add up to the change over the block, to rounding.
+    O(N^2 D) for each block beside a plain run, and O(N D min(N, D)) for the rank of each point.
 
     Examples
     --------

@@ -114,7 +114,7 @@ COLUMNS = (
     ),
     Column(
         "J", "energy", "heads", lambda found: _energy(found.values, found.average, found.squares, mask=found.mask),
-        0, inf, "energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads; 0: all are equal",
+        0, inf, "energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads; 0: each averages equal values",
         "energy J of the values, per token",
     ),
     Column(
@@ -137,7 +137,7 @@ COLUMNS = (
     replace(_GAP, name="gap_least", meaning="spectral gap, least of heads", label="", reduce="min", printed=False),
     replace(_GAP, name="gap_most", meaning="spectral gap, most of heads", label="", reduce="max", printed=False),
     Column(
-        "mixing", "mixing_time", "chain", methodcaller("mixing_time"), 1, inf,
+        "mixing", "mixing_time", "chain", methodcaller("mixing_time"), 0, inf,
         "steps until a walker has forgotten where it began (total variation 1/4), median of heads",
         "mixing time in moves", "median",
     ),

@@ -6,9 +6,7 @@ falls as 1/m.
 
 A norm divides tokens by their lengths, so what a block sees of a token x is its direction u (for a layer norm: of
 x - mean). With the length r and the mean of the block's input held, its attention a(x), with norm, W_Q, W_K, W_V and
-W_O as they were trained, is a velocity on the sphere, du/dt = (I - u u^T) a(x(u)) / r (arXiv 2312.10794, section 2). At
-time 1 that flow is what the block would be as many thin layers of attention. What is left is the MLP, and what
-one long step misses.
+W_O as they were trained, is a velocity on the sphere, du/dt = (I - u u^T) a(x(u)) / r (arXiv 2312.10794).
 """
 
 from __future__ import annotations
@@ -63,9 +61,8 @@ class Discretization(Brief):
     order : float
         Slope of log distance over log(1/m) through the finest steps; the theory says 1. NaN with fewer than 3.
     random_order : float
-        The same slope with random stochastic matrices, masked as the heads are, in the place of theirs: Euler's method
-        has it, trained or not. So an `order` near it says nothing about training. NaN where the kernel evolves or has
-        keys as queries.
+        The same slope with random stochastic matrices, masked as the heads are, in the place of theirs. An `order` near
+        it says nothing about training. NaN where the kernel evolves or has keys as queries.
     """
 
     substeps: tuple[int, ...]
@@ -106,9 +103,7 @@ def discretize(
 
     Notes
     -----
-    The exact flow has an error of about 1e-11: a Chebyshev expansion where the kernel is frozen and symmetric,
-    Runge-Kutta steps of order 5 where it is only frozen, and of order 8 (SciPy's DOP853) where it evolves. O(N^2 (d +
-    d_v)) for each step and head.
+    The flow is computed with a relative tolerance of 1e-12. O(N^2 (d + d_v)) for each step and head.
     """
     counts = tuple(check_integer("substeps", m, minimum=1) for m in substeps)
     if not counts:
@@ -222,7 +217,7 @@ def extrapolate(
     """Predict how alike values are if all further layers were the chain of one layer, and compare with the stack.
 
     Each head's values are averaged by that head's P repeatedly: u <- (1 - s) Pu + s u + lambda~ (v0 - u), with v0 of
-    the first layer of the stack. The weights, MLPs and norms of the layers, which are left out, make the difference.
+    the first layer of the stack. Further layers have their own P, and weights, MLPs and norms, which are left out here.
 
     Parameters
     ----------
@@ -354,9 +349,9 @@ def discretize_blocks(
 
     Notes
     -----
-    What attention adds is what is added to the hidden state: after an output projection, a norm or a LayerScale.
-    Each block is run sum(substeps) + 8 max(substeps) times. Where the norm comes after attention, its gain stretches
-    the sphere from block to block; what it stretches counts as not explained.
+    What attention adds is what is added to the hidden state: after an output projection, a norm or a LayerScale. Each
+    block is run about sum(substeps) + 8 max(substeps) times. Where the norm comes after attention, what its gain
+    stretches counts as not explained.
 
     Examples
     --------

@@ -79,9 +79,7 @@ def _of_stack(stack: str, blocks: Sequence[CausedBlock]) -> Iterator[str]:
 def beside_nulls(blocks: Sequence[CausedBlock]) -> str:
     """Return the parts of some blocks, summed, beside those under their nulls, on the inputs that have nulls.
 
-    A part that is no larger than one of its nulls needs no training to be so large. That it is larger is no proof: the
-    part has one draw of the weights for all inputs, and a null one for each batch, so no spread over inputs is that of
-    chance.
+    A part that is no larger than one of its nulls needs no training to be so large. That it is larger is no proof.
     """
     told, drawn = [], 0
     for part, nulls in _NULLS.items():

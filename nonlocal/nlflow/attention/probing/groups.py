@@ -12,7 +12,7 @@ from nlflow.attention.injection.inputs import without_wrapper
 from nlflow.errors import InputError
 
 GROUPS = ("all", "ordinary", "class", "distillation", "register", "patch", "special")
-"""Names of groups; all of them leave padding out. `ordinary` are those that are none of the others but patches."""
+"""Names of groups, without padding. `ordinary` are those that are none of the others but patches."""
 
 Choice = str | Tensor | Mapping[str, Any] | Callable[[Any], Any]
 

@@ -88,9 +88,7 @@ def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
 def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Array:
     """Return the participation ratio of the singular values s of X, (sum s^2)^2 / sum s^4: between 1 and the rank.
 
-    It is (tr G)^2 / |G|^2 with the Gram matrix G of tokens or of channels, whichever is smaller. So no matrix is
-    diagonalized: O(N D min(N, D)) time. Parameters, returned shape and errors as in `mean_cosine`; NaN where all tokens
-    are 0.
+    O(N D min(N, D)) time. Parameters, returned shape and errors as in `mean_cosine`; NaN where all tokens are 0.
 
     Parameters
     ----------
@@ -114,14 +112,13 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
 def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any = None) -> Array:
     """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N with its attention matrix A, from averages alone.
 
-    J of arXiv 2312.00751, eq. 5, with k = A. The rows are normalized, and the sum over tokens is divided by their
-    number, which the paper (appendix E.2) does not fix. Only v, Av and A|v|^2 are needed: O(N D) time. Mask, returned
-    shape and errors as in `mean_cosine`.
+    J of arXiv 2312.00751, eq. 5, with k = A, divided by the number of tokens. O(N D) time. Mask, returned shape and
+    errors as in `mean_cosine`; 0 where no token counts.
 
     Parameters
     ----------
     v, average : array of shape (..., N, D)
-        Values and Av. Subtracting a constant from both does not change J, and gives more digits.
+        Values and Av. Those of v less a constant vector have the same J, and more digits.
     average_of_squares : array of shape (..., N)
         A|v|^2.
 
@@ -149,9 +146,8 @@ def _tell_of_overflow() -> None:
 def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any = None) -> Array:
     """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
 
-    A is the attention matrix; A_sym is the one with keys as queries (arXiv 2312.00751, appendix E.1, table 4). The
-    paper multiplies these differences by the degrees, which may overflow. O(N D) time. All arguments have the shape
-    (..., N, D); mask, returned shape and errors as in `mean_cosine`.
+    A is the attention matrix; A_sym is the one with keys as queries (arXiv 2312.00751, appendix E.1, table 4). O(N D)
+    time. All arguments have the shape (..., N, D); mask, returned shape and errors as in `mean_cosine`.
 
     Tokens that do not move, up to rounding, have no direction and are left out (such as the first of a causal layer).
     NaN where no token is left.
@@ -173,8 +169,8 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
 def head_redundancy(matrix: Any, following: Any) -> Array:
     """Return the cosine <A, B> / (|A| |B|) of the attention matrices (..., N, N) of one head in two successive layers.
 
-    (arXiv 2312.00751, figure 5 and appendix G.2: between layers, not between heads of one layer.) 1 when the second
-    layer attends as the first does.
+    (arXiv 2312.00751, figure 5 and appendix G.2.) 1 when the second layer attends as the first does. Errors as in
+    `mean_cosine`.
     """
     first, _, xp = _tokens(matrix, None, "matrix")
     second = _alike("following", following, first.shape)

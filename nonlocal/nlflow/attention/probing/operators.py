@@ -1,8 +1,6 @@
 """The linear maps of a block of attention as they act on the state: the norm before, W_V, W_O, and what scales after.
 
-Nothing is trusted that the run does not show. The columns that are the values are found among those that the projection
-gave, so fused projections need no table of layouts; the gain of a norm must give what the norm gave; what comes to the
-output projection must be the averages, head by head.
+All of them are held against what a run of the block shows.
 """
 
 from __future__ import annotations
@@ -113,7 +111,7 @@ class Projected:
 
 @contextmanager
 def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
-    """Keep what projections of blocks are given and make in this thread: of each block a list, one of each call."""
+    """Keep what projections of blocks are given and make in this thread, by block and call."""
     kept: dict[int, list[Projected]] = {id(one.block.module): [] for one in found}
 
     def begin(calls: list[Projected], turned: bool, module: nn.Module, args: Any, kwargs: Any) -> None:

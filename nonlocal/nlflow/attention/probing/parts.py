@@ -1,7 +1,7 @@
 """What each part of a block changes: measures at points of the residual stream, and differences of them that add up.
 
-Measures of similarity are not linear, so the parts come from a path: the measure is taken after each step of the block,
-and each step has the difference. The differences telescope, so their sum is the change over the block.
+The measure is taken after each step of the block, and each step has the difference, so their sum is the change over the
+block.
 
 Attention adds ``sum_h P_h n W_h``, with the normed state n and W_h = W_V W_O, and what is the same for all tokens. It
 is split by what the block would add with P or W set aside:
@@ -104,10 +104,9 @@ def joined(points: Iterable[Point]) -> Point:
 
 
 def point_of(state: Tensor, tokens: Tensor, *, ranked: bool = True) -> Point:
-    """Measure states (B, N, D) over the tokens (B, N) that count, all in one way through them.
+    """Measure states (B, N, D) over the tokens (B, N) that count, as `nlflow.attention.probing.metrics` does.
 
-    The measures are those of `nlflow.attention.probing.metrics`; here they share their sums. `ranked`: with the
-    rank, which takes more time than all else; NaN without. `state` is overwritten where tokens do not count.
+    `ranked`: with the rank; NaN without. `state` is overwritten where tokens do not count.
     """
     given = state.detach()
     if not bool(tokens.all()):

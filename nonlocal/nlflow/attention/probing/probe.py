@@ -49,20 +49,20 @@ def probe(
     Parameters
     ----------
     model : torch.nn.Module or pipeline
-        A model of transformers (BERT, ViT, DeiT, GPT-2 and similar ones), with or without `nlflow.attention.attach`, a
-        SentenceTransformer, one of timm or torchvision, a pipeline of transformers, or any module that an adapter
-        describes. It runs in evaluation mode, and is not changed.
+        A model of transformers, with or without `nlflow.attention.attach`, a SentenceTransformer, one of timm or
+        torchvision, a pipeline of transformers, or a module that an adapter describes. It runs in evaluation mode, and
+        is not changed.
     inputs : mapping, tensor, texts or pictures
         What the model is called with; tensors are moved to its device. Texts (str, or a list of them) go through the
         model's tokenizer, pictures (Pillow's, or uint8) through its normalization. As in transformers,
-        ``attention_mask`` (and ``decoder_attention_mask``) says what padding is, which all quantities leave out.
+        ``attention_mask`` (and ``decoder_attention_mask``) says what padding is, which `Layer.quantities` leave out.
     keep_matrices : bool
-        Keep all attention matrices, 4 B H N^2 bytes for each layer. Otherwise there are at most 2 MiB of them (256 MiB
-        on a GPU), or those of one head, at a time.
+        Keep all attention matrices, 4 B H N^2 bytes for each layer. Otherwise those of a few heads are in memory at a
+        time.
     gradients : bool
         Keep the way back: `Layer.differentiable` has the quantities as tensors, and `Layer.q` and its like and the
-        hidden states belong to the same graph. So a quantity of any layer can be a loss, or a part of one. Needs the
-        memory of a step of training, and some 12 B H N^2 bytes for each layer.
+        hidden states belong to the same graph. Needs the memory of a step of training, and some 12 B H N^2 bytes for
+        each layer.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, for models that are not known.
     take : callable, optional
@@ -86,19 +86,15 @@ def probe(
 
     Notes
     -----
-    Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. Averages are
-    compared with a few rows of what the model computes; another rule is refused. A sink takes a share of each row
-    without a value: `matrices` and degrees are with it, all else is of the average over tokens, whose rows have sum 1.
+    Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. Functions of
+    transformers whose averages differ from these are refused. A sink takes a share of each row without a value:
+    `matrices` and degrees are with it, all else is of the average over tokens, whose rows have sum 1.
 
-    What attention adds to the hidden state is found by watching the sums of the layer: after an output projection, a
-    norm, a LayerScale or a gate. `Layer.between` is the state with it, normed where the layer norms that sum (BERT);
-    beside an MLP in parallel, or one before attention, it is the input plus what attention adds. The state after the
-    layer must be the sum of what is added, to rounding; elsewhere `between` is None and ``share`` NaN.
+    `Layer.between` is the state with what attention adds, normed where the layer norms that sum (BERT); beside an MLP
+    in parallel, or one before attention, it is the input plus what attention adds. Where the state after the layer is
+    not seen to be the sum of what is added, `between` is None and ``share`` NaN.
 
     Other threads may run the model meanwhile, and probe it, unless it was in training mode.
-
-    J, the gradient cosine, degrees and the metrics of hidden states are computed at once, in less than twice the time
-    of the model. Spectra are computed when asked for.
 
     Examples
     --------
@@ -209,7 +205,7 @@ def seen_ones(model: str, run: list[Seen]) -> list[Seen]:
 
 
 def beside_pooling(run: list[Seen]) -> list[Seen]:
-    """Return what was seen without modules beside others whose queries are other tokens than the keys, as in a head."""
+    """Return what was seen, without modules beside others whose queries are other tokens than the keys."""
     pooling = [one for one in run if one.taken is not None and one.taken.q.shape[-2] != one.taken.k.shape[-2]]
     rest = [one for one in run if one not in pooling]
     if not any(one.taken is not None for one in rest):

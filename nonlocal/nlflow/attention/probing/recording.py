@@ -87,9 +87,8 @@ _OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and b
 def recording(found: list[Seen], *, compared: bool = True) -> Iterator[None]:
     """Record the arguments of the attention functions of these blocks in this thread, whichever functions they are.
 
-    Of modules that do not ask transformers for their function (those of timm, torchvision and torch), the arguments of
-    torch's `scaled_dot_product_attention`. `compared`: a function whose averages are others than these arguments give
-    is refused; without, the caller compares them.
+    Of modules that do not ask transformers for their function, the arguments of torch's `scaled_dot_product_attention`.
+    `compared`: a function whose averages are others than these arguments give is refused.
     """
     transformers_library()
     configs = {id(config): config for one in found if (config := getattr(one.block.module, "config", None)) is not None}
@@ -118,11 +117,7 @@ def _gather(one: Seen, *_: Any) -> None:
 
 
 def _joined(block: Block, pieces: list[Taken]) -> Taken:
-    """Return several calls of a function as one: for parts of a sequence, or for several sets of values with one P.
-
-    No token sees those of another part. Vision towers of language models call their function once for each picture,
-    or for each window.
-    """
+    """Return several calls of a function as one: for parts of a sequence, or for several sets of values with one P."""
     if len(pieces) == 1:
         return pieces[0]
     one = pieces[0]

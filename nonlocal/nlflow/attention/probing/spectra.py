@@ -79,8 +79,7 @@ class HeadSpectrum:
     bound : float
         |(I - 11^T/N) P| in the 2-norm: no values shrink less in one application.
     leading : float
-        Cosine of 1 and the left singular vector of P with the largest singular value: 1 where the leading eigenspace is
-        that of equal tokens, for all layers alike.
+        Cosine of 1 and the left singular vector of P with the largest singular value.
     """
 
     omegas: Complex

@@ -149,9 +149,8 @@ class SurveyedState(Brief):
     def isotropy(self) -> tuple[float, float]:
         """Return the mean cosine of the pooled states of two inputs and its standard error, in O(n D) time.
 
-        1: all inputs point the same way, whatever the cosine of tokens says, so 1 is the least isotropic case; 0: they
-        point in all directions. The error is that of the jackknife, since pairs are not independent; NaN for fewer than
-        three inputs.
+        1: all inputs point the same way, the least isotropic case. The error is that of the jackknife; NaN for fewer
+        than three inputs.
         """
         if self.pooled is None:
             return math.nan, math.nan
@@ -185,13 +184,14 @@ class Survey(Brief):
         ----------
         by_head : bool
             A row for each head, with ``head``, ``J`` and ``gradient``. If not, these are means over the heads of an
-            input first: heads of one input are not independent.
+            input first.
 
         Returns
         -------
         list of dict
             ``layer``, ``index``, ``inputs``, and for each quantity its mean and, with ``_se`` behind its name, the
-            standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two); ``isotropy`` too.
+            standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two); and, not by head,
+            ``isotropy`` with the error of `SurveyedState.isotropy`.
         """
         result: list[dict[str, Any]] = []
         for state in self.states:
@@ -270,7 +270,7 @@ def survey(
         As for `nlflow.attention.probe`.
     inputs : iterable
         Texts, pictures, or batches that `probe` takes: a list, a `torch.utils.data.DataLoader`, a generator. It is gone
-        through once, one batch in memory at a time. A sequence of a batch is one input; padding does not count.
+        through once. A sequence of a batch is one input; padding does not count.
     adapter, take
         As for `probe`, which is called for each batch.
     progress : bool
@@ -279,8 +279,8 @@ def survey(
     Raises
     ------
     InputError
-        For one batch without a list, for none, for inputs of one token alone, and for batches in which other layers ran
-        than in the first.
+        For one batch without a list, for none, for inputs that all have one token alone, and for batches in which other
+        layers ran than in the first.
 
     Warns
     -----

@@ -40,8 +40,8 @@ class Head:
     """One head of one layer on one sequence, without padding, in float64.
 
     A token j has the quadrature weight 1. So the degree d_i = sum_j k_ij is the denominator of the softmax, and 1 / d_i
-    is the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). Where numbers are added to
-    log k, and for kernels that the package does not have, P is a matrix and degrees are 1.
+    is the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). With a bias, and for
+    kernels that the package does not have, P is a matrix and degrees are 1.
 
     Attributes
     ----------
@@ -84,15 +84,11 @@ class Head:
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether k is symmetric: keys are queries, and if i sees j, j sees i."""
+        """Whether `affinity` is symmetric."""
         return self.affinity.symmetric
 
     def along(self, q: Floats, k: Floats) -> Affinity:
-        """Return the affinity of other queries and keys with the same mask.
-
-        It is that of `nlflow.ExpDotProduct` or `nlflow.Gaussian`, matrix-free for long sequences: O(N d) memory. With a
-        bias, and for other kernels, it holds P as a matrix.
-        """
+        """Return the affinity of other queries and keys with the same mask; see `Head` for its degrees."""
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
         kernel = self._kernel(same)
@@ -121,7 +117,7 @@ class Head:
 
     @cached_property
     def affinity(self) -> Affinity:
-        """The affinity k whose P is the attention matrix; see `along`."""
+        """The affinity whose P is the attention matrix."""
         return self.along(self.q, self.k)
 
     @cached_property
@@ -136,7 +132,7 @@ class Head:
 
     @property
     def stationary(self) -> Floats:
-        """The stationary law pi = pi P, shape (N,). In a causal layer the first token has all of it."""
+        """The stationary law pi = pi P, shape (N,)."""
         return self.chain.stationary
 
     @cached_property
@@ -158,7 +154,7 @@ class Head:
 
     @property
     def spectral_gap(self) -> float:
-        """1 - |mu_2|: the share of the differences between tokens that each application removes, in the long run."""
+        """1 - |mu_2|, with the second eigenvalue of P by modulus."""
         if self.causal:
             return float(1 - self.eigenvalues[1]) if self.tokens > 1 else 1.0
         return self.chain.spectral_gap
@@ -182,7 +178,7 @@ class Head:
 def rule_or_bias(mask: torch.Tensor) -> tuple[Mask | None, Floats | None]:
     """Return a mask (N, N) as a rule, or as a bias added to log k where no rule fits; neither where all see all.
 
-    The mask is boolean (True: i sees j) or added to log k. A rule is: all tokens up to each, or the last few of them.
+    A rule is: all tokens up to each, or the last few of them.
     """
     visible = seen(mask)
     adds = mask.is_floating_point() and bool((mask.masked_fill(~visible, 0) != 0).any())
@@ -245,7 +241,7 @@ class Layer:
     kernel : str
         Which affinity, one of `nlflow.attention.terms.averages.AFFINITIES`.
     q, k, v : tensor of shape (B, H, N, d)
-        As the layer compared and averaged them, keys and values repeated for all heads.
+        As the layer compared and averaged them, keys and values repeated for all heads; v may have another d.
     mask : tensor of 4 dimensions that broadcasts to (B, H, N, N), or None
         Boolean (True: i sees j) or added to the logarithms; None where all see all.
     tokens : tensor of bool of shape (B, N)
@@ -312,8 +308,7 @@ class Layer:
     def time_step(self) -> Floats:
         """The step 1 / d_i of the L2 flow that the layer takes at token i, shape (B, H, N), NaN at padding.
 
-        In the degree metric every layer takes a step of length 1. Where the degree overflows, the step is 0 or
-        infinite, but ``quantities['log_degree']`` is right.
+        Where it overflows or underflows, ``quantities['log_degree']`` does not.
         """
         with np.errstate(over="ignore", under="ignore"):
             return np.asarray(np.exp(-self.quantities["log_degree"]))
@@ -350,10 +345,7 @@ class Layer:
 
 @underflowing
 class LayerTrace:
-    """The layers of a model on one batch, in order, with what is derived from them.
-
-    Made by `nlflow.attention.probe`. Spectra cost O(N^3). They are computed when they are first asked for, one head at
-    a time, and only numbers are kept.
+    """The layers of a model on one batch, in order, with what is derived from them. Made by `nlflow.attention.probe`.
 
     Attributes
     ----------
@@ -441,10 +433,10 @@ class LayerTrace:
         return np.array([_over(np.min, self.spectra(i)["stable_fidelity"]) for i in range(len(self))])
 
     def check_fidelity(self, fidelity: Any) -> bool:
-        """Warn where NeuTRENO steps with a fidelity do not converge, and return whether all do.
+        """Warn where repeated NeuTRENO steps with a fidelity do not converge, and return whether all do.
 
-        It is one number, or one for each layer. A single step always stays finite; repeated ones may grow. The first
-        layer of a stack has no term.
+        It is one number, or one for each layer. The first layer of a stack has no term, and heads whose limit is not
+        known (NaN) are not counted. O(B H N^3) time for each layer when first asked for.
 
         Warns
         -----
@@ -475,8 +467,8 @@ class LayerTrace:
     def head_redundancy(self) -> Floats:
         """Return the cosine between the attention matrices of a head in successive layers, shape (L - 1, B, H).
 
-        Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). Two N x N matrices at a time; NaN
-        between layers of different stacks or with different numbers of heads or tokens.
+        Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). NaN between layers of different
+        stacks or with different numbers of heads or tokens.
         """
         return self._beside_next()["redundancy"]
 

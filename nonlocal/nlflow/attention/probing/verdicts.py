@@ -4,14 +4,10 @@ The layer X <- X + s P X W, one head with W = W_V W_O, has the eigenvalues 1 + s
 W (Dovonon et al., arXiv 2401.04301). P has the eigenvalue 1 with equal tokens as its vector. If the largest of
 |1 + s w| is above all |1 + s w a| of the others, many such layers make tokens equal: smoothing. If one of the others is
 above, what tells tokens apart grows faster than what they share: sharpening. Where both are the same, as for W = 0,
-neither. The s is what the norm before attention divides by.
+neither. The s is what the norm before attention multiplies by.
 
-Several heads have no such products, but equal tokens stay equal: X = 1 x^T becomes 1 x^T (I + s sum_h W_h). So the
-spectrum of the layer is that of I + s sum_h W_h, and that of what the layer does to X less its mean token. The larger
-spectral radius rules. For one head this is the rule above.
-
-After n layers the ratio of what tells tokens apart and what they share has the factor (other / smooth)^n. For P alone
-(s w large) that is |mu_2|^n, the linear rate of Yu and Zhang, arXiv 2312.06182.
+Of several heads the spectrum is that of I + s sum_h W_h, on equal tokens, and that of what the layer does to X less its
+mean token. The larger spectral radius rules.
 """
 
 from __future__ import annotations
@@ -89,7 +85,7 @@ def ruling(alphas: NDArray[np.generic], omegas: NDArray[np.generic], scale: floa
     alphas : array of shape (n,)
         Eigenvalues of P, a stochastic matrix: all of them, 1 as often as it is one.
     omegas : array of shape (m,)
-        Eigenvalues of W; with a 0 where W has none of full rank.
+        Eigenvalues of W; those of d features, and one 0 where d < D, are enough.
     scale : float
         s, not 0.
 
@@ -138,9 +134,8 @@ def _ruled(
 def ruling_of_heads(matrices: Floats, values: Floats, output: Floats, scale: float = 1.0) -> Ruling:
     """Return which part rules in X <- X + s sum_h P_h X V_h O_h: equal tokens, or what tells them apart.
 
-    All eigenvalues where N D is at most 1200, else the outermost by Krylov-Schur iteration, O(H N^2 d + N (H d)^2) each
-    step, until its residual is 1e-10 of it, or for 80 to 600 steps, as many as 2e11 operations allow; `Ruling.doubt` is
-    the residual. Of causal matrices those of I + s sum_h P_h[i, i] W_h, exact.
+    All eigenvalues where N D is at most 1200, else the outermost by Krylov-Schur iteration, O(H N^2 d + N (H d)^2) for
+    each of at most 600 steps, whose residual is `Ruling.doubt`. Of causal matrices those of I + s sum_h P_h[i, i] W_h.
 
     Parameters
     ----------
@@ -208,9 +203,8 @@ def outermost(
 ) -> tuple[Complex, Floats]:
     """Return the `most` eigenvalues of a real linear map that are farthest from `centre`, and residuals of their pairs.
 
-    Krylov-Schur iteration (Stewart 2001, 10.1137/S0895479800371529): Arnoldi's, whose restarts keep the outermost
-    Ritz vectors. It ends when the residuals are small enough, or after so many steps; with fewer eigenvalues where the
-    map has a smaller invariant space. 41 vectors of memory.
+    Krylov-Schur iteration (Stewart 2001, 10.1137/S0895479800371529), for about so many steps at most; fewer eigenvalues
+    where the map has a smaller invariant space. 41 vectors of memory.
     """
     basis = min(_BASIS, size)
     kept = min(_KEPT, max(1, basis // 2))
@@ -264,7 +258,7 @@ def _outer_first(matrix: Floats, centre: float, level: float) -> tuple[Floats, F
 
 
 def contraction_of(matrix: Floats) -> float:
-    """Return the largest factor by which P can stretch what tells tokens apart, |(I - 11^T/N) P| in the 2-norm."""
+    """Return |(I - 11^T/N) P| in the 2-norm, the largest factor by which P can stretch what tells tokens apart."""
     centred = matrix - matrix.mean(axis=0)
     if len(matrix) > _LONG and np.isfinite(centred).all():
         start = np.random.default_rng(0).standard_normal(len(matrix))

@@ -15,7 +15,7 @@ Place = tuple[slice, slice]
 
 
 def bias_of(layer: Layer, place: Place) -> Tensor | None:
-    """Return what is added to the logarithms: the mask, in which padding is seen only by itself; None without any."""
+    """Return what is added to the logarithms: the mask, in which padding sees and is seen by itself alone, or None."""
     count, tokens = layer.q.shape[-2], layer.tokens[place[0], None]
     padded = layer.padded and not bool(tokens.all())
     if layer.mask is None and not padded:

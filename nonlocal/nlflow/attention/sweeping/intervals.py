@@ -32,14 +32,16 @@ def paired_differences(
     """Return how far the scores (S, n) of settings are from `stock` (n,) over the same items, with bootstrap intervals.
 
     Items are drawn again, the same for all settings. The largest difference of each draw from what was found, in units
-    of its own standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of
-    experiments, however the settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may
-    be picked afterwards. That each draw has its own error makes up for skewness (the symmetric bootstrap-t, Hall 1988,
-    10.1214/aos/1176350933). Where some items change and others do not, as with scores of 0 and 1, how many change is
-    chance as well: errors are as of one item more that rises and one that falls (Bonett and Price 2012,
-    10.3102/1076998611411915), by the size that is usual in this setting, or in the others where it changes none. Of 20
-    items and more, intervals at 0.95 held in at least 93 % of simulated experiments, with scores that are normal,
-    exponential, 0 or 1, or mostly equal. O(resamples S n) operations.
+    of its own standard error, gives the bound for all (single-step max-T, Westfall and Young 1993; symmetric
+    bootstrap-t, Hall 1988, 10.1214/aos/1176350933). Where some items change and others do not, errors are as of one
+    item more that rises and one that falls (Bonett and Price 2012, 10.3102/1076998611411915). Of 20 items and more,
+    intervals at 0.95 held together in at least 93 % of simulated experiments, with scores that are normal, exponential,
+    0 or 1, or mostly equal. O(resamples S n) operations.
+
+    Raises
+    ------
+    InputError
+        For fewer than 10 items.
     """
     gains = np.asarray(scores, float) - np.asarray(stock, float)
     count = gains.shape[1]

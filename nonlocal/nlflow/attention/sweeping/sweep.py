@@ -14,7 +14,7 @@ from torch import nn
 
 from nlflow._array import Brief
 from nlflow.attention.injection.attach import attach, detach
-from nlflow.attention.injection.blocks import Adapter, Block, blocks, network_of
+from nlflow.attention.injection.blocks import Adapter, Block, blocks, later, network_of
 from nlflow.attention.injection.cures import CURES, held_bytes, in_range
 from nlflow.attention.injection.inputs import check_model_filled
 from nlflow.attention.injection.keeping import RECORD
@@ -41,7 +41,7 @@ class Sweep(Brief):
     items : int
         Number of items that each setting was measured on.
     level : float
-        Probability with which all intervals hold together.
+        Of the intervals.
     stock : float
         The metric of the model as it is.
     rows : list of dict
@@ -127,26 +127,24 @@ def sweep(
     """Try cures on a trained model, without training, and say which one helps it at a task.
 
     Each setting is compared with the model as it is over the same items. The intervals allow for the number of
-    settings: all of them together contain the true gains with probability `level` (bootstrap of the largest difference
-    in units of its error). So the best of many is no winner by chance.
-    Items count as independent: passages of one article may be less so, and another text is the better test.
+    settings: all of them together contain the true gains with about the probability `level` (bootstrap of the largest
+    difference in units of its error). Items count as independent, which passages of one article may not be.
 
     Parameters
     ----------
     model : torch.nn.Module or pipeline of transformers
-        In evaluation mode, without terms. It is left as it was. Decoders need their head for `Perplexity`.
+        In evaluation mode, without terms. It is left as it was.
     task : callable
         `Retrieval`, `Classification`, `Perplexity`, `TokenAccuracy`, `WordErrors`, or a function of the model that
         returns one score for each item, (n,), larger is better, in the same order at each call. Its attributes ``name``
-        and ``summary``, where it has them, give the metric: a function of the scores, their mean by default. It is
-        called once for each setting, and once for the model as it is.
+        and ``summary``, where it has them, give the metric: a function of the scores, their mean by default.
     cures : sequence of str, or mapping of str to sequence of float
         Names in `nlflow.attention.CURES`, which are tried with their own ``values``, or with numbers of yours. By
         default all; those that this model cannot have are named in ``left_out``.
     layers : sequence of str, or mapping of str to sequence of int
         Which layers are changed: ``'all'``, ``'first half'``, ``'last half'`` and ``'last'``, of each stack, or names
-        for numbers of blocks in the order of `blocks`, from 0. By default all, and the last half. The first
-        layer of a stack never has a term of v0, and nothing is removed before it.
+        for numbers of blocks in the order of `blocks`, from 0. By default all, and the last half. The first layer of a
+        stack has no term of v0, and nothing is removed before it.
     level : float
         Of the intervals, between 0 and 1.
     resamples : int
@@ -288,12 +286,11 @@ def settings_of(
     for name in names:
         check_choice("cures", name, tuple(CURES))
     found = blocks(model, adapter)
-    later = _later(found)
     where = {} if adapter is None else {"adapter": adapter}
     settings: dict[Setting, dict[str, Any]] = {}
     for name in names:
         cure = CURES[name]
-        able = later if cure.later else [True] * len(found)
+        able = later(found) if cure.later else [True] * len(found)
         given = [in_range(cure, f"cures[{name!r}][{i}]", one) for i, one in enumerate(values.get(name, cure.values))]
         if not given or cure.neutral in given:
             raise InputError(
@@ -312,16 +309,6 @@ def settings_of(
             "temperature"
         )
     return settings
-
-
-def _later(found: list[Block]) -> list[bool]:
-    """Return which blocks are not the first of their stack."""
-    begun: set[str] = set()
-    result = []
-    for block in found:
-        result.append(block.group in begun or block.repeated)
-        begun.add(block.group)
-    return result
 
 
 def _layers(

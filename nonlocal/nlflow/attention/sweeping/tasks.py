@@ -33,8 +33,7 @@ def reciprocal_ranks(queries: Any, documents: Any) -> Floats:
     Returns
     -------
     array of shape (n,)
-        From 1/n to 1. Equal cosines count against the right document, so that a model which gives all texts one
-        embedding gets 1/n. O(n² D) operations.
+        From 1/n to 1. Equal cosines count against the right document. O(n² D) operations.
     """
     asked, given = (np.asarray(check_array(name, array, ndim=(2,)), float)
                     for name, array in (("queries", queries), ("documents", documents)))  # fmt: skip
@@ -76,7 +75,7 @@ class Retrieval:
     tokenizer : tokenizer of transformers
     pairs : sequence of pairs of str
         Two or more neighbouring passages; `neighbouring_passages` makes them of texts. Passages beyond the longest
-        input that the tokenizer knows are cut.
+        input of the tokenizer or the model are cut.
     pooling : {'mean', 'first', 'last'}
         What of the last hidden states is the embedding: the mean of all tokens, the first or the last one.
     batch : int
@@ -104,7 +103,7 @@ class Retrieval:
         return reciprocal_ranks(embedded[::2], embedded[1::2])
 
     def embed(self, model: Any, texts: Sequence[str]) -> Floats:
-        """Return embeddings (n, D) of texts, in batches of about equal lengths."""
+        """Return embeddings (n, D) of texts."""
         network = network_of(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of cut passages, which the docstring tells
@@ -142,7 +141,7 @@ class Perplexity:
     ----------
     tokenizer : tokenizer of transformers
     texts : sequence of str
-        Joined, then cut into two or more blocks. What is left at the end is not used.
+        Joined by newlines, then cut into blocks, at least two. What is left at the end is not used.
     length : int
         Tokens of a block, at least 2. The first of them is not told.
     blocks : int, optional
@@ -194,8 +193,7 @@ class Perplexity:
 class Classification:
     """Task of a model that makes features: tell the class of each item from the features of the others.
 
-    Each item is left out in turn, so all of them are both known and asked. Called with a model, it returns 1 or 0 for
-    each item: whether its class is found.
+    Called with a model, it returns 1 or 0 for each item: whether its class is found when the item is left out.
 
     Parameters
     ----------
@@ -301,15 +299,14 @@ def _tensors(part: list[Any]) -> bool:
 class TokenAccuracy:
     """Task of a model with a head: tell tokens, the largest logit for each.
 
-    Called with a model, it returns the share of the tokens of each sequence that are told. So it measures masked tokens
-    (`masked_tokens`), and a decoder beside a known transcript.
+    Called with a model, it returns the share of the tokens of each sequence that are told.
 
     Parameters
     ----------
     inputs : sequence of mappings
         What the model is called with, one or several sequences at a time.
     labels : sequence of tensors of int, (B, N)
-        The tokens of each, as its logits lie; -100 where none is asked for.
+        The tokens of each, as its logits lie; a negative number where none is asked for.
     name : str
         Of the metric.
     """
@@ -350,7 +347,7 @@ class WordErrors:
 
     Called with a model, it returns for each sound minus its word error rate: words that are wrong, missing or too many
     by the shortest way from one text to the other (Levenshtein), over the words that are said. Words are letters,
-    digits and apostrophes, small or capital.
+    digits, underscores and apostrophes, small or capital alike.
 
     Parameters
     ----------
@@ -365,7 +362,7 @@ class WordErrors:
     end : int
         The token that ends a text.
     most : int
-        Tokens after which a text ends too; models that repeat themselves do not end.
+        Tokens after which a text ends too.
     """
 
     name = "word error rate"
@@ -395,7 +392,7 @@ class WordErrors:
         return np.array([-word_errors(_words(self.heard(network, one)), said) / len(said) for one, said in pairs])
 
     def heard(self, network: Any, sound: Tensor) -> str:
-        """Return what a model writes down of a sound; without a cache, which cures with means do not take."""
+        """Return what a model writes down of a sound."""
         ids = list(self.begin)
         given: dict[str, Any] = {"input_features": sound}
         while len(ids) < len(self.begin) + self.most:
@@ -442,11 +439,12 @@ def masked_tokens(
     ----------
     tokenizer : tokenizer of transformers, with a token for masks
     texts : sequence of str
-        Each is a sequence, cut where the tokenizer's longest input ends.
+        Each is a sequence, cut where the tokenizer's longest input ends; in the order of their lengths, without blank
+        ones.
     share : float
         Of the tokens that are masked in each, at least one; special tokens never are.
     draws : int
-        How often each text is masked, with other tokens each time. They are one item: their mean.
+        How often each text is masked, drawn anew each time. They are one item: their mean.
     batch : int
     rng : numpy.random.Generator or seed
     """

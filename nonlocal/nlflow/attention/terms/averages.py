@@ -14,8 +14,7 @@ softplus  log(1 + exp(l))                normalized by the row sum, no further r
 linear    phi(q) . phi(k), phi = elu + 1 arXiv 2006.16236, normalized there as well; q and k are not scaled
 ========= ============================== ====================================================================
 
-Every row is a softmax of log k. Its computation does not overflow, whatever the size of the logits. The cost is
-O(N^2 d) for all of them. For `linear` it could be O(N d^2), but then masks could not have any shape.
+Every row is a softmax of log k: finite logits of any size do not overflow it. O(N^2 d) for all of them.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ def repeated(heads: Tensor, count: int) -> Tensor:
 
 
 def with_squares(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys with one more coordinate. Their dot product is q . k - |k|^2 / 2.
-
-    A softmax over it is the Gaussian average, because |q|^2 is the same in a whole row.
-    """
+    """Return queries and keys with one more coordinate: products q . k - |k|^2 / 2, the Gaussian in a softmax."""
     ones = torch.ones_like(query[..., :1])
     return torch.cat([query, ones], dim=-1), torch.cat([key, key.square().sum(-1, keepdim=True) / -2], dim=-1)
 
@@ -98,9 +94,9 @@ def average(
     causal : bool
         Without a mask: a token sees the tokens up to itself. The last of the M is the last of the N.
     dropout : float
-        Rate at which weights are dropped. Before it, rows add up to 1.
+        Rate at which weights are dropped.
     fused : bool
-        Use torch's fused attention, which forms no weights. For affinities of `FUSED`, and M = N.
+        Use torch's fused attention, which returns no weights. For affinities of `FUSED`, and M = N.
     """
     heads, count = query.shape[1], query.shape[-2]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -29,8 +29,8 @@ from nlflow.errors import InputError, check_choice, check_dense, check_flag, che
 class NeutrenoAttention(nn.Module):
     """Self-attention with the NeuTRENO term, in plain torch.
 
-    Where a softmax computes the average, torch's fused attention is used, in O(N) memory. The other affinities, and a
-    matrix fidelity, need the matrix of weights.
+    Affinities that a softmax computes go through torch's fused attention. The others, and a matrix fidelity, need the
+    matrix of weights, O(N²) memory for each head.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class NeutrenoAttention(nn.Module):
     dropout : float
         Rate at which weights are dropped in training.
     bias : bool
-        Of the four projections.
+        Of the projections that are `torch.nn.Linear`.
     projection : {None, 'sharpening', 'smoothing'}
         Use `SignedProjection` for the values, and no output projection; needs one head.
     generator : torch.Generator, optional
@@ -62,8 +62,8 @@ class NeutrenoAttention(nn.Module):
 
     Attributes
     ----------
-    query, key, value, output : torch.nn.Linear
-        The projections; `output` is the identity with a signed projection.
+    query, key, value, output : torch.nn.Module
+        The projections.
 
     Examples
     --------
@@ -215,11 +215,11 @@ def _anchor(first: Tensor | None, value: Tensor) -> Tensor:
 
 
 class SignedProjection(nn.Module):
-    """A projection x W whose eigenvalues all have one sign: a layer that sharpens, or one that smooths.
+    """A projection x W with a symmetric W that has no eigenvalue of the other sign: for sharpening none is above 0.
 
-    W = V diag(±ψ²) V^T with V the orthogonal factor of a free matrix Θ. The layer X + A X W has the eigenvalues
-    1 + ω_j α_i, with α of A and ω of W. For ω > 0 that of α = 1 dominates, and tokens become equal. For
-    -2/(1 + α_min) < ω < 0 that of α_min dominates. Since α_min <= 1, ω in [-1, 0) is enough. So ψ² > 1 counts as 1.
+    W = V diag(ω) V^T with V the orthogonal factor of a free matrix Θ. ω = ψ² for smoothing and -min(ψ², 1) for
+    sharpening. The layer X + A X W has the eigenvalues 1 + ω_j α_i, with α of A. For ω > 0 that of α = 1 dominates, and
+    tokens become equal. For -2/(1 + α_min) < ω < 0, with real α, that of α_min dominates.
 
     Parameters
     ----------
@@ -276,24 +276,20 @@ _EPS = 1e-5  # of the norm of a differential head, ibid.
 
 
 def value_residual(values: Tensor, first: Tensor, own: float | Tensor = 0.5, shared: float | Tensor = 0.5) -> Tensor:
-    """Return what ResFormer averages, λ₁ v0 + λ₂ v, with λ₁ = `shared` and λ₂ = `own` (arXiv 2410.17897, section 3).
-
-    Unlike NeuTRENO's v0, this one is averaged as well.
-    """
+    """Return what ResFormer averages, λ₁ v0 + λ₂ v, with λ₁ = `shared` and λ₂ = `own` (arXiv 2410.17897)."""
     return own * values + shared * first
 
 
 def differential_start(layer: int) -> float:
-    """Return λ_init = 0.8 - 0.6 exp(-0.3 (l - 1)) of the layer l = 1, 2, ... (arXiv 2410.05258, section 2.1)."""
+    """Return λ_init = 0.8 - 0.6 exp(-0.3 (l - 1)) of the layer l = 1, 2, ... (arXiv 2410.05258)."""
     return 0.8 - 0.6 * math.exp(-0.3 * (check_integer("layer", layer, minimum=1) - 1))
 
 
 def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iterations: int = 20) -> Tensor:
     """Return exp(f_i + g_j + l_ij), whose columns and rows were scaled in turn, so many times (arXiv 2110.11773).
 
-    Rows add up to 1, columns to what that many scalings give; 1 is softmax with columns scaled before. In log space,
-    with derivatives of every order. O(N^2) an iteration. (`nlflow.affinities.sinkhorn` checks that it has converged.)
-    `present` is False at padding, which no token sees and whose rows count in no column.
+    Rows add up to 1, columns to what that many scalings give. O(N^2) an iteration. `present` is False at padding, which
+    no token sees and whose rows count in no column.
     """
     rows = logits
     if present is not None:
@@ -312,8 +308,6 @@ def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iteratio
 class NeighbourAttention(WideParameters, NeutrenoAttention):
     """Self-attention with another term of the literature, called as `NeutrenoAttention` is.
 
-    In half precision λ₁, λ₂ and what makes λ stay float32, as strengths of `NeutrenoAttention` do.
-
     Parameters
     ----------
     width, heads : int
@@ -327,16 +321,15 @@ class NeighbourAttention(WideParameters, NeutrenoAttention):
     layer : int
         Number of the layer, from 1: where λ of a differential head starts.
     iterations : int
-        Scalings of a doubly stochastic P; the paper takes 3 to 5, 20 by default.
+        Scalings of a doubly stochastic P.
     causal, dropout, bias
-        As for `NeutrenoAttention`. Not causal with a doubly stochastic P, which would be the identity; masks are those
-        of tokens.
+        As for `NeutrenoAttention`. A doubly stochastic P is not causal (it would be the identity), and takes masks of
+        tokens alone.
 
     Raises
     ------
     InputError
-        For arguments out of range, and for `learned` or `laplacian` with another kind. (`layer` and `iterations` count
-        for their kinds alone.)
+        For arguments out of range, and for `learned` or `laplacian` with another kind.
 
     Examples
     --------

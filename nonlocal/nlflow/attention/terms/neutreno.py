@@ -28,9 +28,8 @@ def neutreno(
 ) -> Tensor:
     """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v, v and v0 (arXiv 2312.00751, equation 28).
 
-    `semi_implicit`: (P v + λ̃ v0) / (1 + λ̃), with the end point of the step in the place of v. It is stable for every
-    λ̃ >= 0; the other form is for symmetric affinities up to 1 + μ_min(P). `overwrite` writes into `average`, in half
-    the time and without memory, where no derivatives are wanted.
+    `semi_implicit`: (P v + λ̃ v0) / (1 + λ̃), stable for every λ̃ >= 0; with symmetric affinities the other form is, up to
+    1 + μ_min(P). `overwrite` lets it write into `average`, where no derivatives are wanted.
     """
     if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
@@ -46,10 +45,7 @@ def neutreno(
 
 
 class WideParameters(nn.Module):
-    """A module whose own parameters stay float32 when a model is put into half precision.
-
-    A strength of 0.5 has neighbours 0.002 away in bfloat16. The steps of a training are smaller, and round away.
-    """
+    """A module whose own parameters stay float32 in a model of half precision, where small steps would round away."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Apply what `Module.to`, `half` and the like do, without losing digits; children of other kinds follow."""
@@ -81,7 +77,8 @@ def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor
 def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
     """Return (I - τ 11^T/n) x. `mask` and `causal` are those of `averages.uniform_average`.
 
-    The share t of |x|^2 that lies in the mean becomes (1 - τ)^2 t / ((1 - τ)^2 t + 1 - t) (arXiv 2312.06182).
+    Where all see all, the share t of |x|^2 that lies in the mean becomes (1 - τ)^2 t / ((1 - τ)^2 t + 1 - t)
+    (arXiv 2312.06182).
     """
     return torch.sub(tokens, uniform_average(tokens, tokens.shape[-2], mask, causal), alpha=strength)
 
@@ -94,7 +91,7 @@ def scaled_features(tokens: Tensor, mean: Tensor, low: float | Tensor, high: flo
 class FeatScale(WideParameters):
     """Two learned scales for each feature, (1 + s) m + (1 + t)(x - m): of the mean m over tokens, and of the rest.
 
-    At the start s = t = 0, and tokens pass with all their bits.
+    At the start s = t = 0, and tokens pass unchanged.
 
     Parameters
     ----------
@@ -318,9 +315,9 @@ def wide(tensor: Tensor) -> Tensor:
 def local_wiener(weights: Tensor, values: Tensor, average: Tensor, first: Tensor, variance: Tensor) -> Tensor:
     """Return the step of `matrix_step` from P (..., M, N), v (..., N, D), P v and v0 (..., M, D), and σ² > 0.
 
-    It is exact to the tolerance of its iterations (1e-6 of v0 - P v in float32, 1e-13 in float64), each in O(M N D)
-    time and O(M N) memory. Their number depends on the spread of the values over σ²; where they do not get there, and
-    for few features, covariances are formed. It has first derivatives.
+    By conjugate gradients, to residuals of 1e-6 in float32 and 1e-13 in float64, relative to v0 - P v: O(M N D) time
+    and O(M N) memory for each iteration. Where these do not get there, and for few features, covariances are formed. It
+    has first derivatives.
     """
     if values.shape[-1] > _SMALL:
         found = _by_iterations(weights, values, average, first, variance)
