@@ -95,7 +95,7 @@ class Accessor:
             of the dimensions.
         dims : str or sequence of str, optional
             The one to three dimensions of an image, signal or volume. Along all others, but `channel_dim`, images are
-            denoised one by one. Time before two others makes a clip. By default those that are known by their names or
+            denoised one by one. Time and two others make a clip. By default those that are known by their names or
             by the attribute ``axis`` of their coordinates (X, Y, Z, as the CF conventions have it); an array of one
             dimension is a signal.
         channel_dim : str, optional
@@ -118,8 +118,8 @@ class Accessor:
         -------
         DataArray
             Dimensions, coordinates, attributes and name are kept, and so are the units: integers become floats and are
-            not scaled. Chunked arrays stay chunked and lazy, with the bits of the whole for noise that is given (what
-            is found out counts as white in them); what depends on the whole image is computed at once.
+            not scaled. Chunked arrays stay chunked and lazy; what depends on the whole image is computed at once. See
+            `nlflow.denoising.large.denoise_array`.
 
         Raises
         ------
@@ -127,9 +127,6 @@ class Accessor:
             Where it cannot be known which dimensions are those of an image, for names that are not there, coordinates
             that differ, and as `nlflow.denoise`. For a chunked array also for options that need the whole image.
 
-        Notes
-        -----
-        The cost is that of `nlflow.denoise` for each image.
         """
         for name in _NAMED:
             if name in more:

@@ -81,6 +81,16 @@ def test_a_model_comes_back_to_the_last_bit(model: Noise, tmp_path: Path) -> Non
     assert [one.name for one in tmp_path.iterdir()] == ["model.json"]
 
 
+@pytest.mark.parametrize("model", [*MODELS, Impulses(), Mixture([Impulses(), Drift(40.0)])], ids=repr)
+def test_models_of_the_same_numbers_are_equal_and_have_one_hash(model: Noise, tmp_path: Path) -> None:
+    model.save(tmp_path / "model.json")
+    again = load_noise(tmp_path / "model.json")
+    assert again == model
+    assert hash(again) == hash(model)
+    assert {GaussianNoise(0.0), Poisson(2.0, 3.0, -0.0)} == {GaussianNoise(-0.0), Poisson(2.0, 3.0, 0.0)}
+    assert (model == MODELS[0]) == (model is MODELS[0])
+
+
 def test_every_public_model_has_been_in_a_file() -> None:
     classes = {one for name in models.__all__ if inspect.isclass(one := getattr(models, name))}
     public = {one for one in classes if issubclass(one, Noise) and not inspect.isabstract(one)}

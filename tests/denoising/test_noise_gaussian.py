@@ -218,6 +218,25 @@ def test_the_scale_and_size_of_a_spectrum_do_not_matter() -> None:
     assert larger.powers(1, 2).mean() == pytest.approx(4)
     white = GaussianNoise(2.0, np.full((5, 5), 3.0))
     np.testing.assert_allclose(white.powers(2, 2), 4 * np.ones((2, 64, 64)))
+    for unit in (1e-250, 1e305):
+        far = GaussianNoise(2.0, unit * np.multiply.outer(line, line))
+        np.testing.assert_allclose(one.powers(1, 2), far.powers(1, 2), rtol=1e-14)
+
+
+@pytest.mark.parametrize("unit", [1e-310, 1e-200, 1e-80, 1e90, 1e200, 1e307])
+def test_the_unit_of_a_kernel_does_not_matter(unit: float) -> None:
+    kernel = np.array([[1.0, 2, 1], [0, 4, 0]])
+    found = GaussianNoise.from_kernel(unit * kernel).spectrum
+    np.testing.assert_allclose(found, GaussianNoise.from_kernel(kernel).spectrum, rtol=1e-12, atol=1e-12)
+
+
+def test_the_range_is_that_of_the_channel_that_is_correlated_farthest() -> None:
+    white, wide = np.ones((64, 64)), GaussianNoise.from_kernel(np.ones((9, 9))).spectrum[0]
+    far = GaussianNoise(1.0, wide).range()
+    assert far == 8  # the correlation over an offset of 8 of a box of 9 is 1/9
+    assert GaussianNoise(1.0, np.stack([white, wide])).range() == far
+    assert "over about 8 pixels" in GaussianNoise(1.0, np.stack([white, wide])).describe()
+    assert GaussianNoise(1.0, np.stack([white, wide, wide]), opponent=True).range() == GaussianNoise(1.0, white).range()
 
 
 def test_what_compression_cut_off_counts_as_a_plateau() -> None:
@@ -331,6 +350,7 @@ def test_a_model_changes_no_array_that_it_was_given() -> None:
         (lambda: GaussianNoise(1.0, np.ones((2, 8, 8))).powers(3, 2), r"with 2 channel.* has 3"),
         (lambda: GaussianNoise(1.0, np.ones(8)).sample(np.zeros((8, 8))), "got an image, but the spectrum of a signal"),
         (lambda: GaussianNoise(1.0, np.ones((8, 8))).sample(np.zeros(8)), "got a signal, but a spectrum of 64 x 64"),
+        (lambda: GaussianNoise(1.0, places=[1, 2]).reduce(np.ones((8, 8, 1))), "places along 1 axes, and samples"),
         (lambda: nl.denoise(np.zeros((9, 9)), noise=GaussianNoise(1.0, np.ones(8))), "but the spectrum of a signal"),
         (lambda: nl.denoise(np.eye(9), 1.0, noise=GaussianNoise(1.0)), "sigma: got a value beside GaussianNoise"),
     ],

@@ -180,6 +180,16 @@ def test_a_density_without_values_is_refused_by_name():
             Impulses(0.1, **given)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.float32, np.float64])
+def test_values_need_not_be_of_the_type_of_the_samples(kind):
+    image = np.random.default_rng(0).integers(50, 200, (40, 40, 1)).astype(kind)
+    image[7, 9], image[30, 30] = 100, 0
+    hits = Impulses(0.01, 0.0, 1e6).hits(image)
+    assert hits[30, 30]
+    assert hits.sum() == 1
+    assert not Impulses(0.01, -5.0, 300.5).hits(image).any()
+
+
 def test_strength_cannot_be_scaled_and_every_sample_cannot_be_missing():
     noise = Impulses(0.1, 0.0, 0.0)
     assert noise.scaled(1.0) == noise

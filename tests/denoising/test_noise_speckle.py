@@ -238,6 +238,14 @@ def test_negative_intensities_are_refused():
     Speckle().reduce(np.where(gone, -1.0, 1.0)[:, None], gone)
 
 
+@pytest.mark.parametrize("model", [Speckle(1.0, spectrum=np.ones((8, 8))), LogSpeckle(4.0, spectrum=np.ones((8, 8)))])
+def test_a_spectrum_of_other_samples_is_refused(model):
+    for shape, message in (((40,), "got a signal"), ((8, 8, 8), "got a volume")):
+        for call in (lambda z: model.sample(z), lambda z: model.reduce(z[..., None])):
+            with pytest.raises(InputError, match=message):
+                call(np.ones(shape))
+
+
 def test_a_model_is_scaled_told_and_written_down():
     assert Speckle(4.0).scaled(2.0) == Speckle(1.0)
     with pytest.raises(InputError, match=r"^factor: got 0"):

@@ -217,6 +217,18 @@ def test_counts_beyond_all_numbers_are_refused():
         Poisson(gain=1e-300).stabilize([1e10])
 
 
+@pytest.mark.parametrize(("noise", "mean"), [(Poisson(1e-20), 1.0), (Poisson(), 1e300), (Poisson(1e-300), 1e300)])
+def test_more_counts_than_can_be_drawn_are_refused(noise, mean):
+    with pytest.raises(InputError, match=r"^clean: got values of up to .* counts for gain=.*; give a larger gain"):
+        noise.sample([mean])
+
+
+def test_missing_counts_alone_are_no_few_ones():
+    found = Poisson().reduce(np.ones((4, 4, 1)), np.ones((4, 4), bool))
+    assert found.few is None
+    assert found.missing.all()
+
+
 def test_a_torch_tensor_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(InputError, match=r"image: got Tensor, expected a NumPy array; convert it"):

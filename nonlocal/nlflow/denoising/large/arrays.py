@@ -59,10 +59,10 @@ def denoise_array(
 ) -> Any:
     """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole for noise that is given.
 
-    Every block is denoised with a halo as wide as the flow looks, so blocks leave no seams. Noise that is found out
-    counts as white here, and a recording of such noise is not looked at on several scales, as it is as a whole. What
-    the whole image decides (its mean and range, how noisy it is, after how many steps the flow stops) is computed
-    before this returns, on the scheduler that is in force; the result itself is lazy.
+    Every block is denoised with a halo as wide as the flow looks. Noise that is found out counts as white here, and a
+    recording of such noise is not looked at on several scales, as it is as a whole. What the whole image decides (its
+    mean and range, how noisy it is, after how many steps the flow stops) is computed before this returns, on the
+    scheduler that is in force; the result itself is lazy.
 
     Parameters
     ----------
@@ -70,12 +70,12 @@ def denoise_array(
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers and
         floats, with chunks of known sizes.
     sigma : float or array_like of shape (C,), optional
-        Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated, from
-        windows of the whole image, when not given.
+        Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated when not
+        given: from windows of the whole image, of a volume or clip from nine planes (the median).
     noise : str or Poisson
-        White noise, ``'poisson'``, or a `Poisson`. Other noise is not for blocks. With ``'auto'`` the noise counts as
-        white, and a warning tells where the middle of the image shows another kind. In some places the difference of
-        input and result is compared with that noise, and less is taken out where the two disagree.
+        ``'white'``, ``'poisson'``, or a `Poisson`; other noise is refused. With ``'auto'`` the noise counts as white,
+        and a warning tells where the middle of the image shows another kind. In some places the difference of input and
+        result is compared with that noise, and less is taken out where the two disagree.
     quality, channel_axis, axes, spacing
         As `nlflow.denoise`.
     return_info : bool
@@ -105,23 +105,21 @@ def denoise_array(
 
     Notes
     -----
-    The result has the bits of ``denoise(image.compute(), ..., preserve_range=True)``, rounded for integers. (Two things
-    hold to rounding only: the estimate of sigma, and the principal axes of images of 2 or more than 3 channels, which
-    are sums over the whole.) ``mask``, ``keep``, maps of sigma and ``stopping`` of `nlflow.denoise` are decided by the
-    whole image, or not by blocks alone, and are left to it; to keep samples, use ``dask.array.where``.
+    For noise that is given the result has the bits of ``denoise(image.compute(), ...,
+    preserve_range=True)``, rounded for integers; to rounding only for images of 2 or more than 3 channels, whose
+    principal axes are sums over the whole. There is no ``mask``, no ``keep`` and no map of sigma; to keep samples, use
+    ``dask.array.where``.
 
     NaN and a value that stands for "no data" stay as they are, as those of `nlflow.denoise` do; what lies beside them
     agrees with its result to a part of the noise, as holes are filled in block by block.
 
     The image is read once for its statistics (three times where a value may stand for "no data"), once more to estimate
-    sigma, in some places to look at what would be removed, and by ``pixels`` up to where the residual is enough (mostly
-    a sixth of the image, which is also denoised; ``steps=1`` spares it). In images the halo is at most 45 samples wide
+    sigma, in some places to look at what would be removed, and by ``pixels`` up to where the residual is enough
+    (``steps=1`` spares that). In images the halo is at most 45 samples wide
     for ``pixels`` and one step, 60 for ``fast``, 314 for ``balanced`` and 707 for ``best``, for the strongest noise (26
-    less in colours, in which no isolated peaks are looked for): blocks of 2048 to 4096 keep what is computed twice
-    small. In volumes it is 16, 88 and 124 along each axis, less along those whose samples lie farther apart, and sigma
-    is estimated from nine planes (the median).
-    In clips it is 8, 50 and 58 frames, and blocks hold whole frames.
-    A block takes one thread, and working memory as `DenoiseInfo.memory_bytes` says.
+    less in colours): blocks of 2048 to 4096 keep what is computed twice small. In volumes it is 16, 88 and 124 along
+    each axis, less along those whose samples lie farther apart. In clips it is 8, 50 and 58 frames, and blocks hold
+    whole frames. A block takes one thread, and working memory as `DenoiseInfo.memory_bytes` says.
 
     Examples
     --------

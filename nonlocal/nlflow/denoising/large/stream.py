@@ -177,7 +177,7 @@ def denoise_frames(
     Raises
     ------
     InputError
-        When there are other frames than in the first reading.
+        When there are fewer frames than in the first reading.
     MemoryLimitError
         As `window`.
     """

@@ -87,6 +87,7 @@ class OfCounts(Figures, source="chosen by hand, so that the table is exact to 1e
     nodes = figure(64, "of the quadrature over the Gaussian")
     places = figure(33, "intensities of noise in place of counts", BY_HAND)
     least = figure(0.3, "counts: a standard deviation that even darkness has", BY_HAND)
+    most = figure(9e18, "counts that NumPy draws, at most: those of 64 bits", OF_FLOATS)
     few = figure(2.0, "counts a sample on average: with fewer, the transform does not make noise even", BY_SWEEP)
     at_first = figure(4.0, "counts in a cell that the flow begins with", BY_SWEEP)
     at_last = figure(2.0, "the same for what it ends with, where estimates count as counts", BY_SWEEP)

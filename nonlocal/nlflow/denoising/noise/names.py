@@ -1,7 +1,6 @@
 """The names by which people and files ask for noise, each once: words of ``noise=``, and kinds of models.
 
-A model of the package is entered in `KINDS`, and in `WORDS` if it can be asked for without a number. Checks, the
-command line, the explorer, the widget for napari and the reader of files take their names from here. The command
+A model of the package is entered in `KINDS`, and in `WORDS` if it can be asked for without a number. The command
 starts with this module, which therefore loads nothing that is heavy.
 """
 

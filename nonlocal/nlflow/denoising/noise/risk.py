@@ -67,8 +67,7 @@ def sure(
 
     Notes
     -----
-    Cost O(N), besides the second evaluation of f, whose random numbers must be those of the first. Sums are
-    accumulated in float64.
+    Cost O(N), besides the second evaluation of f, whose random numbers must be those of the first.
 
     References
     ----------
@@ -85,8 +84,6 @@ def sure(
 
 def discrepancy(noisy: NDArray[Any], estimate: NDArray[Any], sigma: float | NDArray[Any]) -> float:
     """Return the root mean square of (noisy - estimate) / sigma: 1 when as much was removed as there was noise.
-
-    Morozov's principle: an estimate that is smoother than one with a discrepancy of 1 has lost signal.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The denoiser as a prior: reconstruction from linear measurements.
 
-`reconstruct` needs no other library. `deepinv`, `pylops`, `pyproximal` and `scico` are adapters for those who use one:
-import them by name, such as ``from nlflow.denoising.priors.deepinv import Denoiser``.
+`deepinv`, `pylops`, `pyproximal` and `scico` are adapters, which are imported by name, such as
+``from nlflow.denoising.priors.deepinv import Denoiser``.
 """
 
 from nlflow.denoising.priors.denoisers import Denoiser, Resolvent

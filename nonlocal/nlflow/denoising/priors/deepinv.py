@@ -29,8 +29,7 @@ class Denoiser(Base):
     Notes
     -----
     On another device than the CPU, and where a gradient is required, tensors are denoised as tensors, with derivatives
-    for groups held still; `nlflow.denoise` says what is refused then, such as ``separate``. On the CPU compiled loops
-    are faster.
+    for groups held still; `nlflow.denoise` says what is refused then, such as ``separate``.
 
     Examples
     --------
@@ -47,8 +46,6 @@ class Denoiser(Base):
 
     def forward(self, x: Any, sigma: Any) -> Any:
         """Return the denoised batch, with the bits of ``denoise(item, sigma, channel_axis=0)`` for each item.
-
-        Items are tensors where they are on a device or require a gradient, and arrays elsewhere.
 
         Parameters
         ----------

@@ -51,7 +51,7 @@ class Denoiser:
     Raises
     ------
     InputError
-        For an option that `denoise` does not know.
+        For other keywords, ``noise`` and ``return_info`` among them.
 
     Examples
     --------
@@ -81,8 +81,8 @@ class Denoiser:
 class Resolvent:
     """The filter (I + s^2 w L)^-1 of a frozen kernel: for nodes of weight w = 1 an implicit Euler step of the J-flow.
 
-    It is the proximal map of s^2 J in the norm without weights, linear and symmetric with eigenvalues in (0, 1]. So
-    loops with this denoiser minimize an energy that is known (`nlflow.denoising.priors.reconstruct`), and converge.
+    It is the proximal map of s^2 J in the norm without weights, linear and symmetric with eigenvalues in (0, 1], so
+    that the loops of `nlflow.denoising.priors.reconstruct` converge.
 
     Parameters
     ----------

@@ -1,7 +1,6 @@
 """The filter of a frozen kernel for PyLops (https://pylops.readthedocs.io): P and L as linear operators.
 
-``pip install 'nlflow[pylops]'`` installs it. Operators of PyLops are taken by `nlflow.denoising.priors.Forward` as they
-are.
+``pip install 'nlflow[pylops]'`` installs it. `nlflow.denoising.priors.Forward` takes operators of PyLops.
 """
 
 from __future__ import annotations

@@ -36,8 +36,7 @@ class Prior(Base):
 
     Notes
     -----
-    R itself is not known: its value, which PyProximal asks for when it prints, is given as 0, as ``PlugAndPlay`` gives
-    it. So no solver that searches a step by values can be used.
+    R itself is not known: its value is given as 0. So no solver that searches a step by values can be used.
 
     Examples
     --------

@@ -195,9 +195,9 @@ def reconstruct(
         D(u - s^2 / (mu sigma^2) A'(A u - f)). No linear systems, but s^2 |A|^2 < 2 mu sigma^2 is needed, so that it
         takes many small steps.
     ``red``
-        Regularization by denoising: x as above near D(x), the estimate is x. Its fixed points solve
-        A'(A u - f) / sigma^2 + mu (u - D(u)) / s^2 = 0. The second term is a gradient: for D = P that of J in the
-        degree metric, times mu / s^2.
+        Regularization by denoising: x as above near D(x), the estimate is x. Its fixed points solve A'(A u - f) /
+        sigma^2 + mu (u - D(u)) / s^2 = 0. For D = P the second term is mu / s^2 times the gradient of J in the degree
+        metric.
 
     Parameters
     ----------
@@ -217,8 +217,7 @@ def reconstruct(
         default a schedule of 8, from 0.8 of the signal's standard deviation, roughly estimated, to sigma / |A|; for
         ``forward-backward`` the number sigma sqrt(mu) / |A|, half of what is allowed in s^2.
     weight : float
-        mu > 0: larger for smoother results. For denoisers that know s the result depends on it little, except that too
-        small a weight lets noise through that s does not cover. 1 where the denoiser is a proximal map.
+        mu > 0: larger for smoother results.
     start : array, optional
         First estimate; the constant that fits the data best by default.
     maxiter : int
@@ -232,14 +231,13 @@ def reconstruct(
     Returns
     -------
     Reconstruction
-        Ctrl-C ends the loop and returns what there is, with status ``interrupted``. A loop that does not reach a fixed
-        point says so: ``success`` is False.
+        Ctrl-C ends the loop and returns what there is, with status ``interrupted``.
 
     Raises
     ------
     InputError
-        For data of another shape, NaN or infinity, sigma, strength or weight <= 0, and what a denoiser returns that is
-        no signal; `StabilityError` for a strength beyond the limit of ``forward-backward``, with the limit.
+        For data of another shape, NaN or infinity, sigma, strength or weight <= 0, and a denoiser that returns another
+        shape or complex numbers; `StabilityError` for a strength beyond the limit of ``forward-backward``.
 
     Notes
     -----
@@ -249,12 +247,11 @@ def reconstruct(
     / (2 s^2), and ``hqs`` gives D of what ``red`` does (Combettes and Wajs 2005, doi 10.1137/050626090; Lions and
     Mercier 1979, doi 10.1137/0716071). It is also known for ``admm`` and ``forward-backward`` where D - I is a
     contraction and the misfit strongly convex (Ryu et al. 2019, arXiv 1905.05406), and for ``red`` where D is
-    nonexpansive (Reehorst and Schniter 2019, arXiv 1806.02296, who show as well that the field of RED is the gradient
-    of an energy only if the Jacobian of D is symmetric). The flow of `nlflow.denoise` looks for its groups anew in each
-    call; nothing of this is known for it, so use a schedule.
+    nonexpansive (Reehorst and Schniter 2019, arXiv 1806.02296). Nothing of this is known for `nlflow.denoise`, which
+    looks for its groups anew in each call: use a schedule.
 
-    An iteration costs one call of the denoiser and, except for ``forward-backward``, some ten to some hundred
-    applications of A and A': about |A| s / sigma / sqrt(mu) times half the logarithm of 2 / rtol.
+    An iteration costs one call of the denoiser and, except for ``forward-backward``, a number of applications of A and
+    A' that grows as |A| s / (sigma sqrt(mu)).
 
     References
     ----------

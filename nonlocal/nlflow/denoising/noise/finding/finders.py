@@ -41,9 +41,9 @@ from nlflow.domains.samples import range_of
 def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> Impulses | None:
     """Find salt and pepper (or one of the two) without knowing the clean picture.
 
-    A value counts where its neighbours are far from it. Impulses are there alike in all parts of the picture, they have
-    hardly any neighbours of their value, and values between them and their neighbours are rare; light spots, letters,
-    textures and clipped noise fail in one of the three. The density is the median over the parts of the picture.
+    A value counts where its neighbours are far from it. Impulses are in all parts of the picture, they have
+    hardly any neighbours of their value, and values between them and their neighbours are rare. The density is the
+    median over the parts of the picture.
 
     Parameters
     ----------
@@ -55,12 +55,11 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     Returns
     -------
     Impulses or None
-        None where there are no impulses: some dozen are needed, and a picture that is no mere drawing of two values.
+        None where there are no impulses: twelve of a value are needed.
 
     Notes
     -----
-    Cost O(N log N). Clipped noise is looked at with them: a value counts only where it is 3 standard deviations from
-    what is around it.
+    Cost O(N).
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = (samples if missing is None else samples[~missing]).ravel()
@@ -232,7 +231,7 @@ def find_hot_pixels(samples: Array, missing: NDArray[np.bool_] | None = None) ->
     Returns
     -------
     HotPixels or None
-        None where there are none: five are needed, and 20 in a million.
+        None where there are none: five are needed in a soft picture, eight in a sharp one, and 20 in a million.
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     if samples.ndim < 3 or (samples.ndim == 3 and not _suspected(samples, absent)):
@@ -261,15 +260,14 @@ def _suspected(samples: Array, absent: NDArray[np.bool_]) -> bool:
 def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> Stripes | None:
     """Find stripes without knowing the clean picture.
 
-    Robust differences of neighbouring rows are those of stripes where all parts of the rows agree on them, and where
+    Robust differences of neighbouring rows are those of stripes where the parts of the rows agree on them, and where
     they are differences of white offsets: each is followed by one of opposite sign (correlation -1/2), those farther
-    apart have nothing to do with each other, and small and large ones are there as in a Gaussian law. Edges, bricks and
-    blinds fail in one of these; so does white noise, on which the parts of a row do not agree.
+    apart have nothing to do with each other, and small and large ones are there as in a Gaussian law.
 
     Parameters
     ----------
     samples : array of shape (..., C)
-        Finite; a signal has no stripes.
+        Finite; None for a signal or a volume.
     missing : bool array of shape (...), optional
         Samples that are missing; their values do not matter.
 
@@ -280,7 +278,7 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
 
     Notes
     -----
-    Cost O(N). Stripes are found from about a hundredth of the range on, or half of the white noise.
+    Cost O(N).
     """
     if samples.ndim != 3:
         return None

@@ -56,9 +56,8 @@ def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
 def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     """Return the noise of samples (H, W, C) as a part of them shows it that holds nothing but noise. O(N).
 
-    All of its blocks are measured. What is white has a strength for each channel; what falls at high frequencies has
-    the spectrum that was found, and that of a camera where compression cut them off. One level does not tell how noise
-    follows the intensity. What is uneven, as compressed noise and texture are, is medium sure.
+    What is white has a strength for each channel; other noise has the spectrum that was found. What is uneven, as
+    compressed noise and texture are, is medium sure.
 
     Raises
     ------

@@ -72,19 +72,16 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     -----
     A steady sinusoid may be what was to be recorded, so that a line counts as hum only if all of this is true.
 
-    - It is as narrow as the recording allows, and rises above the median of its neighbours by more than white noise
-      does in two of a hundred recordings.
-    - Its amplitude and phase are those of the whole in each of 8 parts: an F test of their mean against their spread,
-      on the recording after a first-order prediction and with outliers cut off. It has 4 cycles in a part at least.
+    - It is as narrow as the recording allows, and has 4 cycles in an eighth of it at least.
+    - Its amplitude and phase are the same in each of 8 parts, by an F test of their mean against their spread.
     - It is there in most windows of two cycles, and not in beats alone.
     - All lines lie on multiples of one frequency, and there is no slower line: a signal of tones keeps them all. Lines
       of mains may have weaker ones beside them, if these are not all of the signal.
     - The rest is a signal: beyond white noise it has structure from an eighth of the lowest frequency on, of four
-      times the energy of the hum at least (a hundredth, where the line is mains). A lone tone, a chord, a test signal
-      of sines and a yearly cycle on a trend are kept.
+      times the energy of the hum at least (a hundredth, where the line is mains).
 
     A weak steady tone that accompanies a richer signal meets all of them: give `rate`, or do not ask, where such tones
-    matter. Hum whose phase wanders by a radian over the recording is not found. Cost O(N log N). Deterministic.
+    matter. Cost O(N log N). Deterministic.
 
     References
     ----------

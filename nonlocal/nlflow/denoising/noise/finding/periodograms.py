@@ -49,19 +49,14 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
     Tapered windows are transformed. For each frequency they are sorted by their energy at the others, each relative to
     the noise there; in Gaussian noise these are independent of the frequency itself. The median of its square over the
     first eighth of the windows gives the noise, then over twice as many, and so on while that does not raise it beyond
-    its own error (the rule of Lepski 1991, doi 10.1137/1135065). Some rounds make the noise consistent.
+    its own error (the rule of Lepski 1991, doi 10.1137/1135065).
 
-    Structure is slow in most windows of most signals. Below two steps (1/16 of a cycle a sample, 1/32 in long
-    recordings) the spectrum is therefore continued as a power of the frequency, but not beyond the mean power of all
-    windows there, structure with it. A hump of less than half of the frequencies is taken for a tone of the signal.
-    Neighbouring frequencies are averaged, so that a cliff in the spectrum is seen blurred.
+    Below two steps (1/16 of a cycle a sample, 1/32 in long recordings) structure is not told from noise, and the
+    spectrum is continued as a power of the frequency. A hump of less than half of the frequencies, also one at an end
+    of the spectrum, is taken for the signal. So noise as steep as 1 / f and steeper is often not told from structure.
+    Neighbouring frequencies are averaged.
 
-    A rise towards an end of the spectrum within less than half of the frequencies counts as a hump too, for it is what
-    slow structure looks like: with noise as steep as 1 / f `sure` stays near 2/3, and steeper noise is often not told
-    from structure.
-
-    What is steady over the whole recording and has a broad spectrum counts as noise. Cost O(N), with 32768 windows at
-    most. Deterministic.
+    What is steady over the whole recording and has a broad spectrum counts as noise. Cost O(N). Deterministic.
 
     References
     ----------

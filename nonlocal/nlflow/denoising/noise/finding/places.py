@@ -23,8 +23,7 @@ def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> Gau
 
     In each part of the picture the flattest windows say how strong noise is, and whether it is white. A smooth surface
     (a polynomial of the place) has to meet all parts within their errors, far better than one strength does, and
-    better than a strength that follows the intensity. In pictures without such noise parts are as noisy, or differ as
-    their texture does, which follows no surface, and is not white. Slices need no surface, but each must be white.
+    better than a strength that follows the intensity. Slices need no surface, but each must be white.
 
     Parameters
     ----------
@@ -37,7 +36,7 @@ def find_places(samples: Array, missing: NDArray[np.bool_] | None = None) -> Gau
 
     Notes
     -----
-    Some thousands of windows are looked at: milliseconds, whatever the size of a picture.
+    Cost O(N).
     """
     if samples.ndim < 3 or min(samples.shape[-3:-1]) < OfPlaces.parts * OfPlaces.side:
         return None

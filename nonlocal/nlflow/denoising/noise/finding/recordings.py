@@ -31,7 +31,7 @@ def examine_recording(samples: Array, missing: NDArray[np.bool_] | None = None) 
     """Return the verdict on finite samples (N, C) of a recording whose channels vary.
 
     Counts are looked for first, then impulses, speckle, hum of mains and spikes, and then the spectrum of the rest, of
-    each channel by itself. A slow drift stays: nothing tells it from the signal.
+    each channel by itself. A slow drift stays.
     """
     parts: list[Noise] = []
     reasons: list[str] = []

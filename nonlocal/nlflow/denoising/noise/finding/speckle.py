@@ -23,11 +23,9 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     """Find speckle, and its looks, without knowing the clean picture.
 
     In logarithms speckle is additive, as strong everywhere, and of the law of the logarithm of a gamma variable: its
-    spread says how many looks there are, and its skewness must be that of as many. So the distribution of what flat
-    windows hold tells it from all else, where intensities vary little too, and decibels are told in the same way. Of
-    many looks that law is nearly Gaussian. Then flat windows must be as noisy at all intensities, which differ enough,
-    and their noise white: white noise falls there as 1 / intensity, counts as its root, a camera's noise between the
-    two; the structure of clean pictures is neither the same nor white.
+    spread says how many looks there are, and its skewness must be that of as many. Decibels are told in the same way.
+    Of many looks that law is nearly Gaussian. Then flat windows must be as noisy at all intensities, which differ
+    enough, and their noise white.
 
     Parameters
     ----------
@@ -39,11 +37,11 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     Returns
     -------
     Speckle or LogSpeckle or None
-        None where there is none, and where there are too few samples to know (60 windows of 16 x 16, 64 in a signal).
+        None where there is none, and where there are fewer than 60 windows (16 x 16; 64 in a signal) to know.
 
     Notes
     -----
-    At most 1024 windows are looked at: milliseconds, whatever the size.
+    Cost O(N).
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = samples if missing is None else samples[~missing]

@@ -73,7 +73,7 @@ def photon_transfer(
     Parameters
     ----------
     stack : array_like
-        Volume or clip of three axes, at least 8 samples along each; of one channel.
+        Volume or clip of three axes, at least 8 samples along each, of one channel.
     offset : float, optional
         Value of the input for no light, such as the mean of a dark frame. Mean and variance alone do not tell it from
         the read noise.
@@ -95,14 +95,12 @@ def photon_transfer(
 
     Notes
     -----
-    Blocks of 4×4×4 are sorted by their mean into up to 40 bins. In each bin the variance is the mean square of the
-    high frequencies in the blocks that have the least energy at low ones (`estimate_sigma`), which also compares
-    neighbouring slices or frames. A line is fitted with weights; points above it count as structure and lose weight.
-    Standard errors follow from the number of blocks, which overlap, and from how far the points are off the line.
+    Blocks of 4×4×4 are sorted by their mean into up to 40 bins. In each bin the variance is the mean square
+    of the high frequencies in the blocks that have the least energy at low ones. A line is fitted with weights; points
+    above it count as structure and lose weight.
 
     Without `offset` it is taken as 0 where that leaves sigma² >= 0, otherwise as the mean of the darkest blocks, or
-    what makes sigma 0 if that is more. Which of these pairs is taken matters to `Poisson` only below some ten counts:
-    its transform knows sigma² - gain offset alone. Cost O(N).
+    what makes sigma 0 if that is more. The transform of `Poisson` knows sigma² - gain offset alone. Cost O(N).
 
     References
     ----------

@@ -81,10 +81,9 @@ def estimate_noise(
     flat : pair of slice, optional
         Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``, or
         ``np.s_[:, :]`` where all of it does: at least 32 x 32 samples of one level, apart from light that falls off
-        like a plane. The noise is measured there alone: its strength in each channel, and its correlation. ``measured``
-        holds the `level`, the standard deviation (`sigma`) and the `correlation` with the next row and column, for each
-        channel. One level cannot tell how noise follows the intensity: it counts as the same everywhere. A texture that
-        repeats cannot be told from noise.
+        smoothly. The noise is measured there alone. ``measured`` holds the `level`, the standard deviation (`sigma`)
+        and the `correlation` with the next row and column, for each channel. One level cannot tell how noise follows
+        the intensity: it counts as the same everywhere.
 
     Returns
     -------
@@ -108,9 +107,9 @@ def estimate_noise(
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
     """Return the verdict on finite samples (..., C), of which some are missing.
 
-    Impulses are looked for first, then speckle, then stripes in what is left, and then the spectrum of the rest. In
-    volumes and clips Rician noise and hot pixels take the place of stripes, and counts that of the spectrum. Channels
-    that are constant tell nothing of the others and are left out; what has two values stays.
+    Whole counts and a mosaic are looked for first in an image, then impulses, speckle, Rician noise and hot pixels,
+    then stripes, counts, noise that differs from place to place, and the spectrum of the rest; in volumes and clips not
+    whole counts, mosaics and stripes. Channels that are constant are left out; what has two values stays.
     """
     live = varying(samples, missing)
     if 0 < np.count_nonzero(live) < len(live):

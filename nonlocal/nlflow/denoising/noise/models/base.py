@@ -53,16 +53,14 @@ def same(u: Array) -> Array:
 class Reduction:
     """Samples whose noise is Gaussian, or of which some are missing: what a flow of E can go on with.
 
-    Reductions follow each other: what one leaves, the next one takes (`Mixture.reduce`).
-
     Attributes
     ----------
     samples : array of shape (..., C)
         In units in which the remaining noise is additive and Gaussian.
     back : callable
-        From an estimate in these units to one in the units of the input, without bias; `same` where they are the same.
+        From an estimate in these units to one in the units of the input; `same` where they are the same.
     missing : bool array of shape (...), or None
-        Samples that tell nothing: no fidelity binds the flow to them.
+        Samples that tell nothing.
     rest : GaussianNoise or None
         The noise that remains; None where the model does not say how strong it is.
     few : Poisson or None
@@ -84,10 +82,9 @@ class Reduction:
 class Noise(ABC):
     """A model of noise: a frozen dataclass whose fields are numbers and arrays.
 
-    A subclass says how a picture is sampled with it (`sample`, or `_noisy` alone), how it is told to people, how a
-    denoiser meets it (`reduce`), and which field says how strong it is. All else has an answer here that is right for
-    most models. Bounds of a number are the metadata of its field, as `nlflow.errors.check_number` takes them. A model
-    of the package is entered in `nlflow.denoising.noise.names`.
+    A subclass says how a picture is sampled with it (`sample`, or `_noisy` alone), how it is told to people
+    (`describe`), how a denoiser meets it (`reduce`), and which field says how strong it is (`amount`). Bounds of a
+    number are the metadata of its field, as `nlflow.errors.check_number` takes them.
     """
 
     kind: ClassVar[str]
@@ -118,14 +115,15 @@ class Noise(ABC):
                 setattr(cls, name, getattr(Noise, name))
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether another model is of the same class and has the same numbers, to the last bit."""
+        """Tell whether another model is of the same class and has the same numbers."""
         if type(other) is not type(self):
             return NotImplemented
         return all(_same(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
         """Return a number that is the same for models that are equal."""
-        return hash((type(self), repr(self.as_dict())))
+        # 0.0 and -0.0 are equal, and have other texts.
+        return hash((type(self), repr(self.as_dict()).replace("-0.0", "0.0")))
 
     @underflowing
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
@@ -227,7 +225,8 @@ class Noise(ABC):
         Raises
         ------
         InputError
-            For a factor that is not >= 0, and where the strength is not known, or follows from the samples.
+            For a factor that is not >= 0, or leaves a strength that the model refuses, and where the strength is not
+            known, or follows from the samples.
         """
         factor, value = check_number("factor", factor, minimum=0), getattr(self, self.amount)
         if value is None and self.undone:
@@ -357,7 +356,7 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other)
-    return bool(one == other)
+    return bool(one == other or (one != one and other != other))  # NaN stands for what is open
 
 
 def _plain(value: Any) -> Any:
@@ -377,13 +376,13 @@ class NoiseEstimate:
     model : Noise
         Of the noise.
     confidence : {'high', 'medium', 'low'}
-        High where flat parts show nothing but this noise, low where structure is everywhere.
+        How sure the verdict is.
     reasons : tuple of str
-        What the verdict rests on, one sentence each.
+        What the verdict rests on.
     measured : dict
-        By name: the spectrum of the luminance before it was shaped into a model, and figures of the blocks.
+        By name, what was measured.
     whole : bool
-        Whether the strength is that of the whole picture. False where its flat parts alone tell it.
+        Whether the strength is that of the whole picture.
     """
 
     model: Noise
@@ -404,7 +403,7 @@ class NoiseEstimate:
 
 @dataclass(frozen=True)
 class Mixture(Noise):
-    """Several kinds of noise, in the order in which they are undone: what came last comes first.
+    """Several kinds of noise, in the order in which they are undone: what was added last comes first.
 
     Parameters
     ----------
@@ -480,7 +479,7 @@ class Mixture(Noise):
         Raises
         ------
         InputError
-            For counts among the parts, whose noise follows from them.
+            As the parts; counts have no other noise.
         """
         return replace(self, parts=[part if part.undone else part.scaled(factor) for part in self.parts])
 

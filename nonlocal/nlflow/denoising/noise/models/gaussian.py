@@ -31,8 +31,6 @@ _NO_SUM: Final = (
 class GaussianNoise(Noise):
     """Additive Gaussian noise, z = x + s(x) n, with n stationary of a power spectrum.
 
-    White noise has no spectrum; noise of one strength has no intensities. Both together are the noise of a camera.
-
     Parameters
     ----------
     sigma : float or array of shape (C,)
@@ -49,17 +47,17 @@ class GaussianNoise(Noise):
     compressed : float from 0 to 1
         How much of the weak high frequencies was cut off afterwards, as JPEG does. Quiet parts, where noise is
         measured, lose more of it than others, so a denoiser counts a power p, relative to the strongest, as
-        p^(1 - compressed). Without a spectrum it changes nothing.
+        p^(1 - compressed).
     places : array of shape (a,), (a, b) or (a, b, c), optional
         Standard deviation from place to place, relative to `sigma`: at the middles of so many equal parts along each
-        axis, linear between them, constant beyond. 1 part along an axis along which nothing changes; as many as samples
-        for slices or frames with a noise of their own. Areas that are constant to the last bit have no noise then, such
-        as surroundings that were set to 0.
+        axis, linear between them, constant beyond; as many as samples for slices or frames with a noise of their own.
+        Areas of a noisy picture that are constant to the last bit count as without noise then.
 
     Raises
     ------
     InputError
-        For negative or NaN values, a spectrum without power, intensities that do not increase, other lengths.
+        For negative or NaN values, a spectrum without power, or a width of 1, intensities that do not increase, other
+        lengths.
 
     Examples
     --------
@@ -129,7 +127,9 @@ class GaussianNoise(Noise):
             raise InputError(
                 f"kernel: got shape {values.shape}, expected at most {OfSpectra.frequencies // 2} samples along an axis"
             )
-        size = (OfSpectra.frequencies,) * values.ndim
+        size, largest = (OfSpectra.frequencies,) * values.ndim, float(np.abs(values).max())
+        if largest > 0 and not 1 / OfSpectra.largest < largest * values.size < math.sqrt(OfSpectra.largest):
+            values = values / largest  # of any unit
         return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
 
     def of_channels(self, which: NDArray[np.bool_]) -> Self:
@@ -140,18 +140,18 @@ class GaussianNoise(Noise):
 
     @property
     def is_white(self) -> bool:
-        """Whether the noise has one strength a channel of the input, and no correlation."""
+        """Whether the noise has one strength a channel of the input, everywhere, and no correlation."""
         of_input = not self.opponent or np.ndim(self.sigma) == 0
         return self.spectrum is None and self.intensities is None and self.places is None and of_input
 
     @property
     def has_law(self) -> bool:
-        """Whether it says how strong it is at each place; what a camera leaves of its noise is here and there."""
+        """Whether it says how strong it is at each place; noise in opponent colours does not."""
         return not self.opponent
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the noise is white, of a strength that a map tells: it differs from place to place."""
+        """Whether neighbours are independent, and a map tells the strength."""
         return self.places is not None and self.spectrum is None and not self.opponent
 
     @property
@@ -170,9 +170,10 @@ class GaussianNoise(Noise):
         Raises
         ------
         InputError
-            For another number of channels or dimensions.
+            For another number of channels or dimensions, and a sigma whose square overflows.
         """
         sigma = np.broadcast_to(np.asarray(self.sigma), (channels,)) if np.ndim(self.sigma) == 0 else self.sigma
+        self._check_places(dimension)
         if len(sigma) != channels or (self.opponent and channels != 3):
             expected = 3 if self.opponent else len(sigma)
             raise InputError(_of_others(expected, channels))
@@ -193,7 +194,7 @@ class GaussianNoise(Noise):
         return np.asarray(sigma[:, None, None] ** 2 * full / full.mean(axis=(1, 2), keepdims=True))
 
     def counted(self, channels: int, dimension: int) -> spectra.Spectrum:
-        """Return the spectra that a denoiser counts: those of `powers`, with what compression cut off filled up."""
+        """Return the spectra that a denoiser counts: those of `powers`, with `compressed` filled up in part."""
         powers = self.powers(channels, dimension)
         if self.compressed:
             strongest = powers.max(axis=(1, 2), keepdims=True)
@@ -228,11 +229,14 @@ class GaussianNoise(Noise):
         """Return the standard deviation at each of the noisy samples (..., C)."""
         return np.asarray(self.at(samples)[..., None] * np.broadcast_to(self.sigma, samples.shape[-1]))
 
+    def _check_places(self, dimension: int) -> None:
+        if self.places is not None and self.places.ndim != dimension:
+            raise InputError(f"noise: got places along {self.places.ndim} axes, and samples along {dimension}, "
+                             "expected as many; measure the noise of this picture")  # fmt: skip
+
     def _placed(self, shape: tuple[int, ...]) -> Array:
         """Return `places` for samples of a shape (...)."""
-        if self.places.ndim != len(shape):
-            raise InputError(f"noise: got places along {self.places.ndim} axes, and samples along {len(shape)}, "
-                             "expected as many; measure the noise of this picture")  # fmt: skip
+        self._check_places(len(shape))
         values = self.places
         for axis, (parts, n) in enumerate(zip(values.shape, shape, strict=True)):
             where = np.clip((np.arange(n) + 0.5) * parts / n - 0.5, 0, parts - 1)
@@ -275,8 +279,9 @@ class GaussianNoise(Noise):
         Raises
         ------
         InputError
-            Where the sum is no such model: one noise follows the intensity, or opponent colours, the other does not; or
-            the other is no Gaussian noise.
+            Where the sum is no such model: one noise follows the intensity, or opponent colours, and the other is
+            correlated, or differs between channels; one has a map, and the other is not 0; or the other is no Gaussian
+            noise.
         """
         if not isinstance(other, GaussianNoise):
             raise InputError(f"other: got {type(other).__name__}, expected a GaussianNoise; put others in a Mixture")
@@ -316,14 +321,18 @@ class GaussianNoise(Noise):
         return with_stripes(self)
 
     def range(self) -> float:
-        """Return over how many samples the noise is correlated: where the correlation falls to 0.2 on all axes."""
+        """Return over how many samples the noise is correlated: where the correlation falls below 0.2 on all axes.
+
+        Of several channels the farthest counts, of opponent colours the luminance.
+        """
         if self.spectrum is None:
             return 0.0
-        values = spectra.correlation(self.spectrum[:1])[0]
-        rows, columns = (n // 2 for n in values.shape)
-        reaches = [np.append(np.flatnonzero(along < 0.2), len(along))[0]
-                   for along in (values[rows:, columns], values[rows, columns:])]  # fmt: skip
-        return float(max(reaches))
+        far = 0
+        for values in spectra.correlation(self.spectrum[:1] if self.opponent else self.spectrum):
+            rows, columns = (n // 2 for n in values.shape)
+            for along in (values[rows:, columns], values[rows, columns:]):
+                far = max(far, int(np.append(np.flatnonzero(along < 0.2), len(along))[0]))
+        return float(far)
 
     def describe(self) -> str:
         """Return what this noise is, in a few words."""
@@ -402,7 +411,8 @@ def checked_spectrum(spectrum: Any) -> spectra.Spectrum:
     if planes.shape[2] == 1:
         raise InputError(f"spectrum: got shape {values.shape}, expected power by both frequencies; of an image (h, w), "
                          "of a signal (n,)")  # fmt: skip
-    grid = spectra.on_grid(planes)
+    peaks = planes.max(axis=(1, 2), keepdims=True)
+    grid = spectra.on_grid(planes / np.where(peaks > OfSpectra.largest, peaks, 1.0))  # of any scale
     means = grid.mean(axis=(1, 2), keepdims=True)
     if not (means > 0).all():
         raise InputError("spectrum: got zeros alone in a channel, expected some power; leave it out for white noise")

@@ -104,7 +104,7 @@ class Stabilizer:
 
 @lru_cache(maxsize=16)
 def stabilizer(coils: float) -> Stabilizer:
-    """Return the function for a number of coils, and its table. About a tenth of a second, once."""
+    """Return the function for a number of coils, and its table."""
     from scipy.interpolate import CubicHermiteSpline, CubicSpline
 
     start, end, places, logs = _chosen(coils)
@@ -302,11 +302,9 @@ class Magnitudes(Evened):
 
         Notes
         -----
-        In a background without signal the law says the strength: mean and spread are in a known ratio there. Without
-        a background the samples that are well above the noise are stabilized, and have noise of that strength when it
-        is the right one: a fixed point (Foi 2011), sought by secants. The two are apart, as a background would
-        stay consistent with ever smaller strengths: its law hardly changes with a little signal.
-        A few times the cost of `estimate_sigma`.
+        In a background without signal mean and spread of the samples are in a known ratio. Without a background the
+        samples that are well above the noise are stabilized, and have noise of that strength when it is the right one:
+        a fixed point (Foi 2011). O(N).
         """
         if self.sigma is not None:
             return self
@@ -321,7 +319,7 @@ class Magnitudes(Evened):
         return replace(self, sigma=found)
 
     def mean(self, magnitude: Any) -> Array:
-        """Return the mean of samples whose magnitude without noise is this: more than it, most of all near 0."""
+        """Return the mean of samples whose magnitude without noise is this."""
         values, sigma = floats_of("magnitude", magnitude), self.even_sigma
         refuse_negative(values, _MAGNITUDES)
         return np.asarray(sigma * mean_magnitude(values.astype(np.float64) / sigma, self.coils), dtype=values.dtype)
@@ -345,13 +343,10 @@ class Rician(Magnitudes):
 
     Notes
     -----
-    Where x = 0 the law is Rayleigh's, of mean 1.25 sigma and standard deviation 0.66 sigma; from x = 3 sigma on it is
-    nearly Gaussian about √(x² + sigma²). `stabilize` takes a function f with a standard deviation f(z) of 0.96 to 1.03
-    sigma for all x >= 0, which was made so by least squares: 16 slopes of a smooth growing function, √(z² - sigma²/2)
-    above 7.4 sigma. (Steeper slopes near 0 would bring it to sigma within 1 %, but make outliers.) `unstabilize` goes
-    from E[f(z)] to x by a table of the integral over the density, exact to 1e-6 sigma from x = 0.01 sigma on; what is
-    below the mean of pure noise becomes 0. As the law hardly changes with x near 0, x is known there only as the root
-    of what the noise leaves.
+    Where x = 0 the law is Rayleigh's, of mean 1.25 sigma and standard deviation 0.66 sigma. `stabilize` takes a
+    growing function f for which f(z) has a standard deviation of 0.96 to 1.03 sigma for all x >= 0. `unstabilize` goes
+    from E[f(z)] to x; what is below the mean of pure noise becomes 0. As the law hardly changes with x near 0, an error
+    of the mean comes back as about its root there, in units of sigma.
 
     References
     ----------
@@ -393,7 +388,7 @@ class NoncentralChi(Magnitudes):
 
     Notes
     -----
-    The transform is that of `Rician`; the more coils, the nearer to 1 is its spread.
+    The transform is that of `Rician`, for these coils.
 
     References
     ----------

@@ -27,7 +27,8 @@ class Impulses(Strewn):
     Parameters
     ----------
     density : float, optional
-        Part of the samples that is replaced, 0 <= density < 1. None where all of this is to be found (`completed`).
+        Part of the samples that is replaced, 0 <= density < 1. None where all of this is to be found (`completed`);
+        nothing else counts then.
     low, high : float, optional
         Values that replace, in the units of the input, low <= high; each half of the time (salt and pepper). Equal
         where all impulses have one value.
@@ -37,14 +38,13 @@ class Impulses(Strewn):
     Raises
     ------
     InputError
-        For a density outside [0, 1), for low > high, and numbers that are not finite.
+        For a density outside [0, 1), and with one for low > high, and numbers that are not finite.
 
     Notes
     -----
-    Of an impulse nothing is known but that it is one: `reduce` says where they are, and the other samples stay as they
-    are. With `random` False an impulse is a sample of value `low` or `high`, unless the picture itself has that value
-    over an area: so many of its neighbours have it that impulses alone are hardly ever so close. With `random` True it
-    is a sample that sticks out of its neighbours by far; impulses near the values around them stay.
+    `reduce` says where they are. With `random` False an impulse is a sample of value `low` or `high`,
+    unless the picture itself has that value over an area. With `random` True it is a sample that sticks out of its
+    neighbours by far; impulses near the values around them stay.
 
     Examples
     --------
@@ -106,7 +106,8 @@ class Impulses(Strewn):
         values, unknown = next(channels_of(plane[..., None], absent))
         if self.random:
             return _sticking_out(values, unknown).reshape(plane.shape)
-        sides = [values == plane.dtype.type(value) for value in {self.low, self.high}]
+        kind = plane.dtype.type if plane.dtype.kind == "f" else float  # an integer type may not hold the value
+        sides = [values == kind(value) for value in {self.low, self.high}]
         hits = [side & ~_in_area(side, unknown, self._known("density") / len(sides)) for side in sides]
         return np.asarray(np.logical_or.reduce(hits) & ~unknown).reshape(plane.shape)
 
@@ -233,8 +234,8 @@ class HotPixels(Strewn):
     level : float
         Mean of what hot pixels add, in the units of the input, >= 0; only `sample` uses it.
     fixed : bool
-        Whether the same pixels are hot in all frames or slices, along the first axis of a volume or clip, as those of
-        a camera are. Single images have no frames.
+        Whether the same pixels are hot in all frames or slices, along the first axis of a volume or clip of at least 4,
+        as those of a camera are. False for images.
 
     Raises
     ------
@@ -243,10 +244,9 @@ class HotPixels(Strewn):
 
     Notes
     -----
-    Of a hot pixel nothing is known but that it is one: `reduce` says where they are, and the other samples stay as they
-    are. One is sharper than the optics allow, in its frame or in the median over the frames with `fixed`. Warm pixels
-    that noise may reach stay. Dead pixels count too, and so do tracks of cosmic rays where the picture has no lines of
-    its own that are as thin. In a signal hot samples are those of `Spikes`.
+    `reduce` says where they are. One is sharper than the optics allow, in its frame or in the median over
+    the frames with `fixed`. Warm pixels that noise may reach stay. Dead pixels count too, and so do tracks of cosmic
+    rays where the picture has no lines of its own that are as thin. In a signal hot samples are those of `Spikes`.
 
     References
     ----------

@@ -113,14 +113,9 @@ class Hum(Subtracted):
 
     Notes
     -----
-    `reduce` subtracts the hum where amplitudes and phases are known, and fits both to each channel otherwise. The fit
-    is that of generalized least squares with the weights of Huber: the recording is filtered by the error of its own
-    linear prediction, so that what a signal is made of counts little, and outliers of that error, as jumps and heart
-    beats, do not pull. Errors of the fit are those of 2 parameters a frequency in the noise and the structure near it.
-
-    Where samples are missing the filter is shortened, so that enough of its windows touch no gap.
-
-    Cost O(N (p² + m²)) for N samples, p <= 16 and m frequencies.
+    `reduce` subtracts the hum where amplitudes and phases are known, and fits both to each channel otherwise, by
+    generalized least squares with the weights of Huber: the recording is filtered by the error of its own linear
+    prediction, so that what a signal is made of counts little. Cost O(N m²) for N samples and m frequencies.
 
     References
     ----------
@@ -283,14 +278,12 @@ class Drift(Subtracted):
 
     Notes
     -----
-    Nothing in a recording tells drift from slow parts of the signal. It is never looked for: who names it says that
-    nothing of interest is slower than `scale`. The mean of a recording stays what it is.
+    `estimate_noise` does not look for drift: who names it says that nothing of interest is slower than
+    `scale`. The mean of a recording stays what it is.
 
     `reduce` finds the baseline b of samples y that minimizes ``Σ w (y - b)² + (scale / 2π)⁴ Σ (b'')²``, w Huber's
-    weights for y - b, so that heart beats and spikes pull it little. Beyond an end nothing is assumed but that the
-    baseline has no bend there: it goes on along its slope, as in a gap. Where the weights are equal, a wave of period P
-    keeps the share 1 / (1 + (scale / P)⁴) in the baseline. Long scales are solved on means of neighbouring samples, 64
-    for each scale. Cost O(N).
+    weights for y - b, so that heart beats and spikes pull it little. Where the weights are equal, a wave of period P
+    far from the ends keeps the share 1 / (1 + (scale / P)⁴) in the baseline. Cost O(N).
 
     References
     ----------

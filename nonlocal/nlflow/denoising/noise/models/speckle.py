@@ -47,17 +47,12 @@ class Speckle(Noise):
 
     Notes
     -----
-    The plain way is the logarithm, which makes the noise additive, of standard deviation √(ψ'(looks)), and needs the
-    correction exp(log looks - ψ(looks)). At few looks the logarithm of g has a heavy lower tail, so that an average of
-    logarithms has up to 1.6 times the variance that it could have. `reduce` takes the logarithm of the local mean m
-    alone (a Gaussian of a few samples) and a power of the ratio to it,
+    `reduce` takes the logarithm of the local mean m (a Gaussian of a few samples) and a power of the ratio to it,
 
         D = log m + ((z / m)^p / e - 1) / p + w (E[g^(p + 1)] / e - 1),      e = E[g^p],
 
     p = 1/3 of intensities and 2/3 of amplitudes, w the weight of a sample in m, and of what is correlated with it. D is
-    log x on average where m is about x, its noise is nearly Gaussian, of standard deviation `stable_sigma`, and errors
-    of m count to second order only; their bias is the last term. With m known, x = m (1 + p (E[D] - log m))^(1/p) is
-    exact, edges included.
+    about log x on average where m is about x, and its noise is nearly Gaussian, of standard deviation `stable_sigma`.
 
     References
     ----------
@@ -128,8 +123,9 @@ class Speckle(Noise):
         Raises
         ------
         InputError
-            For negative intensities.
+            For negative intensities, and a spectrum of other samples.
         """
+        rest = _rest(GaussianNoise(self.stable_sigma, self.spectrum), samples)
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         refuse_negative(samples[~absent], _INTENSITIES)
         z = np.where(absent[..., None], 0.0, samples.astype(np.float64))
@@ -145,7 +141,7 @@ class Speckle(Noise):
             ratio = np.maximum(1 + power * (np.asarray(u, np.float64) - where), 0) ** (1 / power)
             return np.asarray(scale * (relative * ratio), dtype=u.dtype)
 
-        return Reduction(stable.astype(samples.dtype), back, missing, GaussianNoise(self.stable_sigma, self.spectrum))
+        return Reduction(stable.astype(samples.dtype), back, missing, rest)
 
     def scaled(self, factor: float) -> Self:
         """Return speckle of looks / factor²: intensities have `factor` times the deviation, amplitudes nearly so."""
@@ -175,14 +171,14 @@ class LogSpeckle(Noise):
 
     Notes
     -----
-    The noise is additive and skewed: the logarithm of nearly nothing is a black dot. `reduce` draws them in: with
-    y = z / scale, m its local mean (a Gaussian of a few samples) and M = m - E[log g],
+    The noise is skewed: the logarithm of nearly nothing is a black dot. `reduce` draws them in: with y = z
+    / scale, m its local mean (a Gaussian of a few samples) and M = m - E[log g],
 
         D = M + (exp(p (y - M)) / E[g^p] - 1) / p + E[log g] + b,      p = 1/3,
 
     has nearly Gaussian noise, of the standard deviation of `Speckle.stable_sigma`, and the mean of y where x is even; b
-    is the bias of an m that shares its noise with y, to second order. So the units stay, and x is the mean of what was
-    recorded. (The logarithm of the mean intensity is higher by -scale E[log g], 2.5 dB for one look.)
+    is the bias of an m that shares its noise with y. So x is the mean of what was recorded; the logarithm of the mean
+    intensity is higher by -scale E[log g], 2.5 dB for one look.
 
     References
     ----------
@@ -229,6 +225,7 @@ class LogSpeckle(Noise):
         """Draw the black dots in: nearly Gaussian noise in the units of the input. See `Noise.reduce`."""
         from scipy.special import digamma
 
+        rest = _rest(GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum), samples)
         power = OfSpeckle.power
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         y = np.where(absent[..., None], 0.0, samples.astype(np.float64) / self.scale)
@@ -238,8 +235,13 @@ class LogSpeckle(Noise):
         level = _local_mean(y, absent) - self._mean
         ratio = np.exp(np.minimum(power * (y - level), _MOST)) / gamma_moment(self.looks, power)
         even = self.scale * (level + (ratio - 1) / power + self._mean + bias)
-        rest = GaussianNoise(self.scale * Speckle(self.looks).stable_sigma, self.spectrum)
         return Reduction(even.astype(samples.dtype), missing=missing, rest=rest)
+
+
+def _rest(noise: GaussianNoise, samples: Array) -> GaussianNoise:
+    """Return the noise that is left in samples (..., C), or refuse samples of which it is not."""
+    noise.powers(samples.shape[-1], samples.ndim - 1)
+    return noise
 
 
 def _check_spectrum(noise: Speckle | LogSpeckle) -> None:

@@ -40,27 +40,15 @@ class Spikes(Strewn):
     Notes
     -----
     A spike is narrower than what an instrument lets through; a line of a spectrum is two samples wide at half of its
-    height, or wider, and has flanks. So `reduce` holds two hypotheses against each other on the samples around each
-    run of up to five: a parabola and free values in the run, or a parabola and a line or a decay of a width and place
-    that fit best. A spike is one where the second leaves more than the first by an amount that chance explains once in
-    a thousand recordings: by the law of chi-squared where the first leaves no more than the noise, by that of F where
-    there is structure. Recordings of tones, which no parabola follows, are made white first. Where there are spikes,
-    weaker ones are likely, and are looked for beside them. Samples of one value, strewn and far from their neighbours,
-    are what a sensor gives in place of none, and count too.
+    height, or wider, and has flanks. A run of up to five samples is one where free values meet it better than a line or
+    a decay, beyond what chance explains. Samples of one value, strewn and far from their neighbours, are what a sensor
+    gives in place of none, and count too.
 
-    Nothing counts as a spike in these cases, since it may be what was recorded:
+    Runs stay that may be what was recorded: alike in height or in their intervals, as beats are; many; as narrow as
+    lines of the recording, and all of one sign; in a recording of nothing but noise, or of none.
 
-    - Spikes of different values are alike in height, or any follow each other at equal intervals, as beats do.
-    - They are many, or all of them may be lines narrower than two samples, and go one way.
-    - Nothing but noise is beside them.
-    - There is no noise.
-
-    In a single recording the samples of a spike are missing afterwards. Where there are several channels those of the
-    channel are interpolated, for the others tell what they tell. O(N).
-
-    References
-    ----------
-    A ratio of likelihoods, as it is told in textbooks; the search is ours.
+    In a single recording the samples of a spike are missing afterwards, in several channels they are interpolated.
+    O(N).
 
     Examples
     --------
@@ -109,7 +97,7 @@ class Spikes(Strewn):
         Raises
         ------
         InputError
-            For images.
+            For images and volumes.
         """
         if np.ndim(samples) != 2 or samples.shape[1] == 1:
             return super().reduce(samples, missing)

@@ -37,15 +37,14 @@ class Stripes(Subtracted):
 
     Notes
     -----
-    `reduce` finds the offsets o from robust differences d of rows i and i + k, k = 1, 2 (Welsch's estimate of where
-    most samples differ by the same amount, so that edges and objects do not matter), by minimizing
+    `reduce` finds the offsets o from robust differences d of rows i and i + k, k = 1, 2 (Welsch's estimate), by
+    minimizing
 
         Σ ρ((o[i + k] - o[i] - d[i, k])² / v[i, k]) + Σ o[i]² / sigma²
 
-    by iterated reweighting. ρ is that of Student's law, so that a horizon stays; v follows from the spread of the
-    differences. The second sum is the prior: offsets are white, differences add up to a random walk, so that it keeps
-    the low frequencies of the offsets, which are as likely to be shading, nearly at 0 (a Wiener factor for each
-    frequency). Offsets that all rows share are brightness and stay.
+    with ρ of Student's law, so that a horizon stays, and v from the spread of the differences. The second sum keeps low
+    frequencies of the offsets, which are as likely to be shading, nearly at 0. Offsets that all rows share are
+    brightness and stay. O(N).
 
     Examples
     --------
