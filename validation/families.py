@@ -13,6 +13,7 @@ import re
 import signal
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,57 +229,80 @@ def off(one: Tensor, other: Tensor) -> float:
     return min(float((a - b).abs().masked_fill(~seen, 0).max()) for a, b in ((one, other), *rows))
 
 
+#: Why a family is refused, by words of the message.
+REASONS = {
+    "no attention is found": "its attention is not found",
+    "are not both known": "the projections of values and of the output are not both known",
+    "which sums by itself": "its averages are not those of one row for each token",
+    "without a cache: reduced keys": "there are fewer or more keys than queries",
+    "each belong to several tokens": "a value belongs to several tokens",
+}
+
+
 def page(rows: list[dict[str, Any]], version: str) -> str:
     """Return the page of families as Markdown, made from the record alone."""
-    acting = [row for row in rows if row["status"] == "acts"]
-    refused = [row for row in rows if row["status"] == "refused"]
+    of = {status: [row for row in rows if row["status"] == status] for status in ("acts", "refused", "no attention")}
+    acting, refused = of["acts"], of["refused"]
     silent = [row for row in rows if row["status"] in ("no-op", "failing forward", "error")]
-    without = [row["family"] for row in rows if row["status"] == "no attention"]
     others = [row for row in rows if row["status"] == "not built"]
+    exact = [row["cached"] for row in acting if row["cached"] is not None and not row["rounds"]]
+    rounded = [row["cached"] for row in acting if row["cached"] is not None and row["rounds"]]
+    seen = [row["probe"] for row in acting if isinstance(row["probe"], float)]
+    summing = [row for row in acting if set(row["kinds"]) == {"sums"}]
+    mixed = [row for row in acting if "sums" in row["kinds"] and row not in summing]
+    asking = [row for row in acting if "sums" not in row["kinds"]]
     lines = [
         "# Families of transformers",
         "",
         "<!-- Made by `python -m validation.families --page`; do not edit. -->",
         "",
-        f"What `attach` and `probe` do in tiny random models of all families of transformers {version}, without an "
-        f"adapter. A term acts in {len(acting)}; {len(refused)} are refused by name when they are attached; "
-        f"{len(silent)} do neither; {len(without)} have no attention. {len(others)} were not built, for the reasons at "
-        "the end.",
+        f"What `attach` and `probe` do, without an adapter, in a tiny random model of each family that `AutoModel` of "
+        f"transformers {version} names. A term acts in {len(acting)}, {len(refused)} are refused, "
+        f"{len(of['no attention'])} have no attention, {len(others)} were not built.",
         "",
-        "- **found**: the modules ask transformers' interface, sum between projections, or are torch's. The number is "
-        "that of the blocks.",
-        "- **0**: strength 0 leaves all bits of the output, with sdpa and eager; one of them where the family has one.",
-        "- **cache**: largest relative difference of decoding with a cache and the term from the whole sequence, "
-        "float64. *float32*: the stock model rounds to it inside.",
-        "- **probe**: largest difference of P from `output_attentions`, float32; *sums itself*: the probe needs "
-        "`take=`; *refused*: it says why.",
-        "",
-        "| family | found | 0 | cache | probe |",
-        "|---|---|---|---|---|",
+        "Where a term acts, strength 0 leaves all bits of the output. With the term, decoding with a cache gives what "
+        f"the whole sequence gives: to {_most(exact)} of it in float64 ({len(exact)} families with a cache), to "
+        f"{_most(rounded)} where the model itself rounds to float32 ({len(rounded)}). P of `probe` is within "
+        f"{_most(seen)} of `output_attentions` in float32 ({len(seen)} families). `docs/families.json` has each "
+        "figure.",
     ]
-    for row in acting:
-        found = ", ".join(f"{name} {count}" for name, count in row["kinds"].items())
-        zero = " ".join(base for base in ("sdpa", "eager") if row[base] is True) or "-"
-        seen = row["probe"]
-        if isinstance(seen, str):
-            seen = "sums itself" if "called neither" in seen else "refused"
-        seen = "-" if seen is None else seen if isinstance(seen, str) else f"{seen:.0e}"
-        past = "-" if row["cached"] is None else f"{row['cached']:.0e}{' (float32)' if row['rounds'] else ''}"
-        lines.append(f"| {row['family']} | {found} | {zero} | {past} | {seen} |")
-    lines += ["", "## Refused", "", "| family | reason |", "|---|---|"]
-    for row in refused + silent:
-        lines.append(
-            f"| {row['family']} | {told(row)}{' (with `inputs=`, or when it runs)' if 'given' in row else ''} |"
-        )
-    lines += ["", "## Without attention", "", ", ".join(without) + "."]
-    lines += ["", "## Not built", "", "| family | reason |", "|---|---|"]
-    lines += [f"| {row['family']} | {told(row)} |" for row in others]
-    return "\n".join(lines) + "\n"
+    lines += ["", "## A term acts", "", *_listed("Attention is found by transformers' interface or torch's module",
+                                                  asking)]  # fmt: skip
+    lines += _listed("Modules sum by themselves, and `probe` needs `take=`", summing)
+    lines += _listed("Some of the modules do, of which `probe` tells nothing without `take=`", mixed)
+    lines += ["## Refused", "", "By `attach`, or, with \\*, where it gets `inputs=` or the model runs.", ""]
+    for reason, found in _grouped(refused, lambda row: next((REASONS[one] for one in REASONS if one in row["reason"]),
+                                                            "for a reason of its own")):  # fmt: skip
+        lines += _listed(reason[0].upper() + reason[1:], found)
+    if silent:
+        lines += ["## Neither", "", *_listed("A term does nothing, or fails", silent)]
+    lines += ["## Without attention", "", *_listed("", of["no attention"]), "## Not built", ""]
+    for reason, found in _grouped(others, lambda row: _why(row["reason"])):
+        lines += _listed(reason[0].upper() + reason[1:], found)
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def told(row: dict[str, Any]) -> str:
-    """Return what a row says of its family, for a cell of a table."""
-    return str(row["reason"]).replace("|", "/").partition("; expected")[0].partition(". You can")[0]
+def _most(values: list[float]) -> str:
+    return f"{max(values, default=0.0):.0e}"
+
+
+def _listed(head: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Return a paragraph of the names of families."""
+    names = ", ".join(row["family"] + ("\\*" if "given" in row else "") for row in rows)
+    return [f"{head}: {names}." if head else f"{names}.", ""] if rows else []
+
+
+def _grouped(rows: list[dict[str, Any]], by: Callable[[dict[str, Any]], str]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return rows by a reason, the most frequent one first."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(by(row), []).append(row)
+    return sorted(found.items(), key=lambda one: -len(one[1]))
+
+
+def _why(reason: str) -> str:
+    """Return why a model was not built; errors have no reason of their own, and stand together."""
+    return "the tiny model raises an error" if re.match(r"\w+Error: ", reason) else reason
 
 
 def short(error: BaseException) -> str:

@@ -73,12 +73,10 @@ QUANTITIES = {
     "rank": "participation rank", "redundancy": "cosine with the matrices of the next layer, mean of heads",
 }  # fmt: skip
 SPECTRA = {
-    "omega": "real part of the largest eigenvalue ω of W_V W_O",
-    "imaginary": "its imaginary part, without sign",
+    "omega": "largest eigenvalue ω of W_V W_O",
     "negative": "share of eigenvalues with Re ω < 0",
     "verdict": "what rules in many layers like this one",
-    "rate": "|μ₂| of P, mean of heads",
-    "rate_random": "the same of random stochastic matrices",
+    "rate": "|μ₂| of P, mean of heads (of random stochastic matrices)",
     "leading": "cosine of equal tokens and the first singular vector of P",
 }
 _IMAGENET = "ImageNet-1k and several GPUs for days"
@@ -167,7 +165,7 @@ PARTS = (
         "signs of the norms, say which",
         claims=("smoothing-verdicts",),
         curves=(("cosine", ""), ("rank", "")),
-        spectra=("omega", "imaginary", "negative", "verdict"),
+        spectra=("omega", "negative", "verdict"),
     ),
     Part(
         "Yu and Zhang, arXiv 2312.06182",
@@ -176,7 +174,7 @@ PARTS = (
         "spectral gaps; x - τ mean(x) before a layer takes it away",
         claims=("linear-rate",),
         curves=(("t_sim", "similarity"),),
-        spectra=("rate", "rate_random", "leading"),
+        spectra=("rate", "leading"),
     ),
     Part(
         "After the paper",
@@ -247,16 +245,17 @@ def page(record: dict[str, Any]) -> str:
         "",
         "<!-- Made by `python -m validation.paper`; do not edit. -->",
         "",
-        "What arXiv 2312.00751 reports, and what was repeated here, with its size and errors. All figures of this "
-        "project come from records of trainings and claims. Trainings are small, on two cores of a CPU: they show a "
-        "direction at most. ± is the standard error over seeds; brackets hold the mean of the differences in pairs of "
-        "seeds at 95 %. Models that others trained were not trained with the term: it is attached as it is. Tables 5 "
-        "to 7 and 9 to 12 and Figures 2 and 4 are not repeated.",
+        "What arXiv 2312.00751 reports, and what was repeated here. Trainings are small, on two cores of a CPU: they "
+        "show a direction at most. ± is the standard error over seeds, of models that others trained over inputs; "
+        "brackets are the interval of 95 % of the mean difference in pairs of seeds. Models that others trained were "
+        "not trained with the term: it is attached as it is. Tables 5 to 7 and 9 to 12 and Figures 2 and 4 are not "
+        "repeated.",
     ]
     if record.get("trained"):
         given = (f"{one['name']} ({one['count']} {one['inputs']})" for one in record["trained"].values())
-        lines += ["", f"Given to models that others trained: {'; '.join(given)}. – is what was not computed: spectra "
-                  f"of P of more than {LONGEST} tokens."]  # fmt: skip
+        lines += ["", f"Given to models that others trained: {'; '.join(given)}. Of their layers three are "
+                  "shown, with the largest standard error of all; `docs/paper.json` has all. – is what was not "
+                  f"computed: spectra of P of more than {LONGEST} tokens."]  # fmt: skip
     for part in PARTS:
         lines += ["", f"## {part.name}: {part.subject}", "", f"**The paper**: {part.reported}."]
         if part.needs:
@@ -271,7 +270,7 @@ def page(record: dict[str, Any]) -> str:
 
 def _table(head: str, rows: Iterable[str]) -> list[str]:
     rows = list(rows)
-    return ["", f"| {head}", "|" + "---|" * head.count("|"), *rows] if rows else []
+    return ["", f"| {head}", "|" + "---|" * head.replace("\\|", "").count("|"), *rows] if rows else []
 
 
 def _stacks(record: dict[str, Any]) -> Iterable[tuple[dict[str, Any], str, str]]:
@@ -284,32 +283,49 @@ def _stacks(record: dict[str, Any]) -> Iterable[tuple[dict[str, Any], str, str]]
 
 def _courses(quantity: str, arm: str, record: dict[str, Any]) -> list[str]:
     begin = 0 if quantity in ("cosine", "t_sim", "rank") else 1  # before the first layer there are no heads
+    heads: list[str] = []
     rows = []
     for one, stack, name in _stacks(record):
+        cells: dict[str, str] = {}
         for label, found in one["arms"].items():
             own = found[stack].get(quantity)
             if own is None or not (label == STOCK or (arm and label.startswith(arm))):
                 continue
             values = own["mean"][1:] if begin and quantity != "redundancy" else own["mean"]
             off = max((value for value in own["error"] if value is not None), default=None)
-            rows.append((f"{name}, {label} (± {_short(off)})", values))
-    return _by_depth(f"{QUANTITIES[quantity]} (± standard error, at most)", rows, begin)
+            cells[label] = f"{_ends(values)} (± {_short(off)})"
+        kinds = [label.rpartition(", ")[0] or label for label in cells]
+        heads = heads or kinds
+        told = (f"{label.rpartition(', ')[2]}: {cell}" if label != STOCK else cell for label, cell in cells.items())
+        rows.append(f"| {name} | {' | '.join(told)} |")
+    first = "layer 1" if begin else "input"
+    return _table(f"{QUANTITIES[quantity]}: {first}, middle, last | {' | '.join(heads)} |", rows)
+
+
+def _ends(values: Sequence[Any]) -> str:
+    """Return the first of some values, that in the middle and the last."""
+    return ", ".join(_short(values[place]) for place in (0, len(values) // 2, len(values) - 1))
 
 
 def _spectra(part: Part, record: dict[str, Any]) -> list[str]:
-    rows = [
-        (f"{name}: {SPECTRA[key]}", [row.get(key) for row in one["spectra"] if row["stack"] == stack])
-        for one, stack, name in _stacks(record) for key in part.spectra
-    ]  # fmt: skip
-    return _by_depth("spectra on the first input", rows, 1)
+    rows = []
+    for one, stack, name in _stacks(record):
+        layers = [row for row in one["spectra"] if row["stack"] == stack]
+        cells = (_ends([_of_layer(row, key) for row in layers]) for key in part.spectra)
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    titles = (SPECTRA[key].replace("|", "\\|") for key in part.spectra)
+    return _table(
+        f"spectra on the first input: layer 1, middle, last | {' | '.join(titles)} |", rows if part.spectra else []
+    )
 
 
-def _by_depth(title: str, rows: list[tuple[str, list[Any]]], begin: int) -> list[str]:
-    """Return a table with a column for each layer, from the number `begin` on; 0 is the input."""
-    depth = max((len(values) for _, values in rows), default=0)
-    head = " | ".join([title, *(str(begin + number) for number in range(depth))])
-    cells = ([name.replace("|", "\\|"), *map(_short, values), *[""] * (depth - len(values))] for name, values in rows)
-    return _table(f"{head} |", (f"| {' | '.join(row)} |" for row in cells))
+def _of_layer(row: dict[str, Any], key: str) -> Any:
+    """Return an entry of a layer's spectra: an eigenvalue with its imaginary part, a rate beside that of chance."""
+    if key == "omega" and row.get("imaginary"):
+        return f"{_short(row['omega'])} ± {_short(row['imaginary'])}i"
+    if key == "rate" and row.get("rate") is not None:
+        return f"{_short(row['rate'])} ({_short(row.get('rate_random'))})"
+    return row.get(key)
 
 
 def _short(value: Any) -> str:
@@ -332,8 +348,9 @@ def _compared(part: Part, record: dict[str, Any]) -> Iterable[str]:
         if found["start"] is not None:
             size += f", after {found['start']['steps']} of {found['start']['variant']}"
         for other, gaps in entry["against"].items():
-            without, gap = found["variants"][other]["mean"][measure], gaps[measure]
-            values = f"{other} {_with_error(without)} | {_with_error(entry['mean'][measure])}"
+            without, gap = found["variants"][other], gaps[measure]
+            fewer = f" ({len(without['seeds'])} seeds)" if without["seeds"] != entry["seeds"] else ""
+            values = f"{other} {_with_error(without['mean'][measure])}{fewer} | {_with_error(entry['mean'][measure])}"
             change = f"{gap['mean']:+.4f} ({gap['low']:+.4f} … {gap['high']:+.4f})"
             yield f"| {size} | {measure.replace('_', ' ')} | {values} | {change} |"
 
@@ -350,7 +367,8 @@ def _found(part: Part, record: dict[str, Any]) -> Iterable[str]:
             continue
         nearest = max(found["checks"], key=_strain, default=None)
         text = "" if nearest is None else f"{nearest['what']}: {nearest['relation']}".replace("|", "\\|")
-        yield f"| `{name}`: {found['title']} | {text} | {found['status']}{', quick' if found['quick'] else ''} |"
+        title = found["title"].replace("|", "\\|")
+        yield f"| `{name}`: {title} | {text} | {found['status']}{', quick' if found['quick'] else ''} |"
 
 
 def _strain(check: dict[str, Any]) -> float:

@@ -87,12 +87,13 @@ def test_models_that_others_trained_are_measured_and_shown(tmp_path: Path, monke
     paper.main(["--trained", str(tmp_path / "out")])
     page = (tmp_path / "paper.md").read_text(encoding="utf-8")
     rows = survey(model, given).rows()
-    encoder = " | ".join(f"{row['cosine']:.3g}" for row in rows[: len(rows) // 2])
-    assert f"| Small, encoder, as it is (± {max(row['cosine_se'] for row in rows[:4]):.3g}) | {encoder} |" in page
-    energies = " | ".join(f"{row['J']:.3g}" for row in rows[1:4])
-    assert f"| {energies} |" in page
-    for words in ("Small, decoder, term, explicit, λ̃ = 0.5 (±", "Small, encoder, similarity removed, τ = 1 (±",
-                  "| Small, decoder: |μ₂| of P, mean of heads".replace("|μ₂|", r"\|μ₂\|")):  # fmt: skip
+    encoder = ", ".join(f"{rows[place]['cosine']:.3g}" for place in (0, 2, 3))  # first, middle and last of four states
+    assert f"| Small, encoder | {encoder} (± {max(row['cosine_se'] for row in rows[:4]):.3g}) | λ̃ = 0.5: " in page
+    energies = ", ".join(f"{row['J']:.3g}" for row in rows[1:4])  # of all three layers
+    assert f"| Small, encoder | {energies} (± " in page
+    head = "share of the mean token: input, middle, last | as it is | similarity removed | similarity removed |"
+    for words in ("| as it is | term, explicit | term, semi-implicit |", head, "| Small, decoder | ", ") | τ = 1: ",
+                  r"layer 1, middle, last | \|μ₂\| of P, mean of heads (of random stochastic matrices) |"):  # fmt: skip
         assert words in page
     record = load_record(tmp_path / "paper.json", paper.KIND)["trained"]["minilm"]
     assert len(record["arms"]["as it is"]["decoder"]["redundancy"]["mean"]) == 2
