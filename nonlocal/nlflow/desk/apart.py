@@ -1,10 +1,7 @@
 """Decoders in a process of their own, which may crash, hang or ask for all memory without harm to this one.
 
-A child of this process reads requests and writes replies, both through pipes: text in JSON, and the bytes of arrays
-behind it. Large arrays are copied from its memory, where the system lets a parent do that. Nothing in a reply is run,
-and nothing has a name on the machine, so that nothing is left behind whatever becomes of either. A child is kept for
-the next file; each thread that reads at the same time has one. Which formats are read so is told in the decision
-"Decoders in a child".
+Messages go through pipes: text in JSON, and the bytes of arrays behind it. Nothing in a reply is run. The decision
+"Decoders in a child" says which formats are read so.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Reading and writing of images and signals.
 
-A file is read into a `Media`: the samples in the dtype of the file, and everything that is needed to write a result in
-the same way. Nothing is rescaled, so numbers stay in the file's own units (0 to 255 in an 8-bit image, raw samples in
-a WAV file). Whatever cannot be kept is either refused, with the remedy, or told in a note. Outputs appear complete or
-not at all.
+A file is read into a `Media`: its samples, in the file's own units (0 to 255 in an 8-bit image, raw samples in a WAV
+file), and what is needed to write a result in the same way. What cannot be kept is refused, or told in a note.
 """
 
 from __future__ import annotations
@@ -139,13 +137,7 @@ def found_format(path: Path) -> tuple[str, list[str]]:
 
 
 def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None, array: str | None = None) -> Media:
-    """Read a file without settling what the axes of an array or of a stack are; see `nlflow.desk.files.read`.
-
-    Raises
-    ------
-    FileFormatError
-        If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
-    """
+    """Read a file without settling what the axes of an array or of a stack are; see `nlflow.desk.files.read`."""
     path = Path(path)
     form, notes = found_format(path)
     expected = f"a readable {form.upper()} file"
@@ -326,17 +318,19 @@ def read(
         With `axes`, a folder of pictures that are the frames of one clip, or the slices of one volume, in the order of
         their names.
     kind : {"image", "signal"}, optional
-        Needed for a two-dimensional array that is a signal (N, C); otherwise the file decides.
+        Needed for a two-dimensional array that is a signal (N, C).
     channel_axis : int, optional
         Axis of the channels in an array (NPY, NPZ, MAT, HDF5). By default the last one if the array is
-        three-dimensional with 2 to 4 entries there; other arrays of three dimensions need it, or `axes`.
+        three-dimensional with 2 to 4 entries there; other arrays of three dimensions need it, or `axes`; of four and
+        five, `axes`.
     first_column : {"keep", "denoise"}, optional
-        What becomes of the first of several columns in a CSV file. By default it is kept if its name is one of times,
-        or if it is strictly monotone. Another column is kept where it is in equal steps.
+        What becomes of the first of several columns in a table (CSV, Parquet). By default it is kept if its name is one
+        of times, or if it is strictly monotone. Another column is kept where it is in equal steps.
     axes : str, optional
         Which axis of a stack is which, where the file does not say it: one letter for each (T, Z, C, Y, X).
     spacing : sequence of float, optional
-        How far apart the samples of a stack are, in the place of what the file says: one number for each axis but C.
+        How far apart the samples of a stack are, in the place of what the file says: one number for each axis but C, or
+        for Z, Y and X alone.
     array : str, optional
         Which array of an NPZ, MAT or HDF5 file (its path in that) is meant, where there are several.
 
@@ -349,7 +343,7 @@ def read(
     Raises
     ------
     FileFormatError
-        If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
+        If the file is missing, empty, damaged, of an unknown format, or holds what is not read.
     InputError
         If `kind`, `channel_axis`, `axes`, `spacing` or `array` do not fit the file, or if nobody says what an axis is.
     """

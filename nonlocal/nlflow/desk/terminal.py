@@ -66,10 +66,7 @@ def say(level: str, text: str) -> None:
 
 
 def ensure_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr, as daemons are, ones that lead nowhere.
-
-    Otherwise the next file that is opened has their number, and gets what libraries print.
-    """
+    """Give a process that was started without stdin, stdout or stderr, as daemons are, ones that lead nowhere."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -87,7 +84,7 @@ def nobody_reads(error: Exception) -> bool:
 
 
 def close_stdout() -> None:
-    """Send what is still to come on stdout nowhere, since nobody reads it; Python would say so at its end."""
+    """Send what is still to come on stdout nowhere."""
     try:
         number = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # it is no file

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 BRIEF = """Remove noise from images, signals, volumes and video.
 
-Kind and strength of the noise are found out, unless told. OUT has the size, the type and the units of IN. Several files
-or a folder need a folder as OUT. - is stdin or stdout, in the format of IN or of --write format=png.
+Kind and strength of the noise are found out, unless told. OUT has the size and the units of IN. Several files or a
+folder need a folder as OUT. - is stdin or stdout, in the format of IN or of --write format=png.
 
 \b
 Examples:
@@ -61,16 +61,16 @@ _WORDS = "\n".join(f"  {f'--noise {name}':<38}{word.help}" for name, word in WOR
 
 HELP = f"""Remove noise from images, signals, volumes and video.
 
-The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
-for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
-TIFF description, sample rate and format, column names. A note names what OUT cannot hold. OUT may have another
-format than IN if it can hold the data; NPY, NPZ and CSV keep all digits.
+The result has the size and the units of the input: grey levels 0..255 for an 8-bit image, raw samples for a WAV
+file. It has its type too, but in NPY, NPZ and CSV, which keep all digits. What comes with the samples is kept: alpha
+channel, orientation, EXIF, colour profile, resolution, TIFF description, sample rate and format, column names. A note
+names what OUT cannot hold. OUT may have another format than IN if it can hold the data.
 
 Formats: PNG, JPEG, TIFF, BMP, WebP, PGM, PPM; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV, AU; tables (CSV, TSV,
 TXT, DAT, and Parquet with the extra parquet); stacks and video (below). Read only, with OUT in another format: PBM, GIF
 (its first frame), AVIF, camera raws (DNG, NEF, CR2, ARW, ...; extra raw). The content of a file decides what it is, and
-not its name. Of several arrays in a file, --array names one; OUT of the same format keeps the others. IN or OUT may be
-- for stdin or stdout, which gets the format of IN or of --write format=png.
+not its name. Of several arrays in a file, --array names one; OUT keeps the others from NPZ to NPZ, and from MAT 5 to
+MAT. IN or OUT may be - for stdin or stdout, which gets the format of IN or of --write format=png.
 
 \b
 The kind of noise and its strength are found out from the file, unless told otherwise:

@@ -179,10 +179,7 @@ def _note(given: Inputs, texts: Iterable[str], tell: Callable[[str, str], None])
 
 
 def may_copy(media: Media, writing: Writing, request: Request) -> bool:
-    """Tell whether the file of an input is the output where no sample changes: nobody asks for it otherwise.
-
-    What was left out or converted while it was read is told of, and is not in the output.
-    """
+    """Tell whether the file of an input is the output where no sample changes."""
     same = files.format_of(writing.path) == media.format in _COPIED and writing.quality is None
     if media.format in ("video", "pnm"):  # whose names say more than the format
         same &= files.extension(writing.path) == files.extension(media.path)

@@ -1,8 +1,7 @@
 """The command ``nonlocal denoise`` for several files: one after the other, with a record of each output.
 
 The records lie in the folder ``.nlflow`` inside the folder of outputs: of which inputs and options each output was
-made, and its digest. A record is written twice: before the output, which this command may replace from then on, and
-when the output is complete.
+made, and its digest, from when the output is complete.
 """
 
 from __future__ import annotations

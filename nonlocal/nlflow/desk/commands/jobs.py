@@ -1,8 +1,4 @@
-"""Which files a command reads and writes: one job for each input.
-
-Nothing is written here, and read at most to tell pictures from stacks. What cannot work is refused before any work
-begins.
-"""
+"""Which files a command reads and writes: one job for each input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The command ``nonlocal``: thin commands over the package.
 
-Results go to stdout, everything else to stderr. Heavy imports wait until a command needs them, so that help comes at
-once.
+Results go to stdout, everything else to stderr. Heavy imports wait until a command needs them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from nlflow.desk.terminal import check_installed, check_out, echo, print_json, p
 
 DEMO_HELP = """Denoise known examples and compare.
 
-Noise is added to a known image and a known signal and removed again. Prints a table and writes figures.
+Noise is added to a known image and a known signal and removed again. Prints a table and writes a figure.
 
 \b
 Examples:
@@ -25,7 +25,7 @@ Examples:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures.")] = Path("demo-output"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figure.")] = Path("demo-output"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Denoise known examples and compare."""
@@ -37,13 +37,12 @@ def demo(
 
 EXPLORE_HELP = """Open a page to try denoising, flows and layers of transformers.
 
-The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once; of a large input they show a
-part. A Python program, or a command, that computes the same can be copied. FILE is an image, a signal, a volume or a
-clip with noise, whatever nonlocal denoise reads, with the same --axes and --array; --clean is the same
-without, --trace a result.json of nonlocal attention --out. Without FILE there is an example. Ctrl-C ends it.
+FILE is an image, a signal, a volume or a clip with noise, read as by nonlocal denoise; --clean is the same without,
+--trace a result.json of nonlocal attention --out. Without FILE there is an example. Of a large input a part is shown. A
+Python program, or a command, that computes the same can be copied. Ctrl-C ends it.
 
-The address that is printed holds a token, without which nobody gets the page. --host opens it at another address, to
-which the token goes unencrypted.
+The page is on this machine alone (127.0.0.1) and needs no network. The address that is printed holds a token, without
+which nobody gets the page. --host opens it at another address, to which the token goes unencrypted.
 
 Needs pip install 'nlflow[explore]'.
 
@@ -220,7 +219,7 @@ def validate(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Claims to run [default: all].", show_default=False)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller experiments, under three minutes in all.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller experiments.")] = False,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and report.html.")] = Path(
         "validation-output"
     ),

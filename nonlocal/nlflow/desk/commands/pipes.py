@@ -1,7 +1,7 @@
 """``-`` in the place of a file: stdin as an input, stdout as an output.
 
 What comes from stdin lies in a temporary folder while it is denoised, and so does what goes to stdout: that is written
-when it is complete. Messages say stdin and stdout.
+when it is complete.
 """
 
 from __future__ import annotations

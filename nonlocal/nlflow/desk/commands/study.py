@@ -54,7 +54,7 @@ Options, beside --kernel, --nodes, --dimension and --channels, which all have
   equilibrium  boundary, fidelity, metric, queries, keys, values, device
   stability    boundary, fidelity, queries, keys, device, dtype
 
-Every option has a default, and a comma separates several values; every combination is a case. Kernels are
+A comma separates several values; every combination is a case. Kernels are
 gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1, dot:scale=1 (the softmax kernel, which compares tokens) and
 your own, 'formula:exp(-r**1.5),width=0.1'; --kernel may be repeated. Tokens are .npy files with one row each.
 

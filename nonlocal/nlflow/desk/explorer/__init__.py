@@ -1,5 +1,4 @@
 """The explorer: a page on this machine on which denoising, flows and layers of transformers are tried.
 
-What is computed (`denoising_view`, `flow_view`, `layers_view`) knows nothing of pages; the page knows nothing of
-mathematics. Panel is loaded by `server` and its parts alone.
+What is computed (`denoising_view`, `flow_view`, `proposition_view`, `layers_view`) knows nothing of pages.
 """

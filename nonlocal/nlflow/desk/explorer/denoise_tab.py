@@ -328,7 +328,7 @@ class DenoiseTab(Tab):
         self._opened += 1
 
     def _refuse(self, message: str) -> str:
-        """Leave nothing of the former file: it could be taken for the result of this one."""
+        """Leave nothing of the former file."""
         self.drop("view")
         self._refused, self._result, self.refusal.object = True, None, ""
         for part in (*self.shown, self.kept, self.reference):
@@ -340,7 +340,7 @@ class DenoiseTab(Tab):
         self.start()
 
     def _refuse_reference(self, message: str) -> str | None:
-        """Go on without a reference: the numbers of the former one could be taken for those of this one."""
+        """Go on without a reference."""
         self._take(replace(self._source, clean=None, clean_name=""))
         self.refusal.object = refused(f"{message}. The result has no reference.")
         self.start()

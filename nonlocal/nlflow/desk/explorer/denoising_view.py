@@ -131,11 +131,9 @@ def compute(
 def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseResult | None) -> DenoiseResult | None:
     """Return a coarse answer for one picture, in a small part of the time; None where it would not help.
 
-    It is the flow of pixels with a narrow window, whatever the quality, and takes the noise that was found before. That
-    is less than a tenth of the time of ``best`` and of stacks; of ``balanced`` an eighth, of ``pixels`` a third, of
-    ``fast`` half, so these have none: their own result would come later by as much. `known`, the last result of this
-    source, is better than it where the quality is another, and where the noise is of another kind there is none to
-    take.
+    It is the flow of pixels with a narrow window, for ``best`` and for stacks; of the others it would take too large a
+    part of the time. It takes the noise of `known`, the last result of this source, which must be of the same quality
+    and kind of noise.
     """
     media = source.media
     quick = settings.quality != "best" and not media.stacked

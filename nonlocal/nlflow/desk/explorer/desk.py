@@ -46,10 +46,7 @@ class Desk:
     loop: asyncio.AbstractEventLoop | None = None  # of the page's own thread, where there is a document
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Call a function in the page's own thread, with the lock of its document. Any thread may call this.
-
-        The document is asked in its thread: while it holds events it may lose what another thread adds to them.
-        """
+        """Call a function in the page's own thread, with the lock of its document. Any thread may call this."""
         if self.loop is None:
             function()
         elif not self.loop.is_closed():

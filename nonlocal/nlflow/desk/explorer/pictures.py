@@ -1,8 +1,4 @@
-"""Arrays as pictures in grey levels or colours, and as lines with no more points than a page has pixels.
-
-All pictures of a view have one scale of grey levels, which their captions give. Residuals are drawn in grey levels too,
-with 0 in the middle: this is even to the eye, and the same for colour-blind people and on paper.
-"""
+"""Arrays as pictures in grey levels or colours, and as lines of few points."""
 
 from __future__ import annotations
 
@@ -60,8 +56,7 @@ def full_range(values: Array) -> Scale:
 def grey_scale(values: Array) -> Scale:
     """Return the scale that is fitted to samples: from their 0.1 % to their 99.9 % percentile.
 
-    So 12 bits of a camera in 16 are not black, and a hot pixel does not make the rest grey. Pictures of 8 bits are
-    shown in their whole range, unless they use less than a quarter of it, as counts of few photons do.
+    Pictures of 8 bits are shown in their whole range, unless they use less than a quarter of it.
     """
     whole, some = full_range(values), sampled(values)
     if not some.size:

@@ -1,11 +1,8 @@
 """The explorer's server: one page of four tabs on one address of this machine, and the requests that it answers.
 
-They are those to its own names, from its own pages, for parts of the page. Another site can let its name point to
-127.0.0.1 after its page was loaded; the browser then takes that page for one of this server (DNS rebinding). The header
-``Host`` still holds the site's name, and no page can change it, so it is checked.
-
-Other users of the machine reach the port too. The address that the command prints holds a token, as that of Jupyter
-does; the browser gets a cookie for it, and without one nothing is answered.
+They are those to its own names, from its own pages, for parts of the page. The header ``Host`` is checked against DNS
+rebinding. Other users of the machine reach the port too: the address that the command prints holds a token, the browser
+gets a cookie for it, and without one the page is refused.
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ def open_source(path: str | os.PathLike[str], name: str | None = None, **reading
 def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None) -> Crop | None:
     """Return the part that is computed while settings move; None if that is the whole input.
 
-    It is a part in full resolution, not a reduced picture: a mean of pixels has less noise than they have. `place` says
-    where it lies along each axis, of a stack along rows and columns, from 0 to 1; `at` is the picture of a stack.
+    It is in full resolution. `place` says where it lies along each axis, of a stack along rows and columns, from 0 to
+    1; `at` is the picture of a stack.
     """
     if source.media.stacked:
         return stack_part(source.media, place, at)
@@ -214,10 +214,7 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
 
 
 def sounds(source: Source, crop: Crop | None, result: Array) -> dict[str, bytes]:
-    """Return WAV files of a sound before, after, and of what was removed, as the result is saved; else none.
-
-    There are none of a sound that is too long for a page, of more than `MOST_HEARD` samples.
-    """
+    """Return WAV files of a sound before, after, and of what was removed; none of more than `MOST_HEARD` samples."""
     if source.media.format != "wav" or result.size > MOST_HEARD:
         return {}
     given = source.media.data if crop is None else source.media.data[slices(source, crop)]

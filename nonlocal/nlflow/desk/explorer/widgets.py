@@ -1,7 +1,7 @@
 """Parts of the page: Panel's, how they are laid out, and own ones, with a script in ``components``.
 
-Own parts are there where Panel's are not as good. They send messages to Python when the user does something, and draw
-one dictionary, `Part.shown`.
+Own parts serve keyboards and screen readers. They send messages to Python when the user does something, and draw one
+dictionary, `Part.shown`.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def _script(*names: str) -> str:
 class Knob(Part):
     """A slider and a field for a number with its unit; if it is `optional`, with a box that lets the program choose it.
 
-    Own, because Panel's slider and check box have no names for screen readers. A `whole` number lies on a step; else
-    any number can be written. `moved` is called after a move.
+    A `whole` number lies on a step; else any number from `low` to `high` can be written. `moved` is called after a
+    move.
     """
 
     _esm = _script("knob")
@@ -252,18 +252,14 @@ class TabBar(Part):
     """The bar of tabs, of which the one of the number ``chosen`` is seen, and the ``address`` of what the page shows.
 
     `heard` gets the number of a tab that is chosen, and ``{"address": text}``, what stands after ``#``, when the page
-    is opened and when the user writes another address. Own, because Panel's tabs have no roles for screen readers and
-    the arrow keys do not move between them.
+    is opened and when the user writes another address.
     """
 
     _esm = _script("copy", "tabs")
 
 
 class Pictures(Part):
-    """Pictures beside each other; two that are compared share a frame with a divider.
-
-    Own, because the divider of Panel's `Swipe` cannot be moved by keyboard, and `Swipe` cannot blink.
-    """
+    """Pictures beside each other; two that are compared share a frame with a divider."""
 
     _esm = _script("pictures")
     still = param.Dict(default={})
@@ -305,7 +301,7 @@ class Player(Part):
     """Time of a flow: moments that were computed, which run, stand or go step by step in the browser.
 
     Items of `Pictures` and lines of `Lines` that have a ``field`` show it at the moment; lines with ``runs`` are drawn
-    up to it. Own, because each moment of Panel's player goes to the server and back.
+    up to it.
     """
 
     _esm = _script("player")
@@ -341,7 +337,7 @@ class Player(Part):
 
 
 class Sounds(Part):
-    """Sounds that the browser plays, one at a time. Own, because Panel's player takes one sound of 16 bits."""
+    """Sounds that the browser plays, one at a time."""
 
     _esm = _script("sounds")
     files = param.Bytes(default=b"")
@@ -357,10 +353,7 @@ class Sounds(Part):
 
 
 class Overview(Part):
-    """The whole picture, small, with the part that is shown; `heard` gets a place that is clicked, in shares.
-
-    Own, because no part of Panel's gives the place of a click in a picture.
-    """
+    """The whole picture, small, with the part that is shown; `heard` gets a place that is clicked, in shares."""
 
     _esm = _script("overview")
 
@@ -369,19 +362,13 @@ class Overview(Part):
 
 
 class Upload(Part):
-    """A file from the user's disk; `heard` gets what `nlflow.desk.explorer.uploads.unpacked` reads.
-
-    Own, because Panel's `FileInput` sends files of any size, and its `FileDropper` stores any number of bytes.
-    """
+    """A file from the user's disk; `heard` gets what `nlflow.desk.explorer.uploads.unpacked` reads."""
 
     _esm = _script("upload")
 
 
 class Status(Part):
-    """A line on the current job, its progress, and a button to cancel it; `heard` is called when that is pressed.
-
-    Own, because Panel has no text that screen readers announce when it changes.
-    """
+    """A line on the current job, its progress, and a button to cancel it; `heard` is called when that is pressed."""
 
     _esm = _script("status")
 
@@ -394,10 +381,7 @@ class Status(Part):
 
 
 class Download(Part):
-    """A button to get a file: `heard` is called when it is pressed, and then calls `save`.
-
-    Own, because the button of Panel's `FileDownload` cannot be pressed by keyboard.
-    """
+    """A button to get a file: `heard` is called when it is pressed, and then calls `save`."""
 
     _esm = _script("download")
 
@@ -407,10 +391,7 @@ class Download(Part):
 
 
 class Code(Part):
-    """The texts ``python`` and ``command``, a ``note`` on the command, and buttons to copy the texts.
-
-    Own, because the copy button of Panel's code blocks has no name and says nothing if the browser refuses.
-    """
+    """The texts ``python`` and ``command``, a ``note`` on the command, and buttons to copy the texts."""
 
     _esm = _script("copy", "code")
 
@@ -421,9 +402,8 @@ class Code(Part):
 class Lines(Part):
     """A panel of lines: `names` are those that there may be, each with its style; colours go by their order.
 
-    Own, because Bokeh's charts are pixels of a canvas, in which screen readers find no words. `log` says which axes are
-    logarithmic. `heard` gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel
-    zooms; the places then fill the whole width.
+    `log` says which axes are logarithmic. `heard` gets ``{"shift": share}`` when the lines are dragged, and
+    ``{"factor": number}`` when the wheel zooms; the places then fill the whole width.
     """
 
     _esm = _script("svg", "chart")
@@ -466,10 +446,7 @@ class Lines(Part):
 
 
 class Heatmap(Part):
-    """Numbers by layer and head, in colours that are even to the eye and the same for colour-blind eyes.
-
-    Own for the reason of `Lines`.
-    """
+    """Numbers by layer and head, in colours."""
 
     _esm = _script("svg", "heatmap")
 

@@ -1,8 +1,8 @@
 """The thread that computes for all pages. Only one thread at a time may start compiled loops.
 
 Each job has a key: its page, its tab and what it is for. A new job replaces a waiting job of the same key, and
-supersedes a running one: that ends once it has shown something, or has run for a while. If it ended at once, nothing
-would be seen while a slider is dragged, since moves come faster than results.
+supersedes a running one: that ends once it has shown something, or has run for a while, so that something is seen while
+a slider is dragged.
 """
 
 from __future__ import annotations

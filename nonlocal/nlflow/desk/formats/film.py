@@ -1,7 +1,7 @@
 """Films: a reader and a writer of one frame after another, how a film like another is coded, and clips in memory.
 
-Frames are RGB or grey, of 8 bits, or of 10 to 16 bits in numbers of 16. Times of frames are those of the file. A film
-that is written has the colours, the aspect, the rotation, the sound and the words of the one that was read.
+Frames are RGB or grey, of 8 bits, or of 10 to 16 bits in numbers of 16. A film that is written has the colours, the
+aspect, the rotation, the sound and the words of the one that was read, as far as its container holds them.
 """
 
 from __future__ import annotations

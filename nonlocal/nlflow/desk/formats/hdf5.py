@@ -1,8 +1,7 @@
 """HDF5 files: one dataset is read by its path, and written to a new file with its path and attributes.
 
-The file of the input is not copied and changed: HDF5 crashes where such a copy is damaged. A dataset is found by
-walking along hard links alone: soft and external ones, virtual datasets and values in other files, which could name any
-file of this machine, are not followed.
+A dataset is found by walking along hard links alone: soft and external ones, virtual datasets and values in other
+files, which could name any file of this machine, are not followed.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def chosen(
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns. By default it is kept if its name is one of times or if it is
         strictly monotone (times, depths, an index), and is one of the signals otherwise. Rows that are not in the order
-        of their times are refused then: sorted rows would no longer fit the files beside them.
+        of their times are refused then.
     lines : sequence of int, optional
         Those of the rows in the file, for messages.
 

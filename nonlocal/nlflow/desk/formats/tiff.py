@@ -1,9 +1,7 @@
 """TIFF files, read and written by tifffile, whose decoders of compressed samples are those of imagecodecs.
 
-What is here beside it: files that this package has no place for are refused before any memory is taken, colours become
-RGB, and what comes with the samples is kept. A stack has the axes of its input, so that the description of the input
-(ImageJ's, OME's or tifffile's), which tells programs the layout, stays true and is written back as it stands, ImageJ's
-block of metadata and the tags of each page too.
+Colours become RGB. A stack has the axes of its input, so that the description of the input (ImageJ's, OME's or
+tifffile's) stays true and is written back as it stands, ImageJ's block of metadata and the tags of each page too.
 """
 
 from __future__ import annotations

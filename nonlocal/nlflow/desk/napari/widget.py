@@ -31,8 +31,8 @@ class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napar
 
     Notes
     -----
-    *Preview* denoises a part around the middle of the view at once. *Denoise* takes the whole layer, on a thread, and
-    becomes *Stop* meanwhile. What was done is said below the buttons, and is kept in ``metadata['nlflow']``.
+    *Preview* denoises a part around the middle of the view. *Denoise* takes the whole layer, on a thread, and becomes
+    *Stop* meanwhile.
     """
 
     def __init__(self, napari_viewer: Any) -> None:
