@@ -54,6 +54,7 @@ def test_a_gambler_by_hand():
     assert np.allclose(lazy.hitting_times(5), 2 * chain.hitting_times(5))
     assert np.allclose(lazy.committor(0, 5), chain.committor(0, 5))
     assert np.allclose(lazy.mean_first_passage_times()[:, 5], lazy.hitting_times(5))
+    assert chain.mean_first_passage_time(range(6), 5) == pytest.approx(chain.stationary @ chain.hitting_times(5))
 
 
 def test_a_chain_that_is_not_reversible():
@@ -292,6 +293,21 @@ def test_sets_of_a_chain_that_is_not_reversible(dense, monkeypatch):
     x = found.modes.vectors @ np.linalg.qr(np.column_stack([found.modes.vectors.T @ law, np.eye(3)[:, 1:]]))[0]
     x[:, 0] = 1
     assert found.crispness == pytest.approx(crispest_of_all(x)[0], abs=1e-12)
+
+
+def test_sets_of_a_chain_with_transient_states_have_all_of_its_law():
+    p = [
+        [0.5, 0.3, 0.2, 0, 0],
+        [0.1, 0.1, 0.4, 0.4, 0],
+        [0, 0, 0.5, 0.4, 0.1],
+        [0, 0, 0.2, 0.7, 0.1],
+        [0, 0, 0.1, 0.1, 0.8],
+    ]
+    chain = MarkovChain.from_transitions(p)
+    found = chain.metastable_sets(2)
+    assert np.allclose(found.stationary, chain.stationary @ found.memberships, rtol=1e-13)
+    assert found.stationary.sum() == pytest.approx(1, abs=1e-13)
+    assert np.allclose(found.weights, 0.2)
 
 
 def test_a_reversible_chain_has_the_same_sets_by_schur_vectors():

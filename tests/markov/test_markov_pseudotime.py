@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.stats
 
-from nlflow import InputError, MarkovChain
+from nlflow import Gaussian, Grid, InputError, MarkovChain, affinity
 from nlflow.markov.pseudotime import split_point
 
 
@@ -35,6 +36,23 @@ def test_against_a_dense_inverse():
     assert np.abs(found.distances[0] - expected).max() < 1e-12
     assert np.abs(found.times - expected / expected.max()).max() < 1e-12
     assert found.branches is None
+
+
+def test_shapes_are_those_of_the_domain():
+    chain = MarkovChain(affinity(Gaussian(width=0.8), Grid((5, 4))))
+    found = chain.pseudotime(0, branching=True)
+    assert found.times.shape == found.branches.shape == (5, 4)
+    assert found.distances.shape == (3, 5, 4)
+    assert np.array_equal(found.times, found.distances[0] / found.distances[0].max())
+
+
+@pytest.mark.slow
+def test_all_modes_of_many_states():
+    n = 1010
+    k = scipy.sparse.diags_array([np.ones(n - 1), np.ones(n - 1)], offsets=[1, -1])
+    few, many = MarkovChain.from_graph(k), MarkovChain.from_graph(k)
+    found = many.pseudotime(0, modes=2000).times
+    assert np.abs(found - few.pseudotime(0, modes=200).times).max() < 1e-2
 
 
 def test_branches_of_a_star():

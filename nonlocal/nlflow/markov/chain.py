@@ -1,4 +1,4 @@
-"""The Markov chain of an affinity: its law, spectrum, passages and metastable sets, how it mixes, and walks on it."""
+"""The Markov chain of an affinity."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from nlflow.errors import (
 )
 from nlflow.markov.given import of_counts, of_graph, of_transitions
 from nlflow.markov.law import PATIENCE, SMALLEST_DISTANCE, distances, mixing_time
+from nlflow.markov.moves import DENSE_STATES
 from nlflow.markov.passages import Absorption, Nodes, Passages, node_numbers
 from nlflow.markov.pseudotime import Pseudotime, pseudotime
 from nlflow.markov.transitions import Transitions
@@ -33,32 +34,23 @@ from nlflow.markov.walks import Positions, Walks
 class MarkovChain(Transitions):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
-    The averaging operator of any affinity, as it is: symmetric or not, dense or matrix-free (arXiv 2312.00751,
-    section 3: a self-attention layer averages values over the law of one move, ``(P^k v)_i = E[v(B_k) | B_0 = i]``,
-    Lemma 1). States are the nodes of the domain, numbered in C order.
+    P is the averaging operator of an affinity, symmetric or not (arXiv 2312.00751, section 3). States are the nodes of
+    the domain, numbered in C order.
 
     Parameters
     ----------
     affinity : Affinity
         Used as it is, not symmetrized.
     laziness : float
-        Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P. With 0.5
+        Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P. Above 0
         no chain is periodic.
     memory_limit : float, optional
-        Bytes that a matrix of all transitions, modes, stationary laws and first passages may take; half of the physical
-        memory by default.
+        Bytes that the matrix and what is computed with it may take; by default that of `nlflow.errors.memory_limit`.
 
     Raises
     ------
     InputError
         For something else than an affinity, or a laziness outside [0, 1).
-
-    Notes
-    -----
-    Applying the chain costs one average. Methods that need all transitions (`matrix`, `eigenvalues`, worst-case
-    distances, walks) say so; they take O(N^2) memory and refuse beyond the limit. For matrix-free chains of more than
-    4096 states irreducibility is found by following the moves from one node: one average for each move that the
-    farthest node is away.
 
     Examples
     --------
@@ -75,7 +67,7 @@ class MarkovChain(Transitions):
         cls, transitions: Any, key: str | None = None, *, rtol: float = 1e-6, balance: float | None = None,
         laziness: float = 0.0, memory_limit: float | None = None,
     ) -> MarkovChain:  # fmt: skip
-        """Return the chain of a transition matrix P, such as that of a Markov state model at its lag time.
+        """Return the chain of a transition matrix P.
 
         Parameters
         ----------
@@ -86,16 +78,18 @@ class MarkovChain(Transitions):
         rtol : float
             By how much the sum of a row may differ from 1; rows are divided by their sums.
         balance : float, optional
-            Take pi_i P_ij and pi_j P_ji for equal, and their mean for both, where they differ by at most this,
-            relative. By default the chain is taken as it is (see `reversible`).
+            Largest relative difference of pi_i P_ij and pi_j P_ji; the mean takes the place of both. By default the
+            chain is taken as it is.
         laziness, memory_limit : float
             As of the class.
 
         Raises
         ------
         InputError
-            For rows that do not sum to 1, which says which row is farthest off and by how much; for negative or
-            non-finite entries; and where fluxes differ by more than `balance`.
+            For rows that do not sum to 1, for negative or non-finite entries, and where fluxes differ by more than
+            `balance`.
+        NumericalError
+            Where fluxes to be balanced span more than floats hold.
         """
         detailed = None if balance is None else check_number("balance", balance, minimum=0)
         made = of_transitions(transitions, key, check_number("rtol", rtol, minimum=0, below=1), detailed, memory_limit)
@@ -106,10 +100,10 @@ class MarkovChain(Transitions):
         cls, counts: Any, key: str | None = None, *, reversible: bool = True, laziness: float = 0.0,
         memory_limit: float | None = None,
     ) -> MarkovChain:  # fmt: skip
-        """Return the likeliest chain of counts c_ij of moves from i to j, at one lag time.
+        """Return the likeliest chain of counts c_ij of moves from i to j.
 
-        With ``reversible=True`` the likeliest of those in detailed balance (Prinz et al. 2011, doi 10.1063/1.3565032;
-        Trendelkamp-Schroer et al. 2015, doi 10.1063/1.4934536), by Newton's method; else P_ij = c_ij / sum_j c_ij.
+        With ``reversible=True`` of those in detailed balance (Prinz et al. 2011, doi 10.1063/1.3565032;
+        Trendelkamp-Schroer et al. 2015, doi 10.1063/1.4934536); else P_ij = c_ij / sum_j c_ij.
 
         Parameters
         ----------
@@ -136,8 +130,6 @@ class MarkovChain(Transitions):
     ) -> MarkovChain:
         """Return the chain that moves along the edges of a graph: P_ij = k_ij / sum_j k_ij.
 
-        Weights may be fluxes pi_i P_ij; where they are symmetric, pi is in proportion to their row sums.
-
         Parameters
         ----------
         graph : Affinity, annotated data, or what `affinity_from_graph` takes
@@ -158,17 +150,15 @@ class MarkovChain(Transitions):
     def pseudotime(self, root: int, *, modes: int = 10, branching: bool = False, rtol: float = 1e-9) -> Pseudotime:
         """Return diffusion pseudotime of each node from a root, and the branches on the way.
 
-        The distance of the rows of M = sum_{t >= 1} (T - psi_0 psi_0^T)^t, with T = pi^1/2 P pi^-1/2 and its
-        eigenvectors psi: dpt(i, j)^2 = sum_{l >= 1} (mu_l / (1 - mu_l))^2 (psi_l(i) - psi_l(j))^2 (Haghverdi et al.
-        2016, doi 10.1038/nmeth.3971). From a tip inwards, its branch ends where the distances from the two other tips
-        no longer fall together.
+        dpt(i, j)^2 = sum_{l >= 1} (mu_l / (1 - mu_l))^2 (psi_l(i) - psi_l(j))^2 with the eigenpairs of pi^1/2 P
+        pi^-1/2, the constant mode being left out (Haghverdi et al. 2016, doi 10.1038/nmeth.3971).
 
         Parameters
         ----------
         root : int
             Node number.
         modes : int
-            How many of the leading modes, with the constant one, are summed; all N, or more, give the formula exactly.
+            How many of the leading modes, with the constant one, are summed; at most N, and N - 1 beyond 1000 states.
         branching : bool
             Find three tips and their branches.
         rtol : float
@@ -185,17 +175,18 @@ class MarkovChain(Transitions):
 
         Notes
         -----
-        O(N modes) beside the modes. scanpy adds (psi_0(i) - psi_0(j))^2 too, which is no part of the formula and is 0
-        where all degrees are equal.
+        scanpy adds (psi_0(i) - psi_0(j))^2, which is 0 where all degrees are equal.
         """
         root = check_integer("root", root, minimum=0)
         if root >= self.states:
             raise InputError(f"root: got node {root}, expected one of 0 to {self.states - 1}")
         self.require_unique("pseudotime")
-        count = min(check_integer("modes", modes, minimum=2), self.states)
+        most = self.states if self.states <= DENSE_STATES else self.states - 1  # see `modes`
+        count = min(check_integer("modes", modes, minimum=2), most)
         found = pseudotime(self.modes(count, rtol=rtol), self._law.of_parts, root, check_flag("branching", branching))
         branches = None if found.branches is None else found.branches.reshape(self._moves.shape)
-        return replace(found, times=self._shaped(found.times), branches=branches)
+        distances = found.distances.reshape(-1, *self._moves.shape)
+        return replace(found, times=self._shaped(found.times), distances=distances, branches=branches)
 
     # ---- first passages
 
@@ -206,8 +197,8 @@ class MarkovChain(Transitions):
     def committor(self, source: Any, target: Any, *, backward: bool = False) -> Floats:
         """Return the probability that a walker from each node meets the target before the source.
 
-        q = 0 on the source, 1 on the target, (Pq)_i = q_i elsewhere: where P is symmetric in the degree measure the
-        minimizer of J with these values (E and Vanden-Eijnden 2006, doi 10.1007/s10955-005-9003-9).
+        q = 0 on the source, 1 on the target, (Pq)_i = q_i elsewhere (E and Vanden-Eijnden 2006, doi
+        10.1007/s10955-005-9003-9).
 
         Parameters
         ----------
@@ -220,16 +211,15 @@ class MarkovChain(Transitions):
         Returns
         -------
         array of shape ``domain.shape``
-            float64. Up to 1000 states by state reduction: each entry keeps its digits, however small. Beyond, for
-            graphs by GMRES around a multigrid of aggregated states, then by elimination, until the error is proved to
-            be at most 1e-10; for symmetric k whose moves are not listed by averages, to 1e-6 (1e-3 in float32). Errors
-            are relative, for entries below 1e-3 of the largest to that. Others go by state reduction, O(N^3) time, as
-            all moves of a matrix do.
+            float64. Up to 1000 states, and of matrices, by state reduction in O(N^3) time: each entry keeps its digits,
+            however small. Beyond, relative errors are at most 1e-10 for graphs and 1e-6 for symmetric k whose moves are
+            not listed (1e-3 in float32); those of entries below 1e-3 of the largest are relative to that.
 
         Raises
         ------
         InputError
-            For nodes that do not exist, that are both source and target, and where walks from some node meet neither.
+            For nodes that do not exist, that are both source and target, where walks from some node meet neither, and
+            with `backward` for a chain with transient states.
         NumericalError
             Where the digits are not reached for more than 4096 states.
         """
@@ -243,21 +233,17 @@ class MarkovChain(Transitions):
     def absorption(self, targets: Mapping[Any, Any] | Sequence[Any]) -> Absorption:
         """Return the probabilities that walkers from each node end in each of K targets (fates), and when they end.
 
-        X = R + Q X and t = 1 + Q t between the other nodes, with the moves Q between them and R to the targets: all
-        columns at once. Up to 1000 states by state reduction, which keeps every digit. Beyond, moves that are listed (a
-        graph) go by GMRES around a multigrid of aggregated states, in any direction of the moves, until the error is
-        proved to be at most 1e-10, and where that fails by elimination; others as in `committor`.
+        X = R + Q X and t = 1 + Q t, with the moves Q between the other nodes and R to the targets; as exact as
+        `committor`, errors being relative to the largest entry of a column beyond 1000 states.
 
         Parameters
         ----------
         targets : mapping of names to nodes, or sequence of nodes
-            Nodes are an int, an array of int, or an array of bool of shape ``domain.shape``. Of an array of labels:
-            ``{name: labels == name for name in names}``.
+            Nodes are an int, an array of int, or an array of bool of shape ``domain.shape``.
 
         Returns
         -------
         Absorption
-            `method` tells how, `error` and `residual` how well. Time and memory O(edges K) beyond 1000 states.
 
         Raises
         ------
@@ -266,12 +252,12 @@ class MarkovChain(Transitions):
         NumericalError
             As `committor`.
         MemoryLimitError
-            Before the systems of more than 1000 listed states are solved.
+            Where the systems need more than the limit.
 
         Warns
         -----
         NlflowWarning
-            Where walks from no other node end in a target.
+            For a target that no node outside of all targets moves to.
         """
         if not isinstance(targets, Mapping | Sequence | np.ndarray):
             raise InputError(
@@ -306,12 +292,12 @@ class MarkovChain(Transitions):
         Returns
         -------
         array of shape ``domain.shape``
-            float64; computed as `committor` is.
+            float64; as exact as `committor`.
 
         Raises
         ------
         InputError
-            For nodes that do not exist.
+            For nodes that do not exist, and for all nodes.
         NumericalError
             As `committor`.
         """
@@ -320,45 +306,44 @@ class MarkovChain(Transitions):
     def mean_first_passage_time(self, source: Any, target: Any) -> float:
         """Return the mean number of moves to the target of walkers that start in the source as in the long run.
 
-        sum_i pi_i h_i over the source, pi being restricted to it. From a single node it is the hitting time, in
-        transient states and in reducible chains too. Infinite where walks may end without meeting the target.
+        The mean of `hitting_times` over the source, weighed by pi. From a single node it is the hitting time, in any
+        chain.
 
         Raises
         ------
         InputError
-            For several source nodes of a chain that is reducible, or which are all transient: no law tells where
-            walkers start.
+            For several source nodes that are all transient, or of a chain with several closed classes.
         """
-        return self._passages.mean_time(self._nodes("source", source), self._nodes("target", target))
+        starts = self._nodes("source", source, every=True)
+        return self._passages.mean_time(starts, self._nodes("target", target))
 
     def mean_first_passage_times(self) -> Floats:
         """Return the mean numbers of moves between all pairs of nodes, from row to column, shape (N, N).
 
         By state reduction, so that each keeps its digits however slow the chain is; 0 on the diagonal. Infinite where
-        walks may end without meeting the column's node. O(N^3) time, 48 N^2 bytes; O(N^4) with transient states.
+        walks may end without meeting the column's node. O(N^3) time, and as much again for each transient state.
 
         Raises
         ------
         MemoryLimitError
         NumericalError
-            Where probabilities underflow, or times overflow. (A move whose probability is 0 in floats, as that of a
-            Gaussian beyond 38 widths, is none.)
+            Where probabilities underflow, or times overflow.
         """
         self._moves.check_room("passage times", 48 * self.states**2, "use hitting_times(target)")
         return self._passages.all_times()
 
-    def _nodes(self, name: str, given: Any) -> Nodes:
-        """Return a mask (N,) of nodes."""
+    def _nodes(self, name: str, given: Any, *, every: bool = False) -> Nodes:
+        """Return a mask (N,) of nodes; of all of them for `every` alone."""
         inside = np.zeros(self.states, np.bool_)
         inside[node_numbers(name, given, self._moves.shape)] = True
-        if inside.all():
+        if inside.all() and not every:
             raise InputError(f"{name}: got all {self.states} nodes, expected some and not all")
         return inside
 
     # ---- mixing
 
     def total_variation(self, steps: int, start: Any = None) -> Floats:
-        """Return the total-variation distance of the law after 0, 1, ... `steps` moves to pi, half the sum of moduli.
+        """Return the distance to pi in total variation (half the sum of moduli) after 0, 1, ... `steps` moves.
 
         Parameters
         ----------
@@ -381,13 +366,15 @@ class MarkovChain(Transitions):
         eps : float
             In (0, 1), at least 1e-12: smaller distances are rounding.
         start : int or array, optional
-            Node number or law; matrix-free, up to a million moves. Without it the worst starting node, by squaring the
-            matrix: O(N^3 log k).
+            Node number or law; one average a move. Without it the worst starting node, by squaring the matrix:
+            O(N^3 log k).
 
         Raises
         ------
         InputError
-            For a reducible or periodic chain, which never mixes.
+            For a chain with several closed classes, or a periodic one, which never mixes.
+        NumericalError
+            Where a million moves from a start do not suffice.
         """
         eps = check_number("eps", eps, minimum=0, strict=True, below=1)
         if eps < SMALLEST_DISTANCE:
@@ -419,7 +406,7 @@ class MarkovChain(Transitions):
         return max((1 / (gap + unknown) - 1) * math.log(1 / (2 * eps)), 0.0), upper
 
     def distance_to_limit(self, v: Any, steps: int) -> Floats:
-        """Return the norm of P^k v - pi^T v in `norm_weights` for k = 0 ... `steps`; channels are added up.
+        """Return the norm of P^k v - pi^T v in `norm_weights`, over all channels, for k = 0 ... `steps`.
 
         For reversible chains it is at most |mu_2|^k times its value at k = 0.
         """
@@ -435,9 +422,7 @@ class MarkovChain(Transitions):
         return lambda u: size * math.sqrt(float(xp.sum(weights * ((u - limit) / size) ** 2, dtype=xp.float64)))
 
     def steps_to_limit(self, v: Any, rtol: float = 1e-3) -> int:
-        """Return the first k at which P^k v is constant up to `rtol`: its distance to pi^T v over that of v.
-
-        In `norm_weights`. For reversible chains at most log(1 / rtol) / log(1 / |mu_2|), rounded up.
+        """Return the first k at which `distance_to_limit` is at most `rtol` of what it is for v.
 
         Parameters
         ----------
@@ -448,7 +433,7 @@ class MarkovChain(Transitions):
         Raises
         ------
         NumericalError
-            When a million moves, or the precision of `v`, do not suffice.
+            When a million moves, or the precision of `v`, do not suffice, and for a constant `v`.
         """
         rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
         u = self.affinity.check_signal("v", v)
@@ -473,14 +458,13 @@ class MarkovChain(Transitions):
     def walk(self, start: Any, steps: int, walkers: int, *, rng: Any = None, record: bool = False) -> Positions:
         """Simulate independent walkers.
 
-        Compiled and threaded, a few nanoseconds a move; the same `rng` gives the same walks for any number of threads.
-        The first call builds the tables: 8 N^2 bytes, O(N^2) time. Of a graph (`affinity_from_graph`) only the edges
-        are kept, and a move takes O(log edges of a node).
+        The same `rng` gives the same walks for any number of threads. The first call builds tables in O(N^2) time and
+        memory, or O(edges) for a graph.
 
         Parameters
         ----------
         start : int, array of int of shape (walkers,), or array of float of shape ``domain.shape``
-            Node number for all, one for each, or the law to draw it from.
+            Node number for all, one for each, or the law to draw it from (integers are node numbers).
         steps, walkers : int
         rng : seed or numpy.random.Generator, optional
             Through `numpy.random.default_rng`.
@@ -497,8 +481,8 @@ class MarkovChain(Transitions):
     def stopped_walk(self, start: Any, stop: Any, walkers: int, *, rng: Any = None) -> Positions:
         """Simulate walkers that are stopped at random, and return where.
 
-        With ``stop = lambda~ / (1 + lambda~)`` the mean of f over the positions is NeuTRENO's equilibrium at the start,
-        u* = lambda~ ((1 + lambda~) I - P)^-1 f, as personalized PageRank is.
+        With ``stop = lambda~ / (1 + lambda~)`` the expectation of f at the positions is NeuTRENO's equilibrium at the
+        start, u* = lambda~ ((1 + lambda~) I - P)^-1 f.
 
         Parameters
         ----------

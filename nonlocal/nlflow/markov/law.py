@@ -136,12 +136,12 @@ class StationaryLaw:
 
     @cached_property
     def of_parts(self) -> Floats:
-        """A stationary law: of several classes one in which each has the share of its states."""
+        """A stationary law: of several closed classes one in which each has the share of its states."""
         if self.affinity.symmetric:
             return self.mass
-        law = np.zeros(self.states)
+        law, ends = np.zeros(self.states), sum(map(len, self.moves.closed))
         for inside in self.moves.closed:
-            law[inside] = self._within(inside) * (len(inside) / self.states)
+            law[inside] = self._within(inside) * (len(inside) / ends)
         return law
 
     @cached_property

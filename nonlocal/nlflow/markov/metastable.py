@@ -31,7 +31,8 @@ class MetastableSets(Brief):
     sets : array of int of shape (N,)
         The set of the largest membership.
     coarse : array of shape (m, m)
-        Moves between the sets, (chi^T D chi)^-1 chi^T D P chi with D = diag(weights); entries may be below 0 by little.
+        Moves between the sets, (chi^T D chi)^-1 chi^T D P chi with D = diag(weights); rows sum to 1, and entries may be
+        below 0.
     stationary : array of shape (m,)
         pi^T chi.
     crispness : float

@@ -72,13 +72,13 @@ class Absorption(Brief):
     times : array of shape ``domain.shape``
         Mean number of moves until it comes to any.
     method : str
-        "state reduction", by which every digit is kept; "multigrid in float32" or "in float64", "elimination" or
-        "conjugate gradients", by which `error` is proved.
+        "state reduction", which keeps every digit; "multigrid in float32" or "in float64", "elimination" or "conjugate
+        gradients"; "nothing to solve" where targets hold all nodes.
     error : float
-        What probabilities may be off by relative to the largest of a target, and times relative to the longest. 0 for
-        state reduction.
+        Bound of the error of probabilities relative to the largest of a target, and of times relative to the longest;
+        0 for state reduction.
     residual : float
-        The largest one of (I - P) x = b over the largest x, recomputed.
+        The largest one of (I - P) x = b over the largest x; 0 for state reduction.
     """
 
     names: tuple[Any, ...]

@@ -22,7 +22,7 @@ class Pseudotime(Brief):
     ----------
     times : array of shape ``domain.shape``
         From 0 at the root to 1 at the farthest node.
-    distances : array of shape (3, ...) or (1, ...)
+    distances : array of shape ``(3,) + domain.shape``, or (1,) without branches
         Before they are divided by the largest: from the root, and with branches from the two other tips.
     tips : array of int of shape (3,) or (1,)
         Nodes: the root, the one that is farthest from it, and the one that is farthest from both.

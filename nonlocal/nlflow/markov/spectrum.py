@@ -25,6 +25,7 @@ from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
 
 _VECTORS = 16  # of each column, at once in LOBPCG
 _GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
+_APART = 5  # states for each of its columns, without which SciPy's takes the whole matrix, and no constraints
 _PAIR_BYTES = 48  # of each pair of states, for vectors from the whole matrix
 _EQUAL = 1e-10  # relative difference of rates up to which they are one
 _BLOCK = 3  # modes of inverse iteration for the slowest rate
@@ -43,11 +44,11 @@ class Modes(Brief):
     Attributes
     ----------
     values : array of shape (k,)
-        Decreasing, the first 1.
+        Decreasing; 1 once for each closed class.
     vectors : array of shape (N, k)
-        Right eigenvectors, orthonormal in pi; the largest entry of each is positive.
+        Right eigenvectors, orthonormal in pi; the entry of largest modulus of each is positive.
     residual : float
-        Largest norm of P v - mu v in pi, recomputed.
+        Largest norm of P v - mu v in pi.
     parted : bool
         Whether the next eigenvalue is known to be the last one again: then the last vectors are a choice of many.
     """
@@ -435,7 +436,7 @@ class Spectrum:
         from scipy.sparse.linalg import LinearOperator, lobpcg
 
         p, n, root = self.law.symmetric_form, self.states, self._root
-        if p is None or not has_multigrid(p):
+        if p is None or not has_multigrid(p) or n - self._constants.shape[1] < _APART * (count + _GUARD):
             return None
         if setup_bytes(p) + 8 * n * _VECTORS * (count + _GUARD) > (self.moves.limit or memory_limit()):
             return None

@@ -1,4 +1,4 @@
-"""P of an affinity as an operator: its moves, which states see which, the stationary law, the spectrum and its sets."""
+"""P of an affinity as an operator: moves, stationary law, spectrum."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Transitions:
         Returns
         -------
         array of shape ``domain.shape``
-            float64 (to the precision of the affinity), summing to 1.
+            float64, summing to 1.
         """
         return next(islice(self._laws(start), check_integer("steps", steps, minimum=0), None))
 
@@ -110,12 +110,11 @@ class Transitions:
         return self._moves.laws(self._shaped(law))
 
     def matrix(self) -> Floats:
-        """Return all transition probabilities, shape (N, N), rows summing to 1; a copy, float64, 8 N^2 bytes.
+        """Return all transition probabilities, shape (N, N), float64.
 
         Raises
         ------
         MemoryLimitError
-            Before anything is allocated.
         """
         return self._moves.matrix()
 
@@ -133,9 +132,7 @@ class Transitions:
 
     @property
     def period(self) -> int:
-        """Greatest common divisor of the lengths of all round trips; P^k converges when it is 1.
-
-        For chains with transient states (causal attention, say) that of the class in which all walks end.
+        """Greatest common divisor of the lengths of all round trips, in the class in which walks end.
 
         Raises
         ------
@@ -149,10 +146,8 @@ class Transitions:
     def reversible(self) -> bool:
         """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
 
-        Always for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
-        float32). Never with transient states, where no such law is positive. Beyond 1000 states pi is what detailed
-        balance gives along a spanning tree, O(edges). Where all fluxes agree to 1e-11, what is nothing but rounding,
-        the chain is solved in its symmetric form; a chain that is reversible to 1e-8 alone is solved as it is.
+        True for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
+        float32).
         """
         return self._law.reversible
 
@@ -175,15 +170,13 @@ class Transitions:
     def stationary(self) -> Floats:
         """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
 
-        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction, every entry to
-        full precision. Beyond 1000 states by detailed balance, to 1e-11, where the chain is reversible up to rounding;
-        beyond 4096 that are not by Arnoldi iteration and refinement, to 1e-10. Chains with transient
-        states (causal attention) have pi = 0 there.
+        pi_i = w_i d_i / sum_j w_j d_j for symmetric k; otherwise by state reduction, which keeps all digits of every
+        entry, and beyond 4096 states by iteration to 1e-10 relative. pi = 0 in transient states.
 
         Raises
         ------
         InputError
-            For a reducible chain, of which there are several.
+            For a chain with several closed classes.
         NumericalError
             When it is not determined in float64.
         """
@@ -196,9 +189,9 @@ class Transitions:
         Raises
         ------
         InputError
-            As `stationary`.
+            For a chain with several closed classes whose k is not symmetric.
         NumericalError
-            Where pi underflows and the affinity does not know its moves in log space, or has more than 1000 states.
+            Where pi underflows and its logarithm is not known.
         """
         return self._law.log
 
@@ -206,8 +199,7 @@ class Transitions:
     def norm_weights(self) -> Floats:
         """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0.
 
-        In L2(pi) no average is longer than its signal; but it does not see the states in which no walk ends, which in
-        causal attention are all but the first.
+        In the norm of pi no average is longer than its signal.
         """
         law = self.stationary
         if self.affinity.symmetric or len(self._moves.closed[0]) == self.states:
@@ -221,7 +213,7 @@ class Transitions:
         Raises
         ------
         InputError
-            For a reducible or periodic chain, which has no such limit.
+            For a chain with several closed classes, or a periodic one, which has no such limit.
         """
         u = self.affinity.check_signal("v", v)
         self.require_limit("the limit of P^k v")
@@ -234,18 +226,15 @@ class Transitions:
     def eigenvalues(self) -> NDArray[Any]:
         """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
 
-        O(N^3) time, all transitions in memory. Of reducible and periodic chains too, by classes of states that
-        communicate. Errors are some 1e-15 of a reversible chain, and more where eigenvectors are nearly parallel; no
-        modulus is above 1. `spectral_gap` has the digits of 1 - |mu_2|.
+        O(N^3) time, all transitions in memory; of any chain. `spectral_gap` has the digits of 1 - |mu_2|, which these
+        lack where it is small.
         """
         self._moves.check_room("all eigenvalues", 32 * self.states**2, "use second_eigenvalue")
         return self._spectrum.eigenvalues()
 
     @property
     def second_eigenvalue(self) -> float | complex:
-        """The eigenvalue of second largest modulus mu_2; |mu_2| is the rate at which P^k v forgets v.
-
-        1 - `spectral_gap`, or that with the sign or angle of mu_2. 0 for a single state.
+        """The eigenvalue mu_2 of second largest modulus; 0 for a single state.
 
         Raises
         ------
@@ -256,16 +245,15 @@ class Transitions:
 
     @property
     def spectral_gap(self) -> float:
-        """1 - |mu_2|, the absolute gap, right relative to itself, however small; 0 for periodic chains.
+        """1 - |mu_2|, the absolute gap; 0 for periodic chains.
 
-        Of up to 1000 states from all transitions, to 1e-10 relative. Beyond for reversible chains by the slow modes
-        (see `modes`) and inverse iteration, to 1e-10 for graphs and 1e-6 where moves are not listed; for others by
-        Arnoldi iteration, to 1e-6.
+        The error is relative to the gap, however small that is: 1e-10 up to 1000 states and for reversible graphs, else
+        1e-6 (1e-3 in float32). Up to 1000 states O(N^3) time.
 
         Raises
         ------
         InputError
-            For a reducible chain.
+            For a chain with several closed classes.
         NumericalError
             When the digits are not determined in float64, or not reached.
         """
@@ -279,7 +267,7 @@ class Transitions:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """mu_min of a reversible chain; the NeuTRENO step is stable for lambda~ < 1 + mu_min."""
+        """mu_min of a reversible chain; the NeuTRENO step is stable for 0 < lambda~ < 1 + mu_min."""
         if not self.reversible:
             raise InputError(
                 "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
@@ -290,14 +278,13 @@ class Transitions:
     def modes(self, count: int, *, rtol: float = 1e-9) -> Modes:
         """Return the leading eigenpairs of a reversible chain.
 
-        The symmetric matrix pi_i^1/2 P_ij pi_j^-1/2 is diagonalized up to 1000 states; beyond, Lanczos iteration finds
-        its largest eigenvalues, one average a step, or for graphs LOBPCG with algebraic multigrid. Each connected
-        component has the eigenvalue 1 once.
+        O(N^3) time up to 1000 states; beyond by iteration, one average a step. Each closed class has the eigenvalue 1
+        once.
 
         Parameters
         ----------
         count : int
-            1 to N - 1 (N up to 1000 states).
+            At most N, and N - 1 beyond 1000 states.
         rtol : float
             Largest residual, relative to the spectral radius 1.
 
@@ -326,11 +313,11 @@ class Transitions:
         Parameters
         ----------
         count : int
-            m >= 2.
+            m >= 2, and for GPCCA at most N - 2.
         weights : array of shape ``domain.shape``, optional
-            > 0, of the inner product in which sets are crisp; divided by their sum. By default pi, and the weights of
-            the nodes where a chain has transient states or several closed classes. Others than the default make it
-            GPCCA.
+            > 0, of the inner product in which sets are crisp; divided by their sum. By default pi (of several closed
+            classes each has the share of its states), and the weights of the nodes where states are transient. Weights
+            that are given make it GPCCA.
         rtol : float
             Of the modes.
 
@@ -348,10 +335,8 @@ class Transitions:
 
         Notes
         -----
-        The crispness is a convex function of A, and linear inequalities bound A. So a vertex of what they allow is the
-        crispest: m - 1 states have no part in each set. It is found by linear programs, from the corners of the modes
-        and from ten starts near them. Where no sets are there to find, there may be crisper vertices elsewhere.
-        O(N^3) time for Schur vectors of up to 1000 states; Arnoldi iteration beyond.
+        The crispest A is sought from several starts; where there are no clear sets a crisper one may exist. O(N^3) time
+        up to 1000 states.
         """
         m = check_integer("count", count, minimum=2)
         if weights is None and self.reversible:
