@@ -36,6 +36,18 @@ def roll():
     return make_swiss_roll(300, random_state=0)[0]
 
 
+@pytest.mark.parametrize("t", [0.0, 1.0, 2.0, 2.5])
+def test_negative_eigenvalues_have_coordinates_at_all_times(t):
+    path = np.diag(np.ones(5), 1) + np.diag(np.ones(5), -1)
+    found = DiffusionMap(4, "precomputed", alpha=0.0, t=t).fit(path)
+    d = path.sum(axis=1)
+    values, vectors = scipy.linalg.eigh(path / np.sqrt(np.outer(d, d)))
+    values, vectors = values[-2:-6:-1], (vectors / np.sqrt(d / d.sum())[:, None])[:, -2:-6:-1]
+    assert values.min() < -0.5
+    assert np.abs(np.abs(found.embedding_) - np.abs(values) ** t * np.abs(vectors)).max() < 1e-12
+    assert np.abs(found.transform(path) - found.embedding_).max() < 1e-12
+
+
 @pytest.mark.slow
 def test_contract_of_scikit_learn():
     with warnings.catch_warnings():

@@ -1,7 +1,4 @@
-"""Learning on graphs of points: minimizers of J, E and J_p with a few labels, and spectra of P, as estimators.
-
-Names are loaded when they are first used, and scikit-learn (``pip install 'nlflow[learning]'``) with the estimators.
-"""
+"""Learning on graphs of points: minimizers of J, E and J_p with a few labels, and spectra of P, as estimators."""
 
 import lazy_loader
 

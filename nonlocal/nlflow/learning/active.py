@@ -45,7 +45,7 @@ def ask_next(
         between free nodes (Zhu, Lafferty and Ghahramani 2003). ``hitting time``: the longest mean time of a walk from
         the node to a label.
     candidates : int
-        Nodes that are looked at for the variance beyond 1000 nodes, drawn at random; each is a right-hand side.
+        Nodes that are looked at for the variance beyond 1000 nodes, drawn at random.
     rng : seed or numpy.random.Generator
 
     Returns

@@ -249,14 +249,13 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Parameters
         ----------
         X : array or tensor of shape (N, d)
-            Points; Dask arrays are loaded, and sparse ones made dense but for neighbours in many dimensions. With
-            ``affinity='precomputed'`` weights (N, N), symmetric up to rounding; with ``metric='precomputed'``
-            distances (N, N), sparse where only those to near points are known.
+            Points; Dask arrays are loaded. With ``affinity='precomputed'`` weights (N, N), symmetric up to rounding;
+            with ``metric='precomputed'`` distances (N, N), sparse where only those to near points are known.
         y : array of shape (N,)
-            Labels; -1 where there is none (but -1 and 1 alone are two classes), which ``labelled_`` tells afterwards.
-            Strings: of dtype object, where some are missing, as in ``np.where(known, names.astype(object), -1)``. NaN,
-            None, and the strings '', '-1', 'nan' and '<NA>' are refused. With ``missing=None`` samples with None, NaN
-            or NA have no label, and -1 is a class.
+            Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings of which some are missing have
+            dtype object, as in ``np.where(known, names.astype(object), -1)``. NaN, None, and the strings '', '-1',
+            'nan' and '<NA>' are refused. With ``missing=None`` samples with None, NaN or NA have no label, and -1 is a
+            class.
 
         Returns
         -------
@@ -356,7 +355,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Parameters
         ----------
         X : array or tensor of shape (M, d)
-            Of a Dask array a Dask array is returned, which is computed a chunk of rows at a time.
+            A Dask array gives a Dask array.
 
         Returns
         -------
@@ -399,7 +398,7 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         X : array or tensor of shape (N, d)
             As for a classifier.
         y : array of shape (N,) or (N, D)
-            Values; NaN where there is none, in all columns of a row; ``labelled_`` tells of it afterwards.
+            Values; NaN where there is none, in all columns of a row.
 
         Returns
         -------

@@ -58,8 +58,8 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
     """Harmonic functions: J is minimized with u = y at labelled nodes, so that each other node is its average.
 
     (Zhu, Ghahramani and Lafferty 2003, semi-supervised learning using Gaussian fields and harmonic functions.) The
-    score of a class is the probability that a walker from the node meets a label of this class first: a committor. With
-    a fidelity it is the minimizer of E, whose limit for large fidelities this is.
+    score of a class is the probability that a walker from the node meets a label of this class first. With a fidelity
+    it is the minimizer of E.
 
     Parameters
     ----------
@@ -71,9 +71,8 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
 
     Notes
     -----
-    All classes at once. Graphs up to 2048 nodes are solved by elimination, whose factors are kept with the affinity:
-    give a further fit ``affinity=model.affinity_``. Larger ones take conjugate gradients with Gauss-Seidel sweeps,
-    or with algebraic multigrid where that pays: O(edges) a step.
+    Factors of graphs up to 2048 nodes are kept with the affinity: give a further fit ``affinity=model.affinity_``.
+    Larger graphs take O(edges) a step of conjugate gradients.
 
     Examples
     --------
@@ -153,27 +152,27 @@ class HarmonicRegressor(_Held, GraphRegressor):
 class PoissonClassifier(GraphClassifier):
     """Poisson learning: L u = sum over labelled nodes j of (y_j - mean y) delta_j, for a few labels in each class.
 
-    (Calder, Cook, Thorpe and Slepcev 2020, arXiv 2006.11184.) Labels are sources of a flow, which does not concentrate
-    in spikes at them as harmonic functions do. Where the graph has several components, the mean is that of each.
+    (Calder, Cook, Thorpe and Slepcev 2020, arXiv 2006.11184.) Where the graph has several components, the mean is that
+    of each.
 
     Parameters
     ----------
     affinity, gamma, n_neighbors, metric, search, keep, class_prior, balance, accuracy, tol, max_iter, missing, verbose,
     memory_limit
-        See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``, which are added to scores;
-        with the factors of the paper's section 2.2 two classes, u and -u, never change. ``balance`` is 'count'.
+        See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``, which are added to scores,
+        and not the factors of the paper, by which two classes, u and -u, do not change. ``balance`` is 'count'.
 
     Attributes
     ----------
     functional_ : J
         Of W, so that L = D - W; over a degree where these are below 1e-13. ``functional_.potential(source_)`` is the
-        signal.
+        signal but for a constant in each component.
     source_ : array of shape (N, C)
         y_j - mean y at labelled nodes.
     label_distributions_ : array of shape (N, C)
         Scores, which are no probabilities: they sum to 0.
     spread_ : float
-        Root mean square of the scores of samples, the unit of `predict_proba`.
+        Root mean square of the scores of samples without a ``class_prior``, the unit of `predict_proba`.
 
     Examples
     --------
@@ -256,8 +255,7 @@ class PoissonClassifier(GraphClassifier):
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return ``exp(score / spread_)`` of the classes at points over their sum, (M, C); NaN where no class is seen.
 
-        They have the order of the scores and do not depend on the unit of weights, but nothing was calibrated: take
-        `HarmonicClassifier` for probabilities of walks, or scikit-learn's ``CalibratedClassifierCV``.
+        They have the order of the scores and are not calibrated: `HarmonicClassifier` has probabilities of walks.
         """
         scores = np.asarray(self._scores(X), np.float64) / self.spread_
         raised = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -313,11 +311,10 @@ class _PHarmonic(GraphEstimator):
 class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
     """p-Laplace learning: J_p is minimized with u = y at labelled nodes, |u_i - u_j| being Euclidean over the classes.
 
-    This is the variational p-Laplacian, of all classes together. GraphLearning's ``plaplace`` solves another equation,
-    the game-theoretic one, for each class alone: u_i is (p - 2) / (p - 1) of the mean of its largest and least
-    neighbour and 1 / (p - 1) of (Pu)_i. Both are harmonic functions for p = 2 and differ otherwise. With p above the
-    dimension of the data few labels suffice, and no spikes appear at them (El Alaoui, Cheng, Ramdas, Wainwright and
-    Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi 10.1016/j.acha.2022.01.004).
+    This is the variational p-Laplacian, of all classes together; GraphLearning's ``plaplace`` solves the game-theoretic
+    one, which differs but for p = 2. With p above the dimension of the data no spikes appear at labels (El Alaoui,
+    Cheng, Ramdas, Wainwright and Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi
+    10.1016/j.acha.2022.01.004).
 
     Parameters
     ----------

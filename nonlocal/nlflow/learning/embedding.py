@@ -22,20 +22,18 @@ _FEW = 25  # points of a mode: its eigenvalue, a mean over so many, is known to 
 
 
 class DiffusionMap(TransformerMixin, PointEstimator):
-    """Diffusion map: the slow modes of a walk on the points, mu_k^t psi_k, as coordinates.
+    """Diffusion map: the slow modes of a walk on the points, |mu_k|^t psi_k, as coordinates.
 
     (Coifman and Lafon 2006, doi 10.1016/j.acha.2006.04.006.) With alpha the weights k_ij / (q_i q_j)^alpha take the
-    place of k_ij, q_i = sum_j k_ij being the density: with alpha = 1 the modes are those of the Laplacian of the
-    manifold, however the points are distributed on it, with 1/2 those of a diffusion in a potential given by log q
-    (Fokker and Planck), with 0 those of the plain walk. P has these weights when q_j^-alpha are quadrature weights, so
-    the affinity is built twice and nothing else is new.
+    place of k_ij, q_i = sum_j k_ij being the density: with alpha = 1 the modes tend to those of the Laplacian of the
+    manifold, however the points are distributed on it, with 1/2 to those of a diffusion in the potential -log q (Fokker
+    and Planck).
 
     With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s p_i^beta with a first estimate p of the density,
-    by the distances to the nearest points (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001): points that lie far
-    from others are seen too. The modes are those of the generator L = 4 (P - I) / s_i^2 of the weights
-    (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha k_ij in d dimensions, q_i being sum_j k_ij / s_i^d, which tends to
-    Delta + 2 (1 - alpha) grad log q . grad for any widths. (In their notation alpha + beta (d + 2) / 2 takes the place
-    of alpha.)
+    by the distances to the nearest points (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001). The modes are those
+    of the generator L = 4 (P - I) / s_i^2 of the weights (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha k_ij in d dimensions,
+    q_i being sum_j k_ij / s_i^d, which tends to Delta + 2 (1 - alpha) grad log q . grad. (In their notation
+    alpha + beta (d + 2) / 2 takes the place of alpha.)
 
     Parameters
     ----------
@@ -47,13 +45,12 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         See `LabelSpreading`. With beta the weights are exp(-gamma |x_i - x_j|^2 / (r_i r_j)), with r = q^beta over its
         geometric mean; None takes the steepest slope of ``curve_``.
     n_neighbors : int or None
-        Of 'knn'; None takes 30, or N - 1 where that is less. With beta sums end there: take more than widths hold.
+        Of 'knn'; None takes 30, or N - 1 where that is less.
     alpha : float
         In [0, 1].
     beta : float or None
-        In [-1, 0]: -1/2 bounds the error wherever points are few, 0 is one width. None takes that of `gamma` for 'rbf',
-        and the distances to the farthest neighbours for 'knn', and leaves P as it is. 'rbf' with beta takes up to 4097
-        points.
+        In [-1, 0], where 0 is one width; for 'rbf', of up to 4097 points, and 'knn'. None takes the weights of
+        `LabelSpreading`.
     t : float
         Diffusion time in moves, >= 0.
     accuracy : float or None
@@ -68,11 +65,11 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     Attributes
     ----------
     embedding_ : array of shape (N, n_components)
-        Normalized so that the mean of psi_k^2 in the stationary law is 1.
+        The mean of psi_k^2 in the stationary law is 1.
     eigenvalues_ : array of shape (n_components,)
         mu_k, decreasing; that of constants, 1, is left out.
     residual_ : float
-        Largest of the eigenpairs, recomputed.
+        Largest of the eigenpairs.
     density_ : array of shape (N,)
         q over its mean.
     widths_ : array of shape (N,)
@@ -97,17 +94,16 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     -----
     NlflowWarning
         For points in several parts: the first coordinates are constant on each and tell them apart.
-        With beta, for modes of fewer than 25 points: these lie far from others, and ``generator_`` is theirs.
+        With beta, for modes of fewer than 25 points (than a twentieth of all where these are few): they lie far from
+        others, and ``generator_`` is theirs.
 
     Notes
     -----
-    Lanczos iteration with one average a step beyond 1000 points. Other points are placed by one average, psi_k(x) =
+    O(N^3) time up to 1000 points, and one average a step beyond. Other points are placed by one average, psi_k(x) =
     sum_j P(x, x_j) psi_k(x_j) / mu_k (Nystroem).
 
-    With beta the modes of a point far from others are about -4 / s_i^2. Where s_i is large these stand among the slow
-    ones; a larger `gamma` takes them away, and needs more points. ``participation_`` tells them apart. Of 2000 to 4000
-    random points of a Gaussian in the plane they come before the first ones, whatever `gamma` is; the others are then
-    within 5 to 12 % with beta from -0.25 to -0.15, and worse with -1/2.
+    With beta a point far from others has an eigenvalue of about -4 / s_i^2, which may stand among the slow ones:
+    ``participation_`` tells.
 
     Examples
     --------
@@ -178,7 +174,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
             self.generator_ = (self.eigenvalues_ - 1) / self._move
             self.participation_ = 1 / ((chain.stationary.reshape(-1, 1) * self._vectors**2) ** 2).sum(axis=0)
             self._check_modes()
-        self.embedding_ = self.graph_.as_signal(self._vectors * self.eigenvalues_**self._time)
+        self.embedding_ = self.graph_.as_signal(self._vectors * np.abs(self.eigenvalues_) ** self._time)
         return self
 
     def _of_generator(self, plain: PointGraph, logs: Floats, alpha: float) -> PointGraph:
@@ -226,7 +222,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     def transform(self, X: Any) -> NDArray[Any]:
         """Return the coordinates of other points, by one average; (M, n_components), NaN where none is seen.
 
-        With beta also where a mode is gone before a move across the width of the point ends.
+        With beta also where the eigenvalue of a mode and the width of the point are too large for such an average.
         """
         check_is_fitted(self)
         found = self._at(X, self.graph_.as_signal(self._vectors), np.ones(self.graph_.size, np.bool_))
@@ -281,12 +277,12 @@ def spectral_clustering(
     """Return clusters of points by the leading modes of P (Ng, Jordan and Weiss 2001; Shi and Malik 2000).
 
     The rows of the modes are assigned by a pivoted QR factorization (Damle, Minden and Ying 2019, doi
-    10.1093/imaiai/iay008), which has no starting values.
+    10.1093/imaiai/iay008).
 
     Parameters
     ----------
     X : array, data frame, tensor or sparse array of shape (N, d)
-        Points, or weights (N, N) with ``affinity='precomputed'``; as an estimator takes them.
+        Points, or weights (N, N) with ``affinity='precomputed'``.
     n_clusters : int
     affinity, gamma, n_neighbors, metric, search, keep, accuracy, verbose, memory_limit
         See `LabelSpreading`.
@@ -301,12 +297,8 @@ def spectral_clustering(
     Warns
     -----
     NlflowWarning
-        Where the graph has several parts, and not as many as clusters: clusters are found among whole parts first; and
-        where the number parts modes with one eigenvalue, as where all points are alike.
-
-    Notes
-    -----
-    `MarkovChain.metastable_sets` has memberships in place of numbers.
+        Where the graph has several parts, and not as many as clusters; and where the number parts modes with one
+        eigenvalue.
 
     Examples
     --------

@@ -66,10 +66,8 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     """Return how well an estimator finds labels that are held out, for each value of a parameter.
 
     All points stay; in each fold a part of the labels is hidden. For classifiers the score is the mean logarithm of the
-    probability of the hidden label, 0 at best, probabilities below 0.001 counting as that (the share of right classes
-    where there are no probabilities), for regressors minus the mean squared error. The graph is built once, or once for
-    each value where it depends on it; along values of ``fidelity`` and ``alpha`` each solution begins with the one
-    before.
+    probability of the hidden label, 0 at best, probabilities below 0.001 counting as that (of `PoissonClassifier` the
+    share of right classes), for regressors minus the mean squared error.
 
     Parameters
     ----------
@@ -83,7 +81,7 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     folds : int
         At least 2, at most the number of labels.
     rng : seed or numpy.random.Generator
-        Which labels are hidden together; each class is spread over the folds.
+        Which labels are hidden together.
 
     Returns
     -------
@@ -178,15 +176,13 @@ def _score(trial: Any, targets: Any, hidden: NDArray[np.intp]) -> float:
 def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
     """Return how sums of Gaussians between points grow with their width, and the width where they grow most.
 
-    Too narrow a Gaussian sees no other point, too wide a one sees all of them; between, its sum grows as sigma^d on
-    data of dimension d. The width of the steepest slope (Coifman, Shkolnisky, Sigworth and Singer 2008, doi
-    10.1109/TIP.2008.2002305; Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001) is what estimators take for
-    ``affinity='rbf'`` with gamma None.
+    The width of the steepest slope (Coifman, Shkolnisky, Sigworth and Singer 2008, doi 10.1109/TIP.2008.2002305; Berry
+    and Harlim 2016, doi 10.1016/j.acha.2015.01.001) is what estimators take for ``affinity='rbf'`` with gamma None.
 
     Parameters
     ----------
     X : array, data frame, tensor or sparse array of shape (N, d)
-        Points, as an estimator takes them.
+        Points.
     samples : int
         Points, evenly spread over their numbers, whose pairs are looked at; O(samples^2 d) time.
 
@@ -197,7 +193,7 @@ def choose_width(X: Any, *, samples: int = SAMPLES) -> WidthCurve:
     Raises
     ------
     InputError
-        For points that are none, or no number of samples.
+        For fewer than two points.
 
     Examples
     --------
@@ -236,7 +232,7 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     Returns
     -------
     float
-        Up to a constant that the number of values decides. Costs M potentials.
+        Up to a constant that the shape of values decides. Costs M - 1 potentials.
     """
     check_affinity(affinity)
     if not affinity.symmetric or affinity.domain.leading:

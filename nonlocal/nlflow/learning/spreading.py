@@ -32,8 +32,7 @@ class LabelSpreading(ProbabilisticClassifier):
 
     F = D^1/2 u with the minimizer u of E for the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f =
     D^-1/2 Y, with D over the largest degree (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and
-    global consistency). The model of `sklearn.semi_supervised.LabelSpreading`, solved to convergence and, beyond 4096
-    points, without its N x N matrix.
+    global consistency): the model of `sklearn.semi_supervised.LabelSpreading`.
 
     Parameters
     ----------
@@ -50,7 +49,7 @@ class LabelSpreading(ProbabilisticClassifier):
     metric : {'euclidean', 'cosine', 'correlation', 'jaccard', 'precomputed'}
         Of 'knn'; see `neighbour_graph`. 'precomputed' takes distances (N, N) as X, and rows of them to predict at.
     search : {'auto', 'tree', 'brute', 'descent'}
-        Of 'knn': how neighbours are found; see `neighbour_graph`. ``reason_`` says which was taken.
+        Of 'knn': how neighbours are found; see `neighbour_graph`.
     keep : {'either', 'both'}
         Of 'knn': edges between points of which one, or both, are among the other's nearest.
     alpha : float
@@ -58,17 +57,15 @@ class LabelSpreading(ProbabilisticClassifier):
     class_prior : None, 'labels' or array of shape (C,)
         Shares of the classes among the unlabelled samples; 'labels' takes those among the labels.
     balance : {'count', 'mass'}
-        What has them: the numbers of samples of each class, or the sums of the scores (class mass normalization, Zhu,
-        Ghahramani and Lafferty 2003). ``class_shares_`` says which shares the samples have in the end, and a warning
-        where a class is off by more than one sample.
+        What has them: the numbers of samples of each class, or the sums of the scores, before rows are divided by their
+        sums (class mass normalization, Zhu, Ghahramani and Lafferty 2003). A warning tells where a class is off by more
+        than one sample.
     accuracy : float or None
-        How far averages over all pairs may be off beyond 4096 points; None for exact sums. ``method_`` and ``reason_``
-        tell how they are computed, ``error_estimate_`` what was reached.
+        How far averages over all pairs may be off beyond 4096 points; None for exact sums.
     tol : float or None
         Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     max_iter : int
-        Of iterations. Up to 4096 points and for alpha > 0.8 a direct method takes none (``n_iter_`` is 1);
-        its residual is rounding.
+        Of iterations.
     missing : -1, None, NaN or NA
         What marks samples without a label, and those that get none; any of the last three stands for all of them.
     verbose : bool
@@ -84,9 +81,9 @@ class LabelSpreading(ProbabilisticClassifier):
     transduction_ : array of shape (N,)
         Class of each sample; `missing` in components without a label.
     class_factors_, class_shifts_ : array of shape (C,)
-        What scores are multiplied by, and what is added to them, for the sake of ``class_prior``.
+        What scores are multiplied by, and what is added to them, for ``class_prior``.
     class_shares_ : array of shape (C,)
-        Shares of the classes among the unlabelled samples that labels reach; there where a ``class_prior`` is.
+        With ``class_prior``: shares of the classes among the unlabelled samples that labels reach.
     labelled_ : array of bool of shape (N,)
         Which samples had a label.
     functional_ : E
@@ -101,8 +98,7 @@ class LabelSpreading(ProbabilisticClassifier):
     Notes
     -----
     O(N) memory and some log(1 / tol) / sqrt(1 - alpha) averages beyond 4096 points, where each sample's probabilities
-    are right to `tol` beside its largest. Up to there each probability is right to `tol` of itself, however small, and
-    however weakly labels reach a sample.
+    are right to `tol` beside its largest. Up to there each probability is right to `tol` of itself.
 
     Examples
     --------

@@ -28,9 +28,9 @@ class WidthCurve(Brief):
     widths : array of shape (W,)
         sigma of exp(-|x - y|^2 / (2 sigma^2)), increasing.
     sums : array of shape (W,)
-        Mean of the kernel over all pairs of points, 1 / M for the narrowest widths and 1 for the widest.
+        Mean of the kernel over all pairs of M points, themselves among them.
     slopes : array of shape (W,)
-        d log(sums) / d log(widths): 0 at both ends, and the dimension of the data where the Gaussian sees a flat part.
+        d log(sums) / d log(widths).
     """
 
     widths: Floats
