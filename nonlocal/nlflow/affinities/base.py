@@ -165,8 +165,8 @@ class Affinity(ABC):
     With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic.
 
     A subclass of your own defines ``_average(u)`` (Pu of a checked signal) and ``_log_degree()`` (log d without the
-    kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays. Where k is not symmetric, ``_push`` and
-    ``_symmetrized`` are asked of it by chains and functionals.
+    kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays. Where k is not symmetric, `push` asks for
+    ``_push``, and functionals for ``_symmetrized``.
     """
 
     method: str
@@ -224,7 +224,7 @@ class Affinity(ABC):
         Returns
         -------
         array
-            Same shape, dtype and device as `u`.
+            Same shape, dtype and device as `u`; of integers and bool float64.
 
         Raises
         ------

@@ -217,7 +217,8 @@ def affinity(
     Warns
     -----
     NlflowWarning
-        When a window larger than the grid is shrunk, when nodes see no other node, and when a mask leaves a node none.
+        When a window larger than the grid is shrunk, when nodes see no other node, when a mask leaves a node none, and
+        when rounding of features to half precision may move weights far.
 
     Examples
     --------

@@ -86,8 +86,7 @@ def neighbour_graph(
     InputError
         For a number of neighbours that there are not, another kernel than a radial one, local widths without a kernel,
         or that are not positive, a metric that is none, points that have no direction, distances that are negative or
-        not symmetric, and where
-        pynndescent is asked for and not installed.
+        not symmetric, and where pynndescent is asked for and not installed.
     MemoryLimitError
         Before the neighbours are looked for.
 

@@ -70,7 +70,7 @@ def check_scale(image: Any, preserve_range: bool) -> None:
 
 
 def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[Any]:
-    """Give the result the dtype and range that scikit-image gives a float version of the input."""
+    """Give the result the range that scikit-image gives a float version of the input, in float64 or float32."""
     given = np.asarray(image).dtype
     values = np.array(result, np.float64 if given.kind in "biu" else None)  # never a view of the input
     if given.kind in "iu" and not preserve_range:

@@ -202,8 +202,7 @@ class MatrixFidelity(Fidelity):
     -----
     The eigenvectors are computed once, O(D^3) for each matrix; `times` and `damped` cost O(D^2) for each vector, of
     which a signal may hold several side by side. Matrices may be tensors that require a gradient, which then is a
-    symmetric matrix too. Where derivatives are recorded, implicit steps solve with I + step Lambda itself: eigenvectors
-    have no derivatives where two eigenvalues are the same.
+    symmetric matrix too.
     """
 
     def __init__(self, values: Any, dtype: Any = None) -> None:

@@ -44,8 +44,8 @@ class Capacitance:
     With G the inverse on the box, S the strip of nodes next to the domain: G - G_S (G_SS)^-1 G_S^T (Buzbee, Dorr,
     George and Golub 1971, doi 10.1137/0708066). The trace in the strip is what the box alone gets wrong; without it
     iterations grow like h^(1/2 - s). Nodes whose diagonal is much larger than that of the others (`extra` is what it
-    has beside the sum of weights) belong to the strip. O(N log N + |S|^3) time; where |S| > 8192 or |S|^3 > 1e6 N, as
-    in three dimensions, the strip is left out.
+    has beside the sum of weights) belong to the strip. O(N log N + |S|^3) time; where |S| > 8192 or |S|^3 > 1e6 N the
+    strip is left out.
     """
 
     def __init__(self, region: Region, lattice: Lattice, extra: Floats) -> None:

@@ -62,7 +62,8 @@ class Interaction:
     Raises
     ------
     InputError
-        For a formula that has no finite value or slope at distances of 1e-3 to 10, and for one that cannot be compiled.
+        For a formula that has no finite value or slope at samples of distances from 1e-3 to 10, and for one that cannot
+        be compiled.
 
     Examples
     --------
@@ -271,7 +272,7 @@ class PowerLaws(Interaction):
     Parameters
     ----------
     attraction, repulsion : float
-        The powers a and b. For b < 1 the repulsion is singular.
+        The powers a and b. For b < 1 the repulsion is singular where there is no softening.
     softening : float
         e >= 0, with which r is sqrt(r^2 + e^2).
     cutoff : float

@@ -98,7 +98,7 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
     Parameters
     ----------
     jp : Jp
-        For 1 < p <= 10.
+        For 1 < p <= 10; the tolerance may be out of reach for p < 2.
     constraint : Constraint
     rtol : float
         Of |sum_j y_ij| over sum_j |y_ij|, norms over the free nodes, y_ij = W_ij x_ij^(p - 2) (u_i - u_j) being the
