@@ -99,6 +99,8 @@ def test_over_smoothing_is_tokens_that_grow_alike_where_inputs_do_not(
     np.testing.assert_allclose(growth.isotropy, inputs, rtol=1e-12)
     expected = stats.ttest_1samp(cosines[1] - cosines[0], 0).confidence_interval(0.95)
     np.testing.assert_allclose(growth.change[1:], tuple(expected), rtol=1e-12)
+    falling = growth_of("encoder", [np.full(4, value) for value in (0.9, 0.4, 0.3)], None, None)
+    assert falling.steepest == (1, pytest.approx(-0.5))  # and not the layer that lowers it least
     few = growth_of("encoder", [one[:2] for one in cosines], *(one[:2] for one in states))
     assert few.verdict == "may over-smooth or not: to tell takes three inputs or more"
     assert "shows no states" in growth_of("encoder", [np.full(2, np.nan)] * 2, None, None).sentence()

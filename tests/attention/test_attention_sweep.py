@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,10 @@ from nlflow.attention import (  # isort: skip  # torch may be missing above
     attach,
     blocks,
     load_terms,
+    masked_tokens,
     neighbouring_passages,
     reciprocal_ranks,
+    report,
     sweep,
 )
 from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
@@ -134,6 +138,8 @@ def test_perplexity_is_that_of_the_library() -> None:
         task(model.transformer)
     with pytest.raises(InputError, match="texts: got 1 tokens, expected at least 256"):
         Perplexity(Words(), ["word"])
+    with pytest.raises(InputError, match="got 48 tokens in a sequence, expected at most 32, the positions"):
+        Perplexity(Words(), [TEXT], length=48)(model)
 
 
 # ---- intervals
@@ -287,6 +293,20 @@ def test_sweeps_that_are_refused() -> None:
         Retrieval(Words(), [("a", "b"), ("a", " ")])
     with pytest.raises(InputError, match="gives no last_hidden_state"):
         Retrieval(Words(), [("a", "b"), ("c", "d")])(transformers.BertForMaskedLM(model.config).eval())
+
+
+def test_texts_and_inputs_are_several() -> None:
+    """One text is a sequence of its letters: each would be an item."""
+    marks = SimpleNamespace(mask_token_id=3, all_special_ids=[])
+    made: list[Any] = [neighbouring_passages, partial(Perplexity, Words()), partial(masked_tokens, marks)]
+    for make in made:
+        with pytest.raises(InputError, match=r"texts: got 'a text', expected a list of texts; write \[text\]"):
+            make("a text")
+    for given in ("a text", torch.ones(1, 3, dtype=torch.long), inputs("bert")):
+        with pytest.raises(InputError, match="expected a list or a DataLoader of what probe takes"):
+            report(build("bert"), given)
+    with pytest.raises(InputError, match="batch: got 0, expected an integer >= 1"):
+        masked_tokens(marks, ["a b"], batch=0)
 
 
 def test_settings_for_which_no_time_is_left_are_named() -> None:

@@ -20,7 +20,7 @@ from nlflow.attention.probing.cause import Cause, explain
 from nlflow.attention.probing.findings import NAMES, beside_nulls, causes
 from nlflow.attention.probing.parts import PARTS
 from nlflow.attention.probing.spectra import LayerSpectrum, verdict_of
-from nlflow.attention.probing.survey import Survey, survey
+from nlflow.attention.probing.survey import Survey, check_several, survey
 from nlflow.attention.sweeping.sweep import Sweep, price, sweep
 from nlflow.backends.machine import provenance
 from nlflow.errors import InputError, NlflowError, check_path, checked_call
@@ -335,6 +335,7 @@ def report(
     >>> found.save("page.html")  # doctest: +SKIP
     """
     network = network_of(model)
+    check_several(inputs)
     given = [inputs_of(model, one) for one in inputs]
     if not given:
         raise InputError("inputs: got no batch, expected at least one")

@@ -48,7 +48,7 @@ class Growth:
     change, drift : tuple of three floats
         How far cosine and isotropy moved, with the ends of the interval of 95 % (of Student's t); NaN where not known.
     steepest : tuple of int and float
-        The layer that raises the cosine most, and by how much.
+        The layer that moves the cosine most on its way, up or down, and by how much.
     """
 
     stack: str
@@ -84,7 +84,7 @@ class Growth:
             return f"the {self.stack} has no cosine of two tokens: one token alone, or a layer that shows no states"
         told = f"the {self.stack} {self.verdict}; mean cosine of two tokens {_moved(self.cosine)}"
         if not math.isnan(self.change[1]):
-            told += f" ({_interval(self.change)}), the largest step in layer {self.steepest[0]}"
+            told += f" ({_interval(self.change)}), the largest step that way in layer {self.steepest[0]}"
         if not math.isnan(self.isotropy[1]):
             told += f"; of the mean tokens of two inputs (isotropy) {_moved(self.isotropy)}"
         return told if math.isnan(self.drift[1]) else f"{told} ({_interval(self.drift)})"
@@ -101,9 +101,10 @@ def _interval(change: tuple[float, float, float]) -> str:
 def growth_of(stack: str, cosines: Sequence[Floats], before: Floats | None, after: Floats | None) -> Growth:
     """Return the growth in a stack from the cosine (n,) of each state, and the mean tokens (n, D) of first and last."""
     step = np.array([mean_of(late - early)[0] for early, late in pairwise(cosines)])
-    layer = int(np.nan_to_num(step, nan=-np.inf).argmax())
     ends = mean_of(cosines[0])[0], mean_of(cosines[-1])[0]
     change = cosines[-1] - cosines[0]
+    way = -1.0 if mean_of(change)[0] < 0 else 1.0
+    layer = int(np.nan_to_num(way * step, nan=-np.inf).argmax())
     count = int((~np.isnan(change)).sum())
     isotropy, drift = (math.nan, math.nan), (math.nan, math.nan)
     if before is not None and after is not None:
@@ -296,11 +297,7 @@ def survey(
     >>> found.count, [row["index"] for row in found.rows()]
     (4, [0, 1, 2])
     """
-    if isinstance(inputs, Mapping | Tensor | str) or not hasattr(inputs, "__iter__"):
-        raise InputError(
-            f"inputs: got {type(inputs).__name__}, expected a list or a DataLoader of what probe takes; call probe for "
-            "one batch"
-        )
+    check_several(inputs)
     parts: list[list[SurveyedState]] = []
     lonely: list[NDArray[np.bool_]] = []
     name = ""
@@ -322,6 +319,15 @@ def survey(
         raise InputError("inputs: got no batch, expected at least one; a generator can be gone through once")
     _tell(np.concatenate(lonely, axis=1))
     return _survey(name, parts)
+
+
+def check_several(inputs: Any) -> None:
+    """Refuse one batch, or one text, in the place of several."""
+    if isinstance(inputs, Mapping | Tensor | str) or not hasattr(inputs, "__iter__"):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__}, expected a list or a DataLoader of what probe takes; call probe for "
+            "one batch"
+        )
 
 
 def surveyed(trace: LayerTrace) -> Survey:

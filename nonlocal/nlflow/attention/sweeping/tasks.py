@@ -157,7 +157,7 @@ class Perplexity:
     ) -> None:
         length = check_integer("length", length, minimum=2)
         self.batch = check_integer("batch", batch, minimum=1)
-        ids = tokenizer("\n".join(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        ids = tokenizer("\n".join(_several(texts)), add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) < 2 * length:
             raise InputError(f"texts: got {len(ids)} tokens, expected at least {2 * length}, two blocks; give more")
         whole = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
@@ -168,18 +168,17 @@ class Perplexity:
     def __call__(self, model: Any) -> Floats:
         """Return the mean log-likelihood of a token in each block, (n,), in nats."""
         model = network_of(model)
-        place = next(model.parameters()).device
         found = []
         for ids in torch.split(self.blocks, self.batch):
-            ids = ids.to(place)
             with torch.no_grad():
-                logits = getattr(model(input_ids=ids), "logits", None)
+                logits = getattr(call_of(model, {"input_ids": ids})(), "logits", None)
             if logits is None or logits.shape[:2] != ids.shape:
                 raise InputError(
                     f"model: got {type(model).__name__}, which gives no logits of the next token; expected one with "
                     "its head, as nlflow.attention.load_model(source, head='language') gives it"
                 )
-            logs = logits[:, :-1].double().log_softmax(dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
+            told = ids[:, 1:, None].to(logits.device)
+            logs = logits[:, :-1].double().log_softmax(dim=-1).gather(-1, told)[..., 0]
             found.append(logs.mean(dim=1).cpu().numpy())
         return np.concatenate(found)
 
@@ -449,11 +448,12 @@ def masked_tokens(
     rng : numpy.random.Generator or seed
     """
     share = check_number("share", share, minimum=0, strict=True, below=1)
+    batch = check_integer("batch", batch, minimum=1)
     mask_token = getattr(tokenizer, "mask_token_id", None)
     if mask_token is None:
         raise InputError("tokenizer: got one without a token for masks, expected that of a model with masked tokens")
     generator, special = np.random.default_rng(rng), set(tokenizer.all_special_ids)
-    order = sorted((one for one in texts if one.strip()), key=len)
+    order = sorted((one for one in _several(texts) if one.strip()), key=len)
     if not order:
         raise InputError("texts: got none with words, expected some")
     inputs, labels = [], []
@@ -509,7 +509,7 @@ def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int |
     """
     words = check_integer("words", words, minimum=1)
     found = []
-    for text in texts:
+    for text in _several(texts):
         for section in _sections(text):
             parts = [" ".join(section[i : i + words]) for i in range(0, len(section) - words + 1, words)]
             found += [both for number, both in enumerate(pairwise(parts)) if number % 2 == 0]
@@ -521,6 +521,13 @@ def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int |
     if pairs is None:
         return found
     return [found[i] for i in _evenly(len(found), check_integer("pairs", pairs, minimum=2))]
+
+
+def _several(texts: Sequence[str]) -> Sequence[str]:
+    """Return texts; one alone is refused, since it is a sequence of its letters."""
+    if isinstance(texts, str):
+        raise InputError(f"texts: got {texts!r:.60}, expected a list of texts; write [text]")
+    return texts
 
 
 def _sections(text: str) -> Iterator[list[str]]:
