@@ -388,8 +388,7 @@ class Affinity(ABC):
         Raises
         ------
         InputError
-            Where edges are not listed: for methods without a matrix other than ``stencil``, ``sparse`` and ``block``,
-            and for torch features.
+            For methods that do not list edges, such as ``convolution`` and ``pairwise``, and for torch features.
         MemoryLimitError
             Before the edges are listed.
         NumericalError
@@ -410,8 +409,8 @@ class Affinity(ABC):
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
         """Return how far averages are off at sampled nodes, against exact sums over all nodes.
 
-        For the methods that approximate (``sparse``, ``nufft``, ``lowrank``, and ``pairwise`` with a tolerance): what
-        `error_estimate` promises for all nodes, measured at some. O(samples N d) time.
+        For the methods that approximate (``sparse``, ``nufft``, ``lowrank``, and ``pairwise`` with a tolerance).
+        O(samples N d) time.
 
         Parameters
         ----------
@@ -598,8 +597,7 @@ class Affinity(ABC):
     def within_memory(self, u: Array | None = None) -> AbstractContextManager[None]:
         """Turn "out of memory" of the device of tensors into `MemoryLimitError`, with the nodes that fit.
 
-        For whatever is done with a signal `u`: averages, flows, equilibria. Products of tensors keep the digits of
-        their dtype meanwhile, also under `torch.autocast`.
+        Products of tensors keep the digits of their dtype meanwhile, also under `torch.autocast`.
         """
         if self.device is None:
             return nullcontext()
@@ -642,8 +640,8 @@ class Affinity(ABC):
     def known_spectrum(self) -> Floats | None:
         """Return the eigenvalues of P, that of constants (1) first, where the structure tells them.
 
-        Each is there at least once; not as often as it has eigenvectors. None where only an eigenvalue solver tells
-        them. Where they are known the degree is the same at all nodes.
+        Each is there at least once; not as often as it has eigenvectors. Where they are known the degree is the same at
+        all nodes.
         """
         return None
 

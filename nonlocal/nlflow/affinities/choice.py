@@ -1,8 +1,4 @@
-"""The choice of an affinity: which structure of K serves a kernel on a domain, and why.
-
-Each structure has its place in `_PAIRS` (scattered nodes and features) or `_ON_GRIDS`; its module is loaded when it is
-chosen.
-"""
+"""The choice of an affinity: which structure of K serves a kernel on a domain, and why."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def sinkhorn(
 
     Notes
     -----
-    In log space, so that logits of any size work. O(N^2) time an iteration.
+    O(N^2) time an iteration.
 
     Examples
     --------

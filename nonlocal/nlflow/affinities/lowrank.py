@@ -65,9 +65,8 @@ class LowRankAffinity(Affinity):
     """An affinity k ~ F F^T of rank r, exact up to a bound that is known; O(N r) memory, O(N r D) time an average.
 
     For kernels of features that are positive semidefinite, and for dot products, which are Gaussians between factors
-    of rows and columns: exp(s q.k) = exp(s |q|^2 / 2) exp(-s |q - k|^2 / 2) exp(s |k|^2 / 2). The factor of the row
-    cancels in averages, that of the column weighs the nodes, both as logarithms, so logits of any size are in range.
-    Queries unlike keys are factorized together, 2 N points.
+    of rows and columns: exp(s q.k) = exp(s |q|^2 / 2) exp(-s |q - k|^2 / 2) exp(s |k|^2 / 2). Queries unlike keys are
+    factorized together, 2 N points.
 
     The rank is small where the kernel is wide or where features gather in few places. Built by `from_features`.
 

@@ -227,8 +227,7 @@ class Neighbours:
         """Return the weights of the edges from other points to their nearest, (M, N), with local widths.
 
         By default distances to the farthest of the neighbours. Each row is divided by its largest weight, whose
-        logarithm comes with it, (M,), and so do the widths of the points, (M,). As `graph` has them between the points,
-        where a point is none of its own neighbours. O(M log N) time for few dimensions.
+        logarithm comes with it, (M,), and so do the widths of the points, (M,).
         """
         from scipy.sparse import csr_array
 

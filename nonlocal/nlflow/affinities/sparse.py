@@ -178,14 +178,14 @@ class SparseAffinity(Affinity):
         Parameters
         ----------
         normalization : {'combinatorial', 'random walk', 'symmetric'}
-            With P and d of this affinity as it is, not of K = k + k^T, whose degrees are twice as large where k is
-            symmetric; written for quadrature weights of 1, where W_ij = k_ij and D = diag(d):
+            With P and d of this affinity as it is, not of K = k + k^T; written for quadrature weights of 1, where W_ij
+            = k_ij and D = diag(d):
 
-            - ``combinatorial``: D - W = D (I - P), which `GradientFlow` follows in the metric ``l2``: du/dt = -2 (D -
-              W) u, and without the 2 for ``scaled(0.5)``; J(u) = u^T (D - W) u;
-            - ``random walk``: I - D^-1 W = I - P, which flows in the metric ``degree`` follow, and `AttentionFlow`;
-            - ``symmetric``: I - D^-1/2 W D^-1/2 = D^1/2 (I - P) D^-1/2, which is the flow in the metric ``degree`` too:
-              v = D^1/2 u goes by dv/dt = -(I - D^-1/2 W D^-1/2) v.
+            - ``combinatorial``: D - W = D (I - P). For symmetric k J(u) = u^T (D - W) u, and the flow of J in the
+              metric ``l2`` is du/dt = -2 (D - W) u, without the 2 for ``scaled(0.5)``;
+            - ``random walk``: I - D^-1 W = I - P, of `AttentionFlow`, and of the flow of J in the metric ``degree`` for
+              symmetric k;
+            - ``symmetric``: I - D^-1/2 W D^-1/2 = D^1/2 (I - P) D^-1/2, that of v = D^1/2 u.
 
             With weights w, P_ij = w_j k_ij / d_i, and w d takes the place of D in the symmetric one.
 

@@ -47,7 +47,7 @@ class Constraint:
 
     A volume constraint in the sense of nonlocal calculus (Du, Gunzburger, Lehoucq and Zhou 2012, doi
     10.1137/110833294); on a graph the Dirichlet condition. Flows move the free nodes alone, and minimizers are those
-    among the signals with these values. In place of an infinite fidelity, which no float holds.
+    among the signals with these values.
 
     Parameters
     ----------

@@ -170,10 +170,7 @@ class J:
     def value_and_gradient(
         self, u: Array, metric: str | Metric = "l2", *, normalize: bool = False
     ) -> tuple[float, Array]:
-        """Return the functional's value and its gradient, from one average; see `value` and `gradient`.
-
-        Where weights are computed anew at each average (``method='pairwise'``) the degree comes from the same pass.
-        """
+        """Return the functional's value and its gradient, from one average; see `value` and `gradient`."""
         average = self.affinity.average(u)
         return self.value(u, normalize=normalize, average=average), self.gradient(u, metric, average=average)
 
@@ -221,8 +218,8 @@ class J:
         """Return the potential u of a source s, Lu = s (Poisson's equation).
 
         The minimizer of J(u) - sum_i w_i s_i . u_i: without a constraint the one with mean 0 in the degree measure, the
-        limit of the minimizers of E in that measure with f = s / (d lambda~) as lambda~ falls to 0. A fidelity has no
-        part in it. On a graph of several connected components source and potential have mean 0 on each.
+        limit of the minimizers of E in that measure with f = s / (d lambda~) as lambda~ falls to 0. On a graph of
+        several connected components source and potential have mean 0 on each.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """Fidelity operators: what draws a signal to the observed one, by a number or by a matrix at each node.
 
-Flows, integrators and minimizers know the fidelity through the methods of `Fidelity` alone. In the gradient it is the
-operator Lambda of Lambda (u - f), in the functional the form 1/2 sum_i m_i (u_i - f_i)^T Lambda_i (u_i - f_i).
+In the gradient it is the operator Lambda of Lambda (u - f), in the functional the form
+1/2 sum_i m_i (u_i - f_i)^T Lambda_i (u_i - f_i).
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from nlflow.errors import InputError, NlflowError, NumericalError, check_array, 
 class Fidelity(ABC):
     """Contract of a fidelity operator Lambda: at each node symmetric and positive semidefinite.
 
-    Signals that it gets may hold several vectors of `width` channels side by side in their last axis, as those of
-    `Exponential` do, which integrates u and f at once.
+    Signals that it gets may hold several vectors of `width` channels side by side in their last axis.
 
     A subclass defines the abstract methods, and `width` where it mixes channels. `nlflow.testing.check_fidelity` checks
     them.
@@ -274,10 +273,7 @@ class MatrixFidelity(Fidelity):
         return self._in_eigenvectors(v, 1 / (1 + strength))
 
     def implicit_step(self, v: Array, observed: Array, step: float) -> Array:
-        """Return v + step Lambda (I + step Lambda)^-1 (f - v), the implicit step without its cancellation.
-
-        Each eigenvector's part of f - v is multiplied by a gain in [0, 1], however large the fidelity.
-        """
+        """Return v + step Lambda (I + step Lambda)^-1 (f - v), the implicit step without its cancellation."""
         if self._learnt:
             return v + self._solve(step * self.times(observed - v), step)
         strength = step * self._strengths(v)

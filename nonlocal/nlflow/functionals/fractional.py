@@ -42,10 +42,9 @@ class Capacitance:
     """The inverse of the operator on a periodic box, corrected so that it is 0 in a strip around the domain.
 
     With G the inverse on the box, S the strip of nodes next to the domain: G - G_S (G_SS)^-1 G_S^T (Buzbee, Dorr,
-    George and Golub 1971, doi 10.1137/0708066). The trace in the strip is what the box alone gets wrong; without it
-    iterations grow like h^(1/2 - s). Nodes whose diagonal is much larger than that of the others (`extra` is what it
-    has beside the sum of weights) belong to the strip. O(N log N + |S|^3) time; where |S| > 8192 or |S|^3 > 1e6 N the
-    strip is left out.
+    George and Golub 1971, doi 10.1137/0708066). Nodes whose diagonal is much larger than that of the others (`extra` is
+    what it has beside the sum of weights) belong to the strip. O(N log N + |S|^3) time; where |S| > 8192 or |S|^3 > 1e6
+    N the strip is left out.
     """
 
     def __init__(self, region: Region, lattice: Lattice, extra: Floats) -> None:
@@ -119,9 +118,8 @@ class FractionalLaplacian:
     """The fractional Laplacian and its kin on a grid, with values given outside the domain.
 
     (A u)(x) = integral of (u(x) - u(y)) C |x - y|^(-m-2s) exp(-tempering |x - y|) over all y with |x - y| < horizon,
-    where u is known outside the domain. On the nodes inside A u = L u + kappa (u - f): L belongs to an affinity, as
-    all of this package does, kappa is the rate at which a walker is killed since it leaves the domain, and f is what
-    it finds there. So flows, functionals and chains of `affinity` and `functional` are those of a killed Levy flight.
+    where u is known outside the domain. On the nodes inside A u = L u + kappa (u - f): L belongs to `affinity`, kappa
+    is the rate at which a walker is killed since it leaves the domain, and f is what it finds there.
 
     Parameters
     ----------

@@ -1,8 +1,4 @@
-"""Krylov methods for many right-hand sides at once: conjugate gradients in any inner product, GMRES, Lanczos.
-
-SciPy's solvers take one NumPy vector in the Euclidean inner product. Here operators are self-adjoint in a weighted one,
-signals may be tensors on another device, and one average serves the systems of all channels.
-"""
+"""Krylov methods for many right-hand sides at once: conjugate gradients in any inner product, GMRES, Lanczos."""
 
 from __future__ import annotations
 
