@@ -129,7 +129,7 @@ class AveragingFlow(Flow):
         return self
 
     def given(self) -> list[Any]:
-        """Return what the flow was given."""
+        """See `Flow.given`."""
         return [repr(self), self.weights, None if self.data is None else to_numpy(self.data)]
 
     def __repr__(self) -> str:
@@ -258,7 +258,7 @@ class Kuramoto(Flow):
         return self
 
     def given(self) -> list[Any]:
-        """Return what the flow was given."""
+        """See `Flow.given`."""
         return [to_numpy(self.frequencies), self.coupling]
 
     def __repr__(self) -> str:

@@ -120,7 +120,7 @@ class Event(Tracker):
         return record
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """Take up what was found before a checkpoint."""
+        """See `Tracker.restore`."""
         signals = record["u"] if "u" in record else [np.empty(0)] * len(record["t"])
         self._found = list(zip(record["t"].tolist(), signals, strict=True))
 

@@ -154,7 +154,7 @@ class LinearFlow(Flow):
 
     @property
     def affinities(self) -> list[Affinity]:
-        """What averages are taken by: that of the linear part, and those of a reaction."""
+        """See `Flow.affinities`."""
         return [self.affinity, *([] if self.terms.reaction is None else self.terms.reaction.averages)]
 
     def _boundary(self, constraint: Held, u: Array) -> Array:
@@ -246,7 +246,7 @@ class LinearFlow(Flow):
 
     @property
     def unspread(self) -> str | None:
-        """What the flow has for which `spread` is not known, None where it is."""
+        """See `Flow.unspread`."""
         if self.inner.by_nodes:
             return None
         if self.inner.varies or self.modes is None:
@@ -414,7 +414,7 @@ class LinearFlow(Flow):
         return float(self._pending_energy(u))
 
     def pending_energy(self, u: Array) -> Pending | float:
-        """Return `energy` as a number that may still lie on a device; see `Flow.pending_energy`."""
+        """See `Flow.pending_energy`."""
         return self._pending_energy(u) if self.leaves_pending else self.energy(u)
 
     @property

@@ -86,8 +86,8 @@ def normals(
 class Noise:
     """White noise that is added to a flow, ``flow + Noise(beta=4.0, rng=1)``: du = v(u) dt + s dW, in the sense of Ito.
 
-    With `beta` the law exp(-beta E(u)) du is that of a gradient flow of E (`Flow.energy`) that has run for long. Held
-    nodes get none. Integrators that take it: `EulerMaruyama`, `Milstein`, `PlatenWeak2`, `ExponentialEuler`,
+    With `beta` alone the law exp(-beta E(u)) du is that of a gradient flow of E (`Flow.energy`) that has run for long.
+    Held nodes get none. Integrators that take it: `EulerMaruyama`, `Milstein`, `PlatenWeak2`, `ExponentialEuler`,
     `ExactGaussian`.
 
     Parameters

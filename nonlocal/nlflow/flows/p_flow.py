@@ -75,7 +75,7 @@ class PFlow(Flow):
         return u
 
     def given(self) -> list[Any]:
-        """Return what the flow was given beside its kernel: the functional's numbers, misfit and observed signal."""
+        """See `Flow.given`."""
         own = self._functional
         fidelity = None if self.observed is None else own.fidelity
         return ["", self.observed, fidelity, own.p, own.isotropic, _misfit(own)]
@@ -168,10 +168,9 @@ class LaggedDiffusivity(FixedStep):
     """Implicit steps with the diffusivity of the step before, (1 + dt (L(u) + lambda)) v = u + dt lambda f; order 1.
 
     L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), which touches J_p from above at u. So
-    J_p (E_p) falls in every step however long it is, the range is kept and the mean conserved. Each step is the
-    minimizer of an `E`, by conjugate gradients in float64, whatever the dtype of u. Also for p = 1, total variation
-    flow. The proximal map of another misfit follows a step of the diffusion alone: then the limit is that of E_p up to
-    O(dt), and nothing is promised of E_p.
+    J_p (E_p) falls in every step however long it is; without a fidelity the range is kept and the mean conserved. Also
+    for p = 1, total variation flow. The proximal map of another misfit follows a step of the diffusion alone: then the
+    limit is that of E_p up to O(dt), and nothing is promised of E_p.
 
     Parameters
     ----------
@@ -188,7 +187,7 @@ class LaggedDiffusivity(FixedStep):
         self.smoothing = check_number("smoothing", smoothing, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: every step lowers the functional."""
+        """Return infinity."""
         del flow
         return math.inf
 

@@ -105,7 +105,7 @@ def _met(x: Floats, w: Floats) -> float:
 
 
 def trap(stiffness: float = 1.0, centre: Any = 0.0) -> External:
-    """Return the potential stiffness |x - centre|^2 / 2, which confines particles."""
+    """Return the potential stiffness |x - centre|^2 / 2."""
     strength = check_number("stiffness", stiffness)
     middle = check_floats("centre", centre, ndim=(0, 1))
 
@@ -383,7 +383,7 @@ class ParticleFlow(SecondOrder):
         return self
 
     def given(self) -> list[Any]:
-        """Return what the flow was given."""
+        """See `Flow.given`."""
         return [repr(self), self.weights, self.potential]
 
     def __repr__(self) -> str:

@@ -115,7 +115,7 @@ class Replayed(Integrator):
         return self.integrator.velocity_of(flow, u)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the signal after one step and the time reached; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         step, remaining = float(self.integrator.length or 1.0), target - t
         if remaining <= step * (1 + 1e-9) and remaining != step and not self.unit_steps:
             return self.integrator.advance(flow, u, t, target, memory)

@@ -252,7 +252,7 @@ class SphereFlow(Flow):
         return float(self._pending_energy(u))
 
     def pending_energy(self, u: Array) -> Pending | float:
-        """Return `energy` as a number that may still lie on a device; see `Flow.pending_energy`."""
+        """See `Flow.pending_energy`."""
         return self._pending_energy(u) if self.leaves_pending else self.energy(u)
 
     @property
@@ -307,7 +307,7 @@ class SphereFlow(Flow):
         return tuple(self.affinity.tokens.shape), "that of the flow's tokens"
 
     def given(self) -> list[Any]:
-        """Return what the flow was given beside its kernel."""
+        """See `Flow.given`."""
         return [
             self.normalization,
             self.value_map if self.value_map is None else to_numpy(self.value_map).tobytes().hex(),
@@ -379,7 +379,7 @@ class SphereStep(FixedStep):
         return 2 / as_sphere(flow).rate if as_sphere(flow).rate > 0 else math.inf
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """Return the message for a step above the limit."""
+        """See `Integrator.unstable`."""
         return (
             f"dt: got {self.dt:g}, which is unstable for this flow: tokens of a cluster meet at the rate "
             f"{as_sphere(flow).rate:.6g}, so {type(self).__name__} needs dt < {limit:.6g}; reduce dt, or use "
@@ -429,7 +429,7 @@ class GeodesicEuler(SphereStep):
     order = 1.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the tokens after one step."""
+        """See `FixedStep.step`."""
         return turned(u, u, flow.velocity(u), dt)
 
 
@@ -458,7 +458,7 @@ class GeodesicMidpoint(SphereStep):
     order = 2.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the tokens after one step."""
+        """See `FixedStep.step`."""
         middle = turned(u, u, flow.velocity(u), dt / 2)
         return turned(u, middle, flow.velocity(middle), dt)
 
@@ -478,7 +478,7 @@ class LayerStep(SphereStep):
         return math.inf
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the tokens after one layer."""
+        """See `FixedStep.step`."""
         xp, share = namespace(u), dt / (1 + dt)  # of a sum that is in range for every dt
         found = (1 - share) * u + share * as_sphere(flow).attention(u)
         if not bool(xp.all(_length(xp, found) > 0)):

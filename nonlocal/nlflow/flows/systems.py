@@ -117,7 +117,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def affinities(self) -> list[Affinity]:
-        """What averages are taken by: those of the channels, and those of a reaction."""
+        """See `Flow.affinities`."""
         return [*(one.affinity for one in dict.fromkeys(self.functionals)), *super().affinities[1:]]
 
     @property
@@ -150,7 +150,7 @@ class SystemFlow(LinearFlow):
         return xp.reshape(mixed, tuple(v.shape))
 
     def spectral_bounds(self) -> tuple[float, float]:
-        """Return bounds of the spectrum of A that cost nothing; see `LinearFlow.spectral_bounds`."""
+        """See `LinearFlow.spectral_bounds`."""
         return 0.0, self.diffusion_bound()
 
     def diffusion_bound(self) -> float:
@@ -245,7 +245,7 @@ class SystemFlow(LinearFlow):
         return (*self.affinity.domain.shape, self.channels), words
 
     def given(self) -> list[Any]:
-        """Return what the flow was given beside its kernel; see `Flow.given`."""
+        """See `Flow.given`."""
         kernels = [one.affinity.kernel for one in self.functionals[1:]]
         return [f"couplings {self.couplings.tolist()!r}", *kernels, *super().given()]
 

@@ -203,7 +203,7 @@ class _Series(Tracker):
         return {"t": np.array(times, np.float64), "value": np.array(values, np.float64)}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """Take up what was collected before a checkpoint."""
+        """See `Tracker.restore`."""
         self._rows = list(zip(record["t"].tolist(), record["value"].tolist(), strict=True))
 
 

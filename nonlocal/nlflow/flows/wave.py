@@ -101,7 +101,7 @@ class WaveFlow(SecondOrder):
         return state[..., number] if half == 1 else state[..., number * half : (number + 1) * half]
 
     def parts(self, state: Array) -> tuple[Array, Array]:
-        """Return the displacement of a state, and its velocity, 0 at held nodes."""
+        """See `SecondOrder.parts`."""
         return self.displacement(state), self.flow.free(self.speed_of(state))
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
@@ -145,7 +145,7 @@ class WaveFlow(SecondOrder):
         return self.joined(self.placed(displacement), velocity)
 
     def placed(self, displacement: Array) -> Array:
-        """Return a displacement with the values that a constraint gives."""
+        """See `SecondOrder.placed`."""
         return self.flow.held(displacement)
 
     def acceleration(self, displacement: Array) -> Array:
@@ -154,7 +154,7 @@ class WaveFlow(SecondOrder):
         return force / over_channels(_like(self.density, force), force)
 
     def kicked(self, velocity: Array, acceleration: Array, dt: float) -> Array:
-        """Return the velocity after dt in which a constant acceleration and damping act alone, exactly."""
+        """See `SecondOrder.kicked`; exact."""
         kept, gained = self._damped(dt, velocity)
         return kept * velocity + gained * acceleration
 
@@ -170,7 +170,7 @@ class WaveFlow(SecondOrder):
         return self.joined(v, gained - over_channels(_like(self.damping, v), v) * v)
 
     def jacobian(self, u: Array, v: Array) -> Array:
-        """Return the derivative of `velocity` at a state along another; see `Flow.jacobian`."""
+        """See `Flow.jacobian`."""
         moved = self.flow.free(self.speed_of(v))
         force = self.flow.jacobian(self.displacement(u), self.displacement(v))
         gained = force / over_channels(_like(self.density, force), force)
@@ -200,12 +200,12 @@ class WaveFlow(SecondOrder):
         return kinetic + self.flow.energy(self.displacement(u))
 
     def given(self) -> list[Any]:
-        """Return what the flow was given beside its kernel."""
+        """See `Flow.given`."""
         own = [x if isinstance(x, np.ndarray) else repr(x) for x in (self.damping, self.density)]
         return [repr(self.flow), *self.flow.given(), *own]
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """Return what depends on time as it is at t."""
+        """See `Flow.moments`."""
         return self.flow.moments(t, self.displacement(like))
 
     def largest_frequency(self) -> float:
@@ -380,7 +380,7 @@ class WaveExponential(Integrator):
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: the expansion holds for every step."""
+        """Return infinity."""
         del flow
         return math.inf
 
@@ -404,7 +404,7 @@ class WaveExponential(Integrator):
             )
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the state at `target`; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         wave = _as_wave(flow, self)
         linear = wave.flow
         part, v = wave.parts(u)

@@ -74,7 +74,7 @@ def chebyshev_coefficients(
                 return coefficients[:count], float(remainders[count] + dropped[: 2 * count].sum())
         n *= 2
     raise NumericalError(
-        f"the expansion needs more than {most} terms for tol={tol:g}: the time span times the largest eigenvalue "
+        f"the expansion needs more than {most // 2} terms for tol={tol:g}: the time span times the largest eigenvalue "
         f"({high:.4g}) is too large; use a shorter span, or the equilibrium (minimizer) for the limit"
     )
 
@@ -146,7 +146,7 @@ class Exponential(Integrator):
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: the expansion holds for every step."""
+        """Return infinity."""
         del flow
         return math.inf
 
@@ -176,7 +176,7 @@ class Exponential(Integrator):
         return not (flow.moving or flow.timed or flow.overridden("linear"))
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the signal at `target`; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         xp, flow = namespace(u), as_linear(flow)
         span = target - t
         if modes := modes_of(flow, u):
@@ -356,7 +356,7 @@ class ETD2RK(ExponentialStep):
     reach = 2.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after one step."""
+        """See `FixedStep.step`."""
         linear = as_linear(flow)
         end, u = linear.when(flow.time + dt), linear.free(u)
         first = self.rest(linear, u)
@@ -379,7 +379,7 @@ class ETD4RK(ExponentialStep):
     reach = 2.7
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after one step."""
+        """See `FixedStep.step`."""
         linear, t, half = as_linear(flow), flow.time, dt / 2
         middle, end, u = linear.when(t + half), linear.when(t + dt), linear.free(u)
         first = self.rest(linear, u)

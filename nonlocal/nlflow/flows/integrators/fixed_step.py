@@ -40,7 +40,7 @@ class FixedStep(Integrator):
         """Return the signal after one step of length dt."""
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the signal after one step and the time reached; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         flow = flow.when(t)
         remaining = target - t
         # A remainder within rounding of the step is the step, so that 0.1 + 0.1 + ... meets its target.
@@ -130,7 +130,7 @@ class ExplicitEuler(FixedStep):
         return explicit_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
+        """See `Integrator.surely_stable`."""
         linear = as_linear(flow)
         return linear.has_own_bounds and self.dt <= explicit_limit(flow, free=True)
 
@@ -172,7 +172,7 @@ class SemiImplicit(FixedStep):
         return 2 / excess if excess > 0 else math.inf
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
+        """See `Integrator.surely_stable`."""
         linear = as_linear(flow)
         return linear.plainly_linear and self.dt * linear.diffusion_bound() <= 2
 
@@ -230,7 +230,7 @@ class NeutrenoStep(Integrator):
         check_made_of(flow, "average", self)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows a step of length 1."""
+        """See `Integrator.surely_stable`."""
         linear = as_linear(flow)
         known = linear.safe_step > 1 or (linear.fidelity is None and linear.safe_step == 1)
         return known and linear.plainly_linear

@@ -136,7 +136,7 @@ class IMEX(ImplicitStep):
         cls.order, cls.reach = cls.tableau.order, cls.tableau.reach
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after one step."""
+        """See `FixedStep.step`."""
         linear, table = as_linear(flow), self.tableau
         part = stage = linear.free(u)
         rests, slopes = [linear.rest(part)], list[Array]()
@@ -182,7 +182,7 @@ class ConvexSplitting(ImplicitStep):
     reach = math.inf
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after one step."""
+        """See `FixedStep.step`."""
         linear: Any = as_linear(flow).metric_at(u)
         part, reaction, bound = linear.free(u), linear.terms.reaction, linear.terms.bound
         b = dt * (linear.when(flow.time + dt).toward(part) + linear.rest(part) - linear.on_free(part))

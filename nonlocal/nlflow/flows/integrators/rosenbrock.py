@@ -99,7 +99,7 @@ class Rosenbrock(Embedded):
     longer = ""
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity: the step is L-stable."""
+        """Return infinity."""
         del flow
         return math.inf
 

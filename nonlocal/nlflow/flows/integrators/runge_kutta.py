@@ -189,7 +189,7 @@ class Embedded(Integrator):
         return None if self.adaptive else self.dt
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         # The slope at the end of the last step is the one at the start of this, unless the kernel changed between.
         kept_for, slope = memory.pop("_flow", None), memory.pop("_slope", None)
         flow = flow.when(t)
@@ -319,7 +319,7 @@ class RungeKutta(Embedded):
         return self.tableau.reach / 2 * explicit_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
+        """See `Integrator.surely_stable`."""
         if not isinstance(flow, LinearFlow):
             return False
         linear = flow
@@ -445,7 +445,7 @@ class Adaptive(Integrator):
         return self.integrator.velocity_of(flow, u)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         flow, remaining = flow.when(t), target - t
         self._tolerances.check(u, t)
         if "_limit" not in memory or flow.evolving:

@@ -88,7 +88,7 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
         return super().stability_limit(flow) if isinstance(flow, LinearFlow) else math.nan
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
+        """See `Integrator.surely_stable`."""
         return isinstance(flow, LinearFlow) and super().surely_stable(flow)
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
@@ -114,7 +114,7 @@ class Milstein(EulerMaruyama):
     called = "Milstein"
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """Return the signal after a step."""
+        """See `NoisyStep.noisy`."""
         end = self.step(flow, u, dt)
         if noise.additive:
             return end + noise.times(flow, u, white)
@@ -152,7 +152,7 @@ class PlatenWeak2(NoisyStep):
         return EulerMaruyama(self.dt).stability_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
+        """See `Integrator.surely_stable`."""
         return EulerMaruyama(self.dt).surely_stable(flow)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
@@ -165,7 +165,7 @@ class PlatenWeak2(NoisyStep):
         return u + 0.5 * dt * (first + flow.when(flow.time + dt).velocity(u + dt * first + kick)) + kick
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """Return the signal after a step."""
+        """See `NoisyStep.noisy`."""
         if noise.additive:
             return self._heun(flow, u, dt, noise.times(flow, u, white))
         first, s, white = flow.velocity(u), noise.strength_at(flow, u), noise.mixed(white)
@@ -297,7 +297,7 @@ class ExactGaussian(Exponential):
         return flow.noise is None or _check_dense(as_linear(flow), flow.noise) is None
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the signal at `target`; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         moved, end = super().advance(flow, u, t, target, memory)
         if flow.noise is None:
             return moved, end
@@ -361,7 +361,7 @@ class ExponentialEuler(NoisyStep, ExponentialStep):
         return u + self.back(linear, moved, u)
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """Return the signal after a step."""
+        """See `NoisyStep.noisy`."""
         linear, end = as_linear(flow), self.step(flow, u, dt)
         if _check_alike(linear, noise) is None:
             tol = 1e-7 if u.dtype == namespace(u).float32 else 1e-14

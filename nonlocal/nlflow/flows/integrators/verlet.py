@@ -68,7 +68,7 @@ class StoermerVerlet(FixedStep):
         return math.inf if fastest == 0 else 2 / fastest
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether a bound of the spectrum that costs nothing allows the step."""
+        """See `Integrator.surely_stable`."""
         return self.dt * self._moving(flow).surely_below() < 2
 
     def check_kind(self, flow: Flow) -> None:
@@ -79,7 +79,7 @@ class StoermerVerlet(FixedStep):
         return as_second_order(flow, type(self).__name__)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the state after one step."""
+        """See `FixedStep.step`."""
         moving = self._moving(flow)
         middle = moving.when(moving.time + dt / 2) if moving.timed else moving
         x, v = moving.parts(u)
