@@ -240,3 +240,13 @@ def test_course_is_that_of_the_last_call(noisy: np.ndarray[Any, Any]) -> None:
     assert trail.course
     denoise(np.zeros((8, 8)), 10, quality="pixels", progress=trail)
     assert trail.course == {}
+
+
+def test_a_course_is_that_of_the_result() -> None:
+    """Of a recording whose coarser scales come first there is none, though the other flow was run as well."""
+    rng = np.random.default_rng(0)
+    slow = np.cumsum(rng.normal(0, 0.05, 3000)) + rng.normal(0, 1, 3000)
+    trail = Trail()
+    _, info = denoise(slow, progress=trail, return_info=True)
+    assert info.parameters["coarser_images"] > 0
+    assert trail.course == {}

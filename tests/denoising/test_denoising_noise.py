@@ -13,7 +13,7 @@ import pytest
 from nlflow import InputError, NlflowWarning, Poisson, denoise, estimate_sigma
 from nlflow.denoising import frame
 from nlflow.denoising.frame import Spread, channels_for
-from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture, Rician, Speckle
+from nlflow.denoising.noise import GaussianNoise, Impulses, LogSpeckle, Mixture, NoncentralChi, Rician, Speckle
 from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, noisy, picture, rms, steps_and_waves, waves
 
 
@@ -443,6 +443,24 @@ def test_a_sigma_of_other_units_is_told() -> None:
 def test_a_strength_counts_for_what_is_left_to_the_flow() -> None:
     noise = Mixture([Impulses(0.1, 0, 255), Speckle(4.0)])
     assert noise.scaled(2.0) == Mixture([Impulses(0.1, 0, 255), Speckle(1.0)])
+
+
+@pytest.mark.parametrize(
+    "noise", ["rician", Rician(5.0), Speckle(4.0), LogSpeckle(4.34), NoncentralChi(5.0, 4), "white"], ids=str
+)
+def test_with_no_strength_nothing_is_taken_out(noise: Any) -> None:
+    image = 60 + 20 * waves(32, 33)
+    result, info = denoise(image, noise=noise, strength=0, return_info=True)
+    np.testing.assert_array_equal(result, image)
+    assert info.sigma == 0
+
+
+def test_impulses_are_replaced_whatever_the_strength_and_counts_have_none() -> None:
+    image = 60 + 20 * waves(32, 33)
+    mixture = Mixture([Impulses(0.05, 0, 255), Speckle(4.0)])
+    assert denoise(mixture.sample(image, rng=0), noise=mixture, strength=0).min() > 0
+    with pytest.raises(InputError, match="strength: got 0 with counts"):
+        denoise(image, noise=Poisson(1.0), strength=0)
 
 
 @pytest.mark.parametrize("mask", [None, "nan"])

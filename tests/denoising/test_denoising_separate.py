@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from nlflow import InputError, NlflowWarning, denoise
 from nlflow.denoising import Trail
+from nlflow.denoising.info import together
+from nlflow.denoising.noise import GaussianNoise
 
 TIME = np.arange(600) / 50
 CLEAN = np.stack([np.sin(TIME), 101_325 + 500 * np.sign(np.sin(TIME / 2)), 20 + 1e-3 * np.cos(TIME)], 1)
@@ -32,6 +35,21 @@ def test_separate_channels_are_alone() -> None:
     assert info.sigma == pytest.approx(np.sqrt(np.mean(NOISE**2)))
     assert shares == sorted(shares)
     assert shares[-1] == 1
+
+
+def test_what_is_told_of_all_channels_is_no_channel_s_own() -> None:
+    rng = np.random.default_rng(0)
+    image = np.stack([rng.normal(0, 8, (64, 64)), 100.0 * (np.arange(64) > 30) + rng.normal(0, 2, (64, 64))])
+    models = GaussianNoise.from_kernel(np.ones((3, 3)), 8.0), GaussianNoise(2.0)
+    infos = [denoise(one, noise=model, quality="pixels", return_info=True)[1]
+             for one, model in zip(image, models, strict=True)]  # fmt: skip
+    assert infos[0].sigma_effective not in (None, infos[0].sigma)
+    told = together([replace(infos[0], confidence="high", reasons=("a",)), replace(infos[1], reasons=("a", "b"))])
+    assert told.model is None
+    assert told.sigma_effective == pytest.approx(np.hypot(infos[0].sigma_effective or 0, infos[1].sigma) / np.sqrt(2))
+    assert (told.confidence, told.reasons) == ("high", ("a", "b"))
+    assert together([replace(one, confidence="low") for one in infos] + [told]).confidence == "low"
+    assert together([infos[1], infos[1]]).model == infos[1].model
 
 
 def test_separate_channels_with_a_trail() -> None:

@@ -480,6 +480,22 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize("words", [{"quality": "pixels"}, {"axes": "TYX"}], ids=str)
+def test_what_tensors_cannot_do_is_refused_before_the_noise_is_found_out(words: dict[str, Any]) -> None:
+    image = torch.from_numpy(np.random.default_rng(0).normal(0, 1, (9, 12, 12) if "axes" in words else (12, 12)))
+    for given in (image, image.clone().requires_grad_()):
+        with pytest.raises(nl.InputError, match=f"{next(iter(words))}: got .* for a tensor"):
+            denoise(given, **words)
+
+
+def test_a_constant_channel_is_no_part_of_the_residual() -> None:
+    image = np.stack([IMAGE, np.full_like(IMAGE, 255.0)], axis=-1)
+    words: dict[str, Any] = {"channel_axis": -1, "quality": "fast", "return_info": True}
+    result, info = denoise(torch.from_numpy(image), 8.0, **words)
+    assert info.residual == pytest.approx(float((result[..., 0] - torch.from_numpy(IMAGE)).square().mean().sqrt()))
+    assert info.residual == pytest.approx(denoise(image, 8.0, **words)[1].residual, rel=1e-5)
+
+
 @pytest.mark.parametrize(("image", "words", "message"), REFUSED, ids=[message[:30] for *_, message in REFUSED])
 def test_what_tensors_cannot_do_is_refused_by_name(image: Any, words: dict[str, Any], message: str) -> None:
     with pytest.raises(nl.InputError, match=message):

@@ -121,6 +121,17 @@ def test_what_has_no_flow_or_several_is_refused() -> None:
         problem(np.ones((9, 9)), 1.0)
     with pytest.raises(TypeError):
         problem(F, 1.0, mask=F > 0)  # type: ignore[call-arg]  # holes are filled in by several flows
+    with pytest.raises(nl.InputError, match="quality: got 'pixels' for a volume"):
+        problem(np.random.default_rng(0).normal(0, 1, (9, 9, 9)), 1.0, quality="pixels")
+
+
+def test_a_recording_of_unknown_noise_has_several_flows() -> None:
+    recording = noisy(10 * steps_and_waves(2000), 1.0)
+    with pytest.raises(nl.InputError, match="noise: got a recording whose noise is to be found out"):
+        problem(recording)
+    made = problem(recording, quality="fast")
+    solution = nl.solve(made.flow, t=made.t, integrator=made.integrator, energies=False)
+    np.testing.assert_array_equal(made.back(solution.final), nl.denoise(recording, quality="fast"))
 
 
 # ---- the affinity

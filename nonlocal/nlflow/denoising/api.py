@@ -62,11 +62,10 @@ def denoise(
     r"""Denoise an image, a volume, a clip or a signal, with channels or without, with a nonlocal flow of its patches.
 
     ``pixels`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
-    pixel. ``fast``, ``balanced`` and ``best`` are flows of groups of alike patches with a fidelity matrix for each
-    group, Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal
-    Bayes) filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.groupwise` states
-    kernel, functional, integrator and stopping of each. Everything is chosen from sigma. Volumes and clips have groups
-    of blocks.
+    pixel. ``fast``, ``balanced`` and ``best`` are flows of groups of alike patches (blocks in volumes and clips) with a
+    fidelity matrix for each group, Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the
+    local Wiener (nonlocal Bayes) filter. `nlflow.denoising.groupwise` states kernel, functional, integrator and
+    stopping of each.
 
     Parameters
     ----------
@@ -74,31 +73,26 @@ def denoise(
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
         booleans and floats. NaN and masked samples are missing, and so is a value that stands for "no data"; see the
         notes. Infinity is refused unless `mask` says that it is missing. A torch tensor (of floats) gives a tensor on
-        its device, with derivatives if it asks for a gradient; see the notes. A Series or DataFrame of pandas, each
-        column of numbers a signal of its own, and a DataArray or Dataset of xarray come back as they were: with their
-        names, types (integers are rounded), units and missing numbers.
+        its device; see the notes. A Series or DataFrame of pandas, each column of numbers a signal of its own, and a
+        DataArray or Dataset of xarray come back with their names, types (integers are rounded), units and missing
+        numbers.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, one number a slice or frame (Z,), or a map of the spatial shape (or of the image's). Samples
-        with a 0 in an array are free of noise and left as they are. Estimated as by `estimate_sigma` when not given:
-        one number for all channels, the mean of their estimates, where these are within a quarter of each other, as
-        those of colours are; otherwise one a channel.
+        with a 0 in an array are left as they are. Estimated when not given: one number for all channels, the mean of
+        their estimates, where these are within a quarter of each other; otherwise one a channel.
     quality : {'fast', 'balanced', 'best', 'pixels'}
-        How much time quality is worth: one step of the flow of groups, six, or nine on more groups. 'pixels' is the
-        flow of pixels, with parameters of its own, for images and signals.
+        How much time quality is worth: one step of the flow of groups, six, or nine on more groups (fewer in volumes
+        and clips). 'pixels' is the flow of pixels, with parameters of its own, for images and signals.
     noise : {'auto', 'white', 'poisson', 'rician', 'impulses', 'hot'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
-        where it is not sure; what has two values alone stays. 'white' estimates the strength alone; a model of
-        `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
-        covariance matrices, on coarser images first where it is strong at low frequencies; ``pixels`` takes the white
-        noise that comes nearest. Counts get noise of strength 1 by a transform that stabilizes their variance, and
-        come back through its exact unbiased inverse (`Poisson`); so do magnitudes of complex samples, for which
-        'rician' takes `sigma` as the noise of the complex samples, or finds it (`Rician`). 'impulses' and 'hot' find
-        samples that tell nothing (`Impulses`, `HotPixels`), which are filled in, beside white noise.
+        where it is not sure. 'white' estimates the strength alone; a model of `nlflow.denoising.noise` says all of it.
+        'poisson' is for counts (`Poisson`), 'rician' for magnitudes of complex samples, whose noise is `sigma` or is
+        found (`Rician`). 'impulses' and 'hot' find samples that tell nothing (`Impulses`, `HotPixels`), which are
+        filled in, beside white noise. ``pixels`` counts correlated noise as the white noise that comes nearest.
     channel_axis : int, optional
-        Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
-        colours, other numbers along their principal axes. A constant channel, such as an opaque alpha channel, counts
-        as none and comes back as it is.
+        Axis of colours or channels; all of them say which patches are alike. A constant channel, such as an opaque
+        alpha channel, counts as none and comes back as it is.
     axes : str, optional
         What each axis is, one letter each: T (time), Z, Y, X and C (channels), such as 'ZYX', 'TYXC' or 'CZYX'. At most
         three of T, Z, Y and X, T first among them. With T before two others the image is a clip: the search follows
@@ -109,23 +103,22 @@ def denoise(
         thinner along axes whose samples lie farther apart; in images, signals and clips it changes nothing. Equal by
         default.
     mask : array_like of bool, or 'nan', optional
-        True, or a number that is not 0, where samples are **missing** and are to be filled in: the fidelity is 0 there,
-        so that patches that are alike tell them. Their values are never looked at. Of the spatial shape, or of the
-        image's (a pixel is missing where any channel is). ``'nan'``: what is not finite is missing.
+        True, or a number that is not 0, where samples are **missing** and are to be filled in, whatever their values.
+        Of the spatial shape, or of the image's (a pixel is missing where any channel is). ``'nan'``: what is not finite
+        is missing.
     keep : array_like of bool, optional
-        True where the result is the input, exactly, unless it is missing. These samples still help to denoise the
-        others.
+        True where the result is the input, unless it is missing. These samples still help to denoise the others.
     preserve_range : bool
         Keep the units of an integer input. By default integers come back as scikit-image converts them to float
         (uint8: 0...1). Floating-point input keeps its units in either case.
     return_info : bool
         Return ``(result, info)`` with a `DenoiseInfo`.
     progress : bool or callable
-        True for a progress bar with the time left, on stderr. A callable gets the share of the work that is done, never
-        falling and 1 at last, in the calling thread. What it raises ends the call and comes out of it as it is; there
-        is no half result. A `nlflow.denoising.Trail` is such a callable, and keeps the course of the flow.
+        True for a progress bar on stderr. A callable gets the share of the work that is done, never falling and 1 at
+        last, in the calling thread. What it raises ends the call and comes out of it. A `nlflow.denoising.Trail` is
+        such a callable, and keeps the course of the flow.
     options : Options, optional
-        All else, for which there are defaults: `nlflow.denoising.Options`.
+        All else: `nlflow.denoising.Options`.
     **more
         Single options by name: `strength`, `separate`, `stopping`, `max_memory`, `width`, `patch_size`,
         `search_radius`, `fidelity`, `steps`, `seed` and `device`.
@@ -138,10 +131,10 @@ def denoise(
     Raises
     ------
     InputError
-        Naming the argument: infinity, nothing but missing samples, wrapped phases, labels, empty, complex, wrong number
-        of dimensions, negative numbers, maps and masks of another shape, a mask that hides everything, negative counts,
-        and integers of 32 or 64 bits without `preserve_range` whose values fit 16 bits: scikit-image divides them by
-        2^31 or 2^63.
+        Naming the argument: infinity, nothing but missing samples, wrapped phases and label images without `sigma` and
+        `noise`, empty, complex, wrong number of dimensions, negative numbers, maps and masks of another shape, a mask
+        that hides everything, negative counts, and integers of 32 or 64 bits without `preserve_range` whose values fit
+        16 bits: scikit-image divides them by 2^31 or 2^63.
     MemoryLimitError
         When not even the smallest strip, or for ``pixels`` the padded image, fits `max_memory`.
 
@@ -153,28 +146,23 @@ def denoise(
 
     Notes
     -----
-    ``pixels`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
-    precision, up to 250 MB: beyond that weights are computed anew at each average. Groups cost O(G ((2 r + 1)^n D + m
-    D^2 + D^3)) a step for G groups of m patches of D samples, and of a large image in single precision some 60
-    (``fast``), 80 (``balanced``) and 140 bytes (``best``) a node and channel, of a small one up to three times as many.
-    Single precision is used up to a range of 10^4 sigma (``pixels``) and of 90 sigma (``balanced`` and ``best``), and
-    by ``fast`` in any range, for float64 input too; groups that are far from well conditioned are filtered in double
-    precision all the same. The result scales and shifts with the input, and has the same bits for any number of
-    threads. On another processor it is the same to a bound (docs/processors.md).
+    ``pixels`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and up to 250 MB for weights. Groups cost
+    O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples, and of a large image in single
+    precision some 60 (``fast``), 80 (``balanced``) and 130 bytes (``best``) a node and channel, of a small one more.
+    The result scales and shifts with the input to rounding, and has the same bits for any number of threads. On another
+    processor it is the same to a bound (docs/processors.md).
 
-    What nobody has asked to fill in stays as it is, to the last bit: NaN; the samples that a masked array hides, which
-    gives a masked array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of the range, in
-    areas, that no other sample comes near, or the only value that repeats. Such a value is a guess, of which a warning
-    tells; with a `mask` no value is guessed. The other channels of such a pixel stay, too. An alpha
-    channel stays, and what it hides counts as missing. All of this is told in ``info.given``. A mosaic of colours (the
-    raw picture of a camera) is denoised as it is, with the noise between samples of one colour. Wrapped phases and
-    label images are refused, unless `sigma` or `noise` is given.
+    What nobody has asked to fill in stays as it is: NaN; the samples that a masked array hides, which gives a masked
+    array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of the range, in areas, that no
+    other sample comes near, or the only value that repeats. Such a value is a guess, of which a warning tells; with a
+    `mask` no value is guessed. An alpha channel stays, and what it hides counts as missing. All of this is told in
+    ``info.given``. A mosaic of colours (the raw picture of a camera) is denoised as it is, with the noise between
+    samples of one colour.
 
     A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
-    an estimated noise are constants, and what a step does to the samples is differentiated (first derivatives;
-    `nlflow.denoising.derivatives` has products with the Jacobian). It is refused where there are none: for an item that
-    is returned unchanged, for `mask`, `stopping` and models of noise. Masks and models are met on the host, and the
-    flow alone runs on the device. Tensors agree with arrays to rounding. ``pixels``, clips and `separate` are refused.
+    an estimated noise are constants (`nlflow.denoising.derivatives` has products with the Jacobian). It is refused for
+    an item that is returned unchanged, and for `mask`, `stopping` and models of noise that is not white. Masks and such
+    models are met on the host. ``pixels``, clips and `separate` are refused for tensors.
 
     References
     ----------
@@ -244,6 +232,8 @@ def denoise(
             if frame.found is not None and less.model is frame.found.model:
                 frame = replace(frame, found=less)
                 break
+            if trail is not None:
+                trail.course = {}  # of a flow whose result is not taken
             if less.model.white_sigma == 0.0:
                 frame, u, told = frame.without_noise(less), part.as_it_was(frame.absent, u), {}
                 break
@@ -296,18 +286,22 @@ def problem(
     Parameters
     ----------
     image, sigma, quality, noise, channel_axis, axes, spacing, keep, preserve_range
-        As `denoise` takes them.
+        As `denoise` takes them of arrays.
 
     Returns
     -------
     Problem
-        For `nlflow.solve`; ``back(solution.final)`` is the result of `denoise`, to the last bit.
+        For `nlflow.solve`; ``back(solution.final)`` is the result of `denoise`, to the last bit for noise that is
+        given. (`denoise` takes less out where the residual is not the noise that was found.)
 
     Raises
     ------
     InputError
-        As `denoise`; and where it solves no flow, or several: for an input without noise, for samples that the noise
-        leaves missing, and for ``pixels`` with a map of the noise.
+        As `denoise`; and where it solves no flow, or several: for an input without noise, noise that is correlated,
+        few counts, samples that are missing, a recording whose noise is to be found out, and for ``pixels`` with a map
+        of the noise.
+    MemoryLimitError
+        When the flow does not fit the memory as a whole.
 
     Examples
     --------
@@ -325,7 +319,7 @@ def problem(
     """
     placed, options = Axes.of(shape_of("image", image), channel_axis, axes, spacing), Options()
     check_scale(image, preserve_range)
-    options.check(quality)
+    options.check(quality, len(placed.letters))
     frame, part = observe(image, sigma, noise, placed, quality, options, keep=keep)
     if frame.coloured is not None:
         raise InputError(
@@ -338,6 +332,9 @@ def problem(
     if frame.missing is not None:
         raise InputError(f"noise: got {frame.noise}, of which samples are missing, for which denoise() solves several "
                          "flows; give noise='white' or a sigma for one flow")  # fmt: skip
+    if frame.has_scales:
+        raise InputError("noise: got a recording whose noise is to be found out, for which denoise() solves flows on "
+                         "several scales; give noise='white' or a sigma for one flow")  # fmt: skip
     if frame.flow is None:
         raise InputError(f"image: {frame.idle}, so that there is no flow; denoise() returns it unchanged")
     found = frame.flow.whole_problem(part.f, frame.variance)

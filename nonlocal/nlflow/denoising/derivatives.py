@@ -24,9 +24,9 @@ __all__ = ["Linearization", "linearized"]
 class Linearization:
     """The Jacobian J of a denoiser at a tensor, for groups held still, without a matrix; `linearized` makes it.
 
-    Groups, channels, and what sigma is are those at this tensor, as constants. Covariances, weights, and how much noise
-    is left follow the tensor. So J is not symmetric; `vjp` is the transpose of `jvp` to rounding. A step whose
-    covariances are held still, with one sample a patch, is symmetric in the measure of its weights.
+    Groups, channels and sigma are those at this tensor, as constants; covariances and weights follow the tensor, so
+    that J is not symmetric. `vjp` is the transpose of `jvp` to rounding (of float32, unless the range is 90 times the
+    noise and the quality not ``fast``).
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Linearization:
         return self._run(self._checked("image", image))
 
     def jvp(self, direction: Tensor) -> Tensor:
-        """Return J v, the derivative of the estimate in a direction: one run of the flow, twice the work of one."""
+        """Return J v, the derivative of the estimate in a direction, with twice the work of a run of the flow."""
         direction = self._checked("direction", direction)
         with torch.no_grad(), forward_ad.dual_level():
             with warnings.catch_warnings():  # torch compiles rules of its own in a way that it calls deprecated
@@ -61,19 +61,17 @@ class Linearization:
         return tangent
 
     def vjp(self, cotangent: Tensor) -> Tensor:
-        """Return J^T w: one run of the flow and one backwards, which keeps a dozen images a step."""
+        """Return J^T w, by one run of the flow and one backwards, for which images of all steps are kept."""
         with torch.enable_grad():
             image = self.image.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self._run(image), image, self._checked("cotangent", cotangent))
         return gradient
 
     def divergence(self, probes: int = 1, *, seed: int = 0) -> float:
-        """Return the trace of J, sum_i du_i / df_i, by random signs: an estimate of it without bias.
+        """Return an unbiased estimate of the trace of J, sum_i du_i / df_i, by random signs.
 
-        Each probe b costs one `jvp`, and gives b.Jb exactly; the variance comes of the entries of J off the diagonal
-        (Hutchinson 1990, doi 10.1080/03610919008812866). It is the divergence of the map for groups held still. That of
-        the denoiser is larger, since noise decides which patches are alike: Stein's estimate needs the latter, and
-        `nlflow.denoise(tensor, stopping="sure")` takes a difference of two runs with groups of their own.
+        Each probe costs one `jvp` (Hutchinson 1990, doi 10.1080/03610919008812866). Stein's estimate needs another
+        divergence, that of the denoiser whose groups move: `nlflow.denoise(tensor, stopping="sure")` takes it.
 
         Parameters
         ----------
@@ -116,16 +114,14 @@ def linearized(
 ) -> Linearization:
     """Return the linear map by which the estimate of `nlflow.denoise` answers to small changes, for groups held still.
 
-    A change that alters which patches are alike makes the estimate jump, which the map does not see.
-
     Parameters
     ----------
     image : tensor
-        float32 or float64.
+        float32 or float64; float16 becomes float32.
     sigma : float, sequence or tensor
         Standard deviation of white noise, a constant, as `nlflow.denoise` takes it.
     quality, channel_axis, axes, spacing, keep, options, **more
-        As `nlflow.denoise` takes them; of the options, `strength` and `max_memory` count.
+        As `nlflow.denoise` takes them of tensors; of the options, `strength` and `max_memory` count.
 
     Returns
     -------

@@ -20,6 +20,7 @@ from nlflow.denoising.info import check_units
 from nlflow.denoising.layout import Axes, shape_of
 from nlflow.denoising.noise.models.base import Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.names import NO_NOISE, choose_noise
+from nlflow.denoising.noise.spectra import levels_for, levels_within
 from nlflow.denoising.options import Options
 from nlflow.denoising.residual import REACH, with_peaks
 from nlflow.denoising.runs import Run, Trail, Watch, select, within
@@ -242,8 +243,9 @@ class Frame:
     @property
     def has_scales(self) -> bool:
         """Whether a recording, of whose noise nothing was said, is looked at on several scales."""
-        even = self.variance is None and self.exact is None
-        return self.quality not in ("fast", "pixels") and even and self.found is not None and len(self.shape) == 1
+        even = self.variance is None and self.exact is None and not self.idle
+        blind = self.quality not in ("fast", "pixels") and even and self.found is not None and len(self.shape) == 1
+        return blind and levels_within((*self.shape, len(self.level)), 1) > 0
 
     def solve(self, part: Part, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
         """Return the estimate of the whole that the preset or a rule chooses, its estimated risk, and what is told."""
@@ -405,8 +407,20 @@ def _model(
         return None, found
     model = model.completed(samples, missing)
     if strength != 1 and not model.undone:
-        model = (model if found is None else model.by_intensity(samples)).scaled(strength)
+        model = model if found is None else model.by_intensity(samples)
+        model = model.scaled(strength) if strength else _nothing_of(model)
     return model, found
+
+
+def _nothing_of(model: Noise) -> Noise:
+    """Return a model without what is left of it to a flow; counts are refused, as by `Noise.scaled`."""
+    from nlflow.denoising.noise.models.base import Mixture
+    from nlflow.denoising.noise.models.gaussian import GaussianNoise
+    from nlflow.denoising.noise.models.intensities import Poisson
+
+    if isinstance(model, Mixture):
+        return Mixture([one if one.undone else _nothing_of(one) for one in model.parts])
+    return model.scaled(0) if isinstance(model, (GaussianNoise, Poisson)) else GaussianNoise(0.0)
 
 
 def _with_sigma(frame: Frame, samples: Array) -> Frame:
@@ -461,7 +475,6 @@ def _white(frame: Frame, signal: Array, sigma: Any, trail: Trail | None) -> tupl
 def with_colour(frame: Frame, signal: Array, noise: GaussianNoise) -> tuple[Frame, Array]:
     """Return the frame of samples whose noise is not white, in units of its root mean square, and the samples so."""
     from nlflow.denoising.noise.models.gaussian import OPPONENT
-    from nlflow.denoising.noise.spectra import levels_for
 
     missing, channels, dimension = frame.missing, signal.shape[-1], signal.ndim - 1
     counted = noise.counted(channels, dimension)

@@ -1,8 +1,7 @@
 """An array as an instrument gives it: which of its samples say nothing, and which channels are no signal.
 
 NaN and masked samples are missing, and so are those of a value that stands for "no data". Nobody has asked to fill them
-in, so they stay as they are in the result, to the last bit: what a file says of them stays true. Only a mask that is
-given fills in.
+in, so they stay as they are in the result.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For each quality a kernel, a functional, an integrator and a rule to stop:
 
 ``pixels``
     The patch kernel (`nlflow.Patch`), frozen; E with one fidelity a pixel; semi-implicit steps of 1; stopped when the
-    residual holds 0.4 sigma, which is mostly after one step.
+    residual holds 0.4 sigma.
 ``fast``, ``balanced``, ``best``
     Groups of alike patches, evolving; E on each group with the fidelity matrix C / s^2 of its covariance; relaxed
     semi-implicit steps of 1; stopped after a number of steps that leave less and less of the noise.
@@ -13,14 +13,11 @@ A step on groups takes the running tokens z for f (a minimizing movement) and th
 u = (I + C/s^2)^-1 (Pz + C/s^2 z), where s is the noise that z still holds. Of the way from z to u a part is taken such
 that a wanted fraction of the noise is left; u itself is the estimate. The first estimate has C from the noisy tokens,
 with the eigenvalues lowered by a multiple of the noise. In volumes, clips and compressed photographs, and for all
-correlated noise in ``fast``, the variances along the cosines of a patch stand in for the eigenvalues: blocks have too
-many samples for their covariances to be told from noisy ones, and compression works along cosines.
+correlated noise in ``fast``, the variances along the cosines of a patch stand in for the eigenvalues.
 
-``best`` averages estimates whose errors differ, in each step: that from the covariance of the samples with that from
-the covariance of the members, and the means over 2 x 2 samples with what groups of such means give; wide patches and
-narrow ones take turns. Each is as good as the other on its own. On the middles of photographs the members gain 0.03 dB,
-the turns 0.02 to 0.05, the means 0.05 to 0.1 (most where the picture is smooth and the noise strong); a smaller stride
-or more steps gain nothing then.
+In images ``best`` averages estimates whose errors differ: that from the covariance of the samples with that from the
+covariance of the members, and the means over 2 x 2 samples with what groups of such means give; wide patches and narrow
+ones take turns.
 """
 
 from __future__ import annotations
@@ -444,12 +441,8 @@ def at_scales(f: Array, frame: Frame, watch: Watch) -> Run:
     Patches are short beside what is slow in a recording, so that much slow noise is left; coarser recordings take it
     out, but ring at steps. Stein's estimate of the risk tells which counts, from the middle of what is long.
     """
-    from nlflow.denoising.noise.spectra import levels_within
-
     flow, size, units = frame.flow, len(f), frame.level / frame.unit
     assert isinstance(flow, Groups)
-    if levels_within(f.shape, 1) == 0:
-        return flow.run(f, frame, watch)
     first = max(size - _LOOKED, 0) // 2
     look = slice(first, first + _LOOKED)
     held = frame if frame.missing is None else replace(frame, missing=frame.missing[look])
@@ -473,6 +466,8 @@ def at_scales(f: Array, frame: Frame, watch: Watch) -> Run:
     seen = slice(None) if held.missing is None else ~held.missing
     best, *_ = select("sure", f[look], [one.path[-1] for one in runs], lambda moved: [one.path[-1] for one in
                       both(moved, 0.5)], 1.0, seen, frame.options.seed, units)  # fmt: skip
+    if watch.trail is not None and best == 1:
+        watch.trail.course = {}  # that of the other way
     return runs[best] if size <= _LOOKED else (alone, coarse_first)[best](f, frame, replace(watch, tell=None))
 
 

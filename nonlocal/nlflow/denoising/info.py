@@ -21,6 +21,7 @@ _CLEAN: Final = 1e-6  # of the range: there is no noise at all
 _ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that is anywhere in an interval of length 1
 _TAIL: Final = 0.05  # of the samples, at each end, that do not count for the range
 _FEW: Final = 16  # different values, of which a drawing is made
+_SURE: Final = ("low", "medium", "high")
 _SOME: Final = 100_000  # samples that are looked at for them
 #: Advice for a wrong verdict on noise, by the number of axes.
 _REMEDIES: Final = {
@@ -34,13 +35,13 @@ _REMEDIES: Final = {
 
 @dataclass(frozen=True, repr=False)
 class DenoiseInfo(Brief):
-    """What `denoise` did, all in units of the input unless it says otherwise.
+    """What `denoise` did, in units of the input unless it says otherwise.
 
     Attributes
     ----------
     sigma : float
-        Standard deviation of the noise in the input, the root mean square over samples and channels, whatever the
-        quality; times `strength`, where that was given. Of counts, 1 after their variance was stabilized.
+        Standard deviation of the noise in the input, times `strength`; root mean square over samples and channels, but
+        for channels that are constant. Of counts, 1 after their variance was stabilized.
     sigma_estimated : bool
         Whether it was estimated from the input.
     noise : str
@@ -49,40 +50,33 @@ class DenoiseInfo(Brief):
         The same as numbers, `Noise.as_dict`; None for white noise of `sigma`.
     confidence : str
         How sure the model is that was found out: 'high', 'medium' or 'low'; empty when it was given.
-    quality : str
-        The preset.
-    functional : str
-        What was minimized, and how.
+    quality, functional, stopped_by, method : str
     parameters : dict
-        Of kernel and flow: plain numbers and texts.
+        Of kernel and flow.
     steps : int
         Steps taken.
-    stopped_by : str
-        Why the flow ended.
-    method : str
-        How the averages were computed, and why.
     residual : float
-        Root mean square of input minus result, over the samples that are not missing.
+        Root mean square of input minus result, over samples that are not missing of channels that vary.
     risk : float or None
         Mean squared error of the result by Stein's estimate, with ``stopping='sure'``; of counts, after their variance
         was stabilized.
     tiles : int
         Parts that the image was cut into.
     memory_bytes : int
-        Working memory: of the affinity, or of the largest tile.
+        Estimate of the working memory: of the affinity, or of the largest tile.
     seconds, compile_seconds : float
         Wall time in all, and its part for compiling loops or loading them from the cache.
     sigma_effective : float or None
-        Standard deviation that the preset worked with where it is another one: that of the nearest white noise for
-        'pixels', which knows no other, and more than `sigma` where compression took noise out of the quiet parts, in
-        which it is measured. None where it is `sigma`.
+        Standard deviation that the preset worked with where that is not `sigma`: of the nearest white noise for
+        'pixels', and more where compression took noise out of the parts in which it is measured.
     reasons : tuple of str
         What the verdict rests on, when the noise was found out.
     given : tuple of str
         What was seen of the samples themselves: which are missing, and which stay as they are.
     columns : tuple of DenoiseInfo
         With ``separate``, what was done to each channel, and of an array of images to each image; the rest then tells
-        of all: root mean squares, sums of times, the largest of counts, and of texts and parameters what they share.
+        of all: root mean squares, sums of times, the largest of counts, the least confidence, all texts, and parameters
+        and models where they share them.
     """
 
     sigma: float
@@ -114,17 +108,25 @@ class DenoiseInfo(Brief):
 
 
 def together(infos: list[DenoiseInfo]) -> DenoiseInfo:
-    """Return what was done to all channels or images: means over them, what they share, and each by itself."""
+    """Return what was done to all channels or images, and to each by itself."""
     first, risks = infos[0], [info.risk for info in infos]
 
     def joined(name: str) -> str:
         return "; ".join(dict.fromkeys(str(getattr(info, name)) for info in infos))
 
+    effective = None
+    if any(info.sigma_effective is not None for info in infos):
+        met = [info.sigma if info.sigma_effective is None else info.sigma_effective for info in infos]
+        effective = root_mean_square(np.array(met))
     return replace(
         first,
         sigma=root_mean_square(np.array([info.sigma for info in infos])),
-        sigma_effective=None,
+        sigma_effective=effective,
+        sigma_estimated=any(info.sigma_estimated for info in infos),
         noise=joined("noise"),
+        model=first.model if all(info.model == first.model for info in infos) else None,
+        confidence=min((info.confidence for info in infos if info.confidence), key=_SURE.index, default=""),
+        reasons=tuple(dict.fromkeys(text for info in infos for text in info.reasons)),
         functional=joined("functional"),
         parameters=first.parameters if all(info.parameters == first.parameters for info in infos) else {},
         steps=max(info.steps for info in infos),

@@ -33,31 +33,30 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
 class Options:
     """What `nlflow.denoise` can be asked for beside the image, its noise and its axes.
 
-    ``denoise(image, options=Options(strength=0.8))`` is ``denoise(image, strength=0.8)``: one object serves many calls.
+    ``denoise(image, options=Options(strength=0.8))`` is ``denoise(image, strength=0.8)``.
 
     Parameters
     ----------
     strength : float
-        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. Not for counts.
+        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. 1 for counts.
     separate : bool
-        Denoise each channel as if it were alone, with its own noise, groups and missing samples: for channels that have
-        nothing to do with each other, as the columns of a table. A channel of which every sample is missing stays as it
-        is.
+        Denoise each channel as if it were alone, for channels that have nothing to do with each other, as the columns
+        of a table. A channel of which every sample is missing stays as it is.
     stopping : {'discrepancy', 'sure'}, optional
         Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
         the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
-        the estimate is returned as ``info.risk``). With it ``noise='auto'`` is 'white'; a model of noise that is
-        correlated or follows the intensity is refused.
+        the estimate is returned as ``info.risk``). With it ``noise='auto'`` is 'white'; noise that is
+        correlated, or Gaussian and follows the intensity, is refused.
     max_memory : float, optional
         Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
         free there. ``pixels`` computes its weights anew at each step when they do not fit; the others cut the image
-        into overlapping strips, with the same bits as a result.
+        into overlapping strips. The bits stay the same.
     width : float, optional
         ``pixels`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
         spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch
         (channels count) and s the noise left in them by the smoothing.
     patch_size : int, optional
-        Side of the patches, odd; at most what holds the whole image from any of its pixels.
+        Side of the patches, odd; at most twice the longest side of the image, less 1.
     search_radius : int, optional
         Half side of the search window; its weights fall off as a Gaussian of 0.6 times this width.
     fidelity : float, optional
@@ -65,11 +64,11 @@ class Options:
     steps : int, optional
         Exactly this many steps, in place of the stopping rule.
     seed : int
-        Of the random signs for ``stopping='sure'``; nothing else is random.
+        Of the random signs of Stein's estimate: for ``stopping='sure'``, and for recordings whose noise is found out.
     device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
-        Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``), of which 'auto' takes a
-        GPU where there is one. All else runs on the CPU; ``pixels`` and clips do as a whole, and refuse 'cuda' and
-        'cpu-tensors'. Not for tensors, which stay where they are.
+        Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``); 'auto' takes a GPU
+        where there is one. ``pixels`` and clips run on the CPU, and refuse 'cuda' and 'cpu-tensors'. Not for tensors,
+        which stay where they are.
 
     Raises
     ------

@@ -35,7 +35,7 @@ def psnr(clean: Array, estimate: Array) -> float:
     """Return the peak signal-to-noise ratio in decibels, ``10 log10(peak² / mean((clean - estimate)²))``.
 
     The peak is the range of the dtype of `clean` where that is an unsigned integer, and the range of its values
-    otherwise; the ratio of equal arrays is infinite.
+    otherwise. Infinite for equal arrays.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> floa
     """Return the structural similarity of two images, with the peak of `psnr` as the range of the data.
 
     That is the mean over windows of 7 × 7 pixels, as scikit-image computes it (Wang et al. 2004,
-    doi 10.1109/TIP.2003.819861); None for images that are smaller or constant.
+    doi 10.1109/TIP.2003.819861); None for images that are smaller, or whose peak is 0.
 
     Parameters
     ----------

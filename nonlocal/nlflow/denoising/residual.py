@@ -1,7 +1,6 @@
 """What was removed, held against the noise that was found: input minus result is to be that noise and nothing else.
 
-In units of the noise, which are the same for images, volumes, clips and recordings, and for counts, speckle and
-magnitudes after their variance was stabilized. On a sample of places, so that the cost does not grow with the picture.
+In units of the noise, on a sample of places; of counts, speckle and magnitudes after their variance was stabilized.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class Looked:
 def figures_of(f: Array, u: Array, frame: Frame) -> Figures | None:
     """Return what the residual f - u of samples (..., C) in units of the noise of a frame shows.
 
-    None where there are too few samples, or next to nothing was removed. O(1) in the size.
+    None where there are too few samples, or the noise is in no units that are even. O(N) for the range alone.
     """
     lost = frame.missing
     taken = lost if lost is None or frame.absent is None else lost & ~frame.absent
@@ -404,9 +403,8 @@ def with_peaks(f: Array, u: Array) -> Array:
     """Return an estimate u (H, W, 1) of samples f in units of their noise with what isolated peaks have lost.
 
     A group of n patches counts the energy E of one that is like no other as E / n, so that its filter keeps
-    E / (E + n) of it: of an isolated star a quarter goes where E is 3 n. Here the residual about each peak (or dip)
-    with calm surroundings is fitted by the peak's own shape and that shape made smoother, by least squares, and given
-    back: its sum is without bias then, and its noise that of two numbers. O(N).
+    E / (E + n) of it. Here the residual about each peak (or dip) with calm surroundings is fitted by the peak's own
+    shape and that shape made smoother, by least squares, and given back. O(N).
     """
     if u.ndim != 3 or u.shape[-1] > 1 or min(u.shape[:2]) <= 2 * _RADII[0]:
         return u

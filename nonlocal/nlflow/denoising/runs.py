@@ -72,15 +72,16 @@ class Trail:
         Of the states that the last call has gone through, the input first: ``t``, the flow's time; ``distance``, to
         the constant that the J-flow tends to, root mean square in the units of the input (of stabilized counts for
         noise of counts). For ``pixels`` also ``J`` and ``E``, over the sum of the degrees, in units of the squared
-        noise. Empty where nothing was done, and for noise that varies.
+        noise. Empty where nothing was done, where channels went ways of their own, and for noise that varies or is
+        correlated.
     reused : int
         How often weights were used again.
 
     Notes
     -----
     The noise that was estimated last is kept, and so are the weights of the last two flows of pixels while they take at
-    most 256 MiB. Weights depend on the samples in units of their noise, on the kernel and on the grid, but not on
-    fidelity and time. The bits of a result are those of a call without a trail. One thread at a time.
+    most 256 MiB: other fidelities and steps use them again. The bits of a result are those of a call without a trail.
+    One thread at a time; not for tensors.
 
     Examples
     --------

@@ -68,6 +68,7 @@ def denoised_tensor(
     placed = Axes.of(image.shape, channel_axis, axes, spacing, batches=True)
     placed.check_count()
     options.check(quality, len(placed.letters))
+    check_flow(quality, placed)
     words = {"quality": quality, "noise": noise, "options": options}
     model, left = choose_noise("white" if stopping is not None and noise == "auto" else noise, sigma)
     items, tracked = placed.items(image.detach()), image.requires_grad and torch.is_grad_enabled()
@@ -122,7 +123,12 @@ def denoised_tensor(
             tell(1.0)
     if not return_info:
         return result
-    return result, _info(task.frames, told, root_mean_square((image - result).detach()), begun)
+    removed = [
+        change if frame.live is None else change[..., torch.from_numpy(frame.live).to(change.device)]
+        for frame, change in zip(task.frames, placed.items((image - result).detach()), strict=True)
+    ]
+    residual = root_mean_square(torch.cat([change.flatten() for change in removed]))
+    return result, _info(task.frames, told, residual, begun)
 
 
 def _is_doubted(one: Alike, f: Tensor, u: Tensor) -> bool:
@@ -311,14 +317,8 @@ def beside(name: str, value: Any, image: Tensor) -> None:
         raise InputError(f"{name}: got a tensor that requires a gradient, expected a constant one; detach it")
 
 
-def _groups(frame: Frame) -> Groups:
-    flow = frame.flow
-    assert isinstance(flow, Groups)  # tensors know no other flow
-    return flow
-
-
-def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, looked: Looked) -> list[Frame]:
-    """Return what each of items (B, ..., C) decides as a whole."""
+def check_flow(quality: str, axes: Axes) -> None:
+    """Refuse what runs on arrays alone."""
     if is_by_pixels(quality, axes):
         raise InputError(
             f"quality: got {quality!r} for a tensor, a flow of pixels on the CPU alone, expected 'fast', 'balanced' or "
@@ -327,6 +327,17 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
     if axes.moving:
         raise InputError("axes: got a clip for a tensor, whose search follows no motion, expected images or volumes; "
                          "denoise the NumPy array (.cpu().numpy()), or name its first axis Z")  # fmt: skip
+
+
+def _groups(frame: Frame) -> Groups:
+    flow = frame.flow
+    assert isinstance(flow, Groups)  # tensors know no other flow
+    return flow
+
+
+def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Options, looked: Looked) -> list[Frame]:
+    """Return what each of items (B, ..., C) decides as a whole."""
+    check_flow(quality, axes)
     sigma, inner = noisy.sigma, tuple(range(1, items.ndim - 1))
     means, spans = looked.means, looked.high - looked.low
     numbers = numbers_of(sigma, axes.spatial, items.shape[-1], axes.channel is not None, len(items))
@@ -340,8 +351,8 @@ def frames_of(items: Tensor, noisy: Noisy, axes: Axes, quality: str, options: Op
         squares = maps.square().mean(dim=inner)
         numbers = to_numpy(squares.sqrt())
     else:
-        raise InputError(f"sigma: got numbers of shape {np.shape(sigma)}, expected one, or ({items.shape[-1]},) for "
-                         "one a channel")  # fmt: skip
+        each = "" if axes.channel is None else f", or ({items.shape[-1]},) for one a channel"
+        raise InputError(f"sigma: got numbers of shape {np.shape(sigma)}, expected one{each}; or a tensor as a map")
     frames = []
     for number, item in enumerate(items.detach()):
         live = live_of(spans[number] > 0)

@@ -51,9 +51,8 @@ def nonlocal_tv(
     r"""Denoise an image or a 1-D signal by nonlocal total variation on the graph of its patches.
 
     Minimizes E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the slightly
-    smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). Edges and piecewise constant
-    regions are kept better than by `denoise`, texture is not; photographs are served better by `denoise`. An input of
-    so few samples that the graph has no edges comes back unchanged, with success and a message that says so.
+    smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). An input of so few samples
+    that the graph has no edges comes back unchanged.
 
     Parameters
     ----------
@@ -64,9 +63,8 @@ def nonlocal_tv(
     fidelity : float, optional
         lambda in units of the noise; chosen by the discrepancy by default.
     residual : float
-        What the fidelity is chosen for, of no effect where that is given: the root mean square of u - f, in units of
-        sigma. 1 is the discrepancy principle of Morozov, |u - f|^2 = N sigma^2, which smooths away what u cannot tell
-        from noise; a little less serves photographs better.
+        What the fidelity is chosen for, where it is not given: the root mean square of u - f, in units of sigma. 1 is
+        the discrepancy principle of Morozov, |u - f|^2 = N sigma^2; a little less serves photographs better.
     isotropic : bool
         One norm a pixel (`Jp`); otherwise one an edge.
     channel_axis : int, optional
@@ -77,9 +75,10 @@ def nonlocal_tv(
     maxiter : int
         Iterations for each fidelity that is tried.
     preserve_range : bool
-        As `denoise`: integers come back in 0 ... 1 unless this is set.
+        As `denoise`.
     return_info : bool
-        Return ``(result, found, fidelity)`` with the `CertifiedMinimizer` in units of the noise.
+        Return ``(result, found, fidelity)`` with the `CertifiedMinimizer` in units of the noise (in those of the input
+        where that has no noise to remove).
     memory_limit : float, optional
         Bytes.
 
@@ -91,7 +90,7 @@ def nonlocal_tv(
     Raises
     ------
     InputError
-        As `denoise`.
+        For NaN, infinite and complex values, wrong shapes, and parameters out of range; for wide integers as `denoise`.
     MemoryLimitError
         When the graph does not fit the limit: about 50 bytes an edge in float32.
 

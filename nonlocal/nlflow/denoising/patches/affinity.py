@@ -38,9 +38,9 @@ class GroupAffinity(Affinity):
     """The mean over groups of alike patches, as an affinity of the samples: k_ij counts how often i and j meet.
 
     Two samples meet where they have the same place in two patches of a group; each meeting counts 1/n, n being the
-    members of the group. So J(u) is J of the patches as tokens (`BlockAffinity`), and P takes patches out, replaces
-    each by the mean of its group, and puts them back with equal weights. Symmetric; the degree of a sample is the
-    number of patches that cover it. The groups are found when they are first asked for.
+    members of the group. So J(u) is J of the patches as tokens (`BlockAffinity`), and P replaces each patch by the mean
+    of its group, and puts them back with equal weights. Symmetric; the degree of a sample is the number of patches of
+    groups that cover it.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class GroupAffinity(Affinity):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the members take."""
+        """Bytes that members and counts take."""
         return int(self.groups.members.nbytes + self.groups.counts.nbytes)
 
     def _put_back(self, values: NDArray[Any] | None) -> NDArray[np.float64]:

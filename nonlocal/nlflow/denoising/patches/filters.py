@@ -33,12 +33,12 @@ NOT_FINITE: Final = "filter: its step returned an estimate that is not finite; s
 
 @dataclass(frozen=True)
 class Correlation:
-    """The correlation R of the noise in a patch of D samples, for each plane.
+    """The correlation R of the noise in a patch of D samples, for each plane, its eigenvalues at least 0.003.
 
     Attributes
     ----------
     matrices, roots, whitening : array of shape (C, D, D)
-        R, R^1/2 and R^-1/2, symmetric; of shape (C, 0, 0) for noise that is not correlated.
+        R, R^1/2 and R^-1/2; of shape (C, 0, 0) for noise that is not correlated.
     extremes : array of shape (C, 2)
         Least and largest eigenvalue of R.
     """
@@ -202,7 +202,8 @@ class Stage:
     running : bool
         Whether noise has been taken out of the state already; how much is left is measured then.
     cosine : bool
-        Whether the covariances that are shrunk count as diagonal in the cosines of a patch: then the rule itself holds.
+        Whether the covariances that are shrunk count as diagonal in the cosines of a patch; their variances are lowered
+        by the rule of `removed` itself then.
     across : float
         Share of the step across the members in the estimate, in [0, 1].
     """
@@ -225,12 +226,10 @@ def removed(shrink: float) -> tuple[float, ...]:
     """Return the polynomial q by which B q(2 B - 1) goes of noisy tokens, where B = N (C + N)^-1.
 
     What holds noise itself is lowered by a multiple of it: of a variance v in units of the noise, 1 / (1 + w) goes with
-    w = max(v - shrink, 0). For that rule eigenvectors would have to be known, which take five times as long as all
-    else. This is the polynomial nearest to it in the mean square, over many variances of pure noise, spread as those of
-    three times as many patches as samples are (Marchenko and Pastur 1967), and some far above. What is far above the
-    noise goes as by B, and no more than all of anything, so that a step is one of an energy.
-
-    Least squares with bounds are solved by nonnegative ones (Lawson and Hanson 1974, chapter 23).
+    w = max(v - shrink, 0). That rule asks for eigenvectors. This is the polynomial nearest to it in the mean square,
+    over variances of pure noise, spread as those of three times as many patches as samples are (Marchenko and Pastur
+    1967), and some far above, bounded by 0 and 1, so that a step is one of an energy (least squares with bounds: Lawson
+    and Hanson 1974, chapter 23).
 
     Returns
     -------
@@ -277,8 +276,6 @@ class GroupFilter(Protocol):
     (Herbreteau and Kervrann 2022, arXiv 2203.00570). s^2 is the mean of N, times n / D where n > D: the eigenvalues of
     noise reach (1 + (n/D)^1/2)^2 in a covariance of n variables from D draws (Marchenko and Pastur 1967), n / D times
     as far as in that of D variables from n draws. So both steps treat the singular values of X alike.
-
-    Sums for a sample are formed in the order of the references, so that the bits do not depend on threads and cuts.
     """
 
     def find(self, guide: Any, lattice: Lattice) -> tuple[Any, Any]:
@@ -343,7 +340,8 @@ def corners_of(members: NDArray[Any], lattice: Lattice) -> tuple[NDArray[Any], .
 class CompiledFilter:
     """The compiled loops (`nlflow.backends.numba.groups`), threaded; a subclass may find other groups.
 
-    Groups are filtered in single precision where the noise is strong enough for it, whatever the type of the planes.
+    Groups of float32 are filtered in double precision where float32 would lose too many digits. The bits do not depend
+    on the number of threads.
     """
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

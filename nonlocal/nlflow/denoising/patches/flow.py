@@ -33,7 +33,7 @@ _OF_MEANS = 0.5  # share of the estimates from the groups of means, in the means
 
 @underflowing
 class GroupFlow(Flow):
-    """Flow of E on groups of alike patches, whose kernel and fidelity evolve: what ``balanced`` and ``best`` run.
+    """Flow of E on groups of alike patches, whose kernel and fidelity evolve: what `nlflow.denoise` runs.
 
     The patches of a group are the nodes of a complete graph, and the fidelity is Lambda = C N^-1 with the covariance C
     of the group's patches in the current estimate u and the noise N that the running state z still holds. A
@@ -66,9 +66,9 @@ class GroupFlow(Flow):
         Multiple of the noise by which the eigenvalues of the first covariances are lowered, since f holds noise; see
         `nlflow.denoising.patches.filters.removed`.
     cosine : bool
-        Whether the first covariances count as diagonal in the cosines of a patch, as blocks ask for.
+        Whether the first covariances count as diagonal in the cosines of a patch.
     factor : float
-        On the variance of the noise in the later steps; below 1 since estimates lack some of the signal's variance.
+        On the variance of the noise in the later steps.
     across : float
         Share, in [0, 1], of the step across the members in the estimates of the later steps; see `GroupFilter`.
     search_every : int
@@ -294,7 +294,7 @@ class GroupFlow(Flow):
     def energy(self, u: Array) -> float:
         """Return E of the patches of u in units of the noise, drawn to those of the running state.
 
-        O(G (n D^2 + D^3)) for G groups of n patches of D samples, in float64: more than a compiled step takes.
+        O(G (n D^2 + D^3)) for G groups of n patches of D samples, in float64.
         """
         from nlflow.denoising.patches.plain import PlainFilter
 
@@ -383,9 +383,9 @@ class RelaxedSemiImplicit(Integrator):
     """Semi-implicit steps of a `GroupFlow` of which a part is taken, so that the noise leaves in portions.
 
     The first step gives an estimate to take covariances from. Step k of the n that follow moves the running state z so
-    far towards the new estimate u that it holds the fraction ``leave (1 - k/n)`` of the noise; at the end z is u. Each
-    step takes a unit of time: the flow ends at t = steps + 1. Order 1 (Herbreteau and Kervrann 2022, arXiv 2212.00422,
-    take the noise out in parts likewise).
+    far towards the new estimate u that it holds about the fraction ``leave (1 - k/n)`` of the noise. Each step takes a
+    unit of time: the flow ends at t = steps + 1 (Herbreteau and Kervrann 2022, arXiv 2212.00422, take the noise out in
+    parts likewise).
 
     Parameters
     ----------

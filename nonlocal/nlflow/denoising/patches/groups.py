@@ -33,14 +33,12 @@ _BLOCK_BYTES = 2**27  # of what is compared at once
 class PatchGroups:
     """Groups of alike patches of a signal, an image or a volume.
 
-    Patches of reference lie on a grid that looks the same from all sides; each has the n nearest patches of its search
-    window as members, itself first. The members are the nodes of a `BlockAffinity`, the patches are a signal on it, so
-    that what a denoiser does to them is a step of the flow of E: with Lambda = C / sigma^2, C the covariance of the
-    group and P the mean over it, a `SemiImplicit` step of length 1 in the degree metric is the nonlocal Bayes filter
-    Pu + C (C + sigma^2 I)^-1 (f - Pu) (Lebrun, Buades and Morel 2013, doi 10.1137/120874989). Taken from f itself, the
-    step ends at the minimizer of E.
-
-    This is the definition, in plain NumPy: O(G (2 r + 1)^m D) time for G patches of D samples.
+    Patches of reference lie on a grid; each has the n nearest patches of its search window as members, itself first.
+    The members are the nodes of a `BlockAffinity`, the patches are a signal on it. With Lambda = C / sigma^2, C the
+    covariance of the group and P the mean over it, a `SemiImplicit` step of length 1 in the degree metric is the
+    nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (Lebrun, Buades and Morel 2013, doi 10.1137/120874989).
+    Taken from f itself, the step ends at the minimizer of E. O(G (2 r + 1)^m D) time for G groups of patches of D
+    samples.
 
     Parameters
     ----------
@@ -200,7 +198,7 @@ class PatchGroups:
         tokens : array of shape (G, n, D)
         weights : array, optional
             >= 0, of shape (G, n), one for each token, or (G, n, D), one for each of its components; axes of length 1
-            are shared. All alike by default. The best weights are the inverse variances of what is left of the noise.
+            are shared. All alike by default.
 
         Returns
         -------
@@ -251,8 +249,8 @@ class PatchGroups:
         image : array_like
             Whose patches vary; of the shape of the guide.
         noise_variance : float
-            Taken off the eigenvalues, which then end at 0: that of the noise in the image, or a little more, since the
-            sample's eigenvalues spread. 0 for an image that is taken to be clean.
+            Taken off the eigenvalues, which then end at 0: that of the noise in the image, or a little more. 0 for an
+            image that is taken to be clean.
 
         Returns
         -------
@@ -325,7 +323,7 @@ def nearest_patches(
     Parameters
     ----------
     guide : array of shape (..., C)
-        m axes of space, 1 or 2, and the channels, over which distances are summed.
+        m axes of space, and the channels, over which distances are summed.
     patch_size, radius : int
         Side of a patch and largest offset of a candidate along each axis, in samples.
     references : array of shape (G, m)

@@ -62,7 +62,7 @@ class Grouping:
         Side of a patch, largest offset of a member, distance of references; in samples along each axis, or along slices
         (frames), rows and columns. Images and signals take what they have axes for.
     neighbours : int
-        Members of a group.
+        Members of a group, or as many as fit into the window.
     means : Grouping, optional
         Of the means over 2 x 2 samples (2 of a signal), whose estimates from groups of their own are averaged with the
         means of the estimate. For images and signals; images of less than three of these patches have none.

@@ -25,8 +25,7 @@ _LEAST = 1e-3  # of the noise counts as left in the state, at least
 class PlainFilter(CompiledFilter):
     """The step of `E`, `GradientFlow` and `SemiImplicit` on the tokens of each group, in float64.
 
-    Groups are those of `CompiledFilter`. A subclass may say another `fidelity`. The step takes 4 to 15 times as long as
-    the compiled one.
+    Groups are those of `CompiledFilter`. A subclass may say another `fidelity`.
 
     Examples
     --------

@@ -32,13 +32,12 @@ _ERROR = 0.1
 class TensorFilter:
     """Groups and steps on torch tensors, in batches of groups; a subclass may find other groups.
 
-    Members and counts are int32 tensors on the device of the guide. Groups are filtered in the precision of the images;
-    those that would lose too many digits in float32 are filtered in float64. Estimates have derivatives in the images,
-    in both modes, for groups that are found already. On the CPU there are as many workers as torch has threads, and
-    the bits do not depend on their number. On a GPU sums have one order under ``torch.use_deterministic_algorithms``.
+    Groups of float32 that would lose too many digits are filtered in float64. Estimates have derivatives in the images,
+    in both modes, for groups that are found already. On the CPU the bits do not depend on the number of threads. On a
+    GPU sums have one order under ``torch.use_deterministic_algorithms``.
 
-    On a GPU of CUDA, kernels in Triton take the place of torch's operations where they can: for white noise, without a
-    step across the members and without derivatives; `why_no_search` and `why_no_step` tell why not.
+    On a GPU of CUDA, kernels in Triton take the place of torch's operations where they can; `why_no_search` and
+    `why_no_step` tell why not.
 
     Parameters
     ----------
