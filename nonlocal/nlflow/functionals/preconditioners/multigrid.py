@@ -1,7 +1,4 @@
-"""Algebraic multigrid on the graph of K, as a preconditioner.
-
-A package for it would have to form the matrix; here averages apply it, and coarse grids alone are kept.
-"""
+"""Algebraic multigrid on the graph of K, as a preconditioner."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Jp:
     affinity : Affinity
         Of k, with edges to list; see `Affinity.edges`.
     p : float
-        1 <= p <= 10; J_1 is nonlocal total variation. Half of Gilboa and Osher's where their weight is K.
+        1 <= p <= 10; J_1 is nonlocal total variation.
     isotropic : bool
         Whether the nodes or the edges have a power each.
     memory_limit : float, optional
