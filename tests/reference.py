@@ -6,6 +6,7 @@ a sum over y runs over the *images* of each node, one after another.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -225,6 +226,8 @@ def kept_bytes(affinity: Affinity) -> int:
             owners[id(item)] = item.nbytes
         elif isinstance(item, types.FunctionType):
             stack.extend(cell.cell_contents for cell in item.__closure__ or ())
+        elif isinstance(item, functools.partial):
+            stack.extend((item.func, *item.args, *item.keywords.values()))
         elif isinstance(item, dict):
             stack.extend(item.values())
         elif isinstance(item, list | tuple):

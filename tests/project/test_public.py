@@ -13,6 +13,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +21,9 @@ import numpy as np
 import pytest
 
 import nlflow
-from nlflow import Grid, Patch, affinity
+from nlflow import Grid, Patch, affinity, from_matrix
+from nlflow.affinities import Affinity, sinkhorn
+from nlflow.domains import Batch, Mask
 from tests.names import FOUND
 
 FOLDER = Path(nlflow.__file__).parent
@@ -164,13 +167,26 @@ def test_what_users_make_is_copied_and_pickled() -> None:
     energy = nlflow.E(weights, f, 0.5)
     flow = nlflow.GradientFlow(energy)
     solution = nlflow.solve(flow, f, t=1.0)
+    tokens, domain = np.random.default_rng(1).normal(size=(2, 12, 3)), nlflow.Points(np.zeros(12))
+    of_tokens = partial(affinity, nlflow.ExpDotProduct(), domain, tokens[0])
     made = (
         flow, solution, weights, energy, energy.minimizer(), nlflow.equilibrium(flow), nlflow.MarkovChain(weights),
         nlflow.GaussianField(energy, beta=1.0), Grid(12), nlflow.Formula("exp(-r)"), nlflow.GaussianNoise(1.0),
+        *(affinity(nlflow.Gaussian(2.0), nlflow.Points(np.arange(12.0)[:, None]), method=method)
+          for method in ("pairwise", "sparse", "nufft", "lowrank")),
+        of_tokens(), of_tokens().scaled(2.0), of_tokens(queries=tokens[1], mask=Mask(causal=True)),
+        from_matrix(np.abs(tokens[0] @ tokens[1].T), domain), sinkhorn(nlflow.ExpDotProduct(), domain, tokens[0]),
+        affinity(nlflow.Patch(width=1.0, search_radius=1), Grid((3, 4)), f.reshape(3, 4)),
+        affinity(nlflow.ExpDotProduct(), Batch(nlflow.Points(np.zeros(6)), 2), tokens[0].reshape(2, 6, 3)),
     )  # fmt: skip
     for copied in (copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):  # made a line ago
         again = [copied(one) for one in made]
         assert [type(one) for one in again] == [type(one) for one in made]
+        for one, other in zip(made, again, strict=True):
+            if isinstance(one, Affinity):
+                u = f.reshape(one.domain.shape)
+                np.testing.assert_array_equal(other.average(u), one.average(u))
+                assert other.evolves == one.evolves
         flow_again, solution_again, *_ = again
         np.testing.assert_array_equal(nlflow.solve(flow_again, f, t=1.0).final, solution.final)
         np.testing.assert_array_equal(solution_again.final, solution.final)
@@ -181,7 +197,9 @@ def test_same_numbers_in_another_process() -> None:
     """Compiled afresh or loaded from the cache: the same bits, in any number of threads."""
     code = """
 import numpy as np
-from nlflow import Grid, Patch, affinity
+from nlflow import Grid, Patch, affinity, from_matrix
+from nlflow.affinities import Affinity, sinkhorn
+from nlflow.domains import Batch, Mask
 u = np.random.default_rng(0).normal(size=(40, 30))
 print(affinity(Patch(1.0, patch_size=3, search_radius=2), Grid((40, 30)), u).average(u).tobytes().hex())
 """

@@ -7,6 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -62,6 +64,10 @@ def check_affinity(affinity: Any) -> Affinity:
         _check_averages(affinity)
     affinity._sound = True
     return affinity
+
+
+def _changed(recipe: Callable[[Array], Any], change: Callable[[Affinity], Affinity], features: Array) -> Affinity:
+    return change(recipe(features))
 
 
 def _of_somebodys_own(affinity: Affinity) -> bool:
@@ -457,14 +463,14 @@ class Affinity(ABC):
         factor = check_number("factor", factor, minimum=0, strict=True)
         result = copy.copy(self)
         result._log_scale = self._log_scale + math.log(factor)
-        self._evolve(result, lambda updated: updated.scaled(factor))
+        self._evolve(result, methodcaller("scaled", factor))
         return result
 
     def _evolve(self, other: Affinity, change: Callable[[Affinity], Affinity]) -> None:
         """Let another affinity evolve as this one does, with a change to each."""
         recipe = self._recipe
         if recipe is not None:
-            other._recipe = lambda features: change(recipe(features))
+            other._recipe = partial(_changed, recipe, change)
 
     def item(self, *index: int) -> Affinity:
         """Return the affinity of one item of a `Batch`.

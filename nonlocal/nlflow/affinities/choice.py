@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -367,8 +368,28 @@ def _patches(asked: Asked, *, warn: bool = True) -> Affinity:
     result.reason = "a patch kernel is windowed on its grid" if method == "auto" else "asked for"
     # The shrunk window has been reported; an evolving kernel would say it again at each step.
     bare = replace(asked, features=None)  # what a recipe refers to stays in memory
-    result._recipe = lambda u: _patches(replace(bare, features=u), warn=False)
+    result._recipe = partial(_patches_again, bare)
     return result
+
+
+# What recipes call, by name: functions made here could not be pickled.
+
+
+def _patches_again(bare: Asked, u: Array) -> Affinity:
+    return _patches(replace(bare, features=u), warn=False)
+
+
+def _batch_again(bare: Asked, u: Array) -> Affinity:
+    return _batch_of(replace(bare, features=_with_channels(u, bare.domain)))
+
+
+def _features_again(bare: Asked, u: Array) -> Affinity:
+    features = _with_channels(u, bare.domain) if bare.domain.leading else u
+    return _features(replace(bare, features=features, sound=is_tensor(u)))
+
+
+def _pair_sums(kernel: Kernel, queries: Array, keys: Array, weights: Array) -> Any:
+    return _loaded("pair_sums.PairSums")(kernel, queries, keys, weights)
 
 
 def _item_features(name: str, value: Any, domain: Domain) -> Array:
@@ -410,7 +431,7 @@ def _batch_of(asked: Asked) -> Affinity:
     result = BatchAffinity(domain, items)
     if names == ["features"] and all(item.evolves for item in items):
         bare = replace(asked, features=None)
-        result._recipe = lambda u: _batch_of(replace(bare, features=_with_channels(u, domain)))
+        result._recipe = partial(_batch_again, bare)
     return result
 
 
@@ -445,9 +466,7 @@ def _features(asked: Asked) -> Affinity:
     if asked.queries is None:
         result = from_pairs(Pairs(replace(asked, kernel=kernel.compared), *kernel.map_features(keys)))
         bare = replace(asked, features=None)
-        result._recipe = lambda u: _features(
-            replace(bare, features=_with_channels(u, domain) if domain.leading else u, sound=is_tensor(u))
-        )
+        result._recipe = partial(_features_again, bare)
         return result
     given = table("queries", asked.queries)
     same_kind("queries", given, keys)
@@ -587,5 +606,5 @@ def _of_pairs(method: str, pairs: Pairs, reason: str) -> Affinity:
         # Copies, as the affinity has its own: the features may change.
         keys = np.array(keys)
         queries = keys if same else np.array(queries)
-        result._exact = lambda: _loaded("pair_sums.PairSums")(kernel, queries, keys, domain.weights.reshape(-1))
+        result._exact = partial(_pair_sums, kernel, queries, keys, domain.weights.reshape(-1))
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -24,6 +25,30 @@ from nlflow.kernels import Kernel, Patch, PositionKernel
 
 LogBlock = Callable[[int, int], Array]
 """Rows [start, stop) of log k, shape (stop - start, N)."""
+
+# Blocks of rows, by name: what an affinity keeps of functions made here could not be pickled.
+
+
+def _logits(kernel: Kernel, q: Array, k: Array, sight: Sight | None, loops: bool, start: int, stop: int) -> Array:
+    with np.errstate(over="ignore", under="ignore"):
+        logits = kernel.log_matrix(q[start:stop, :], k)
+        logits = logits if sight is None else sight.applied(logits, slice(start, stop))
+    if not loops:
+        own = namespace(k).arange(start, stop) - start
+        logits[own, own + start] = -math.inf
+    return logits
+
+
+def _logits_transposed(kernel: Kernel, q: Array, k: Array, sight: Sight | None, start: int, stop: int) -> Array:
+    logits = namespace(k).matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))
+    return logits if sight is None else sight.transposed().applied(logits, slice(start, stop))
+
+
+def _logarithms(values: Array, start: int, stop: int) -> Array:
+    xp = namespace(values)
+    with np.errstate(divide="ignore"):  # log 0 = -inf is meant
+        return xp.log(xp.astype(values[start:stop, :], xp.float64))
+
 
 _BLOCK_BYTES = 2**20  # of the logits of some rows, which stay in the cache until they are weights
 _SUMMED = 128  # nodes whose float32 terms are added up before float64 takes over
@@ -121,25 +146,9 @@ class DenseAffinity(Affinity):
         k = xp.astype(keys, xp.float64, copy=True)
         q = k if same else xp.astype(queries, xp.float64, copy=True)
 
-        def masked(logits: Array, start: int, stop: int, *, transposed: bool = False) -> Array:
-            if sight is None:
-                return logits
-            return (sight.transposed() if transposed else sight).applied(logits, slice(start, stop))
-
-        def block(start: int, stop: int) -> Array:
-            with np.errstate(over="ignore", under="ignore"):
-                logits = masked(kernel.log_matrix(q[start:stop, :], k), start, stop)
-            if not loops:
-                own = xp.arange(start, stop) - start
-                logits[own, own + start] = -math.inf
-            return logits
-
-        def transposed(start: int, stop: int) -> Array:
-            logits = xp.matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))
-            return masked(logits, start, stop, transposed=True)
-
         return cls(
-            domain, kernel, block, keys, memory_limit=memory_limit, log_transposed=transposed,
+            domain, kernel, partial(_logits, kernel, q, k, sight, loops), keys, memory_limit=memory_limit,
+            log_transposed=partial(_logits_transposed, kernel, q, k, sight),
             kept_bytes=2 * domain.size * int(k.shape[1]) * int(k.dtype.itemsize), **tags,
         )  # fmt: skip
 
@@ -172,16 +181,9 @@ class DenseAffinity(Affinity):
             k = xp.astype(k, k.dtype, copy=True)
             transposed = xp.matrix_transpose(k)
 
-        def logarithm(values: Array) -> LogBlock:
-            def block(start: int, stop: int) -> Array:
-                with np.errstate(divide="ignore"):  # log 0 = -inf is meant
-                    return xp.log(xp.astype(values[start:stop, :], xp.float64))
-
-            return block
-
         return cls(
-            domain, None, logarithm(k), k, symmetric=symmetric, positive_semidefinite=False, memory_limit=memory_limit,
-            log_transposed=logarithm(transposed), kept_bytes=kept,
+            domain, None, partial(_logarithms, k), k, symmetric=symmetric, positive_semidefinite=False,
+            memory_limit=memory_limit, log_transposed=partial(_logarithms, transposed), kept_bytes=kept,
         )  # fmt: skip
 
     @classmethod

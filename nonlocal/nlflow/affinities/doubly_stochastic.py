@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,9 @@ class SinkhornAffinity(DenseAffinity):
         self.potentials = f, g
         scaled = logits + f[:, None] + g[None, :]
         super().__init__(
-            domain, kernel, lambda start, stop: scaled[start:stop, :], like, symmetric=symmetric,
+            domain, kernel, partial(_rows, scaled), like, symmetric=symmetric,
             positive_semidefinite=positive_semidefinite, memory_limit=memory_limit,
-            log_transposed=lambda start, stop: xp.matrix_transpose(scaled)[start:stop, :],
+            log_transposed=partial(_rows, xp.matrix_transpose(scaled)),
             kept_bytes=0 if symmetric else 8 * domain.size**2,
         )  # fmt: skip
         self._log_scale = 0.0  # the amplitude of k is taken back by f and g
@@ -101,9 +102,7 @@ class SinkhornAffinity(DenseAffinity):
             _check_support(to_numpy(logits) > -np.inf, domain)
         result = cls(domain, kernel, logits, tokens, **tags, **options)
         if queries is None:
-            result._recipe = lambda u: cls.of_tokens(
-                kernel, domain, namespace(u).reshape(u, (domain.size, -1)), mask, **options
-            )
+            result._recipe = partial(_again, kernel, domain, mask, options)
         result.tokens = tokens
         return result
 
@@ -204,6 +203,15 @@ def sinkhorn(
     if features is None:
         result._recipe = None  # positions of nodes do not change with the signal
     return result
+
+
+def _rows(values: Array, start: int, stop: int) -> Array:
+    return values[start:stop, :]
+
+
+def _again(kernel: Kernel, domain: Domain, mask: Mask | None, options: dict[str, Any], u: Array) -> SinkhornAffinity:
+    tokens = namespace(u).reshape(u, (domain.size, -1))
+    return SinkhornAffinity.of_tokens(kernel, domain, tokens, mask, **options)
 
 
 def _table(name: str, value: Any, domain: Domain) -> Array:

@@ -116,14 +116,12 @@ class NonuniformAffinity(Affinity):
             "use a wider kernel, or method='sparse' or 'pairwise', or raise memory_limit", self._limit,
         )  # fmt: skip
         angles = [np.ascontiguousarray(2 * np.pi / p * x) for p, x in zip(period, self._points.T, strict=True)]
-        # Transforms whose nodes are sorted once. One thread for the sums of type 1, whose order, and with it the last
-        # bits, would otherwise depend on the number of threads.
-        finufft, share = _finufft(), tolerance / _SHARES
-        self._forward = finufft.Plan(1, modes, 1, share, -1, nthreads=1)
+        # One thread for the sums of type 1, whose order, and with it the last bits, would otherwise depend on the
+        # number of threads.
+        share = tolerance / _SHARES
+        self._forward = _Transform(1, modes, share, -1, True, angles)
         few = len(self._points) < _THREADED  # for whom threads cost more than they save
-        self._backward = finufft.Plan(2, modes, 1, share, 1, **({"nthreads": 1} if few else {}))
-        for plan in (self._forward, self._backward):
-            plan.setpts(*angles)
+        self._backward = _Transform(2, modes, share, 1, few, angles)
         self._symbol: Floats = np.ones((1,) * len(modes))
         for axis, (n, p) in enumerate(zip(modes, period, strict=True)):
             frequency = 2 * np.pi / p * np.arange(-(n // 2), (n + 1) // 2)
@@ -184,6 +182,21 @@ def count_modes(extent: Floats, width: float, tolerance: float) -> tuple[tuple[i
     period = extent + reach * width
     modes = tuple(2 * math.ceil(p * reach / (2 * np.pi * width)) + 1 for p in period)
     return modes, period
+
+
+class _Transform:
+    """A plan of FINUFFT whose nodes are sorted once; copied and pickled as what it is made of."""
+
+    def __init__(
+        self, kind: int, modes: tuple[int, ...], tolerance: float, sign: int, alone: bool, angles: list[Floats]
+    ) -> None:
+        self._made_of = kind, modes, tolerance, sign, alone, angles
+        plan = _finufft().Plan(kind, modes, 1, tolerance, sign, **({"nthreads": 1} if alone else {}))
+        plan.setpts(*angles)
+        self.execute = plan.execute
+
+    def __reduce__(self) -> tuple[type[_Transform], tuple[Any, ...]]:
+        return type(self), self._made_of
 
 
 def _finufft() -> Any:

@@ -123,12 +123,16 @@ class Sight:
     def __init__(self, mask: Mask, leading: tuple[int, ...], count: int, like: Array) -> None:
         self.mask, self.reversed = mask, False
         self._count, self._device = count, array_api_compat.device(like)
-        self._xp: Any = namespace(like)
+        self._kind = namespace(like).empty(0, device=self._device)  # which tells the namespace, and can be pickled
         self.present: Array | None = None if mask.present is None else self._place(mask.present, leading)
         self._alone: Array | None = None
         self.symmetric = not mask.causal
         if mask.rule is not None:
             self._ask()
+
+    @property
+    def _xp(self) -> Any:
+        return namespace(self._kind)
 
     def _place(self, present: Array, leading: tuple[int, ...]) -> Array | None:
         check_present(present, leading, self._count)
