@@ -16,7 +16,7 @@ from nlflow.denoising.large import denoise_array
 from nlflow.denoising.options import Options
 from nlflow.domains import Grid
 from nlflow.domains.grid import Boundary
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_number
 from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import need_xarray
 from nlflow.flows.solver import solve
@@ -220,15 +220,19 @@ class Accessor:
         Raises
         ------
         InputError
-            As `denoise` and `nlflow.solve`; for a chunked array, and for a dimension that is called ``t`` or
-            ``energy``.
+            As `denoise` and `nlflow.solve`; for a chunked array, and for a dimension or coordinate that is called
+            ``t``, ``u`` or ``energy``.
         """
         axes = self._axes(dims, channel_dim)
         if axes.items:
             raise InputError(f"dims: got an array with {_listed(axes.items)} besides {_listed(axes.image)}, expected "
                              "no other dimensions; select one image with isel()")  # fmt: skip
-        if taken := {"t", "energy"} & set(axes.all):
-            raise InputError(f"dims: got {_listed(sorted(taken))}, which the result has for itself; rename() it")
+        if taken := {"t", "u", "energy"} & {*axes.all, *self._array.coords}:
+            raise InputError(f"dims: got {_listed(sorted(taken))}, which the result has for itself; rename() it, or "
+                             "drop_vars() a coordinate")  # fmt: skip
+        if "t_eval" in options:
+            raise InputError("t_eval: got it beside t, which says the same; leave it out")
+        fidelity = check_number("fidelity", fidelity, minimum=0)
         if not isinstance(self._array.data, np.ndarray):
             raise InputError(f"image: got {type(self._array.data).__name__}, expected a NumPy array, as a flow needs "
                              "all of it at each step; call image.compute()")  # fmt: skip
@@ -329,11 +333,9 @@ def _in_blocks(
         if given:
             raise InputError(f"{name}: got it for an array in chunks, which are denoised one by one, expected none; "
                              "call image.compute() first, or leave it out")  # fmt: skip
-    if data.dtype.kind in "iub":  # floats that hold the samples, as `denoise` computes with them
+    into = np.float64 if data.dtype.kind in "iub" else np.float32 if data.dtype == np.float16 else data.dtype
+    if into != data.dtype:  # floats that hold the samples, as `denoise` computes with them
         data = data.astype(np.float32 if data.dtype.itemsize <= 2 else np.float64)
-        into = np.float64
-    else:
-        into = data.dtype
     results, info = each_item(denoise_array, items, lambda index: data[index], own, **words)
     return dask.array.stack(results).reshape(data.shape).astype(into), info
 

@@ -181,6 +181,10 @@ def test_wrong_parts_are_refused(flat: Any, said: str) -> None:
 def test_a_part_is_of_an_image_and_has_no_mask() -> None:
     with pytest.raises(InputError, match="expected an image"):
         estimate_noise(noise((500,), 1.0), flat=PART)
+    holed = shaded() + noise((160, 180), 4.0)
+    holed[30, 40] = np.nan
+    with pytest.raises(InputError, match="flat: rows 20:84, columns 30:110: got 1 missing sample"):
+        estimate_noise(holed, flat=PART)
     with pytest.raises(InputError, match="mask: got one beside flat"):
         estimate_noise(shaded(), flat=PART, mask=np.zeros((160, 180), bool))
 

@@ -44,6 +44,8 @@ def test_the_probe_is_random_signs(dtype):
     assert abs(float(np.mean(b[1:] * b[:-1]))) < 0.02
     np.testing.assert_array_equal(b, perturbation((200, 300), rng=3, dtype=dtype))
     assert (b != perturbation((200, 300), rng=4, dtype=dtype)).any()
+    with pytest.raises(InputError, match="dtype: got uint8, expected float32 or float64"):
+        perturbation((3,), dtype=np.uint8)
 
 
 # ---- closed forms

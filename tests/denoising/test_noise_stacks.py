@@ -124,6 +124,9 @@ def test_structure_and_low_counts_and_masks():
     y[gone] = 1e6
     free = photon_transfer(y, mask=gone)
     assert free.gain == pytest.approx(1, abs=0.15)
+    holed = np.where(gone, np.nan, y)
+    assert photon_transfer(holed, mask=gone).gain == pytest.approx(free.gain, abs=0.05)
+    assert photon_transfer(holed[None], channel_axis=0, mask=gone).gain == pytest.approx(free.gain, abs=0.05)
     assert "one pair of many" in str(free)  # read noise and dark level, of which their sum is known
     assert f"± {free.sigma_error:.2g}, offset" not in str(free)
 

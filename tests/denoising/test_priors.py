@@ -274,6 +274,8 @@ def test_resolvent_is_the_proximal_map(spacing: float) -> None:
     close(Resolvent(k, rtol=1e-12)(CLEAN, 0.3), np.linalg.solve(matrix, CLEAN), matrix, 1e-12)
     with pytest.raises(InputError, match="strength: got 0"):
         Resolvent(k)(CLEAN, 0.0)
+    with pytest.raises(InputError, match="u: got complex values"):
+        Resolvent(k)(CLEAN + 1j, 0.3)
     with pytest.raises(NumericalError, match="strength: residual"):
         Resolvent(k, rtol=1e-30)(CLEAN, 0.3)
 

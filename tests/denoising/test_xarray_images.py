@@ -114,7 +114,7 @@ def test_distances_come_from_coordinates_when_asked() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["float32", "uint8"])
+@pytest.mark.parametrize("kind", ["float32", "uint8", "float16"])
 def test_chunks_have_the_bits_of_the_whole(kind: str) -> None:
     pytest.importorskip("dask.array", reason="Dask is optional")
     data = (stack() * (40 if kind == "uint8" else 1)).astype(kind)
@@ -207,6 +207,13 @@ def test_what_a_flow_cannot_take() -> None:
         stack().nlflow.flow(kernel, [0, 1], dims=("y", "x"))
     with pytest.raises(InputError, match=r"dims: got 't', which the result has for itself"):
         xarray.DataArray(NOISY[0], dims="t").nlflow.flow(kernel, [0, 1])
+    for name in ("t", "u", "energy"):
+        with pytest.raises(InputError, match=f"dims: got '{name}', which .* drop_vars"):
+            picture().assign_coords({name: 5.0}).nlflow.flow(kernel, [0, 1])
+    with pytest.raises(InputError, match=r"fidelity: got an array|fidelity: got array"):
+        picture().nlflow.flow(kernel, [0, 1], fidelity=np.ones(NOISY.shape))
+    with pytest.raises(InputError, match="t_eval: got it beside t"):
+        picture().nlflow.flow(kernel, [0, 1], t_eval=[0, 1])
     pytest.importorskip("dask.array", reason="Dask is optional")
     with pytest.raises(InputError, match=r"expected a NumPy array.*compute"):
         picture().chunk().nlflow.flow(kernel, [0, 1])

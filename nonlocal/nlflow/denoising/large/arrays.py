@@ -105,10 +105,10 @@ def denoise_array(
 
     Notes
     -----
-    For noise that is given the result has the bits of ``denoise(image.compute(), ...,
-    preserve_range=True)``, rounded for integers; to rounding only for images of 2 or more than 3 channels, whose
-    principal axes are sums over the whole. There is no ``mask``, no ``keep`` and no map of sigma; to keep samples, use
-    ``dask.array.where``.
+    For noise that is given the result has the bits of ``denoise(image.compute(), ..., preserve_range=True)``, rounded
+    for integers. There are two exceptions: images of 2 or more than 3 channels have them to rounding, as principal axes
+    are sums over the whole; images of fewer than 2 counts a sample on average are not summed in cells first. There is
+    no ``mask``, no ``keep`` and no map of sigma; to keep samples, use ``dask.array.where``.
 
     NaN and a value that stands for "no data" stay as they are, as those of `nlflow.denoise` do; what lies beside them
     agrees with its result to a part of the noise, as holes are filled in block by block.

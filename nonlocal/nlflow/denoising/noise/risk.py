@@ -24,7 +24,14 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
         For `numpy.random.default_rng`.
     dtype : dtype
         float32 or float64.
+
+    Raises
+    ------
+    InputError
+        For another dtype.
     """
+    if np.dtype(dtype) not in (np.float32, np.float64):
+        raise InputError(f"dtype: got {np.dtype(dtype)}, expected float32 or float64")
     signs = np.random.default_rng(rng).integers(0, 2, shape, dtype=np.int8)
     return (2 * signs - 1).astype(dtype)
 

@@ -21,7 +21,7 @@ class Denoiser(Base):
 
     Parameters
     ----------
-    quality : {'fast', 'balanced', 'best'}
+    quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
         As `nlflow.denoise` takes them, other than ``channel_axis``. With ``separate=True`` channels are denoised each
         by itself.

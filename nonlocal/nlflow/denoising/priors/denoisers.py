@@ -12,7 +12,15 @@ from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.denoising.api import denoise
 from nlflow.denoising.options import OPTIONS, QUALITIES
-from nlflow.errors import InputError, MissingPackageError, NumericalError, check_choice, check_number, shortened
+from nlflow.errors import (
+    InputError,
+    MissingPackageError,
+    NumericalError,
+    check_choice,
+    check_floats,
+    check_number,
+    shortened,
+)
 from nlflow.functionals.energies import E
 
 Array = NDArray[Any]
@@ -44,7 +52,7 @@ class Denoiser:
 
     Parameters
     ----------
-    quality : {'fast', 'balanced', 'best'}
+    quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
         As `denoise` takes them, such as ``channel_axis`` and ``axes``.
 
@@ -102,9 +110,9 @@ class Resolvent:
         self.rtol = rtol
 
     def __call__(self, u: Array, strength: float) -> Array:
-        """Return (I + s^2 w L)^-1 u."""
+        """Return (I + s^2 w L)^-1 u, in the precision of the affinity."""
         strength = check_number("strength", strength, minimum=0, strict=True)
-        u = np.asarray(u).astype(self.affinity.dtype or np.float64)
+        u = check_floats("u", u).astype(self.affinity.dtype or np.float64, copy=False)
         weights = np.asarray(self.affinity.domain.weights)
         fidelity = np.broadcast_to(1 / (strength**2 * weights), self.affinity.domain.shape).astype(u.dtype)
         found = E(self.affinity, u, fidelity).minimizer(rtol=self.rtol, start=u)

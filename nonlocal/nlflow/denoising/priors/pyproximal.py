@@ -30,7 +30,7 @@ class Prior(Base):
         Shape of the signals, which PyProximal holds as vectors.
     weight : float
         Of R, > 0.
-    quality : {'fast', 'balanced', 'best'}
+    quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
         As `nlflow.denoise` takes them.
 

@@ -24,7 +24,7 @@ class Prior(Base):
 
     Parameters
     ----------
-    quality : {'fast', 'balanced', 'best'}
+    quality : {'fast', 'balanced', 'best', 'pixels'}
     **options
         As `nlflow.denoise` takes them, such as ``channel_axis``.
     """

@@ -53,7 +53,7 @@ def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
     return slice(top, bottom), slice(left, right)
 
 
-def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
+def noise_of_part(samples: Array, part: tuple[slice, slice], missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
     """Return the noise of samples (H, W, C) as a part of them shows it that holds nothing but noise. O(N).
 
     What is white has a strength for each channel; other noise has the spectrum that was found. What is uneven, as
@@ -70,6 +70,9 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     if min(own.shape[:2]) < OfFlat.smallest:
         raise InputError(f"{place}: got {own.shape[0]} x {own.shape[1]} samples, expected at least {OfFlat.smallest} x "
                          f"{OfFlat.smallest}; take a larger flat part")  # fmt: skip
+    if missing is not None and missing[part].any():
+        raise InputError(f"{place}: got {np.count_nonzero(missing[part])} missing sample(s), expected none; take "
+                         "another part")  # fmt: skip
     at_end = max(float(np.mean(own == end, axis=(0, 1)).max()) for end in (own.min((0, 1)), own.max((0, 1))))
     if at_end > OfFlat.at_end:
         raise InputError(f"{place}: got {at_end:.0%} of its samples at the least or greatest value, expected noise, "

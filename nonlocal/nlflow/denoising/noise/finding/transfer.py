@@ -15,7 +15,7 @@ from nlflow.denoising.noise.finding.sigma import Windows, at_ends, blocks_of, in
 from nlflow.denoising.noise.models.base import Array
 from nlflow.denoising.noise.models.gaussian import constant
 from nlflow.denoising.noise.models.intensities import Poisson
-from nlflow.domains.samples import as_signal
+from nlflow.domains.samples import as_signal, check_axis
 from nlflow.errors import InputError, check_array, check_number
 
 _Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]
@@ -73,14 +73,14 @@ def photon_transfer(
     Parameters
     ----------
     stack : array_like
-        Volume or clip of three axes, at least 8 samples along each, of one channel.
+        Volume or clip of three axes, of one channel.
     offset : float, optional
         Value of the input for no light, such as the mean of a dark frame. Mean and variance alone do not tell it from
         the read noise.
     channel_axis : int, optional
         An axis of one sample.
     mask : array_like of bool, optional
-        True where samples are missing.
+        True where samples are missing; their values do not matter, be they NaN.
 
     Returns
     -------
@@ -116,15 +116,25 @@ def photon_transfer(
     >>> bool(abs(found.gain - 2) < 0.1), bool(abs(found.sigma - 3) < 1)
     (True, True)
     """
-    samples, _ = as_signal(stack, channel_axis)
+    missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
+    samples, _ = as_signal(_known(stack, missing, channel_axis), channel_axis)
     if samples.ndim != 4:
         raise InputError(f"stack: got shape {samples.shape[:-1]}, expected a volume or clip of three axes")
-    missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
     if missing is not None and missing.shape != samples.shape[:-1]:
         raise InputError(f"mask: got shape {missing.shape}, expected {samples.shape[:-1]}, one boolean for each sample")
     if offset is not None:
         offset = check_number("offset", offset, hint="the value of the input for no light")
     return transfer_of(samples, missing, offset)
+
+
+def _known(stack: Any, missing: NDArray[np.bool_] | None, channel_axis: int | None) -> Any:
+    """Return a stack with 0 in place of what is missing, where the shapes fit."""
+    if missing is None or not isinstance(stack, np.ndarray) or stack.dtype.kind != "f":
+        return stack
+    axis = check_axis(stack.ndim, channel_axis)
+    gone = missing if axis is None else np.expand_dims(missing, axis)
+    fits = gone.ndim == stack.ndim and all(n in (1, m) for n, m in zip(gone.shape, stack.shape, strict=True))
+    return np.where(gone, stack.dtype.type(0), stack) if fits else stack
 
 
 def transfer_of(

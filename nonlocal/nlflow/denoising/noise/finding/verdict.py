@@ -92,14 +92,14 @@ def estimate_noise(
     Raises
     ------
     InputError
-        As `denoise`. For `flat` where the part is outside the image, too small, clipped or not flat, for anything but
-        an image, and together with `mask`.
+        As `denoise`. For `flat` where the part is outside the image, too small, clipped or not flat, or has missing
+        samples, for anything but an image, and together with `mask`.
     """
     samples, missing, told = signals_of(image, channel_axis, axes, mask)
     if flat is not None:
         if mask is not None:
             raise InputError("mask: got one beside flat, of which all samples are measured; leave one of them out")
-        return noise_of_part(samples, checked_part(samples, flat))
+        return noise_of_part(samples, checked_part(samples, flat), missing)
     found = examine(samples, missing)
     return replace(found, reasons=(*found.reasons, *told))
 
