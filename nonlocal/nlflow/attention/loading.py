@@ -1,4 +1,4 @@
-"""Models from a folder or a hub name, from safetensors alone, with the terms that they were trained with."""
+"""Models from a folder or a hub name, from safetensors alone, and the terms that a folder has."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
     Raises
     ------
     FileFormatError
-        For a folder without configuration or weights, damaged or incomplete weights, weights that do not belong to the
-        configuration, and weights that only pickle can read (``.bin``, ``.pt``).
+        For a folder without configuration or weights, damaged or incomplete weights, weights of other shapes than the
+        configuration's, and weights that only pickle can read (``.bin``, ``.pt``).
     MemoryLimitError
         For a folder whose model is beyond the memory limit, before anything is allocated.
     InputError

@@ -68,8 +68,8 @@ def attach(
 
     The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃). v0 are the
     values of the first layer of the same stack (encoder and decoder each have their own), with their derivative. The
-    first layer has no term, and cross-attention stays as it is. With λ̃ = 0 the output keeps all its bits. Terms that a
-    model already has are replaced.
+    first layer has no term, and cross-attention stays as it is. With λ̃ = 0 alone the output keeps all its bits. Terms
+    that a model already has are replaced.
 
     No term promises that the tokens of a trained model differ more: `probe` measures that, and `sweep` what a task
     says.
@@ -80,7 +80,7 @@ def attach(
         A model of transformers, timm or torchvision, a pipeline, or a module that contains attention which is found.
         No other thread may run it during this call.
     affinity : {'softmax', 'symmetric', 'gaussian', 'sigmoid', 'softplus', 'linear'}
-        The kernel of the average; see `nlflow.attention.terms.averages`. Trained models were trained with softmax.
+        The kernel of the average; see `nlflow.attention.terms.averages`.
     fidelity : float or sequence of float
         λ̃ >= 0, one for the model or one for each block (that of a stack's first block is not used). The published
         models, trained with the explicit form, use 0.6 (images), 0.4 (language).

@@ -58,7 +58,7 @@ class Adapter:
         The output projection, relative to the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
         belongs to the parent. Empty: it is looked for.
     causal : bool, optional
-        Whether a token sees only those before it; by default what the module says (``module.is_causal``).
+        Whether a token sees no later ones; by default what the module says (``module.is_causal``).
     cross : str
         How the names of cross-attention modules of the same class end. They are left alone.
     stack : str
@@ -90,7 +90,7 @@ class Block:
     name : str
         Of the attention module in the model.
     module : torch.nn.Module
-        The attention module, which calls the attention function.
+        The attention module.
     causal : bool
     stack : str
         ``'encoder'`` or ``'decoder'``.

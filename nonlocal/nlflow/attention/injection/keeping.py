@@ -55,7 +55,7 @@ def learned_of(model: nn.Module) -> dict[str, Tensor]:
 def fidelities(model: nn.Module) -> dict[str, float]:
     """Return λ̃ of each layer of a model that has terms, as learned so far, by the names of the attention modules.
 
-    What `attach` gave the first layer of a stack is left out. With ``matrix_fidelity=True`` it is 1/σ².
+    The first layer of a stack, to which `attach` gives no term, is left out. With ``matrix_fidelity=True`` it is 1/σ².
 
     Parameters
     ----------

@@ -281,7 +281,7 @@ class BlockFlow(Brief):
 
     All shares are 1 - sum |found - update|^2 / sum |update|^2 over tokens, with the update of the block and what is
     found as tangents at the block's input (of the great circles that lead there). Where the layer has layer norms
-    tokens are taken less their mean over channels. 0 explains as much as a block at rest; below 0 it leads away.
+    tokens are taken less their mean over channels. 0 explains as much as a block at rest.
 
     Attributes
     ----------

@@ -64,7 +64,7 @@ class HeadSpectrum:
     Attributes
     ----------
     omegas : array of shape (d,)
-        Eigenvalues of W_V W_O other than 0, by decreasing modulus, with the gains of norms taken in.
+        Eigenvalues of W_V W_O, without the D - d that are 0, by decreasing modulus, with the gains of norms taken in.
     random_size : float
         Modulus of the first that 95 % of random weights of the same norms stay below.
     alphas : array

@@ -137,8 +137,8 @@ class NeutrenoAttention(nn.Module):
         first : tensor of shape (B, H, N, D/H), optional
             v0, as the first layer returned it; None in the first layer, which has no term.
         mask : tensor, optional
-            (B, N), True for tokens that count; or what broadcasts to (B, H, N, N), boolean (True: i sees j) or
-            additive.
+            (B, N), True for tokens that count; or four axes that broadcast to (B, H, N, N), boolean (True: i sees j) or
+            additive. Means over tokens take that of the first head.
 
         Returns
         -------
@@ -215,7 +215,7 @@ def _anchor(first: Tensor | None, value: Tensor) -> Tensor:
 
 
 class SignedProjection(nn.Module):
-    """A projection x W with a symmetric W that has no eigenvalue of the other sign: for sharpening none is above 0.
+    """A projection x W with a symmetric W whose eigenvalues are >= 0 (smoothing), or from -1 to 0 (sharpening).
 
     W = V diag(ω) V^T with V the orthogonal factor of a free matrix Θ. ω = ψ² for smoothing and -min(ψ², 1) for
     sharpening. The layer X + A X W has the eigenvalues 1 + ω_j α_i, with α of A. For ω > 0 that of α = 1 dominates, and

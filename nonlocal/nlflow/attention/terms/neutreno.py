@@ -298,7 +298,7 @@ def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor
     """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ², O(M D^3).
 
     This is the local Wiener filter: the average where the averaged tokens agree, fidelity along the directions in
-    which they differ. Half precision is solved in float32, since torch has no solver for it.
+    which they differ. Half precision is solved in float32.
     """
     with torch.autocast(spread.device.type, enabled=False):
         spread, mean = wide(spread), wide(average)
