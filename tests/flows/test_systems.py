@@ -198,6 +198,23 @@ def test_energy_falls_as_the_double_sum_does() -> None:
     assert math.isnan(flow("couplings").energy(start("couplings")))
 
 
+@pytest.mark.parametrize("metric", ["l2", "degree"])
+def test_energy_weighs_the_potential_of_a_channel_in_its_own_measure(metric: str) -> None:
+    """It falls by |du/dt|^2 in the measure in which each channel descends, also where kernels have other degrees."""
+    rng = np.random.default_rng(2)
+    functionals = [nl.J(nl.affinity(nl.Gaussian(width), POINTS)) for width in WIDTHS]
+    driven = nl.SystemFlow(
+        functionals, [1.0, 0.3], metric, reaction=nl.AllenCahn(0.5, interval=(-5, 5)),
+        source=rng.standard_normal((24, 2)),
+    )  # fmt: skip
+    u = rng.standard_normal((24, 2))
+    v, h = driven.velocity(u), 1e-6
+    masses = [POINTS.weights * (1.0 if metric == "l2" else one.affinity.degree) for one in functionals]
+    expected = -float(np.sum(np.stack(masses, axis=-1) * v**2))
+    slope = (driven.energy(u + h * v) - driven.energy(u - h * v)) / (2 * h)
+    assert slope == pytest.approx(expected, rel=1e-6)
+
+
 def test_held_values() -> None:
     held = nl.Constraint(np.array([0, 7]), np.array([[1.0, 0.2], [0.5, 0.7]]))
     problem, u = flow("two kernels", reaction=REACTION, constraint=held), start("two kernels")

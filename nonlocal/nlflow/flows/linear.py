@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, Pending, namespace, over_channels, underflowing
+from nlflow._array import Array, Floats, Pending, constant_like, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, checked_call
@@ -438,9 +438,12 @@ class LinearFlow(Flow):
         """Whether `energy` is a number."""
         return super().has_energy and self.terms.has_potential
 
-    def _potential(self, affinity: Affinity, u: Array) -> Pending:
+    def _potential(self, affinity: Affinity, u: Array, channels: Floats | None = None) -> Pending:
+        measure = affinity.measure(self.inner.measure, u)
+        if channels is not None:  # the share of each
+            measure = measure[..., None] * constant_like(channels, measure)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = self.terms.potential(self.time, u, affinity.measure(self.inner.measure, u))
+            total = self.terms.potential(self.time, u, measure)
         return Pending(self._in_range, total, *affinity.total_parts())
 
     def _in_range(self, value: float, highest: float, mass: float) -> float:

@@ -224,7 +224,7 @@ class SystemFlow(LinearFlow):
         if not self.has_energy:
             return math.nan
         try:
-            total = float(self._potential(self.affinity, u)) if self.terms.drives else 0.0
+            total = self._driven_potential(u) if self.terms.drives else 0.0
             xp = namespace(u)
             for group, columns in zip(self._groups, self._columns, strict=True):
                 columns = kept_like(columns, u, xp.int64)
@@ -238,6 +238,14 @@ class SystemFlow(LinearFlow):
             return total
         except NumericalError:
             return math.inf
+
+    def _driven_potential(self, u: Array) -> float:
+        """Return the potential of the terms, of each channel in the measure of its own kernel."""
+        kernels = dict.fromkeys(self.functionals)
+        if self.inner.measure == "l2" or len(kernels) == 1:
+            return float(self._potential(self.affinity, u))
+        own = [(one, np.array([float(other is one) for other in self.functionals])) for one in kernels]
+        return sum(float(self._potential(one.affinity, u, channels)) for one, channels in own)
 
     @property
     def _shape(self) -> tuple[tuple[int, ...], str]:
