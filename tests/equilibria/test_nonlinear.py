@@ -140,6 +140,17 @@ def test_the_matrix_of_the_jacobian_is_that_of_products() -> None:
         assert np.abs(system.matrix(x) - products).max() < 1e-9
 
 
+def test_measures_of_channels_sum_up_by_themselves() -> None:
+    """Kernels of one object and of two that are alike make the same equations."""
+    weights, u = nl.affinity(nl.Gaussian(1.0), nl.Grid(9)), np.random.default_rng(0).standard_normal((9, 2))
+    one, two = (
+        Equations(nl.SystemFlow(functionals, [1.0, 0.3]), "u", u)
+        for functionals in (nl.J(weights), [nl.J(weights), nl.J(weights)])
+    )
+    np.testing.assert_allclose(one.weights, two.weights, rtol=1e-14)
+    assert one.norm(one.start) == pytest.approx(one.flow.norm(u), rel=1e-14)
+
+
 def test_a_search_that_newton_does_not_end_follows_the_flow() -> None:
     # From 1/sqrt(3) the slope of u - u^3 is 0: Newton's first step goes nowhere.
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(9.0), nl.Grid(5))), "degree", reaction=nl.AllenCahn(0.5))

@@ -215,6 +215,18 @@ def test_energy_weighs_the_potential_of_a_channel_in_its_own_measure(metric: str
     assert slope == pytest.approx(expected, rel=1e-6)
 
 
+def test_channels_are_added_up_whatever_their_measures() -> None:
+    """Kernels of one object and of two objects that are alike have the same norms, speeds and distances."""
+    weights = nl.affinity(nl.Gaussian(1.2), POINTS)
+    u = np.random.default_rng(5).standard_normal((24, 2))
+    one, two = (
+        nl.SystemFlow(functionals, [1.0, 0.3]) for functionals in (nl.J(weights), [nl.J(weights), nl.J(weights)])
+    )
+    assert one.norm(u) == pytest.approx(two.norm(u), rel=1e-14)
+    assert one.speed(u) == pytest.approx(two.speed(u), rel=1e-14)
+    assert one.distance_to_constant(u) == pytest.approx(two.distance_to_constant(u), rel=1e-14)
+
+
 def test_held_values() -> None:
     held = nl.Constraint(np.array([0, 7]), np.array([[1.0, 0.2], [0.5, 0.7]]))
     problem, u = flow("two kernels", reaction=REACTION, constraint=held), start("two kernels")

@@ -365,7 +365,9 @@ class Flow:
         size = unit_of(v)  # squares of very large and very small values have no float
         v = v / size
         total = xp.sum(over_channels(measure, v) * v * v, dtype=xp.float64)
-        mean = total / xp.sum(measure, dtype=xp.float64)
+        # Of a measure for each channel too, each sums up by itself.
+        width = int(measure.shape[-1]) if measure.ndim > len(self.affinity.domain.shape) else 1
+        mean = total / (xp.sum(measure, dtype=xp.float64) / width)
         return Pending(lambda size, mean: size * math.sqrt(mean) if mean >= 0 else math.nan, size, mean)
 
     def check_signal(self, name: str, value: Any) -> Array:
