@@ -95,6 +95,13 @@ def test_the_velocity_is_that_of_the_formula(make, name):
     np.testing.assert_allclose(problem.flow.jacobian(START, along), found, atol=1e-7)
 
 
+@pytest.mark.parametrize("number", [np.float32(0.5), np.array(0.5)], ids=repr)
+def test_a_mobility_may_be_a_number_of_numpy(number):
+    expected = nl.GradientFlow(nl.J(grid(0.2)), nl.ConservedMetric(mobility=0.5)).velocity(START)
+    found = nl.GradientFlow(nl.J(grid(0.2)), nl.ConservedMetric(mobility=number)).velocity(START)
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_channels_move_by_themselves(name):
     flow = Problem(points, name, fidelity=0.0).flow

@@ -154,7 +154,7 @@ class DenseAffinity(Affinity):
 
     @classmethod
     def from_matrix(cls, matrix: Any, domain: Domain, memory_limit: float | None = None) -> DenseAffinity:
-        """Take the affinities k_ij >= 0 as given, shape (N, N); symmetry is detected, definiteness is not.
+        """Take the affinities k_ij >= 0 as given, shape (N, N); exact symmetry is detected, definiteness is not.
 
         Raises
         ------

@@ -163,8 +163,8 @@ class ConservedMetric(Metric):
             if largest is None:
                 raise InputError("largest: needed for a mobility m(u), expected its largest value")
             self.factor = check_number("largest", largest, minimum=0, strict=True)
-        elif isinstance(mobility, int | float):
-            self.factor = check_number("mobility", mobility, minimum=0, strict=True)
+        elif not isinstance(mobility, list | tuple) and tuple(getattr(mobility, "shape", ())) == ():
+            self.factor = self.mobility = check_number("mobility", mobility, minimum=0, strict=True)
         else:
             self._values = self.mobility = check_floats("mobility", mobility)
             self.factor = _largest_of(self._values)
