@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import tracemalloc
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -171,6 +174,26 @@ def test_memory_grows_with_what_there_is():
     ]
     assert needed[0] < min(needed[1:])
     assert 2 * needed[0] < needed[3] < 5 * needed[0]
+
+
+def test_a_tile_is_let_go_before_the_next_begins() -> None:
+    # What a cycle holds stays until its collector comes, and that counts objects, not the bytes of their arrays.
+    held: list[weakref.ref[Any]] = []
+
+    def alone(*arguments: Any, **options: Any) -> Any:
+        assert [one() for one in held] == [None] * len(held)
+        made = groupwise.problem(*arguments, **options)
+        held.append(weakref.ref(made.flow.filter))
+        return made
+
+    kept = replace(SMALL, steps=4, search_every=2)  # groups of a step are kept for the next
+    signal, groupings = as_signal(planes(TALL), (*TALL, 1)), SMALL.groupings(0.3, 2)
+    gc.disable()
+    try:
+        in_tiles(signal, kept, groupings, None, None, alone, Watch(False, 550_000, None))
+    finally:
+        gc.enable()
+    assert len(held) > 2
 
 
 # ---- threads
