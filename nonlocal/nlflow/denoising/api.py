@@ -72,10 +72,10 @@ def denoise(
     image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
         booleans and floats. NaN and masked samples are missing, and so is a value that stands for "no data"; see the
-        notes. Infinity is refused unless `mask` says that it is missing. A torch tensor (of floats) gives a tensor on
-        its device; see the notes. A Series or DataFrame of pandas, each column of numbers a signal of its own, and a
-        DataArray or Dataset of xarray come back with their names, types (integers are rounded), units and missing
-        numbers.
+        notes. Infinity is refused unless it is masked, or `mask` says that it is missing. A torch tensor (of floats)
+        gives a tensor on its device; see the notes. A Series or DataFrame of pandas, each column of numbers a signal of
+        its own, and a DataArray or Dataset of xarray come back with their names, types (integers are rounded), units
+        and missing numbers.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, one number a slice or frame (Z,), or a map of the spatial shape (or of the image's). Samples
@@ -154,10 +154,10 @@ def denoise(
 
     What nobody has asked to fill in stays as it is: NaN; the samples that a masked array hides, which gives a masked
     array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of the range, in areas, that no
-    other sample comes near, or the only value that repeats. Such a value is a guess, of which a warning tells; with a
-    `mask` no value is guessed. An alpha channel stays, and what it hides counts as missing. All of this is told in
-    ``info.given``. A mosaic of colours (the raw picture of a camera) is denoised as it is, with the noise between
-    samples of one colour.
+    other sample comes near, or the only value that repeats (a guess, of which a warning tells). An alpha channel that
+    is nearly everywhere 0 or full stays, and what it hides counts as missing if that has one colour. With a `mask`
+    neither of the two is looked for. All of this is told in ``info.given``. A mosaic of colours (the raw picture of a
+    camera) is denoised as it is, with the noise between samples of one colour.
 
     A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
     an estimated noise are constants (`nlflow.denoising.derivatives` has products with the Jacobian). It is refused for
@@ -297,9 +297,9 @@ def problem(
     Raises
     ------
     InputError
-        As `denoise`; and where it solves no flow, or several: for an input without noise, noise that is correlated,
-        few counts, samples that are missing, a recording whose noise is to be found out, and for ``pixels`` with a map
-        of the noise.
+        As `denoise`; and where it solves no flow, or several: for an input without noise, noise that is met on several
+        sizes of the picture (correlated noise, few counts), samples that are missing, a recording whose noise is to be
+        found out, and for ``pixels`` with a map of the noise.
     MemoryLimitError
         When the flow does not fit the memory as a whole.
 

@@ -3,8 +3,7 @@
 A transform makes the noise of counts even from about one count on. So the flow begins with sums over cells that hold
 some counts each. The next one takes smaller cells of the samples mixed with that estimate: a mean of w z + (1 - w) u
 over w^2 is as its variance is again, as of counts, and larger than that of z. The scheme is that of Azzari and Foi 2016
-(doi 10.1109/LSP.2016.2580600), the exact unbiased inverse that of `nlflow.Poisson`. Where the last cells are larger
-than a sample, they overlap: sums over fixed cells, spread by lines, would blur what is fine once more.
+(doi 10.1109/LSP.2016.2580600), the exact unbiased inverse that of `nlflow.Poisson`.
 """
 
 from __future__ import annotations

@@ -648,8 +648,7 @@ def _without_others(
 def filled(f: Array, missing: Mask) -> Array:
     """Return samples (..., C) with what is missing filled in: the minimizer of E with fidelity 0 there.
 
-    The kernel is a Gaussian of one sample in a window of 5: a discrete harmonic extension. O(N) a conjugate gradient
-    iteration, of which there are about as many as the largest hole is wide.
+    The kernel is a Gaussian of one sample in a window of 5. O(N) a conjugate gradient iteration.
     """
     from nlflow.affinities import affinity
     from nlflow.domains import Grid

@@ -438,8 +438,7 @@ def coloured(f: Array, frame: Frame, noise: Coloured, preset: GroupPreset, watch
 def at_scales(f: Array, frame: Frame, watch: Watch) -> Run:
     """Run the flow on a recording (N, C) alone, and on coarser recordings first; return the run of less risk.
 
-    Patches are short beside what is slow in a recording, so that much slow noise is left; coarser recordings take it
-    out, but ring at steps. Stein's estimate of the risk tells which counts, from the middle of what is long.
+    Stein's estimate of the risk tells which counts, from the middle of what is long.
     """
     flow, size, units = frame.flow, len(f), frame.level / frame.unit
     assert isinstance(flow, Groups)
@@ -491,8 +490,7 @@ def _course(states: list[Array]) -> dict[str, NDArray[np.float64]]:
 def filling_levels(f: NDArray[Any]) -> list[float]:
     """Return the noise levels at which holes are filled in, from strong to 1, for observed samples f (n, C).
 
-    A first filling is far from the truth, so the flow begins as if there were more noise, which lets it move what is
-    missing, and goes on with less and less; what is observed is the observation again at each level (continuation).
+    What is observed is the observation again at each level (continuation).
     """
     strongest = max(_STRONGEST * float(np.std(f, dtype=np.float64)), 1.0)
     count = math.ceil(math.log(strongest) / -math.log(_FALL))

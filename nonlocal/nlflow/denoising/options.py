@@ -52,8 +52,8 @@ class Options:
         free there. ``pixels`` computes its weights anew at each step when they do not fit; the others cut the image
         into overlapping strips. The bits stay the same.
     width : float, optional
-        ``pixels`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
-        spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch
+        ``pixels`` only, as the next four: filter parameter h in the units of the input; with a map of sigma it
+        follows that, and this is its root mean square. By default h = 1.9 s n^(-1/4), n the samples in a patch
         (channels count) and s the noise left in them by the smoothing.
     patch_size : int, optional
         Side of the patches, odd; at most twice the longest side of the image, less 1.

@@ -157,10 +157,7 @@ def solved(f: Array, chosen: Pixels, watch: Watch = ALONE, **options: Any) -> Ou
 def solved_by_level(
     f: Array, variance: Array, asked: Options, unit: float = 1.0, watch: Watch = ALONE, **options: Any
 ) -> Outcome:
-    """Run the flow for noise that varies: at a few levels of it, between which each sample interpolates.
-
-    The kernel has one width for all samples, so each level is a flow of its own; the levels are a factor of 1.5 apart.
-    """
+    """Run the flow for noise that varies: at levels of it at most a factor of 1.5 apart, between which samples lie."""
     sigma, dimension = np.sqrt(variance), sum(n > 1 for n in f.shape[:-1])
     low, high = np.log(float(sigma.min())), np.log(float(sigma.max()))
     count = max(math.ceil((high - low) / _LEVEL_STEP), 1) + 1

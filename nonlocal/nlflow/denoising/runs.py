@@ -288,10 +288,7 @@ def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution[Any]]:
 
 
 def unrolled(problem: Problem) -> list[Array]:
-    """Return the signals after each step of a flow of tensors, with their derivatives; groups are constants.
-
-    What `run` does without the time loop: no rules, and no progress.
-    """
+    """Return the signals after each step of a flow of tensors, with their derivatives; groups are constants."""
     flow: Flow = problem.flow
     u: Any = flow.observed
     memory: dict[str, Any] = {}

@@ -284,10 +284,7 @@ def _varies(samples: NDArray[Any]) -> Any:
 
 
 def checked_image(image: Tensor) -> Tensor:
-    """Return a tensor in its computing precision, or raise `InputError`.
-
-    float32 and float64 are kept, float16 becomes float32 as that of arrays does.
-    """
+    """Return a tensor in its computing precision, float32 for float16, or raise `InputError`."""
     check_tensor("image", image)
     if image.device.type not in ("cpu", "cuda"):
         raise InputError(

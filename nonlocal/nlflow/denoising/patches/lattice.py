@@ -38,10 +38,7 @@ def reference_positions(last: int, step: int) -> NDArray[np.intp]:
 
 
 def nearest_offsets(radii: tuple[int, ...]) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-    """Return the offsets within radii, in C order, shape (n, m), and the order of their lengths (C order among equals).
-
-    That order decides between patches that are equally near: another choice would be left to rounding.
-    """
+    """Return the offsets within radii in C order, shape (n, m), and their order by length, C order among equals."""
     offsets = np.array(list(itertools.product(*(range(-r, r + 1) for r in radii))))
     return offsets, np.argsort((offsets**2).sum(axis=1), kind="stable").astype(np.int32)
 
@@ -232,9 +229,8 @@ def follow(lattice: Lattice, frames: Array) -> Lattice:
     """Return the lattice whose jobs follow what moves in a clip.
 
     The motion from each frame to its neighbours is that of blocks (coarse to fine, where the difference varies least).
-    A job takes the motion of the block at its middle, from frame to frame, so that its window and the frames of its
-    patches go along.
-    References have to begin in each frame (a stride of 1): patches that move leave pixels to others.
+    A job takes the motion of the block at its middle, from frame to frame. References have to begin in each frame (a
+    stride of 1).
 
     Parameters
     ----------
