@@ -137,3 +137,19 @@ def test_a_rate_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(nl.NumericalError, match="flow: the slowest rate was not found by iteration; use at most 5"):
         relaxation_rate(flow)
     assert flow.applications == 0
+
+
+@pytest.mark.parametrize("queries", [False, True], ids=["symmetric", "queries"])
+@pytest.mark.parametrize("phi", [0.0, 0.4])
+def test_a_batch_is_as_slow_as_its_slowest_item(queries: bool, phi: float, iterated: bool) -> None:
+    """Each item has a constant of its own, which nothing has to forget."""
+    keys, f = normal((3, 8, 2), 1), normal((3, 8), 3)
+    seeing = {"queries": normal((3, 8, 2), 2)} if queries else {}
+    batch = nl.affinity(nl.ExpDotProduct(), nl.Batch(nl.Points(np.arange(8.0)), 3), keys, **seeing)
+    rates = [float(np.sort(eigvals(dense_operator(AttentionFlow(batch.item(i)))).real)[1]) + phi for i in range(3)]
+    flow = AttentionFlow(batch, f, phi)
+    assert relaxation_rate(flow) == pytest.approx(min(rates), rel=1e-6 if iterated else 1e-10)
+    if not queries and phi and not iterated:
+        items = [nl.diversity_bounds(AttentionFlow(batch.item(i), f[i], phi)) for i in range(3)]
+        expected = min(low for low, _ in items), max(high for _, high in items)
+        assert nl.diversity_bounds(flow) == pytest.approx(expected, rel=1e-10)

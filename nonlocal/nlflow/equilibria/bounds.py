@@ -44,6 +44,8 @@ def diversity(flow: LinearFlow, u: Any) -> float:
 
     Raises
     ------
+    InputError
+        For a batch where P is not symmetric, and for several classes of nodes that no walk leaves.
     NumericalError
         When no float holds it, or the logarithm of pi is not known.
     """

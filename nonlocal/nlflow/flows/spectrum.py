@@ -263,7 +263,7 @@ def relaxation_rate(flow: LinearFlow) -> float:
     E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). So they are in a metric that
     conserves the mean. From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 1000
     nodes, and beyond by Lanczos iteration, or by Arnoldi iteration where P is not symmetric. Where the affinity falls
-    into parts that do not see each other the rate of a J-flow is 0.
+    into parts that do not see each other, items of a batch aside, the rate of a J-flow is 0.
 
     Raises
     ------
@@ -272,9 +272,9 @@ def relaxation_rate(flow: LinearFlow) -> float:
     """
     uniform = _uniform(flow) and flow.inner.by_nodes
     settled = uniform or flow.conserves_mean  # constants have nothing to forget
-    n = _unknowns(flow, uniform)
+    n, parts = _unknowns(flow, uniform), math.prod(flow.affinity.domain.leading)  # each item has a constant
     low, high = flow.spectral_bounds()
-    if n == 1:
+    if n == parts:
         return low
     known = _known(flow) if uniform else None
     if known is not None:
@@ -287,7 +287,7 @@ def relaxation_rate(flow: LinearFlow) -> float:
                 values = np.linalg.eigvalsh(_symmetric(matrix, len(matrix) * flow.affinity.domain.size // n))
             else:
                 values = np.sort(np.linalg.eigvals(matrix).real)
-            rate = float(values[1 if settled else 0])
+            rate = float(values[parts if settled else 0])
         else:
             root = _root_measure(flow, n) if flow.symmetric else np.ones(n)
             between = _product(flow, root, diffusion=uniform)
@@ -297,18 +297,19 @@ def relaxation_rate(flow: LinearFlow) -> float:
                 return np.asarray(between(v) + held * v)
 
             if flow.symmetric:
-                unit = root / float(np.sqrt(np.sum(root * root)))
+                units = root.reshape(parts, -1)
+                units = units / np.sqrt(np.sum(units * units, axis=1, keepdims=True))
 
                 def lifted(v: Floats) -> Floats:
                     # Constants are moved from 0 to the other end of the spectrum.
-                    lift = 2 * high * float(unit @ v) if settled else 0.0
-                    return np.asarray(product(v) + lift * unit)
+                    lift = 2 * high * np.sum(units * v.reshape(parts, -1), axis=1, keepdims=True) if settled else 0.0
+                    return np.asarray(product(v) + (lift * units).ravel())
 
                 # Lowered by the tolerance, so that what is told of the limit from it is on the safe side.
                 rate = _slowest(flow, lifted, n) * (1 - 1e-8)
             else:
-                pair = extreme(product, n, "SR", 2, tol=1e-8, rounding=_rounding(flow))
-                rate = float(np.sort(pair.real)[1 if settled else 0])
+                found = extreme(product, n, "SR", parts + 1, tol=1e-8, rounding=_rounding(flow))
+                rate = float(np.sort(found.real)[parts if settled else 0])
     except NumericalError as error:
         raise NumericalError(
             "flow: the slowest rate was not found by iteration; use at most "
