@@ -710,6 +710,9 @@ def test_contrast_is_fitted_to_the_data() -> None:
     assert pictures.grey_scale(floats).high == pytest.approx(scale.high * 1e-3, rel=1e-3)
     assert pictures.grey_scale(np.full((3, 3), 700, np.uint16)) == pictures.Scale(700.0, 700.0)
     assert pictures.grey_scale(np.zeros((0, 3), np.uint16)) == pictures.Scale(0.0, 1.0)
+    truths = values > 2000  # an NPY file may hold them
+    assert pictures.grey_scale(truths) == pictures.full_range(truths) == pictures.Scale(0.0, 1.0)
+    assert pictures.histogram(truths, pictures.Scale(0.0, 1.0))[1].max() == 1
     full = pictures.Scale(0.0, 255.0)
     for usual in (RNG.integers(0, 70, (30, 40), np.uint8), np.zeros((3, 3), np.uint8)):
         assert pictures.grey_scale(usual) == full  # 8 bits are meant to be looked at as they are

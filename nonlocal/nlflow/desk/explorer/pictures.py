@@ -42,7 +42,9 @@ class Scale:
 def sampled(values: Array) -> Array:
     """Return the finite ones of some numbers, at most 1 048 576 of them, spread evenly."""
     some = values.reshape(-1)[:: -(-values.size // _SAMPLED) | 1]
-    return some if values.dtype.kind in "bui" else some[np.isfinite(some)]
+    if some.dtype.kind == "b":
+        return some.astype(np.uint8)
+    return some if some.dtype.kind in "ui" else some[np.isfinite(some)]
 
 
 def full_range(values: Array) -> Scale:
