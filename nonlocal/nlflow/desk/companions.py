@@ -103,7 +103,7 @@ def measures(media: Media) -> tuple[str, ...]:
 def nearness(media: Media, clean: Array, noisy: Array, result: Array) -> dict[str, float | None]:
     """Return how near input and result come to the reference; of a table the means over columns, whose units differ.
 
-    The figure of an input with a NaN, which is no distance from anything, is None.
+    The figure of an input with a NaN is None.
     """
     from nlflow.denoising.quality import psnr, snr, ssim
 

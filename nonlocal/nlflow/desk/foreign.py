@@ -1,7 +1,4 @@
-"""What lies in a folder from elsewhere: links that lead out of it, and codecs that may do more than decode.
-
-A folder that somebody was given must not name other files of this machine, nor run what is in it.
-"""
+"""What lies in a folder from elsewhere: links that lead out of it, and codecs that may do more than decode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Images on the disk that are larger than one memory: opened block by block, and denoised from file to file.
-
-What is written is complete or marked as incomplete, and can be gone on with.
-"""
+"""Images on the disk that are larger than one memory: opened block by block, and denoised from file to file."""
 
 from __future__ import annotations
 
@@ -90,7 +87,7 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
     Parameters
     ----------
     path : path
-        A zarr array (a folder), or a TIFF file of one image, tiled or in strips, compressed or not.
+        A zarr array (a folder), or a TIFF file of one grey or RGB image, tiled or in strips.
     channel_axis : int, optional
         Of a zarr array. A TIFF file of three axes tells it by itself.
     block : int
@@ -302,8 +299,8 @@ def denoise_store(
     sigma, quality, noise, channel_axis, axes, spacing, options, **more
         As `denoise_array`.
     block : int, optional
-        Side of the blocks: 1024 for ``fast``, 2048 otherwise; of volumes 256 and 192. They become the chunks of the
-        result. Blocks of a clip are some whole frames, of about as many samples as a cube of this side.
+        Side of the blocks, rounded up to whole chunks of the source: 1024 for ``fast``, 2048 otherwise; of volumes 256
+        and 192. They become the chunks of the result. Blocks of a clip are some whole frames, of about as many samples as a cube of this side.
     scheduler : str
         Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, or ``'local'`` for processes on this machine.
     workers : int, optional

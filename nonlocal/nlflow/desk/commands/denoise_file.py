@@ -1,7 +1,6 @@
 """One job of the command ``nonlocal denoise``: read an input, denoise it, write the result, report.
 
-A stack of volumes is denoised time by time, a film that is too long for the memory some frames at a time, all else as a
-whole.
+A stack of volumes is denoised time by time, a film that is too long for the memory some frames at a time.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ def line(report: dict[str, Any]) -> str:
 def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
     """Return the lines for people: what was given, which noise it has and how strong it is, what was written.
 
-    There is one number: the standard deviation that was worked with. With `verbose` there is all else that was
-    measured, and how it was done, by the names of the JSON report.
+    With `verbose` there is all else that was measured, and how it was done, by the names of the JSON report.
     """
     details = report["denoise"]
     size = " x ".join(map(str, report["shape"]))

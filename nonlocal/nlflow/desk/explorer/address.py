@@ -1,6 +1,6 @@
 """The state of a page in its address, after ``#``: the tab, and the words of its controls, as ``tab=flow&width=0.05``.
 
-Anybody, or another version, may have written an address. The page names each key that it does not know.
+The page names each key that it does not know.
 """
 
 from __future__ import annotations

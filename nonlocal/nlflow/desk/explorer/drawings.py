@@ -1,7 +1,4 @@
-"""What the tab "Denoise" shows of a result: pictures or lines, a histogram, and words; knows no page.
-
-It is made in the computing thread, since drawing takes time too.
-"""
+"""What the tab "Denoise" shows of a result: pictures or lines, a histogram, and words; knows no page."""
 
 from __future__ import annotations
 

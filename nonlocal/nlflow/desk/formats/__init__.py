@@ -1,8 +1,7 @@
 """The file formats: how each is read and written, and what it has room for; `nlflow.desk.files` is the way in.
 
-A decoder returns the samples as the file stores them and notes every conversion. An encoder gets samples that fit its
-format, with the channels on the last axis: `nlflow.desk.files` has checked that before any work began. The module of a
-format is loaded when a file of it is read or written.
+A decoder notes conversions. An encoder gets samples that fit its format. The module of a format is loaded when a file
+of it is read or written.
 """
 
 from __future__ import annotations

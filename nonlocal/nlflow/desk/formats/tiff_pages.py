@@ -57,7 +57,7 @@ def opened(path: Path) -> Iterator[Any]:
     """Open a TIFF file with tifffile; every one is opened here.
 
     What a file says of other files is not followed: the parts of an OME set, the stacks of Micro-Manager, the index of
-    NDTiff. They may be any file of this machine, and a pipe among them never ends.
+    NDTiff. They may be any file of this machine.
     """
     import tifffile
 
