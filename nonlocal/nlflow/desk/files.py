@@ -555,8 +555,8 @@ def write(target: str | os.PathLike[str] | Writing, data: Array, media: Media) -
 
     Integers are rounded and clipped to the range of the input's dtype. NPY, NPZ and CSV files keep the precision of the
     result: float32 for an input of half or single precision, float64 otherwise. What came with the samples (opacity,
-    orientation, EXIF block, colour profile, resolution, sample rate, column names, a first column) is written back as far
-    as the format has room; see `check_output`. The file appears complete or not at all.
+    orientation, EXIF block, colour profile, resolution, sample rate, column names, a first column) is written back as
+    far as the format has room; see `check_output`. The file appears complete or not at all.
 
     Parameters
     ----------

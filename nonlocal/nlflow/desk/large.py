@@ -299,8 +299,9 @@ def denoise_store(
     sigma, quality, noise, channel_axis, axes, spacing, options, **more
         As `denoise_array`.
     block : int, optional
-        Side of the blocks, rounded up to whole chunks of the source: 1024 for ``fast``, 2048 otherwise; of volumes 256
-        and 192. They become the chunks of the result. Blocks of a clip are some whole frames, of about as many samples as a cube of this side.
+        Wanted side of the blocks, which are made of whole chunks of the source, and joined where they are small: 1024
+        for ``fast``, 2048 otherwise; of volumes 256 and 192. They become the chunks of the result. Blocks of a clip are
+        some whole frames, of about as many samples as a cube of this side.
     scheduler : str
         Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, or ``'local'`` for processes on this machine.
     workers : int, optional
