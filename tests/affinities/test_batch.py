@@ -137,6 +137,21 @@ def test_edges_of_a_batch_join_nodes_of_one_item() -> None:
             np.testing.assert_allclose(edges[a, :, b], own, rtol=1e-13)
 
 
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor], ids=["NumPy", "torch"])
+def test_potentials_of_a_batch_are_those_of_its_items(make: Any) -> None:
+    batch, x = Batch(nl.Points(np.arange(9.0)), 2), normal((2, 9, 3))
+    p = nl.affinity(nl.Gaussian(1.0), batch, make(x))
+    source = normal((2, 9))
+    with pytest.raises(nl.InputError, match="over part 0"):
+        nl.J(p).potential(make(source - source.mean()))
+    source -= source.mean(axis=1, keepdims=True)
+    found = nl.J(p).potential(make(source))
+    assert found.success
+    for i in range(2):
+        own = nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(9.0)), x[i])
+        np.testing.assert_allclose(np.asarray(found.u)[i], nl.J(own).potential(source[i]).u, rtol=0, atol=1e-9)
+
+
 def test_kernels_of_a_batch_evolve_item_by_item() -> None:
     x = normal((*LEADING, N, WIDTH))
     later = 2 * normal((*LEADING, N, WIDTH))

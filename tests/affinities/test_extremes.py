@@ -260,6 +260,8 @@ def test_kernels_in_any_unit(kernel: Any, unit: float) -> None:
     for method in ("dense", "pairwise"):
         found = nl.affinity(kernel(unit), nl.Points(x * unit), method=method).average(u)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+    found = nl.affinity(kernel(unit), nl.Points(x * unit), method="sparse", rtol=1e-6).average(u)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("unit", [2.0**-600, 2.0**600])

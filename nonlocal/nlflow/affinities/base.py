@@ -383,7 +383,8 @@ class Affinity(ABC):
         Parameters
         ----------
         memory_limit : float, optional
-            Bytes; half of the physical memory by default. About 48 bytes an edge are needed in float32, 68 in float64.
+            Bytes; half of the physical memory by default. 48 bytes an edge are needed in float32, 68 in float64, and 14
+            more where k is not symmetric.
 
         Returns
         -------

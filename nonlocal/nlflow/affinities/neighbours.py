@@ -13,7 +13,7 @@ from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.logits import check_sums
 from nlflow.affinities.pair_sums import WIDEST, relative_weights, warn_isolated
-from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in
+from nlflow.affinities.regions import BLOCK, LARGEST, Frame, Regions, along_axes, places_in, squared_limit
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_memory
@@ -181,6 +181,6 @@ class _Nodes:
     def _loop(self, radius: float, *arrays: NDArray[Any]) -> None:
         from nlflow.backends.numba.near import loop
 
-        limit = min(radius * radius, 1e300)
-        reach = min((radius + self._slack) ** 2 * (1 + 1e-6), 1e300)
-        loop("near_pairs")(self._columns, *self._boxes, reach, limit, *arrays)
+        loop("near_pairs")(
+            self._columns, *self._boxes, squared_limit(radius, self._slack), min(radius * radius, LARGEST), *arrays
+        )

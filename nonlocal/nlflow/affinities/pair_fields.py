@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, is_numpy, namespace
-from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes
+from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, squared_limit
 from nlflow.errors import check_memory
 from nlflow.kernels.expressions import Expression, structure, value
 
@@ -126,7 +126,7 @@ class PairFields:
 
     def _limit(self, frame: Frame | Floats | None) -> float:
         slack = frame.slack if isinstance(frame, Frame) else 0.0
-        return min((self._reach + slack) ** 2 * (1 + 1e-6), 1e300) if frame is not None else 0.0
+        return squared_limit(self._reach, slack) if frame is not None else 0.0
 
     def _frame(self, y: NDArray[Any]) -> Frame | Floats | None:
         """Return the axes along which there are boxes, the periods for those of space; None for no boxes."""

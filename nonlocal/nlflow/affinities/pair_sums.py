@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
-from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in
+from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in, squared_limit
 from nlflow.errors import InputError, check_memory, warn_caller
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 from nlflow.kernels.expressions import structure
@@ -258,9 +258,7 @@ class PairSums:
 
     def _limit(self, cut: float) -> float:
         """Return the squared distance beyond which weights are at most `cut`."""
-        with np.errstate(over="ignore"):
-            reach = np.float64(self._reach(cut)) * self._unit + self._frame.slack
-            return min(float(reach**2) * (1 + 1e-6), 1e300)
+        return squared_limit(self._reach(cut) * self._unit, self._frame.slack)
 
     def share_seen(self) -> float:
         """Return an estimate of the share of pairs that are not skipped, with `rtol` = 0."""

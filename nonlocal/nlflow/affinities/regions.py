@@ -18,6 +18,13 @@ _AXES = 16  # along which there are boxes; the distance along some axes is a low
 _SAMPLE, _FEW = 4096, 256  # points from which the axes of all, and of a part, are found
 _ROUNDS = 6  # of subspace iteration
 _EPS = float(np.finfo(np.float64).eps)
+LARGEST = float(np.finfo(np.float64).max)
+"""Squared distance beyond which there is none."""
+
+
+def squared_limit(reach: float, slack: float) -> float:
+    """Return the squared distance up to which boxes are not left out, for a reach and what rounding adds to it."""
+    return min((reach + slack) * (reach + slack) * (1 + 1e-6), LARGEST)
 
 
 class Frame:

@@ -246,6 +246,8 @@ def components_of(affinity: Affinity) -> NDArray[Any] | None:
     """Return the number of each node's connected component; None where weights are neither listed nor in a matrix."""
     from scipy.sparse.csgraph import connected_components
 
+    if affinity.domain.leading:
+        return _of_items(affinity)
     labels, matrix = getattr(affinity, "components", None), getattr(affinity, "matrix", None)  # a graph keeps them
     if labels is None and affinity.method in _LISTED:
         edges: Any = affinity._edges().copy()
@@ -254,6 +256,17 @@ def components_of(affinity: Affinity) -> NDArray[Any] | None:
     elif labels is None and matrix is not None:
         labels = _labelled(to_numpy(matrix))
     return None if labels is None else np.asarray(labels).reshape(affinity.domain.shape)
+
+
+def _of_items(affinity: Affinity) -> NDArray[Any]:
+    """Return the components of the items of a batch, one for each item where they are not known."""
+    labels: list[NDArray[Any]] = []
+    count = 0
+    for index in np.ndindex(*affinity.domain.leading):
+        own = components_of(affinity.item(*index))
+        labels.append(count + (np.zeros(affinity.domain.item.shape, int) if own is None else own))
+        count = int(labels[-1].max()) + 1
+    return np.reshape(labels, affinity.domain.shape)
 
 
 def _labelled(matrix: NDArray[Any]) -> NDArray[np.intp]:
