@@ -156,7 +156,7 @@ def window(frame: Frame, max_memory: float | None = None) -> tuple[int, int]:
 def denoise_frames(
     frames: Iterable[Timed], frame: Frame, max_memory: float | None = None, tell: Callable[[int], Any] = lambda n: None
 ) -> Iterator[tuple[Timed, Array]]:
-    """Denoise the frames of a clip in its second reading, with the bits of `nlflow.denoise` on the whole clip.
+    """Denoise the frames of a clip in its second reading, with the bits of the whole clip for noise that is given.
 
     Parameters
     ----------

@@ -533,11 +533,7 @@ class OfEnlarged(Figures, source=BY_HAND):
 
 
 class OfMosaics(Figures, source=BY_HAND):
-    """Mosaics of colours: how they are found, and where their noise is measured.
-
-    In 8 x 8 samples a ratio of 5 has a probability of 0.3 % in white noise. In photographs (Set12, BSD68, Kodak24; with
-    noise of 0, 5 and 25 too) 1.6 % of the blocks at most have it, in mosaics of Kodak24 28 % at least, mostly half.
-    """
+    """Mosaics of colours: how they are found, and where their noise is measured."""
 
     block = figure(4, "samples of each place along a side of a block")
     ratio = figure(5.0, "of the variance between places to that within, from which on places differ")

@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 def on_grid(spectrum: NDArray[Any]) -> Spectrum:
-    """Return a spectrum (C, h, w) on the grid of `FREQUENCIES`: the mean over the cells, or interpolated."""
+    """Return a spectrum (C, h, w) on the grid of 64 frequencies: the mean over the cells, or interpolated."""
     result = np.asarray(spectrum, np.float64)
     for axis in (1, 2):
         result = _axis_on_grid(result, axis)
@@ -67,7 +67,7 @@ def taken_over(size: int) -> NDArray[np.float64]:
 
 
 def fade(share: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a weight that falls from 1 to 0 between `TAKEN` and 1."""
+    """Return a weight that falls from 1 to 0 between `OfSpectra.taken` and 1."""
     return np.asarray(0.5 - 0.5 * np.cos(np.pi * np.clip((1 - share) / (1 - OfSpectra.taken), 0, 1)))
 
 
@@ -80,8 +80,8 @@ def remaining(spectrum: Spectrum) -> Spectrum:
 def levels_for(spectrum: Spectrum, most: int) -> int:
     """Return how many coarser images it takes until noise is no longer stronger at low frequencies than at high ones.
 
-    One more for each time that the lower half of the frequencies holds more than 0.65 of the power (white noise has a
-    quarter of it there).
+    One more for each time that the lower half of the frequencies along each axis holds more than 0.65 of the power, of
+    signals 0.81 (white noise has a quarter of it there, and a half).
     """
     total, count = spectrum.sum(axis=0, keepdims=True), 0
     while count < most:

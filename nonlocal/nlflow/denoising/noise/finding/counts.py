@@ -20,9 +20,8 @@ Values = NDArray[np.float64]
 def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) -> Poisson | None:
     """Find counts of photons or events that came as whole numbers: multiples of a step above an offset.
 
-    The variance of quiet blocks is the step times their mean, and so is the third cumulant in steps, at any level and
-    from 0.05 counts on. Where there are so many counts that they are hardly skewed, and as many all over, they may as
-    well be Gaussian noise, and are left to that.
+    The variance of quiet blocks is the step times their mean, and so is the third cumulant in steps. Where there are so
+    many counts that they are hardly skewed, and as many all over, they are left to Gaussian noise.
 
     Parameters
     ----------

@@ -371,10 +371,9 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
     Returns
     -------
     Rician or None
-        None where no background is seen that holds nothing but noise, and where its law is another one: that of
-        counts, of an offset with Gaussian noise, of several coils. A background is seen where the local means (17 x 17
-        in pictures) of 0.5 % of the samples are near that of noise, and the darkest hundredth of the windows lies in
-        it: some 4 to 10 % of a picture of 256 x 256.
+        None where no background is seen that holds nothing but noise, and where its law is another one, such as that of
+        an offset with Gaussian noise. A background is seen where the local means (17 x 17 in pictures) of 0.5 % of the
+        samples are near that of noise, and the darkest hundredth of the windows lies in it.
     """
     from scipy.special import ndtr
 
@@ -400,8 +399,7 @@ def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> floa
     """Return the strength of the noise in magnitudes (..., C) >= 0, None where no noise is seen.
 
     In a background without signal mean and spread are in a known ratio. Without one, the samples that are well above
-    the noise have noise of that strength once they are stabilized with it. The two are apart, as a background would
-    stay consistent with ever smaller strengths: its law hardly changes with a little signal.
+    the noise have noise of that strength once they are stabilized with it.
     """
     seen = _Magnitudes.of(samples, absent, coils)
     found = None if seen is None else seen.background()

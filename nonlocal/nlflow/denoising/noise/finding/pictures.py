@@ -142,8 +142,7 @@ def revised(odds: dict[str, float], tails: float) -> dict[str, float]:
     """Return the probabilities of kinds with what the law of the quietest blocks says, so many standard errors off.
 
     A picture is more likely to be clean where that is not the law of noise: ten times so, and by the square of many
-    standard errors up to a hundred times. Not more, as JPEG changes that law too: that of photographs of cameras is up
-    to 160 standard errors off, and all of the 50 of PolyU count as noisy.
+    standard errors up to a hundred times. Not more, as JPEG changes that law too.
     """
     factor = float(np.clip((tails / _ERRORS) ** 2, *_UNLIKE)) if abs(tails) > _ERRORS else 1.0
     weighed = odds | {"clean": factor * odds["clean"]}

@@ -176,7 +176,7 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | N
     sorted by the energy below a limiting frequency. Sigma² is the median of the squared coefficients above it, over
     0.4549, from the first 1 % of the windows (1-D: half), then twice as many, and so on while that does not raise it
     beyond its own uncertainty (the rule of Lepski 1991, doi 10.1137/1135065). Windows at an end of the range that was
-    clipped to are left out, and so are areas that are constant to the last bit.
+    clipped to are left out, and so are areas that are constant to the last bit where the rest has noise.
 
     Texture that fills the image counts as noise. Noise of varying strength gives that of the smoother parts.
 

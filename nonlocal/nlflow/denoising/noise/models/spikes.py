@@ -45,7 +45,7 @@ class Spikes(Strewn):
     gives in place of none, and count too.
 
     Runs stay that may be what was recorded: alike in height or in their intervals, as beats are; many; as narrow as
-    lines of the recording, and all of one sign; in a recording of nothing but noise, or of none.
+    lines of the recording, and all of one sign; in a recording of nothing but noise, or without noise.
 
     In a single recording the samples of a spike are missing afterwards, in several channels they are interpolated.
     O(N).
