@@ -396,11 +396,7 @@ def looked_at(
 
 
 def settled(blocks: Blocks, frame: Frame, present: int) -> tuple[Frame, str]:
-    """Return the frame with the steps after which the flow of pixels stops, and why: the residual of the whole.
-
-    For each number of steps that is tried the residual is summed over the blocks until it is enough, which it mostly
-    is after one step and a sixth of the image.
-    """
+    """Return the frame with the steps after which the flow of pixels stops, and why: the residual of the whole."""
     flow = frame.flow
     assert isinstance(flow, Pixels)
     if flow.steps is not None:

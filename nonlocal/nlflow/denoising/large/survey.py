@@ -276,8 +276,8 @@ def middle_of(shape: Sequence[int], side: int) -> list[slice]:
 def estimated(blocks: Blocks, found: Statistics, known: Known) -> Array:
     """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole, in a pass.
 
-    A second pass, and a third, are made where too few windows are left, as in memory. Of a volume or a clip some planes
-    are looked at, evenly far apart, each as an image; the median counts. A channel that is constant has none.
+    More passes are made where too few windows are left. Of a volume or a clip some planes are looked at, evenly far
+    apart, each as an image; the median counts. A channel that is constant has none.
     """
     return for_all(_levels(blocks, found, known), found)
 

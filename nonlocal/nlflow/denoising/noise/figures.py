@@ -1,7 +1,6 @@
 """The figures of this room, each with what it means and where it came from.
 
-A figure is an attribute of its subject, such as ``OfStripes.parts``, and an entry of ``OfStripes.table``. Models and
-finders take all their thresholds, sizes and quantiles from here. What was chosen by hand says so.
+A figure is an attribute of its subject, such as ``OfStripes.parts``, and an entry of ``OfStripes.table``.
 """
 
 from __future__ import annotations

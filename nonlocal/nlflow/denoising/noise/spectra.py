@@ -1,10 +1,8 @@
 """Spectra of noise on a fixed grid of frequencies, and noise of low frequencies met on coarser images first.
 
 A spectrum has the shape (C, h, w) and the order of `numpy.fft`; its mean over the frequencies is the variance of the
-noise of a sample. An image of half the size holds the lower half of the frequencies: what its flow takes out as noise
-is taken out of the finer image, frequencies near the limit less than lower ones. Coarse to fine as in Lebrun, Colom and
-Morel, IPOL 2015 (doi 10.5201/ipol.2015.125); the gradual recomposition follows Facciolo, Pierazzo and Morel 2017
-(doi 10.1137/17M1111826).
+noise of a sample. Coarse to fine as in Lebrun, Colom and Morel, IPOL 2015 (doi 10.5201/ipol.2015.125); the gradual
+recomposition follows Facciolo, Pierazzo and Morel 2017 (doi 10.1137/17M1111826).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Pictures enlarged by repeating their samples, as pixel art and maps of a matrix are: noise lies within the cells.
-
-Cells of unlike values look like noise whose neighbours are alike. Within a cell nothing but noise differs, or nothing.
-"""
+"""Pictures enlarged by repeating their samples, as pixel art and maps of a matrix are: noise lies within the cells."""
 
 from __future__ import annotations
 

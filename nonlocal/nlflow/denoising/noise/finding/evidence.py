@@ -1,9 +1,8 @@
 """What windows of a picture show of its noise: powers of cosine frequencies in their quietest blocks, and figures.
 
-A few hundred windows of 32 x 32 samples are looked at, however large the picture is: blocks of 8 in them tell high
-frequencies, of 16 middle ones, of 32 low ones. Blocks are chosen by some of their coefficients and measured by the
-others, so that choosing does not bias what is measured in white noise (after Colom et al., ICIP 2014, doi
-10.1109/ICIP.2014.7025865). How much of what is measured is noise is another question: `learned` answers it.
+At most 256 windows of 32 x 32 samples are looked at: blocks of 8 in them tell high frequencies, of 16 middle ones, of
+32 low ones. Blocks are chosen by some of their coefficients and measured by the others (after Colom et al., ICIP 2014,
+doi 10.1109/ICIP.2014.7025865). How much of what is measured is noise `learned` says.
 """
 
 from __future__ import annotations

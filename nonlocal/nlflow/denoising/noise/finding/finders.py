@@ -267,14 +267,15 @@ def find_stripes(samples: Array, missing: NDArray[np.bool_] | None = None) -> St
     Parameters
     ----------
     samples : array of shape (..., C)
-        Finite; None for a signal or a volume.
+        Finite.
     missing : bool array of shape (...), optional
         Samples that are missing; their values do not matter.
 
     Returns
     -------
     Stripes or None
-        The stronger ones of rows and columns; None where there are none, or too few rows (24) to know.
+        The stronger ones of rows and columns; None where there are none, in signals and volumes, and in images of fewer
+        than 24 rows or columns.
 
     Notes
     -----
@@ -309,8 +310,7 @@ def are_drawn(samples: Array, rest: Array, missing: NDArray[np.bool_] | None, ax
     """Tell whether offsets of lines, without which samples (H, W, C) are `rest`, are those of a drawing.
 
     Those of an instrument lie on a picture that is more than rows and columns, as tables and barcodes are, and have a
-    Gaussian law: those of gratings and waves lie between two ends, which gives them a small kurtosis. A large one may
-    be that of edges of the picture.
+    Gaussian law: those of gratings and waves lie between two ends, which gives them a small kurtosis.
     """
     hidden = np.zeros(samples.shape, bool) if missing is None else np.broadcast_to(missing[..., None], samples.shape)
     picture = np.ma.array(rest, mask=hidden, dtype=np.float64)
@@ -396,11 +396,7 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
 
 
 def strength_of(samples: Array, absent: NDArray[np.bool_], coils: float) -> float | None:
-    """Return the strength of the noise in magnitudes (..., C) >= 0, None where no noise is seen.
-
-    In a background without signal mean and spread are in a known ratio. Without one, the samples that are well above
-    the noise have noise of that strength once they are stabilized with it.
-    """
+    """Return the strength of the noise in magnitudes (..., C) >= 0, None where no noise is seen."""
     seen = _Magnitudes.of(samples, absent, coils)
     found = None if seen is None else seen.background()
     return None if seen is None else found[0] if found is not None else seen.fixed_point()

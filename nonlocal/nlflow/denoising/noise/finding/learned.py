@@ -1,9 +1,7 @@
 """How much of what quiet blocks show is noise, as a small network learned it from pictures with known noise.
 
-The network reads the figures of `evidence`, none of which has a unit, and says for each plane and band of frequencies
-which share of the measured strength is noise, with what probability the picture is clean, or its noise white or
-correlated, how far noise follows the light, and within which limits its strength lies. `benchmarks.learn_noise` draws
-the pictures, fits it and writes its weights.
+The network reads the figures of `evidence`, and says what `Belief` holds. `benchmarks.learn_noise` draws the pictures,
+fits it and writes its weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Mosaics of colours, as a sensor under a filter of colours records them: found, and their noise between like samples.
 
-Neighbours in a mosaic differ by their colour, which looks like noise. Samples of the same place in the pattern do not:
-each makes a picture of its own, in which the noise is measured. Groups of alike patches then hold patches of the same
-place by themselves, so that the mosaic is denoised as it is.
+Samples of the same place in the pattern make a picture of their own, in which the noise is measured.
 """
 
 from __future__ import annotations

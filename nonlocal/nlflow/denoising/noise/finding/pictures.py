@@ -84,11 +84,9 @@ def noise_of_picture(
 class Continued:
     """The spectrum of strong noise in grey, which goes on to low frequencies as it does above them.
 
-    Structure is not told from such noise there: what is measured is an upper bound, and what was learned a lower one.
-    Between them lies the spectrum as higher bands continue it, with a slope that changes from band to band as it does
-    there: it stays the same for a power of the frequency, and goes to 0 for a blur. Where next to nothing is known of
-    the strength, and what is measured falls faster than structure does, a filter made the noise: what is measured down
-    to there is noise, and goes on.
+    What is measured is an upper bound there, and what was learned a lower one. Between them lies the spectrum as higher
+    bands continue it. Where next to nothing is known of the strength, and what is measured falls faster than structure
+    does, a filter made the noise: what is measured down to there is noise, and goes on.
 
     Attributes
     ----------

@@ -83,8 +83,7 @@ def _while_consistent(windows: Windows, order: NDArray[np.intp], share: float) -
 def sigma_of_volume(volume: NDArray[np.floating], absent: NDArray[np.bool_]) -> float:
     """Return the standard deviation of white noise in one channel (D, H, W) of finite samples.
 
-    The rule of `estimate_sigma` on blocks of 4×4×4: sorted by their energy at low frequencies, measured at high ones.
-    Parts that are constant to the last bit, such as the surroundings of a brain that was cut out, are left out.
+    The rule of `estimate_sigma` on blocks of 4×4×4.
     """
     unit, span = in_unit(volume, absent)
     if span == 0:
@@ -238,8 +237,7 @@ def sigmas_at_half(samples: NDArray[Any], missing: NDArray[np.bool_] | None = No
 def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the noise of channels from their estimates (C,): their mean for all where they are alike, or each its own.
 
-    Estimates of the same noise differ by chance and by texture; the mean over colours is better than each of them. One
-    mean of unequal ones takes the noise of the loud channels for that of the quiet ones.
+    They are alike where the largest is at most `OfWindows.apart` times the smallest.
     """
     alike = float(sigmas.max()) <= OfWindows.apart * float(sigmas.min())
     return np.full_like(sigmas, sigmas.mean()) if alike else sigmas

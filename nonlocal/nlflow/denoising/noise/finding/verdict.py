@@ -180,9 +180,8 @@ def _of_enlarged(samples: Array, found: Enlarged) -> NoiseEstimate:
 def _mirrored(samples: Array, missing: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_] | None]:
     """Return an image (H, W, C) whose holes hold what lies on the other side of their borders, and what is left.
 
-    Where one sample in twenty is lost, hardly a window has none. What is mirrored about a sample, along a row or a
-    column, has the strength and the spectrum of the noise, and the places of a mosaic. Of large images, and such whose
-    holes are few, enough windows are whole. Holes of a block and more, such as what is outside of a circle, stay.
+    What is mirrored about a sample, along a row or a column, has the strength and the spectrum of the noise, and the
+    places of a mosaic. Holes of a block and more stay, and all where enough windows are whole.
     """
     tiles = [np.arange(0, n, SIDE) for n in missing.shape]
     whole = ~np.logical_or.reduceat(np.logical_or.reduceat(missing, tiles[0], axis=0), tiles[1], axis=1)
@@ -270,8 +269,8 @@ def of_two_values() -> NoiseEstimate:
 def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     """Return the verdict on samples (D, H, W, C) of a volume or clip.
 
-    Counts where the variance grows with the mean along a line, otherwise white noise. Noise whose neighbouring samples
-    are alike is met as white noise of about its strength at low frequencies, and the verdict says so.
+    Counts where the variance grows with the mean along a line, otherwise white noise; for correlated noise white noise
+    of about its strength at low frequencies.
     """
     sigmas = estimate_sigmas(samples, missing)
     strongest = float(sigmas.max())

@@ -109,8 +109,8 @@ class Hum(Subtracted):
     Raises
     ------
     InputError
-        For no frequency, for one out of range or given twice, for sequences of different lengths, and for phases without
-        amplitudes.
+        For no frequency, for one out of range or given twice, for sequences of different lengths, and for phases
+        without amplitudes.
 
     Notes
     -----

@@ -21,9 +21,8 @@ Places = NDArray[np.intp]
 class Outliers:
     """Where samples of one channel (H, W) are far from both neighbours along an axis, these being as what is around.
 
-    A point behind optics of a standard deviation of 0.8 pixels keeps 0.46 of its height in the next pixel, a line too.
-    What is sharper was not seen through them; the idea is that of van Dokkum 2001 (doi 10.1086/323894). How far is far
-    is told by the samples: their tail is taken to fall at least exponentially, as that of noise does.
+    A point behind optics of a standard deviation of 0.8 pixels keeps 0.46 of its height in the next pixel; the idea is
+    that of van Dokkum 2001 (doi 10.1086/323894). How far is far is told by the tail of the samples.
     """
 
     rows: Places

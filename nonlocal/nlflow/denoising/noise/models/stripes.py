@@ -170,10 +170,7 @@ def solve(
 
 
 def with_stripes(noise: GaussianNoise) -> Noise:
-    """Return noise whose spectrum has a line of no extent along an axis as stripes and the rest.
-
-    Such noise is the same along whole rows or columns, much farther than a patch reaches.
-    """
+    """Return noise whose spectrum has a line of no extent along an axis as stripes and the rest."""
     if noise.spectrum is None or noise.spectrum.shape[1] == 1 or noise.opponent or noise.intensities is not None:
         return noise
     for axis in (0, 1):
