@@ -207,21 +207,20 @@ def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
 
 
 def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:
-    """Return a figure as the content of a file, which has the same bytes whenever it is made.
+    """Return a figure as the content of a file; that of a figure made anew has the same bytes.
 
     Parameters
     ----------
     figure : matplotlib.figure.Figure
         What to draw.
     form : {"pdf", "svg", "png"}
-        The file format. In PDF fonts are embedded as such (TrueType), in SVG text is text.
+        The file format. In PDF fonts are embedded (TrueType), in SVG text is text.
     outlines : bool
-        Draw the letters of an SVG: for a page, which must look alike where the fonts are missing.
+        Draw the letters of an SVG, for where the fonts are missing.
 
     Returns
     -------
     bytes
-        Nothing is on the disk yet. So a failure leaves no file behind.
     """
     import matplotlib as mpl
 

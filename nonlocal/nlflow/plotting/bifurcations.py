@@ -125,8 +125,7 @@ def portrait_figure(
 ) -> Figure:
     """Draw the phase portrait of a flow of two components at one node: its direction, nullclines, equilibria, curves.
 
-    Equilibria in the window are found by deflation, from its middle and from four points on the way to its corners;
-    stable ones are filled. Not all need be found, and nine are sought at most.
+    At most nine equilibria in the window are found, which need not be all; stable ones are filled.
 
     Parameters
     ----------

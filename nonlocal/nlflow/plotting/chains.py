@@ -39,15 +39,14 @@ def chain_figure(
         The stationary distribution, computed in one or several ways. In one dimension the first is a line and the
         others are markers on it. In two dimensions the first is an image. The title says how far they agree.
     eigenvalues : numpy.ndarray, shape (M,)
-        Eigenvalues of the transition matrix, with 1 among them. Real ones are drawn in decreasing order. Complex ones
-        are drawn in the plane, with the unit circle and the circle of the second largest modulus |μ₂| (dashed).
+        Eigenvalues of the transition matrix, at least two, with 1 among them. Complex ones are drawn in the plane, with
+        the unit circle and the circle of the second largest modulus |μ₂| (dashed).
     x : numpy.ndarray, shape (N,), optional
         Coordinates of the nodes in one dimension; by default their numbers.
     title : str, optional
         Heading of the figure.
     decay : numpy.ndarray, shape (S,), or mapping of str to such arrays, optional
-        Total variation distance to the stationary distribution after k = 0, 1, … steps. The slope |μ₂|^k (dashed) is
-        drawn through the middle of its decades.
+        Total variation distance to the stationary distribution after k = 0, 1, … steps, not all 0; |μ₂|^k is dashed.
 
     Returns
     -------

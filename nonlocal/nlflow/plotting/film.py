@@ -27,8 +27,8 @@ class Film(Resumable):
     """Make a film of the signal while the run goes on.
 
     Each look draws one picture, which is kept as PNG in the folder ``<path>.frames``. The film is made of them when the
-    run ends, however it ends. The folder goes when nothing is left to look at; after an earlier end it stays, and a run
-    that is resumed from a checkpoint goes on with it, so that the film has no gap.
+    run ends. The folder goes when nothing is left to look at; after an earlier end it stays, and a run that is resumed
+    from a checkpoint goes on with it.
 
     Parameters
     ----------

@@ -119,8 +119,7 @@ def decay_figure(
 ) -> Figure:
     """Draw measured decays (pale lines) with the predicted exponentials (dashed) on a logarithmic axis.
 
-    A prediction is a rate without a level: it is drawn through the middle of the decades of its course. Values below
-    1e-15 of the largest are left out.
+    Values below 1e-15 of the largest are left out.
 
     Parameters
     ----------

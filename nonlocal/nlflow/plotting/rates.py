@@ -68,8 +68,6 @@ def rate_figure(
 ) -> Figure:
     """Draw measured values over a parameter with fitted (pale) and expected (dashed) slopes.
 
-    The expected slope is drawn through the middle of the fitted points. So it leaves the fit where they differ.
-
     Parameters
     ----------
     groups : mapping of str to sequence of Series, or sequence of Series
@@ -89,7 +87,7 @@ def rate_figure(
     Raises
     ------
     InputError
-        If there is nothing to draw, shapes differ, or values are negative or (on a logarithmic axis) x is not positive.
+        If there is nothing to draw, shapes differ, values are negative or not finite, or x <= 0 on a logarithmic axis.
     """
     check_choice("scale", scale, ("loglog", "semilogy"))
     panels = dict(groups) if isinstance(groups, Mapping) else {"": groups}

@@ -24,8 +24,8 @@ def previous(path: str | os.PathLike[str]) -> Path:
 class Checkpoints:
     """A checkpoint at a path, and the one before it.
 
-    Writing keeps the earlier checkpoint as ``<path>.previous`` if it is whole. So one whole checkpoint exists at any
-    moment, even if the new one fails. Reading takes the newest checkpoint that is whole and belongs to this problem.
+    Writing keeps the earlier checkpoint as ``<path>.previous`` if it is whole. Reading takes the newest checkpoint that
+    is whole and belongs to this problem.
 
     Parameters
     ----------

@@ -26,10 +26,9 @@ def encode(value: Any, indent: int | None = 1) -> str:
 
 
 def decode(text: str) -> Any:
-    """Return what `encode` was given, or raise `ValueError` for text that is no JSON, a truncated file for instance.
+    """Return what `encode` was given, with lists for tuples and text for keys.
 
-    And for what is nested more than 100 deep, which nothing in the package is: what goes through it later needs no
-    limit of its own.
+    `ValueError` for text that is no JSON, a truncated file for instance, or is nested more than 100 deep.
     """
     try:
         value = json.loads(text, object_hook=_untagged)

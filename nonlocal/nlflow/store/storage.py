@@ -1,8 +1,7 @@
 """Files that later runs continue from: archives of arrays and records in JSON.
 
-Flows, studies, claims, folders of images, trainings and campaigns all write these files. A file appears complete or not
-at all. It names its kind, its format and the versions that wrote it, and it has a checksum of its content. Nothing is
-ever unpickled.
+A file appears complete or not at all. It has its kind, its format, the versions that wrote it, and a checksum of its
+content. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ class DamagedFileError(FileFormatError):
 def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> None:
     """Write arrays of numbers, booleans or text and a JSON description with its ``kind`` to an npz archive.
 
-    A file of that name is always whole, the old one or the new one. The description gets the format, the versions
-    that write it and a SHA-256 of everything. `FileFormatError` when the folder is missing, not writable or full;
-    `InputError` for arrays of objects, which only a pickle holds.
+    The description gets the format, the versions that write it and a SHA-256 of both. `FileFormatError` when the folder
+    is missing, not writable or full; `InputError` for arrays of other types.
     """
     about = {"format": FORMAT, "versions": environment()["versions"], **meta}
     kept = {name: np.asarray(array) for name, array in arrays.items()}
@@ -60,9 +58,8 @@ def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> No
 def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, Meta]:
     """Return the arrays and the description of an archive of a kind that `save_archive` wrote.
 
-    Archives are not compressed, so that no member is larger than the file, and what a member says of its shape is
-    held against its length before there is an array. `FileFormatError` when the file is truncated or altered, of
-    another kind or format; `MemoryLimitError` for one that is larger than the memory limit, before it is read.
+    `FileFormatError` when the file is missing or truncated, its content was altered, or it is of another kind or
+    format; `MemoryLimitError` for one that is larger than the memory limit, before it is read.
     """
     place = check_path("path", path)
     try:

@@ -1,7 +1,4 @@
-"""Convergence studies: measured rates and limits beside what the theory says they are.
-
-`runner` runs the cases and keeps them, one module for each kind measures them, `fits` and `result` say what they mean.
-"""
+"""Convergence studies: measured rates and limits beside what the theory says they are."""
 
 from nlflow.studies.fits import Fit
 from nlflow.studies.result import StudyResult

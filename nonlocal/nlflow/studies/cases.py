@@ -1,7 +1,4 @@
-"""Running cases: side by side, each kept as soon as it is done, and after an interruption only those that are left.
-
-Studies, claims, trainings, campaigns of faults and benchmarks all run here.
-"""
+"""Running cases: side by side, each kept as soon as it is done, and after an interruption only those that are left."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""The average of the continuum, int k(x, y) u(y) dy / int k(x, y) dy, to about rounding and without a grid.
-
-In polar coordinates about x: along each ray from x a radial kernel is smooth even where it has a kink or a jump in
-space (Laplace, top-hat), so Gauss-Legendre quadrature converges fast. Rays end where the kernel ends; on an isolated
-domain also at its edge, on others the signal goes on beyond it, repeated or mirrored, as the grids of the package sum
-over images.
-"""
+"""The average of the continuum, int k(x, y) u(y) dy / int k(x, y) dy, to about rounding and without a grid."""
 
 from __future__ import annotations
 

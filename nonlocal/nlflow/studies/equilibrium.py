@@ -128,11 +128,7 @@ def _fidelity_label(metrics: set[str]) -> str:
 
 
 def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:
-    """Return a random perturbation of diversity 1 that a flow without fidelity has smoothed.
-
-    What is left of it is close to the slowest mode. Under a large fidelity all modes decay at almost the same rate, and
-    rounding would come before the slowest is alone.
-    """
+    """Return a random perturbation of diversity 1 that a flow without fidelity has smoothed."""
     u = flow.affinity.as_signal(rng.standard_normal((*flow.affinity.domain.shape, 1)))
     rate = relaxation_rate(flow)
     for _ in range(_CYCLES if rate > 0 else 0):

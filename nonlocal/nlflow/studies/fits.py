@@ -51,8 +51,8 @@ class Fit:
     slope : float
         The number: for most kinds the slope of a regression. NaN when there was too little to fit; `reason` says why.
     low, high : float
-        What the measurements leave open: the 95 % interval of the regression (Student's t) and, since sizes are finite,
-        where their finer half points; for other numbers what `what` says. NaN where the number is one without scatter.
+        The 95 % interval of the regression (Student's t), extended to where the finer half of the sizes points; for
+        other numbers what `what` says. NaN where the number is one without scatter.
     expected : float or None
         What the theory says; None where it says nothing.
     relation : {'=', '>=', '<=', 'in'}

@@ -140,11 +140,7 @@ def _unit(v: Array) -> float:
 
 
 def _late(distance: Floats, unit: float) -> list[Row]:
-    """Say which steps show the rate: the second half of those above rounding, where one eigenvalue rules.
-
-    Where rounding begins is told by the precision of the signal, of which `unit` is the last place, and not by where
-    the distances end: that is rounding itself, and the half of a count that it decides would turn with it.
-    """
+    """Say which steps show the rate: the second half of those above rounding, where one eigenvalue rules."""
     lowest, first = float(distance.min()), float(distance[0])
     floor = max(_CLEAR * unit, 20 * ROUNDING * first)
     if _USUAL * unit < lowest < _DECADES * first:

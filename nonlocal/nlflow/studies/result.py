@@ -58,9 +58,8 @@ class StudyResult:
         Parameters
         ----------
         form : {'text', 'csv', 'markdown', 'latex'}
-            CSV has every measurement with all digits. The others are for people: a kind with thousands of measurements
-            shows their summary. In Markdown and LaTeX (a tabular with the rules of booktabs) quantities have their
-            symbols and units.
+            CSV has every measurement with all digits; the others may have a summary. LaTeX is a tabular with the rules
+            of booktabs.
         what : {'rows', 'fits'}
             Measurements, or what they say beside what is expected.
 
@@ -85,15 +84,14 @@ class StudyResult:
         Parameters
         ----------
         width : float
-            Inches, 2.5 or more: 3.3 is the column of a journal, 7 its page. The height follows. Labels are broken and
-            ticks left out until none meets another.
+            Inches, 2.5 to 40: 3.3 is the column of a journal, 7 its page. The height follows.
         style : str or path, optional
             A style sheet of matplotlib: one of ``matplotlib.style.available``, or a file ``NAME.mplstyle``.
 
         Raises
         ------
         InputError
-            For a width or a style that is none.
+            For a width out of range or an unknown style.
         """
         from nlflow.plotting.paper import drawn
 
@@ -133,15 +131,14 @@ class StudyResult:
         """Write tables, everything, the figure and the study itself to a folder, each complete or not at all.
 
         ``table`` and ``fits`` as ``.csv`` (all digits), ``.md`` and ``.tex``, ``result.json``, ``figure`` in each
-        format, and ``study.toml``, which `run_study` takes to repeat the study to the bit; arrays that were given lie
-        beside it.
+        format, and ``study.toml``, which `run_study` takes to repeat the study; arrays that were given lie beside it.
 
         Parameters
         ----------
         folder : path
             Made if it is missing.
         formats : sequence of {'pdf', 'svg', 'png'}
-            Of the figure. In PDF fonts are embedded, in SVG text is text.
+            Of the figure.
         width, style
             As for `figure`.
 
@@ -153,7 +150,7 @@ class StudyResult:
         Raises
         ------
         InputError
-            For a format, a width or a style that is none; nothing is written then.
+            For an unknown format or style, or a width out of range; nothing is written then.
         FileFormatError
             When the folder cannot be made or written to.
         """

@@ -82,18 +82,17 @@ def run_study(
         repeated: ``provenance['repeated']`` says whether the bits are the same, and which versions differ. Of the
         options only functions and objects of one's own are given again.
     out : path, optional
-        A folder in which every case is kept as soon as it is done. A later call with the same options reads what is
-        there and does the rest; the result has the same bits.
+        A folder in which every case is kept as soon as it is done. A later call with the same options does the rest.
     jobs : int or None
         Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says, whose
         backend is used in any case. Without effect beside the address of a scheduler, which has workers of its own.
     scheduler : str, optional
         Address of a scheduler of Dask whose workers measure the cases, or ``'local'`` for a cluster of `jobs` processes
-        on this machine. The bits are those of one process.
+        on this machine.
     progress : bool
         Progress bar on stderr.
     rng : int or Generator
-        Seed. Every case draws from a stream of its own, whatever the number of jobs and threads.
+        Seed. Every case draws from a stream of its own, so that its numbers do not depend on jobs and threads.
     **options
         Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
         axis of a grid; sample sizes for ``monte-carlo`` and ``samples``), ``dimension`` (1, 2; without a continuum also

@@ -96,10 +96,7 @@ def _add_lines(typingctx, lines, first, count, blocks, out, start):
 
 @njit(fastmath={"nnan", "nsz"}, **HELPER)
 def _kth_smallest(values, blocks, k, most):
-    """Return the k-th smallest of some blocks of numbers from 0 to `most`, by bisection.
-
-    Counting takes whole vectors and has no branches: to move numbers about takes ten times as long.
-    """
+    """Return the k-th smallest of some blocks of numbers from 0 to `most`, by bisection."""
     half = values.dtype.type(0.5)
     low = values.dtype.type(0)
     high = most

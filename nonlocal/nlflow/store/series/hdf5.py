@@ -1,9 +1,8 @@
 """Frames in HDF5, with the named axes of netCDF 4.
 
-HDF5 has no journal: who is killed while it writes leaves a file that cannot be opened. So there are two files, of which
-the one with the name is never open. A frame goes into the other one, which then takes the name; the older one gets the
-frame that it lacks with the next. Each frame is written twice, and the disk holds the frames twice as long as the run
-goes on.
+HDF5 has no journal: who is killed while it writes leaves a file that cannot be opened. So there are two files: a frame
+goes into the one without the name, which then takes it. Each frame is written twice, and the disk holds all of them
+twice as long as the run goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Frames for ParaView and other programs of VTK: a series (.pvd), and a file of image data or points for each frame.
 
-The XML formats of VTK with raw data appended (VTK file formats, docs.vtk.org). They are written here: meshio has no
-image data, and VTK itself takes several hundred megabytes.
+The XML formats of VTK with raw data appended (VTK file formats, docs.vtk.org).
 """
 
 from __future__ import annotations
