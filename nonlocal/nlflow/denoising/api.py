@@ -82,8 +82,8 @@ def denoise(
         with a 0 in an array are left as they are. Estimated when not given: one number for all channels, the mean of
         their estimates, where these are within a quarter of each other; otherwise one a channel.
     quality : {'fast', 'balanced', 'best', 'pixels'}
-        How much time quality is worth: one step of the flow of groups, six, or nine on more groups (fewer in volumes
-        and clips). 'pixels' is the flow of pixels, with parameters of its own, for images and signals.
+        How much time quality is worth: one step of the flow of groups, several, or more on more groups. 'pixels' is the
+        flow of pixels, with parameters of its own, for images and signals.
     noise : {'auto', 'white', 'poisson', 'rician', 'impulses', 'hot'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
         where it is not sure. 'white' estimates the strength alone; a model of `nlflow.denoising.noise` says all of it.
@@ -126,7 +126,7 @@ def denoise(
     Returns
     -------
     array or tensor
-        Shape of the input; float32 for float32 and float16, otherwise float64. What has labels keeps its types.
+        Shape of the input; float32 for float32 and float16, otherwise float64.
 
     Raises
     ------

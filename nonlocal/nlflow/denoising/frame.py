@@ -89,8 +89,7 @@ class Coloured:
 class Frame:
     """What the whole decides: units, channels, noise, missing and kept samples, and the flow.
 
-    Of an array, an image in blocks, a film, or an item of a batch. Maps, which parts do not know, are of arrays and
-    items alone; those of an item are tensors. C counts the channels that vary.
+    Maps are of arrays, and of items as tensors; parts do not know them. C counts the channels that vary.
     """
 
     axes: Axes
@@ -508,8 +507,7 @@ def is_by_pixels(quality: str, axes: Axes) -> bool:
 def units_of(levels: Array, spans: Array, exact: Any = None) -> tuple[Array, Array, Any, str]:
     """Return the noise of channels (C,), what they are divided by, where samples are exact, and why nothing is done.
 
-    A channel whose noise no sample shows is exact: in units of it samples have squares that overflow. Channels without
-    noise count as ones with little, and are divided by that.
+    A channel whose noise no sample shows is exact. Channels without noise count as ones with little.
     """
     with np.errstate(over="ignore"):
         none = (levels > 0) & (levels * _NOISELESS < spans)

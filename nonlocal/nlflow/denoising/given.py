@@ -68,8 +68,7 @@ class Known:
 def as_given(image: Any, axes: Axes, mask: Any = None, known: Known | None = None) -> Given:
     """Look at an array: what is missing, asked for by a mask or found, and what stays as it is.
 
-    A mask says all that is missing but for NaN and masked samples. Without one, a value that stands for "no data" is
-    looked for. Of a part of a whole, which may be missing altogether, that is `known`. O(N).
+    Without a mask, a value that stands for "no data" is looked for; of a part of a whole that is `known`. O(N).
 
     Raises
     ------
@@ -408,9 +407,9 @@ def _gap(rest: Array, value: float, next_to: float, sentinel: bool) -> str:
 def refuse_unordered(samples: Array, dtype: np.dtype[Any], missing: Mask | None = None) -> None:
     """Refuse integers and phases that wrap round, and label images, where there is hardly any doubt about it.
 
-    Phases are floats from -pi to pi, or from 0 to 2 pi, that jump by about 2 pi between neighbours, and hardly ever by
-    half as much. Integers of 16 bits and more that have wrapped round jump so by their range. Labels are whole numbers
-    that count from 0 or 1, in areas beside others of any number.
+    Phases are floats from -pi to pi, or from 0 to 2 pi, that jump by about 2 pi between neighbours; integers of 16 bits
+    and more jump so by their range. Labels are whole numbers that count from 0 or 1, in areas beside others of any
+    number.
 
     Raises
     ------

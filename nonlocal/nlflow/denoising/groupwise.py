@@ -128,10 +128,7 @@ class GroupPreset:
         return first, *(_wider(later, more) for more in self.turns)
 
     def spaced(self, spacing: tuple[float, float, float]) -> GroupPreset:
-        """Return the preset for samples that lie farther apart along some axes: patches and windows are thinner there.
-
-        Patches keep about as many samples: they are wider along the other axes, by a limited factor.
-        """
+        """Return the preset for samples that lie farther apart along some axes, with thinner patches and windows there."""
         mean = math.prod(spacing) ** (1 / 3)
         shares = [min(mean / one, _WIDEST) for one in spacing]
 
@@ -544,9 +541,8 @@ def in_tiles(
 ) -> tuple[list[Any], int, int]:
     """Return the estimates of a flow of groups (the last alone, or all), the number of tiles and the bytes for one.
 
-    Tiles are strips across the rows, or along a signal or an image of one row; those of a volume are blocks, those of a
-    clip some frames. Each is wider than its part by all that the steps look at, so the parts have the bits of
-    the whole; those of tensors agree with it to rounding.
+    Each tile is wider than its part by all that the steps look at, so the parts have the bits of the whole; those of
+    tensors agree with it to rounding.
 
     `f` is an array or a tensor (..., C), `variance` one like it, and `missing` one of its nodes. `make` gives a problem
     for samples, preset, groupings, and the keywords of `GroupFlow`; `working` is that of `bytes_needed`. Raises

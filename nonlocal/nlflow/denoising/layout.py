@@ -54,8 +54,7 @@ class Axes:
     ) -> Axes:  # fmt: skip
         """Return the axes of an array of a shape, or raise `InputError`; `batches` allows a letter B.
 
-        Letters must fit the shape, with at most three of time and space, and time the first of them. An array of three
-        axes may be an image with colours, and is refused where it is no volume by its size.
+        An array of three axes without a word is refused where it is no volume by its size.
         """
         shape = tuple(shape)
         if batches and isinstance(axes, str) and axes.count("B") == 1 and len(axes) == len(shape):

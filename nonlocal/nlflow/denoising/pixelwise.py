@@ -272,8 +272,7 @@ def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
 def reach(kernel: Patch, steps: int) -> int:
     """Return how far a node of the result looks after so many steps, in nodes along an axis.
 
-    Each step looks as far as the search radius. The weights of the first look further by the patches, by those that
-    they are averaged over and by the smoothing; the local fidelity by one patch more.
+    Each step looks as far as the search radius; weights and local fidelity of the first by patches and smoothing more.
     """
     smoothing = int(4 * SMOOTHING + 0.5)  # where SciPy cuts the Gaussian off
     return steps * kernel.search_radius + 3 * (kernel.patch_size // 2) + smoothing

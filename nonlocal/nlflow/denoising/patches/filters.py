@@ -275,7 +275,7 @@ class GroupFilter(Protocol):
     K = X X^T / D of the n centred tokens X of the pilot it is z -> z - s^2 (K + s^2)^-1 (z - m): patches are combined
     (Herbreteau and Kervrann 2022, arXiv 2203.00570). s^2 is the mean of N, times n / D where n > D: the eigenvalues of
     noise reach (1 + (n/D)^1/2)^2 in a covariance of n variables from D draws (Marchenko and Pastur 1967), n / D times
-    as far as in that of D variables from n draws. So both steps treat the singular values of X alike.
+    as far as in that of D variables from n draws.
     """
 
     def find(self, guide: Any, lattice: Lattice) -> tuple[Any, Any]:

@@ -39,14 +39,14 @@ class GroupFlow(Flow):
     of the group's patches in the current estimate u and the noise N that the running state z still holds. A
     semi-implicit step of length 1 from z, drawn to z itself (a minimizing movement), is the local Wiener filter
     Pz + C (C + N)^-1 (z - Pz); the patches are put back with their inverse variances as weights. Groups are found anew
-    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal. (Another
-    `start` of `solve` serves as the first guide alone.)
+    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal. (From another
+    `start` of `solve` the first estimate is made; the later steps go from the observed signal all the same.)
 
     Parameters
     ----------
     observed : array_like or tensor of shape (N,), (H, W) or (Z, H, W), with `channels` (..., C)
-        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one. What tensors
-        are made of stays on their device; energies, averages and checkpoints are formed on the host.
+        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one. Of tensors,
+        energies, averages and checkpoints are formed on the host.
     grouping : Grouping or tuple of Grouping
         Of all steps, or of the first estimate and of the later steps. Several of the later steps take turns, whenever
         groups are found anew.
@@ -230,7 +230,7 @@ class GroupFlow(Flow):
     def step(self, u: Array, leave: float = 0.0) -> tuple[Array, Array]:
         """Return the next estimate, and the running state of which a part of the noise is left.
 
-        The first step takes covariances from noisy patches and leaves the running state as it is.
+        After the first step, which takes covariances from noisy patches, the running state is the observed signal.
 
         Parameters
         ----------

@@ -82,8 +82,8 @@ class Blocks:
     def spread(self, means: Array, like: Array) -> Array:
         """Return planes that hold the low frequencies of means, with 0 beside all blocks.
 
-        The means are smoothed first, and are linear between the middles of the blocks: what is fine for blocks is left
-        to the samples themselves (Facciolo, Pierazzo and Morel 2017, doi 10.1137/17M1111826).
+        The means are smoothed first, and are linear between the middles of the blocks (Facciolo, Pierazzo and Morel
+        2017, doi 10.1137/17M1111826).
         """
         for axis in (2, 3):
             if self.sides[axis - 1] == 2:
