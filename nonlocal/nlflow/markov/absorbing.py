@@ -1,7 +1,6 @@
 """What a walk does until it ends, x = b + P x: by state reduction, or by iteration with a bound of the error.
 
-Only rates between different states and rates of ending are taken, of which the rows need not sum to 1. So the chain
-that is solved is the one that these numbers say, however slow it is, and no diagonal 1 - P_ii loses its digits.
+Only rates between different states and rates of ending are taken, so that no diagonal 1 - P_ii loses its digits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from nlflow.markov.reduction import eliminated
 EXACT = 1e-10
 """Largest relative error that iteration may leave."""
 REDUCED_STATES = 4096
-"""State reduction of as many takes a few seconds."""
+"""Up to so many states state reduction is taken where iteration fails."""
 _PAIR_BYTES = 40  # of each pair of states in state reduction
 _SMALL = 1e-3  # below, errors are relative to this: iteration leaves small probabilities few digits of their own
 _LEAST = 1e-30  # of a law that is a first guess, which has some noise

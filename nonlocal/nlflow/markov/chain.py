@@ -459,7 +459,8 @@ class MarkovChain(Transitions):
         """Simulate independent walkers.
 
         The same `rng` gives the same walks for any number of threads. The first call builds tables in O(N^2) time and
-        memory, or O(edges) for a graph.
+        memory, or O(edges) for a graph. Probabilities are drawn to within 2^-32 (a graph's to roundings in float64), so
+        that rarer moves may be missed.
 
         Parameters
         ----------

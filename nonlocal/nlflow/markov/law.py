@@ -31,7 +31,7 @@ PATIENCE = 10**6
 SMALLEST_DISTANCE = 1e-12
 """In total variation: the sum of N roundings stays below."""
 RESTARTS = 500
-"""Of Arnoldi iteration; where these do not help, more hardly ever do."""
+"""Of Arnoldi iteration."""
 _ROUNDING = 1e-11  # relative difference of fluxes pi_i P_ij and pi_j P_ji that rounding of the moves may leave
 _RANGE = 1e-280  # of fluxes: beyond, light ones have lost digits beside heavy ones
 _WELL_BELOW = 0.05

@@ -16,7 +16,7 @@ from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError, check_memory, listed
 
 DENSE_STATES = 1000
-"""Up to so many states spectra come from the whole matrix, which takes a second or so."""
+"""Up to so many states spectra come from the whole matrix."""
 # Up to this many states all moves are looked at; beyond, for matrix-free chains, they are followed by averages.
 _GRAPH_STATES = 4096
 # From this many states a matrix of which no more than a part is not 0 is listed as a graph is.

@@ -17,9 +17,8 @@ def reduce_states(rates: Floats, killed: Floats) -> Floats:
 
     Row i of `rates` holds the rates of moving from i to j (the diagonal does not count), ``killed[i]`` >= 0 the rate at
     which the walk ends in i. Below the diagonal stay the rates to the states that are left, above it the shares
-    rate_ik / left_k of the removed ones. Nothing is subtracted, so every number keeps its digits however slow the walk
-    is (Grassmann, Taksar and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385743). O(N^3)
-    time, most of it in matrix products.
+    rate_ik / left_k of the removed ones. Nothing is subtracted, so that each number keeps its digits (Grassmann, Taksar
+    and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385743). O(N^3) time.
     """
     n = len(rates)
     left = np.empty(n)
@@ -66,7 +65,7 @@ def state_reduction(matrix: Floats) -> Floats:
 
 
 def log_state_reduction(logs: Floats) -> Floats:
-    """Return the logarithm of the law from those of the moves, where floats hold neither; 30 times as long."""
+    """Return the logarithm of the law from those of the moves, where floats hold neither."""
     a = np.array(logs, dtype=np.float64)
     n = len(a)
     for k in range(n - 1, 0, -1):
@@ -106,7 +105,7 @@ def passage_times(rates: Floats, spent: Floats) -> Floats:
 
     ``spent[i]`` is the time in state i over the probability with which rates leave it in that time: 1 for moves of a
     chain. One half of the states is removed for the passages within the other, and the other way round; times from the
-    removed ones follow from where walks come in. O(N^3) time, half of it in the first step.
+    removed ones follow from where walks come in. O(N^3) time.
     """
     n = len(rates)
     if n <= _FEW:

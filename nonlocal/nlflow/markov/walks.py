@@ -129,7 +129,7 @@ class Tables:
 class AliasTables(Tables):
     """Tables that draw the next state of a chain at constant cost (Walker 1977, doi 10.1145/355744.355749).
 
-    Probabilities (N, N) are drawn to within 2^-32 / N each; a move of probability 0 never happens.
+    Probabilities (N, N) are drawn to within 2^-32 each; a move of probability 0 does not happen.
     """
 
     kind = "tables"
@@ -150,7 +150,7 @@ class AliasTables(Tables):
 class EdgeTables(Tables):
     """Sums of probabilities along the edges of a sparse chain: O(edges) memory, O(log edges of a state) a move.
 
-    Each row has some probability > 0; they are drawn to within 2^-53 each.
+    Each row has some probability > 0; sums of them are drawn to roundings in float64.
     """
 
     kind = "edges"

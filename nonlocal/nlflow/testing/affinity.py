@@ -32,7 +32,7 @@ def check_affinity(affinity: Affinity) -> None:
     Raises
     ------
     ContractError
-        An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
+        Where a promise is broken.
 
     Examples
     --------

@@ -41,7 +41,7 @@ def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | N
     Raises
     ------
     ContractError
-        An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
+        Where a promise is broken.
 
     Examples
     --------

@@ -35,7 +35,7 @@ def check_flow(flow: Flow, start: Array | None = None) -> None:
     Raises
     ------
     ContractError
-        An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
+        Where a promise is broken.
 
     Examples
     --------

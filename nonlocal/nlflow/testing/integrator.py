@@ -56,7 +56,7 @@ def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Ar
     Raises
     ------
     ContractError
-        An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
+        Where a promise is broken.
     InputError
         Where it takes none of the flows: give one that it is for. For a flow of J without a start, and for a start
         without a flow.

@@ -39,7 +39,7 @@ def check_kernel(kernel: Kernel, *, dimensions: int = 2) -> None:
     Raises
     ------
     ContractError
-        An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
+        Where a promise is broken.
 
     Examples
     --------

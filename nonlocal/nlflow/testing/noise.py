@@ -30,7 +30,7 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
     Raises
     ------
     ContractError
-        An `InputError` and an `AssertionError`, which names the promise, what was got, and what is expected.
+        Where a promise is broken.
 
     Examples
     --------

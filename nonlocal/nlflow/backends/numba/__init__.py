@@ -1,7 +1,4 @@
-"""Compiled loops. Nothing above this package knows how a sum is computed.
-
-Each loop is compiled for a float type when it is first asked for and cached on disk, so that a later process loads it.
-"""
+"""Compiled loops. Nothing above this package knows how a sum is computed."""
 
 import os
 

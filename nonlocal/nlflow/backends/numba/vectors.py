@@ -111,10 +111,7 @@ class Vectors:
         return self._call(f"llvm.sqrt.{self._suffix}", (a,))
 
     def inverse_root(self, a: Any) -> Any:
-        """Return 1 / sqrt(a) to two roundings, lane by lane, of a >= 0; at most 1e19 (1e154 in float64).
-
-        In float32 an estimate and a step of Newton's take a third of the time of a root and a division.
-        """
+        """Return 1 / sqrt(a) to two roundings, lane by lane, of a >= 0; at most 1e19 (1e154 in float64)."""
         most = self.constant({4: 9e18, 8: 6e153}[self.size])
         if self.size == 8 or "+avx" not in _FEATURES:
             return self.smaller(self.builder.fdiv(self.constant(1.0), self.square_root(a)), most)

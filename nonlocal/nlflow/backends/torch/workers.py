@@ -36,9 +36,7 @@ def share(items: int, most: int, workers: int) -> int:
 def workers_for(device: torch.device) -> Iterator[int]:
     """Give how many workers compute on a device.
 
-    On the CPU there are as many as torch has threads, each with one: factors of small matrices take up to 25 times as
-    long where several threads share them. Who holds them over a whole flow saves the waiting of OpenMP's threads, which
-    spin after every small operation that they have shared: so they double the time of a step on two cores.
+    On the CPU there are as many as torch has threads, each with one.
     """
     if device.type != "cpu":
         yield 1
