@@ -151,6 +151,17 @@ def test_measures_of_channels_sum_up_by_themselves() -> None:
     assert one.norm(one.start) == pytest.approx(one.flow.norm(u), rel=1e-14)
 
 
+@pytest.mark.parametrize("shape", [(3, 7), (3, 7, 2)], ids=["one channel", "two"])
+def test_each_item_of_a_batch_keeps_its_mean(shape: tuple[int, ...]) -> None:
+    keys, u = np.random.default_rng(1).standard_normal((3, 7, 2)), np.random.default_rng(2).standard_normal(shape)
+    flow = nl.AttentionFlow(nl.affinity(nl.ExpDotProduct(), nl.Batch(nl.Points(np.arange(7.0)), 3), keys))
+    found = find_equilibrium(flow, u)
+    assert found.success
+    np.testing.assert_allclose(found.u, flow.mean(u) + 0 * u, rtol=0, atol=1e-9)
+    told = stability(flow, found.u)
+    assert (told.verdict, told.neutral) == ("stable", 3 * (shape[2] if len(shape) > 2 else 1))
+
+
 def test_a_search_that_newton_does_not_end_follows_the_flow() -> None:
     # From 1/sqrt(3) the slope of u - u^3 is 0: Newton's first step goes nowhere.
     flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(9.0), nl.Grid(5))), "degree", reaction=nl.AllenCahn(0.5))

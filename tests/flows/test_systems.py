@@ -304,3 +304,20 @@ def test_bad_systems(name: str) -> None:
     make, message = BAD[name]
     with pytest.raises(InputError, match=message):
         make()
+
+
+@pytest.mark.parametrize("couplings", [[1.0, 0.3], [[1.0, 0.3], [0.0, 0.5]]], ids=["diagonal", "couplings"])
+def test_tensors_have_the_results_of_arrays(couplings: Any) -> None:
+    torch = pytest.importorskip("torch", reason="optional")
+    x, u = np.linspace(0, 1, 9)[:, None], np.random.default_rng(1).standard_normal((9, 2))
+
+    def followed(features: Any, begun: Any) -> Any:
+        weights = [nl.J(nl.affinity(nl.Gaussian(width), nl.Points(x), features)) for width in (0.2, 0.5)]
+        flow = nl.SystemFlow(weights, couplings, "l2", reaction=nl.AllenCahn(0.5, interval=(-9, 9)))
+        found = nl.solve(flow, begun, t=0.5, integrator=nl.RungeKutta(1e-10, 1e-12))
+        return np.asarray(found.final), found.energy
+
+    expected, energies = followed(x, u)
+    found, others = followed(torch.from_numpy(x), torch.from_numpy(u))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(others, energies, rtol=1e-9)

@@ -275,22 +275,24 @@ class Equations:
 
     @cached_property
     def invariants(self) -> list[Floats]:
-        """Directions a such that sum_i m_i a_i u_i is conserved: constants in some mix of channels."""
+        """Directions a such that sum_i m_i a_i u_i is conserved: constants of an item in some mix of channels."""
         if not self.free.all():
             return []
-        nodes = self.flow.affinity.domain.size
-        channels = len(self) // nodes
-        probes = [self._probe(seed) for seed in range(channels + 2)]
-        rows = []
-        for probe in probes:
-            parts = (self.weights * self(probe)).reshape(nodes, channels)
-            size = float(np.abs(parts).sum())
-            if not (math.isfinite(size) and size > 0):
-                return []
-            rows.append(parts.sum(axis=0) / size)
-        _, sizes, mixes = np.linalg.svd(np.array(rows))
-        allowed = 1e-5 if self.single else 1e-11
-        return [np.tile(mix, nodes) for mix, size in zip(mixes, sizes, strict=True) if size <= allowed]
+        domain = self.flow.affinity.domain
+        items, channels = math.prod(domain.leading), len(self) // domain.size
+        moved = [self.weights * self(self._probe(seed)) for seed in range(channels + 2)]
+        parts = np.array(moved).reshape(len(moved), items, -1, channels)
+        totals = np.abs(parts).sum(axis=(2, 3))
+        if not (np.isfinite(totals).all() and (totals > 0).all()):
+            return []
+        allowed, found = 1e-5 if self.single else 1e-11, []
+        for item in range(items):
+            _, sizes, mixes = np.linalg.svd(parts[:, item].sum(axis=1) / totals[:, item, None])
+            for mix in mixes[sizes <= allowed]:
+                direction = np.zeros(parts.shape[1:])
+                direction[item] = mix
+                found.append(direction.ravel())
+        return found
 
     def _probe(self, seed: int) -> Floats:
         """Return a signal near the start that varies as noise does."""

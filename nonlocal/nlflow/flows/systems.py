@@ -84,6 +84,7 @@ class SystemFlow(LinearFlow):
         terms = as_terms(affinity, reaction, source, None, constraint)
         super().__init__(affinity, inner, None, None, evolving=False, every=1, terms=terms)
         self.functionals, self.couplings = functionals, couplings
+        self._matrix = couplings.copy()  # torch warns of arrays that nobody may write to
         self._check_components()
         self.diagonal = bool(np.all(couplings == np.diag(np.diag(couplings))))
         one, weighted = len(set(functionals)) == 1, inner.measure == "l2"
@@ -145,7 +146,7 @@ class SystemFlow(LinearFlow):
                 moved = part
             else:
                 moved[..., columns] = part
-        matrix = kept_like(self.couplings, v)
+        matrix = kept_like(self._matrix, v)
         mixed = moved * xp.linalg.diagonal(matrix) if self.diagonal else moved @ matrix.T
         return xp.reshape(mixed, tuple(v.shape))
 
