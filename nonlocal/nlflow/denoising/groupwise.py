@@ -128,7 +128,7 @@ class GroupPreset:
         return first, *(_wider(later, more) for more in self.turns)
 
     def spaced(self, spacing: tuple[float, float, float]) -> GroupPreset:
-        """Return the preset for samples that lie farther apart along some axes, with thinner patches and windows there."""
+        """Return the preset for samples that lie farther apart along some axes: patches and windows are thinner."""
         mean = math.prod(spacing) ** (1 / 3)
         shares = [min(mean / one, _WIDEST) for one in spacing]
 
