@@ -105,15 +105,15 @@ class Event(Tracker):
             raise InputError(f"{error}; start where it has one") from error
 
     def begin(self, flow: Flow, u: Array, t: float, about: Any) -> None:
-        """Take the sign that g has where the run sets out."""
+        """See `Tracker.begin`."""
         self.arm(t, u, flow)
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Return None: what happens is found inside steps."""
+        """See `Tracker.look`."""
         return None
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """Return the moments, and signals where they are kept."""
+        """See `Tracker.record`."""
         record = {"t": np.array([t for t, _ in self._found], dtype=np.float64)}
         if self.signals and self._found:
             record["u"] = np.stack([np.asarray(u) for _, u in self._found])

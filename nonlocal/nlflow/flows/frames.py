@@ -62,11 +62,11 @@ class Resumable(Tracker):
         self.count, self._resumed = 0, False
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """Return how many frames there are."""
+        """See `Tracker.record`."""
         return {"count": np.array([float(self.count)])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """Take up the file of the run that a checkpoint is of."""
+        """See `Tracker.restore`."""
         self.count, self._resumed = int(record["count"][0]), True
 
     def finish(self) -> None:

@@ -76,11 +76,11 @@ class LinearFlow(Flow):
 
     @property
     def functional(self) -> J | None:
-        """The functional that the flow descends; None for a flow that is no gradient flow."""
+        """See `Flow.functional`."""
         return None
 
     def given(self) -> list[Any]:
-        """Return what the flow was given beside its kernel: arrays, numbers and words that tell it from others."""
+        """See `Flow.given`."""
         # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes differently.
         stated = self.functional if isinstance(self.functional, E) else None
         fidelity = None if self.fidelity is None else self.fidelity.stated(self.observed)
@@ -90,12 +90,12 @@ class LinearFlow(Flow):
 
     @property
     def tracked(self) -> bool:
-        """Whether something that it is made of asks for a gradient."""
+        """See `Flow.tracked`."""
         return super().tracked or self.terms.tracked or (self.fidelity is not None and self.fidelity.tracked)
 
     @property
     def timed(self) -> bool:
-        """Whether one of its terms depends on time."""
+        """See `Flow.timed`."""
         return self.terms.timed
 
     def _at_time(self, t: float) -> Self:
@@ -105,16 +105,16 @@ class LinearFlow(Flow):
         return result
 
     def moments(self, t: float, like: Array) -> list[Array]:
-        """Return the signals of its terms at t, those that depend on time."""
+        """See `Flow.moments`."""
         return self.terms.moments(t, like)
 
     def held(self, u: Array) -> Array:
-        """Return `u` with the values that a constraint gives at the flow's time; `u` itself without one."""
+        """See `Flow.held`."""
         constraint = self.terms.constraint
         return u if constraint is None else constraint.held(u, self.time)
 
     def free(self, v: Array) -> Array:
-        """Return `v` with 0 where a constraint gives values; `v` itself without one."""
+        """See `Flow.free`."""
         return v if self.terms.constraint is None else self.terms.constraint.free(v)
 
     def on_free(self, v: Array) -> Array:
@@ -340,7 +340,7 @@ class LinearFlow(Flow):
         return result
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as a signal of this flow, for which its terms are known, or raise `InputError`."""
+        """See `Flow.check_signal`."""
         u = self.held(super().check_signal(name, value))
         if self.terms.reaction is not None:
             self.terms.reaction.check_start(name, u)
@@ -410,7 +410,7 @@ class LinearFlow(Flow):
             return 0.0 if math.isnan(scale) else total * scale
 
     def energy(self, u: Array) -> float:
-        """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
+        """See `Flow.energy`."""
         return float(self._pending_energy(u))
 
     def pending_energy(self, u: Array) -> Pending | float:
@@ -619,7 +619,7 @@ class GradientFlow(LinearFlow):
         return self._functional
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
+        """See `Flow.rebuilt`."""
         functional = self._functional.with_affinity(self._functional.given._updated(u))
         result = self._replaced(functional.affinity, functional.fidelity_in(self.inner), u)
         result._functional = functional
@@ -689,7 +689,7 @@ class AttentionFlow(LinearFlow):
         return E(self.affinity, self.observed, self.fidelity, measure="degree")
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
+        """See `Flow.rebuilt`."""
         return self._replaced(self.affinity._updated(u), self.fidelity, u)
 
     def __repr__(self) -> str:

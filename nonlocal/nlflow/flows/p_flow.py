@@ -58,7 +58,7 @@ class PFlow(Flow):
 
     @property
     def functional(self) -> Jp:
-        """The functional that the flow descends."""
+        """See `Flow.functional`."""
         return self._functional
 
     def velocity(self, u: Array) -> Array:
@@ -67,7 +67,7 @@ class PFlow(Flow):
         return -self._functional.gradient(u)
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as a signal of this flow, for which its misfit is known, or raise `InputError`."""
+        """See `Flow.check_signal`."""
         u = super().check_signal(name, value)
         misfit = _misfit(self._functional)
         if misfit.floor(u) is not None and float(u.min()) < 0:
@@ -134,7 +134,7 @@ class ForwardBackward(FixedStep):
         return 1 / float(slope.max()) if slope.max() > 0 else math.inf
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Whether the limit is looked at in every step instead."""
+        """See `Integrator.surely_stable`."""
         return bool(flow.functional.p > 2)
 
     def check_kind(self, flow: Flow) -> None:
@@ -151,7 +151,7 @@ class ForwardBackward(FixedStep):
             )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Move explicitly by the diffusion, and implicitly by the fidelity."""
+        """See `FixedStep.step`."""
         self.check_kind(flow)
         jp: Any = flow.functional
         flow.applications += 1

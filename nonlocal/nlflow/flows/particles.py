@@ -243,11 +243,11 @@ class ParticleFlow(SecondOrder):
         return self.friction is not None
 
     def parts(self, state: Array) -> tuple[Array, Array]:
-        """Return the positions and the velocities in a signal of particles with inertia."""
+        """See `SecondOrder.parts`."""
         return state[:, : self.dimensions], state[:, self.dimensions :]
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
-        """Return the signal of positions and velocities."""
+        """See `SecondOrder.joined`."""
         return namespace(displacement).concat([displacement, velocity], axis=1)
 
     def wrapped(self, u: Array) -> Array:
@@ -332,7 +332,7 @@ class ParticleFlow(SecondOrder):
             )
 
     def spread(self, white: Array) -> Array:
-        """Return noise without its part of positions, where there is inertia."""
+        """See `Flow.spread`."""
         if not self.inertial:
             return white
         still, moved = self.parts(white)
@@ -367,7 +367,7 @@ class ParticleFlow(SecondOrder):
     # ---- the contract
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as a signal of this flow, or raise `InputError`."""
+        """See `Flow.check_signal`."""
         u = super().check_signal(name, value)
         self._check_apart(name, self.wrapped(u), InputError)
         return u

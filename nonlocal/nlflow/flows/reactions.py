@@ -483,16 +483,16 @@ class SumOfReactions(Reaction):
         return result
 
     def when(self, t: float) -> Reaction:
-        """Return the sum as it is at time t."""
+        """See `Reaction.when`."""
         return self._of(*(one.when(t) for one in self.parts)) if self.timed else self
 
     def on(self, affinity: Affinity) -> Reaction:
-        """Return the sum at the nodes of a flow; see `Reaction.on`."""
+        """See `Reaction.on`."""
         return self._of(*(one.on(affinity) for one in self.parts))
 
     @property
     def averages(self) -> list[Affinity]:
-        """What averages of u are taken by."""
+        """See `Reaction.averages`."""
         return [affinity for one in self.parts for affinity in one.averages]
 
     def function(self, u: Array) -> Array:
@@ -502,23 +502,23 @@ class SumOfReactions(Reaction):
 
     @property
     def derivative(self) -> Callable[[Array], Array] | None:
-        """R' as a function of u, None where one of them has none, or takes channels or nodes together."""
+        """See `Reaction.derivative`."""
         slopes = [one.derivative for one in self.parts]
         return None if self.turns or None in slopes else lambda u: sum(slope(u) for slope in slopes)  # type: ignore[misc]
 
     @property
     def potential(self) -> Callable[[Array], Array] | None:
-        """F as a function of u, None where one of them has none."""
+        """See `Reaction.potential`."""
         found = [one.potential for one in self.parts]
         return None if None in found else lambda u: sum(one(u) for one in found)  # type: ignore[misc]
 
     def jacobian(self, u: Array, v: Array) -> Array:
-        """Return the derivative of the sum at `u` along `v`."""
+        """See `Reaction.jacobian`."""
         first, second = self.parts
         return first.jacobian(u, v) + second.jacobian(u, v)
 
     def word(self) -> str:
-        """Return what tells the sum from others."""
+        """See `Reaction.word`."""
         return " + ".join(one.word() for one in self.parts)
 
     def __repr__(self) -> str:

@@ -94,7 +94,7 @@ class Replayed(Integrator):
         return self.integrator.surely_stable(flow)
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """Return the message of the method."""
+        """See `Integrator.unstable`."""
         return self.integrator.unstable(flow, limit)
 
     def check_kind(self, flow: Flow) -> None:

@@ -196,7 +196,7 @@ class SphereFlow(Flow):
         return u / xp.sqrt(xp.sum(u * u, axis=1, keepdims=True))
 
     def rebuilt(self, u: Array) -> Self:
-        """Return the flow with the weights of the tokens `u`."""
+        """See `Flow.rebuilt`."""
         return self._with(self.affinity.update(u), u)
 
     @property

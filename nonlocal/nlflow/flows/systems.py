@@ -123,7 +123,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def mixes(self) -> bool:
-        """Whether A moves a channel by another."""
+        """See `LinearFlow.mixes`."""
         return not self.diagonal
 
     def width(self, *, diffusion: bool = False) -> int:
@@ -155,7 +155,7 @@ class SystemFlow(LinearFlow):
         return 0.0, self.diffusion_bound()
 
     def diffusion_bound(self) -> float:
-        """Return an upper bound of the spectrum of `diffusion`."""
+        """See `LinearFlow.diffusion_bound`."""
         pairs = list(zip(self._groups, self._rates, strict=True))
         if self.diagonal:
             own = np.diag(self.couplings)
@@ -175,7 +175,7 @@ class SystemFlow(LinearFlow):
 
     @property
     def has_own_bounds(self) -> bool:
-        """Whether `spectral_bounds` are those of the operator that the flow has."""
+        """See `LinearFlow.has_own_bounds`."""
         pieces = ("average", "diffusion", "linear", "spectral_bounds", "diffusion_bound")
         return all(self._depth(piece) >= self._depth("_diagonal_rate") for piece in pieces)
 
@@ -198,14 +198,14 @@ class SystemFlow(LinearFlow):
         return namespace(like).concat(columns, axis=-1) if self._rates else 0.0
 
     def measure(self, like: Array) -> Array:
-        """Return the measure of nodes, for each channel where kernels differ and the metric is that of degrees."""
+        """See `Flow.measure`."""
         if self.inner.measure == "l2" or len(set(self.functionals)) == 1:
             return super().measure(like)
         measures = [one.affinity.measure(self.inner.measure, like, by_item=True) for one in self.functionals]
         return namespace(like).stack(measures, axis=-1)
 
     def mass(self, like: Array) -> Array:
-        """Return m_i, for each channel where kernels differ and the metric is that of degrees; see `Flow.mass`."""
+        """See `Flow.mass`."""
         if self.inner.measure == "l2" or len(self.affinities) == 1:
             return super().mass(like)
         return namespace(like).stack([self._mass_of(one.affinity, like) for one in self.functionals], axis=-1)

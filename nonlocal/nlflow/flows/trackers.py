@@ -181,11 +181,11 @@ class _Series(Tracker):
         self._rows: list[tuple[float, Pending | float]] = []
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Begin a new series; see `Tracker.start`."""
+        """See `Tracker.start`."""
         self._rows = []
 
     def at_once(self, flow: Flow) -> bool:
-        """Return False: numbers are written down, and read together."""
+        """See `Tracker.at_once`."""
         del flow
         return False
 
@@ -222,7 +222,7 @@ class Energy(_Series):
         super().start(flow, u, t, end)
 
     def at_once(self, flow: Flow) -> bool:
-        """Whether the flow's energy needs a signal that is finite."""
+        """See `Tracker.at_once`."""
         return not flow.leaves_pending
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
@@ -289,7 +289,7 @@ class Progress(Tracker):
         )  # fmt: skip
 
     def at_once(self, flow: Flow) -> bool:
-        """Return False: it does not look at the signal."""
+        """See `Tracker.at_once`."""
         del flow
         return False
 
@@ -379,12 +379,12 @@ class Checkpoint(Tracker):
             raise failure or InputError(f"path: the process that writes files cannot write to {str(self.path)!r}")
 
     def at_once(self, flow: Flow) -> bool:
-        """Return whether it is time to write a checkpoint, of a signal that is finite."""
+        """See `Tracker.at_once`."""
         self._due = self._is_time(flow)
         return self._due
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Write a checkpoint when it is time."""
+        """See `Tracker.look`."""
         due, self._due = self._due, None
         if self._is_time(flow) if due is None else due:
             self._save()
@@ -394,7 +394,7 @@ class Checkpoint(Tracker):
         return flow.affinity.agreed(time.monotonic() - self._last >= self._pause)  # clocks differ between processes
 
     def finish(self) -> None:
-        """Write the last state, and let others write."""
+        """See `Tracker.finish`."""
         try:
             self._save()
         finally:
@@ -445,7 +445,7 @@ class SteadyState(Tracker):
         self._speed = 0.0
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Measure the speed at the start."""
+        """See `Tracker.start`."""
         self._speed = flow.speed(u)
         # What is slow is not at rest: a chain of a small gap is there at the end of a long run only, and nodes of a
         # small measure, which are not seen in a norm, may move fast.
@@ -464,16 +464,16 @@ class SteadyState(Tracker):
         return max(self.rtol * self._speed, self.atol)
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Compare the speed with the threshold."""
+        """See `Tracker.look`."""
         speed = flow.speed(u)
         return f"steady state: rms of du/dt is {speed:.3g}" if speed <= self._threshold else None
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """Return the threshold and the speed at the start, which a resumed run compares with."""
+        """See `Tracker.record`."""
         return {"threshold": np.array([self._threshold]), "speed": np.array([self._speed])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """Take up the speed at the start of the first run."""
+        """See `Tracker.restore`."""
         self._speed = float(record["speed"][0])
 
 
@@ -513,7 +513,7 @@ class DiscrepancyPrinciple(Tracker):
             raise InputError(f"observed: got shape {tuple(self.observed.shape)}, expected {tuple(u.shape)}, that of u")
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
-        """Compare the residual with the noise."""
+        """See `Tracker.look`."""
         residual = root_mean_square(u - self.observed)
         if residual < self.factor * self.sigma:
             return None

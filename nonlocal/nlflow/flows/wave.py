@@ -105,19 +105,19 @@ class WaveFlow(SecondOrder):
         return self.displacement(state), self.flow.free(self.speed_of(state))
 
     def joined(self, displacement: Array, velocity: Array) -> Array:
-        """Return the state of a displacement and a velocity, as they are."""
+        """See `SecondOrder.joined`."""
         xp, both = namespace(displacement), [displacement, velocity]
         alone = displacement.ndim == len(self.affinity.domain.shape)
         return xp.stack(both, axis=-1) if alone else xp.concat(both, axis=-1)
 
     def check_signal(self, name: str, value: Any) -> Array:
-        """Return `value` as a state of this flow, or raise `InputError`."""
+        """See `Flow.check_signal`."""
         y = super().check_signal(name, value)
         self.flow.check_signal(name, self.displacement(y))
         return self.held(y)
 
     def check_kind(self, name: str, y: Array) -> None:
-        """Raise `InputError` for what has not the shape, dtype and device of a state; no values are looked at."""
+        """See `Flow.check_kind`."""
         super().check_kind(name, y)
         if y.ndim != len(self.affinity.domain.shape) + 1 or int(y.shape[-1]) % 2:
             raise InputError(
@@ -129,7 +129,7 @@ class WaveFlow(SecondOrder):
 
     @property
     def timed(self) -> bool:
-        """Whether a term of the gradient flow depends on time."""
+        """See `Flow.timed`."""
         return self.flow.timed
 
     def _at_time(self, t: float) -> Self:
@@ -231,14 +231,14 @@ class WaveFlow(SecondOrder):
         return math.sqrt(self.largest_frequency() ** 2 + self.flow.driving_bound() / float(np.min(self.density)))
 
     def surely_below(self) -> float:
-        """Return the frequency of the bound of eigenvalues; infinity where slopes are not known."""
+        """See `SecondOrder.surely_below`."""
         if not (self.flow.symmetric and self.flow.plain and is_told(self.flow)):
             return math.inf
         highest = self.flow.spectral_bounds()[1] + self.flow.driving_bound()
         return math.sqrt(highest / float(np.min(self.density)))
 
     def leaps(self, state: Array, dt: float, memory: dict[str, Any]) -> Callable[[Array, int], Array] | None:
-        """Return a function that takes many steps with a matrix, None where there is none."""
+        """See `SecondOrder.leaps`."""
         linear = self.flow
         plain = is_numpy(state) and state.dtype == np.float64 and linear.terms.reaction is None and not linear.timed
         small = self.affinity.domain.size <= _DENSE and linear.width() == 1 and linear.overridden("linear") is None

@@ -151,7 +151,7 @@ class Exponential(Integrator):
         return math.inf
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return N - A u with the N of another signal, since it is taken for a constant."""
+        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         return linear.drawn(0 * u) - linear.on_free(linear.free(u))
 

@@ -84,7 +84,7 @@ class SplitStep(FixedStep):
         return self.reach / bound if bound > 0 else math.inf
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return N - A u at the nodes that a constraint leaves free."""
+        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         part = linear.free(u)
         return linear.drawn(part) - linear.on_free(part)
@@ -185,12 +185,12 @@ class SemiImplicit(FixedStep):
             )
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return du/dt of diffusion and fidelity."""
+        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         return _pulled_to(linear, u, -linear.diffusion(u))
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Move explicitly by the diffusion, and implicitly by the fidelity."""
+        """See `FixedStep.step`."""
         flow = as_linear(flow)
         moved = u - dt * flow.diffusion(u)
         if flow.fidelity is None or flow.observed is None:
@@ -215,7 +215,7 @@ class NeutrenoStep(Integrator):
         return euler_limit(as_linear(flow))
 
     def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return Pu - u + lambda~ (f - u)."""
+        """See `Integrator.velocity_of`."""
         linear = as_linear(flow)
         return _pulled_to(linear, u, linear.average(u) - u)
 
@@ -236,7 +236,7 @@ class NeutrenoStep(Integrator):
         return known and linear.plainly_linear
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """Return which fidelity is too large, and which is not."""
+        """See `Integrator.unstable`."""
         linear = as_linear(flow)
         largest = linear.spectral_bounds()[0] if linear.fidelity is None else linear.fidelity.bounds()[1]
         bound = f"fidelity < {largest + 2 / limit * (limit - 1):.6g} (1 + mu_min(P))" if linear.symmetric else ""
@@ -246,7 +246,7 @@ class NeutrenoStep(Integrator):
         )
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return Pu + lambda~ (f - u) and t + 1."""
+        """See `Integrator.advance`."""
         del target, memory
         linear = as_linear(flow)
         return _pulled_to(linear, u, linear.average(u)), t + 1
@@ -267,12 +267,12 @@ class AttentionStep(NeutrenoStep):
         return math.inf if linear.plainly_linear else euler_limit(linear)
 
     def surely_stable(self, flow: Flow) -> bool:
-        """Return False: the limit costs nothing."""
+        """See `Integrator.surely_stable`."""
         del flow
         return False
 
     def unstable(self, flow: Flow, limit: float) -> str:
-        """Return what the average of one's own lacks."""
+        """See `Integrator.unstable`."""
         del flow
         return f"flow: the longest stable step of its own average is {limit:.6g} < 1; use ExplicitEuler, which has a dt"
 

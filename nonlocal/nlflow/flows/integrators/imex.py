@@ -244,7 +244,7 @@ class AverageVectorField(ImplicitStep):
     longer = "ConvexSplitting(dt)"
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after one step; `StepFailureError` where its equation is not solved."""
+        """See `FixedStep.step`; `StepFailureError` where the equation is not solved."""
         linear: Any = as_linear(flow).when(flow.time + dt / 2)
         xp, part = namespace(u), linear.free(u)
         rounding, largest = (1e-6 if u.dtype == xp.float32 else 1e-14), scalar(xp.max(xp.abs(u)))

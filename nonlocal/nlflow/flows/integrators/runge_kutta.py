@@ -185,7 +185,7 @@ class Embedded(Integrator):
 
     @property
     def length(self) -> float | None:
-        """The step, None where it adapts."""
+        """See `Integrator.length`."""
         return None if self.adaptive else self.dt
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
@@ -436,7 +436,7 @@ class Adaptive(Integrator):
         return self.integrator.stability_limit(flow)
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise what the method raises for the flow, whatever its step."""
+        """See `Integrator.check_kind`."""
         with suppress(StabilityError):
             self.integrator.check(flow)
 

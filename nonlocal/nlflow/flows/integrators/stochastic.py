@@ -84,7 +84,7 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
     called, longer = "EulerMaruyama", "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return that of `ExplicitEuler`; NaN, not known, for flows that are not linear but for terms."""
+        """See `ExplicitEuler`; NaN, not known, for flows that are not linear but for terms."""
         return super().stability_limit(flow) if isinstance(flow, LinearFlow) else math.nan
 
     def surely_stable(self, flow: Flow) -> bool:
@@ -92,7 +92,7 @@ class EulerMaruyama(NoisyStep, ExplicitEuler):
         return isinstance(flow, LinearFlow) and super().surely_stable(flow)
 
     def noisy(self, flow: Flow, u: Array, dt: float, white: Array, noise: Noise) -> Array:
-        """Return u + dt v(u) + s(u) dW."""
+        """See `NoisyStep.noisy`."""
         return self.step(flow, u, dt) + noise.times(flow, u, white)
 
 
@@ -148,7 +148,7 @@ class PlatenWeak2(NoisyStep):
     longer = "ExponentialEuler(dt)"
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / (rho(A) + b), that of explicit Euler; NaN, not known, for flows that are not linear."""
+        """See `EulerMaruyama`."""
         return EulerMaruyama(self.dt).stability_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
@@ -156,7 +156,7 @@ class PlatenWeak2(NoisyStep):
         return EulerMaruyama(self.dt).surely_stable(flow)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after a step of Heun's."""
+        """See `FixedStep.step`."""
         return self._heun(flow, u, dt, 0 * u)
 
     @staticmethod
@@ -354,7 +354,7 @@ class ExponentialEuler(NoisyStep, ExponentialStep):
     longer = "EulerMaruyama(dt)"
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after a step without noise."""
+        """See `FixedStep.step`."""
         linear = as_linear(flow)
         u = linear.free(u)
         moved = self.applied(linear, linear.drawn(u) - linear.on_free(u), (1, dt))[0]

@@ -72,7 +72,7 @@ class StoermerVerlet(FixedStep):
         return self.dt * self._moving(flow).surely_below() < 2
 
     def check_kind(self, flow: Flow) -> None:
-        """Raise `InputError` for what has no velocities."""
+        """See `Integrator.check_kind`."""
         self._moving(flow)
 
     def _moving(self, flow: Flow) -> SecondOrder:
@@ -88,7 +88,7 @@ class StoermerVerlet(FixedStep):
         return moving.joined(x + dt / 2 * v, v)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
-        """Return the state after `stride` steps, or fewer, and the time reached; see `Integrator.advance`."""
+        """See `Integrator.advance`."""
         count = min(self.stride, math.floor((target - t) / self.dt * (1 + 1e-9)))
         if count < 2:
             return super().advance(flow, u, t, target, memory)
