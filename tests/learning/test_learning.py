@@ -75,6 +75,15 @@ def test_label_spreading_is_that_of_scikit_learn(moons, alpha):
     assert (ours.predict(new) == theirs.predict(new)).all()
 
 
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.25])
+def test_a_rough_tolerance_holds_for_each_probability(moons, alpha):
+    X, _, few = moons
+    exact = LabelSpreading("rbf", gamma=30.0, alpha=alpha).fit(X, few).label_distributions_
+    for tol in (1e-1, 1e-2, 1e-4):
+        found = LabelSpreading("rbf", gamma=30.0, alpha=alpha, tol=tol).fit(X, few).label_distributions_
+        assert (np.abs(found - exact) <= tol * exact).all()
+
+
 def test_weak_probabilities_keep_their_digits():
     # A chain in which each sample sees the next with 1e-8 of what it sees of the one before it.
     X = np.cumsum(np.sqrt(np.arange(12) * 0.92))[::-1, None].copy()

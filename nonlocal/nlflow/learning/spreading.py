@@ -218,9 +218,9 @@ class LabelSpreading(ProbabilisticClassifier):
         rtol, most = self._rtol if rtol is None else rtol, min(most, self.max_iter)
         fidelity, f = self.functional_.fidelity_in("degree"), self.functional_.observed
         xp, done, left, before = namespace(u), 0, math.inf, math.inf
-        least = _rounding(u) if self._each else 0.0
+        least, fewest = (_rounding(u), 2) if self._each else (0.0, 1)  # one change does not tell how they fall
         u, drawn = xp.where(u > 0, u, xp.zeros_like(u)), fidelity.times(f)
-        while done < most and left > rtol and before > least:
+        while done < most and (left > rtol or done < fewest) and before > least:
             new = fidelity.damped(average(u) + drawn, 1.0)
             change = self._change(u, new)
             left = _still_to_come(change, before, self.alpha, new) if self._each else change
