@@ -288,18 +288,21 @@ def _courses(quantity: str, arm: str, record: dict[str, Any]) -> list[str]:
     for one, stack, name in _stacks(record):
         cells: dict[str, str] = {}
         for label, found in one["arms"].items():
-            own = found[stack].get(quantity)
-            if own is None or not (label == STOCK or (arm and label.startswith(arm))):
-                continue
-            values = own["mean"][1:] if begin and quantity != "redundancy" else own["mean"]
-            off = max((value for value in own["error"] if value is not None), default=None)
-            cells[label] = f"{_ends(values)} (± {_short(off)})"
-        kinds = [label.rpartition(", ")[0] or label for label in cells]
-        heads = heads or kinds
+            if label == STOCK or (arm and label.startswith(arm)):
+                cells[label] = _course(found[stack].get(quantity), begin if quantity != "redundancy" else 0)
+        heads = heads or [label.rpartition(", ")[0] or label for label in cells]
         told = (f"{label.rpartition(', ')[2]}: {cell}" if label != STOCK else cell for label, cell in cells.items())
         rows.append(f"| {name} | {' | '.join(told)} |")
     first = "layer 1" if begin else "input"
     return _table(f"{QUANTITIES[quantity]}: {first}, middle, last | {' | '.join(heads)} |", rows)
+
+
+def _course(own: dict[str, Any] | None, begin: int) -> str:
+    """Return a quantity from a layer on, with its largest standard error."""
+    if own is None:
+        return "–"
+    off = max((value for value in own["error"] if value is not None), default=None)
+    return f"{_ends(own['mean'][begin:])} (± {_short(off)})"
 
 
 def _ends(values: Sequence[Any]) -> str:
