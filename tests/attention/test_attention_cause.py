@@ -10,12 +10,22 @@ import numpy as np
 import pytest
 
 from nlflow import InputError
-from nlflow.attention import Adapter, explain, mean_cosine, participation_rank, probe, token_similarity  # needs torch
+from nlflow.attention import (  # needs torch
+    Adapter,
+    explain,
+    mean_cosine,
+    participation_rank,
+    probe,
+    survey,
+    token_similarity,
+)
 from nlflow.attention.probing.cause import MEASURES
 from nlflow.attention.probing.findings import beside_nulls
 from nlflow.attention.probing.parts import PARTS, point_of
 from nlflow.errors import NlflowWarning
 from tests.transformer_models import MODELS, build, inputs, torch, transformers
+from validation.tiny_inputs import inputs_of as tiny_inputs
+from validation.tiny_models import build as tiny
 
 pytestmark = pytest.mark.numerical
 
@@ -531,6 +541,21 @@ def explained(model: Any, rows: Any) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of one input
         return explain(model, rows).findings()
+
+
+def test_sinks_that_learn_are_no_part_of_a_graph() -> None:
+    found = explain(tiny("gpt_oss").eval(), {"input_ids": torch.arange(16).view(2, 8) % 7 + 3}, nulls=False)
+    for row in found.rows("cosine"):
+        assert sum(row[part] for part in PARTS if part in row) == pytest.approx(row["change"], abs=1e-9)
+
+
+def test_layers_that_change_the_width_or_the_sequences_are_named() -> None:
+    model = tiny("fun_asr_nano_encoder").eval()
+    with pytest.raises(InputError, match=r"which shows states of another shape than it takes; expected a layer"):
+        explain(model, tiny_inputs(model))
+    video = tiny("videoprism_vision_model").eval()
+    with pytest.raises(InputError, match=r"inputs: got layers over \d+ and \d+ sequences in one run"):
+        survey(video, [tiny_inputs(video)])
 
 
 def test_nulls_are_those_of_rng_and_of_no_other_seed() -> None:

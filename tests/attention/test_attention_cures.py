@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nlflow.errors import InputError
@@ -275,6 +276,13 @@ def test_cures_by_layers_leave_the_others() -> None:
     other = build("vit")
     blocks(other)[2].projection.register_forward_hook(lambda m, a, y: 0.5 * y)  # type: ignore[union-attr]
     assert torch.equal(one, output(other, given))
+
+
+def test_numbers_of_blocks_may_be_an_array() -> None:
+    given, numbers = inputs("bert"), [0.5, 1.0, 2.0]
+    expected = output(attach(build("bert"), fidelity=0, cures={"temperature": numbers}), given)
+    for array in (np.array(numbers), torch.tensor(numbers)):
+        assert torch.equal(output(attach(build("bert"), fidelity=0, cures={"temperature": array}), given), expected)
 
 
 def test_cures_that_are_refused() -> None:

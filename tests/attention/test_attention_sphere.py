@@ -155,6 +155,19 @@ def test_in_models_of_transformers(name: str) -> None:
         assert padded[0].layer == pytest.approx(short[0].layer, abs=1e-4)
 
 
+def test_layers_of_torch_with_tokens_first_are_those_with_them_behind() -> None:
+    x = torch.randn(2, 6, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = []
+    for batch_first in (True, False):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first, dtype=torch.float64)
+        model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+        found.append(discretize_blocks(model, x if batch_first else x.transpose(0, 1), substeps=(1, 2)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one.distance, other.distance, rtol=1e-9)
+        assert one.explained == pytest.approx(other.explained, rel=1e-9)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_compared() -> None:
     model, x = stack()

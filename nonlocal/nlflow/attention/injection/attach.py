@@ -91,8 +91,8 @@ def attach(
         False is the explicit form of the paper, P v + λ̃ (v0 - v), for models that are trained with it, and for
         λ̃ < 1 + μ_min(P). The semi-implicit one is stable for all λ̃.
     feat_scale : bool
-        FeatScale after the output projection, over the tokens that are no padding (in causal models: up to each
-        token). It starts as the identity.
+        FeatScale after the output projection, with the mean over the tokens that each token sees. It starts as the
+        identity.
     attn_scale : bool
         AttnScale, one parameter for each head. It starts as the identity.
     matrix_fidelity : bool

@@ -110,7 +110,7 @@ def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> 
                 f"attach(model, fidelity=0.4, semi_implicit={name == TERMS_OF_V0[0]})"
             )
         cure = CURES[check_choice("cures", name, names)]
-        several = isinstance(given, Sequence) and not isinstance(given, str)
+        several = hasattr(given, "__len__") and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
         numbers: list[Any] = list(given) if several else [given] * count  # type: ignore[arg-type]
         if len(numbers) != count:
             raise InputError(

@@ -88,6 +88,7 @@ class Seen:
     norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
     earlier: list[Seen] = field(default_factory=list)
     number: int = 1  # of the call
+    turned: bool = False  # whether the layer takes states (N, B, D)
 
     def begin(self) -> None:
         """Keep what was seen so far as an earlier call, where the block is called again in one run (ALBERT)."""
@@ -97,6 +98,7 @@ class Seen:
 
     def turn(self) -> None:
         """Turn states (N, B, D) to (B, N, D)."""
+        self.turned = True
         for name in ("before", "between", "after", "added", "summed"):
             setattr(self, name, _turned(getattr(self, name)))
         self.steps = [Step(one.kind, one.tensor.transpose(0, 1), one.beside) for one in self.steps]

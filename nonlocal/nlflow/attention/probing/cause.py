@@ -337,9 +337,10 @@ def explain(
     for batch in bar(several, desc="inputs", disable=not progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         given = inputs_of(model, batch[0] if alone else batch)
-        run = _run(network, given, adapter, take)
-        few = _few(run, sum(part[0].points["before"].count.size for part in parts)) if nulls else None
-        parts.append(_blocks(network, given, run, tokens, few, generator, not parts))
+        with torch.no_grad():
+            run = _run(network, given, adapter, take)
+            few = _few(run, sum(part[0].points["before"].count.size for part in parts)) if nulls else None
+            parts.append(_blocks(network, given, run, tokens, few, generator, not parts))
         layers = [[block.name for block in part] for part in (parts[0], parts[-1])]
         if layers[0] != layers[1]:
             raise InputError(
@@ -377,7 +378,7 @@ def _run(model: nn.Module, batch: Any, adapter: Any, take: Take | None) -> _Run:
     given = call_of(model, _without_marks(batch))
     # What comes to W_O is compared with the averages where they are split, and elsewhere they are not used.
     taken = recording(watched, compared=False) if take is None else taking(watched, take)
-    with torch.no_grad(), using(model, "looks into it"), evaluating(model), ExitStack() as stack:
+    with using(model, "looks into it"), evaluating(model), ExitStack() as stack:
         stack.enter_context(watching(watched, calls=True))
         stack.enter_context(taken)
         projected = stack.enter_context(projecting(watched))
@@ -429,16 +430,18 @@ def _blocks(
     for one, projected in run:
         stack = one.block.stack
         numbers[stack] = numbers.get(stack, 0) + 1
-        if one.before is None or one.after is None:
+        if one.before is None or one.after is None or one.before.shape != one.after.shape:
+            shows = "no states" if one.before is None or one.after is None else "states of another shape than it takes"
             raise InputError(
-                f"model: got {one.name} in {type(one.block.layer).__name__}, which shows no states; expected a layer "
+                f"model: got {one.name} in {type(one.block.layer).__name__}, which shows {shows}; expected a layer "
                 "that takes hidden states (B, N, D) and returns them, as one module around attention, what is added to "
                 "it and the MLP; where a model has none (windows, x-transformers), take probe and attach"
             )
         layer = None if one.taken is None else layer_of(one, batch, several=several)
-        inside = tokens_of(one.before[:, None], None if layer is None else layer.mask, batch, stack if several else "")
-        if layer is not None and layer.tokens.shape == inside.shape:
+        if layer is not None and layer.tokens.shape == one.before.shape[:2]:
             inside = layer.tokens
+        else:
+            inside = tokens_of(one.before[:, None], None, batch, stack if several else "")
         if stack not in known or not torch.equal(known[stack][0], inside):
             known[stack] = inside, token_groups(model, batch, stack, inside)
         groups = known[stack][1]

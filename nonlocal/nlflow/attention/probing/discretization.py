@@ -385,11 +385,12 @@ def _added(one: Seen, hidden: Tensor) -> Tensor:
     args = [None if hasattr(value, "get_seq_length") else value for value in one.args[1:]]
     kwargs = {name: None if hasattr(value, "get_seq_length") else value for name, value in one.kwargs.items()}
     seen = Seen(one.block)
+    given = hidden.transpose(0, 1) if one.turned else hidden
     with watching([seen]):
         if one.args:
-            one.block.layer(hidden, *args, **kwargs)
+            one.block.layer(given, *args, **kwargs)
         else:
-            one.block.layer(**{**kwargs, "hidden_states": hidden})
+            one.block.layer(**{**kwargs, "hidden_states": given})
     if seen.added is None:
         raise InputError(f"model: {one.name} did not run as before when its layer was called again: {seen.reason}")
     return seen.added

@@ -280,8 +280,8 @@ def survey(
     Raises
     ------
     InputError
-        For one batch without a list, for none, for inputs that all have one token alone, and for batches in which other
-        layers ran than in the first.
+        For one batch without a list, for none, for inputs that all have one token alone, for batches in which other
+        layers ran than in the first, and for models whose layers run over other numbers of sequences.
 
     Warns
     -----
@@ -305,6 +305,11 @@ def survey(
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         trace = probe(model, batch[0] if alone else batch, adapter=adapter, take=take)
         name = trace.model
+        if len(sizes := {layer.items for layer in trace}) > 1:
+            raise InputError(
+                f"inputs: got layers over {' and '.join(map(str, sorted(sizes)))} sequences in one run of {name}, "
+                "expected one number, that of the inputs; such a model cuts its inputs into parts: take probe"
+            )
         parts.append(_states(trace))
         # Of each input whether it has one token in all stacks, and in some.
         each = np.stack([layer.tokens.sum(-1).cpu().numpy() < 2 for layer in trace])
