@@ -541,8 +541,7 @@ def in_tiles(
 ) -> tuple[list[Any], int, int]:
     """Return the estimates of a flow of groups (the last alone, or all), the number of tiles and the bytes for one.
 
-    Each tile is wider than its part by all that the steps look at, so the parts have the bits of the whole; those of
-    tensors agree with it to rounding.
+    Each tile is wider than its part by all that the steps look at, so the parts of arrays have the bits of the whole.
 
     `f` is an array or a tensor (..., C), `variance` one like it, and `missing` one of its nodes. `make` gives a problem
     for samples, preset, groupings, and the keywords of `GroupFlow`; `working` is that of `bytes_needed`. Raises

@@ -52,8 +52,8 @@ def denoised_labelled(
     NaN are missing, and stay NaN unless a mask says what is missing. Integers come back as such, rounded.
 
     - *Series*: a signal.
-    - *DataFrame*: each column of numbers is a signal of its own; a scale in equal steps, and all that are no numbers,
-      stay as they are. With `axes` or `channel_axis` it is an array.
+    - *DataFrame*: each column of numbers is a signal of its own; a scale in equal steps beside others, and all that are
+      no numbers, stay as they are. With `axes` or `channel_axis` it is an array.
     - *DataArray*: its dimensions say which axis is which, as far as `letter_of` knows them all.
     - *Dataset*: each variable of numbers by itself.
     """

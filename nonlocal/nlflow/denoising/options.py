@@ -50,7 +50,7 @@ class Options:
     max_memory : float, optional
         Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`), on a GPU what is
         free there. ``pixels`` computes its weights anew at each step when they do not fit; the others cut the image
-        into overlapping strips. The bits stay the same.
+        into overlapping strips. The bits of arrays stay the same.
     width : float, optional
         ``pixels`` only, as the next four: filter parameter h in the units of the input; with a map of sigma it
         follows that, and this is its root mean square. By default h = 1.9 s n^(-1/4), n the samples in a patch
