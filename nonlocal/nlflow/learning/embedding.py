@@ -32,8 +32,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     With beta the weights are exp(-|x_i - x_j|^2 / (s_i s_j)), s_i = s p_i^beta with a first estimate p of the density,
     by the distances to the nearest points (Berry and Harlim 2016, doi 10.1016/j.acha.2015.01.001). The modes are those
     of the generator L = 4 (P - I) / s_i^2 of the weights (s_i s_j)^-(d/2 + 1) (q_i q_j)^-alpha k_ij in d dimensions,
-    q_i being sum_j k_ij / s_i^d, which tends to Delta + 2 (1 - alpha) grad log q . grad. (In their notation
-    alpha + beta (d + 2) / 2 takes the place of alpha.)
+    q_i being sum_j k_ij / s_i^d, which tends to Delta + 2 (1 - alpha) grad log q . grad as widths fall. (In their
+    notation alpha + beta (d + 2) / 2 takes the place of alpha.)
 
     Parameters
     ----------
@@ -43,7 +43,8 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         taken as they are).
     gamma, metric, search, keep
         See `LabelSpreading`. With beta the weights are exp(-gamma |x_i - x_j|^2 / (r_i r_j)), with r = q^beta over its
-        geometric mean; None takes the steepest slope of ``curve_``.
+        geometric mean; None takes the steepest slope of ``curve_``, whose width need not fall with more points: a
+        larger one lessens the bias of ``generator_``.
     n_neighbors : int or None
         Of 'knn'; None takes 30, or N - 1 where that is less.
     alpha : float
