@@ -37,7 +37,7 @@ def find_whole_counts(samples: Array, missing: NDArray[np.bool_] | None = None) 
     Notes
     -----
     Blocks are sorted by the mean of their neighbours, and chosen by how alike opposite neighbours are, so that moments
-    have no bias. At most some 130 000 samples are measured.
+    have no bias. Of large images bands of rows are measured. Cost O(N).
     """
     found = _lattice(samples if missing is None else samples[~missing]) if samples.ndim == 3 else None
     levels = None if found is None else _Levels.of(samples, missing)

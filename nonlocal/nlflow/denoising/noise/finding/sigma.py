@@ -112,8 +112,8 @@ def blocks_of(
 ) -> Windows:
     """Put overlapping blocks of side³ (fewer along an axis that has no more) through the orthonormal cosine transform.
 
-    Blocks that touch an absent sample are left out. At most some 130 000, on a lattice. `every`: all coefficients are
-    given in place of those at high frequencies.
+    Blocks that touch an absent sample are left out; of large volumes those on a lattice are taken. `every`: all
+    coefficients are given in place of those at high frequencies.
     """
     from scipy.fft import dct
 
@@ -179,7 +179,7 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | N
 
     Texture that fills the image counts as noise. Noise of varying strength gives that of the smoother parts.
 
-    Cost O(N), with about 65 000 windows (131 000 of a volume). Deterministic.
+    Cost O(N); of large input windows on a lattice are looked at. Deterministic.
 
     References
     ----------

@@ -339,7 +339,7 @@ class Rician(Magnitudes):
     Raises
     ------
     InputError
-        For a sigma that is not a number > 0.
+        For a sigma that is not a number > 0, or is out of 1e-150 to 1e150.
 
     Notes
     -----
@@ -384,7 +384,7 @@ class NoncentralChi(Magnitudes):
     Raises
     ------
     InputError
-        For a sigma that is not a number > 0, and coils outside of 1 to 256.
+        As `Rician`, and for coils outside of 1 to 256.
 
     Notes
     -----

@@ -28,7 +28,8 @@ class Spikes(Strewn):
     Parameters
     ----------
     density : float, optional
-        Spikes a sample, 0 <= density < 1. None where they are to be found (`completed`).
+        Spikes a sample in `sample`, 0 <= density < 1; where they were found, the part of the samples that is hit. None
+        where they are to be found (`completed`).
     level : float
         Mean height of spikes, in the units of the input, >= 0; only `sample` uses it.
 
