@@ -402,9 +402,8 @@ REACH: Final = 2 * max(_RADII) + _APART + 1
 def with_peaks(f: Array, u: Array) -> Array:
     """Return an estimate u (H, W, 1) of samples f in units of their noise with what isolated peaks have lost.
 
-    A group of n patches keeps E / (E + n) of one of energy E that is like no other. Here the residual about each peak
-    (or dip) with calm surroundings is fitted by the peak's own shape and that shape made smoother, by least squares,
-    and given back. O(N).
+    The residual about each peak (or dip) with calm surroundings is fitted by the peak's own shape and that shape made
+    smoother, by least squares, and given back. O(N).
     """
     if u.ndim != 3 or u.shape[-1] > 1 or min(u.shape[:2]) <= 2 * _RADII[0]:
         return u
