@@ -41,7 +41,7 @@ class ConvolutionAffinity(Affinity):
     InputError
         For a kernel that grows so fast that transforms lose the sums of some nodes.
     MemoryLimitError
-        When the transforms would pass the limit.
+        When the transforms, or the table of a kernel that reaches far beyond the grid, would pass the limit.
     """
 
     method = "convolution"
