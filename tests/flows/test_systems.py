@@ -321,3 +321,13 @@ def test_tensors_have_the_results_of_arrays(couplings: Any) -> None:
     found, others = followed(torch.from_numpy(x), torch.from_numpy(u))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
     np.testing.assert_allclose(others, energies, rtol=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["l2", "degree"])
+def test_waves_of_systems_keep_their_energy(metric: str) -> None:
+    """Kinetic energy is that of the masses of each channel, in which its kernel pulls it."""
+    functionals = [nl.J(nl.affinity(nl.Gaussian(width), POINTS)) for width in WIDTHS]
+    wave = nl.WaveFlow(nl.SystemFlow(functionals, [1.0, 0.3], metric), density=np.linspace(0.5, 2.0, 24))
+    begun = wave.state(*np.random.default_rng(6).standard_normal((2, 24, 2)))
+    found = nl.solve(wave, begun, t_eval=[0.0, 1.0, 4.0], integrator=nl.RungeKutta(1e-10, 1e-12))
+    np.testing.assert_allclose(found.energy, found.energy[0], rtol=1e-8)

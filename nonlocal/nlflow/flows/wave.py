@@ -39,7 +39,7 @@ class WaveFlow(SecondOrder):
 
     Parameters
     ----------
-    flow : GradientFlow or AttentionFlow
+    flow : GradientFlow, AttentionFlow or SystemFlow
         With a frozen kernel.
     damping : float, or array of shape ``domain.shape``
         gamma >= 0.
@@ -191,10 +191,14 @@ class WaveFlow(SecondOrder):
         if not self.has_energy:
             return math.nan
         v, affinity = self.speed_of(u), self.affinity
-        weight = affinity.measure(self.inner.measure, v) * _like(self.density, v)
+        system = self.flow.width(diffusion=True) > 1  # whose channels may have masses of their own
+        if system:
+            weight = over_channels(self.flow.mass(v), v) * over_channels(_like(self.density, v), v)
+        else:
+            weight = affinity.measure(self.inner.measure, v) * _like(self.density, v)
         with np.errstate(over="ignore", invalid="ignore"):
             kinetic = 0.5 * scalar(namespace(v).sum(over_channels(weight, v) * v * v, dtype=namespace(v).float64))
-        if self.inner.normalized and kinetic > 0:
+        if self.inner.normalized and not system and kinetic > 0:
             exponent = math.log(kinetic) + affinity.log_total()
             kinetic = math.exp(exponent) if exponent < 709 else math.inf
         return kinetic + self.flow.energy(self.displacement(u))
