@@ -1,8 +1,7 @@
 """How many threads compute: the one module that counts them, and holds them to one.
 
-A sum that threads share changes its last bits with their number, and small steps wait longer for threads than they
-compute. Each library has its own threads and its own way to set them: the compiled loops of Numba, BLAS (through
-threadpoolctl, which knows its builds), and torch.
+Each library has its own threads and its own way to set them: the compiled loops of Numba, BLAS (through threadpoolctl),
+and torch.
 """
 
 from __future__ import annotations

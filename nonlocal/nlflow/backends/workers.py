@@ -1,7 +1,6 @@
 """Calls in other processes, of this machine or of a Dask cluster.
 
-The processes are those of joblib and of Dask. What is added here: work of dead workers is done again by others, where
-joblib and Dask end all of it.
+Work of dead workers is done again by others.
 """
 
 from __future__ import annotations

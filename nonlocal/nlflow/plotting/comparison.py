@@ -51,11 +51,9 @@ def comparison_figure(
 ) -> Figure:
     """Draw the noisy data, the denoised result and their difference.
 
-    Images are side by side in the grey scale of the noisy data. The residual, the mean over the channels, has colours
-    around 0 that end at 3 `sigma`. Signals are drawn over each other, with the residual below. Long signals and large
-    images get a magnified part: of a signal where the result changes most, of an image where much was removed beside
-    edges. Missing samples are coloured (in a signal shaded) and have no residual. Kept samples have an outline (in a
-    signal a bar below).
+    Images are side by side in the grey scale of the noisy data, signals over each other. The residual is the mean over
+    the channels. Long signals and large images get a magnified part. Missing samples are coloured (in a signal shaded)
+    and have no residual. Kept samples have an outline (in a signal a bar below).
 
     Parameters
     ----------
@@ -68,7 +66,7 @@ def comparison_figure(
         an image the largest counts.
     clean : numpy.ndarray, optional
         Reference without noise. It is drawn too, and the titles give the PSNR of the result, and that of the noisy data
-        where nothing is missing; not where `sigma` is a sequence, since units of the channels differ.
+        where nothing is missing; none where `sigma` is a sequence.
     missing, kept : numpy.ndarray, optional
         Where samples were missing, and where they were not changed (bool), in the shape of the data or without the
         axis of channels.

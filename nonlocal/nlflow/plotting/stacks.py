@@ -57,10 +57,9 @@ def stack_figure(
 ) -> Figure:
     """Draw three pictures out of a noisy stack, out of the denoised one and out of their difference.
 
-    Of a volume they are the slices through its middle in three directions. Pixels are as high and wide as `spacing`
-    says, and a length is the same in all rows. Of a clip they are a frame near its start, one in the middle and one
-    near its end, and of large frames a magnified part. Of volumes at several times the one in the middle is drawn. Grey
-    scales, colours and marks are those of `comparison_figure`.
+    Of a volume they are the slices through its middle in three directions, of a clip a frame near its start, one in the
+    middle and one near its end. Of volumes at several times the one in the middle is drawn. Colours and marks are those
+    of `comparison_figure`.
 
     Parameters
     ----------

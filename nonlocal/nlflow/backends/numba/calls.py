@@ -1,9 +1,4 @@
-"""Calls by address: what is called is compiled by itself, and not again with each layer that Numba puts around it.
-
-Numba links what a function calls into the library of that function, and optimizes all of it once more. There are four
-such layers around the body of a parallel loop. A body that the loop calls by its address is optimized once, and one
-parallel loop serves all of them.
-"""
+"""Calls by address: what is called is compiled by itself, and not again with each layer that Numba puts around it."""
 
 from dataclasses import dataclass
 from typing import Any

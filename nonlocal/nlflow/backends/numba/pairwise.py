@@ -1,16 +1,8 @@
 """Weighted sums over all pairs of nodes, with the kernel computed anew for each pair: O(N) memory.
 
-Queries lie in the lanes of vectors. A group of them meets `LINE` sources at a time, in two steps: the weights of the
-pairs are put into a table that stays in the first cache, then the table is multiplied with the values. In both steps a
-few vectors of queries and a few sources (channels) share what is loaded, as in a matrix product, so arithmetic is what
-limits them, whatever the number of coordinates and channels.
-
-Sources are cut into blocks whatever the number of threads; a group is summed by one thread, line after line, so the
-bits do not depend on who does it. Within a line terms are added up in the precision of the features, lines in float64:
-the rounding of a sum of a million terms in float32 stays near that of a few dozen.
-
-The weights are written by a function of each kernel's own form, which the loop calls by its address, so that the loop
-is compiled once for all of them.
+A group is summed by one thread, line after line of sources, so that the bits do not depend on the number of threads.
+Within a line terms are added up in the precision of the features, lines in float64. The weights are written by a
+function of each kernel's form, which the loop calls by its address.
 """
 
 import ast

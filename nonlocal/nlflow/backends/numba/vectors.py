@@ -1,9 +1,4 @@
-"""Code on whole vectors, written for LLVM directly.
-
-LLVM turns simple loops into vectors by itself, but not the two that sums over pairs consist of: products of a few rows
-with a few columns that stay in registers, and powers of two between them. They are written here once, for vectors as
-wide as the machine has them.
-"""
+"""Code on whole vectors, written for LLVM directly."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """Softmax averages and their log-sum-exp from fused attention kernels: O(N) memory, at the speed of attention.
 
-``scaled_dot_product_attention`` itself falls back to a table of all pairs without a word, and does not return the
-log-sum-exp. The operators beneath it do neither; `KERNELS` says which of them takes what.
+``scaled_dot_product_attention`` may form a table of all pairs, and does not return the log-sum-exp; the operators
+beneath it do neither.
 """
 
 from __future__ import annotations

@@ -68,8 +68,7 @@ def _recorded() -> Iterator[None]:
 class Replay:
     """A function of one tensor, recorded on a GPU and repeated in one launch; elsewhere it is called.
 
-    The input is copied to one place and the result from another, on every device, so that a function that keeps either
-    of them shows itself on the CPU too. What the function takes beside its argument is that of the recording.
+    What the function takes beside its argument is that of the recording.
 
     Parameters
     ----------

@@ -1,8 +1,4 @@
-"""The search for groups of alike patches on tensors; `nlflow.backends.numba.search` finds the same.
-
-What is the same for every guide of a lattice (where the tiles of references lie, and which offsets are shorter than
-others) is made on the host, in one array that is copied to the device once.
-"""
+"""The search for groups of alike patches on tensors; `nlflow.backends.numba.search` finds the same."""
 
 from __future__ import annotations
 

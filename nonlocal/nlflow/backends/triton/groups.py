@@ -1,7 +1,4 @@
-"""The local Wiener step on groups of alike patches, a program each; `nlflow.backends.torch.groups` has the same.
-
-Triton takes a number of Python as float32, but where the parameter says that it is wider.
-"""
+"""The local Wiener step on groups of alike patches, a program each; `nlflow.backends.torch.groups` has the same."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Sums over all pairs with a radial kernel, in one Triton kernel: weights are formed in registers and never stored.
 
-No fused attention takes a radial kernel other than a wide Gaussian. Squared distances are formed from differences, so
-that close points keep their digits; the weights, which are 1 at most, need no largest logit to be taken out; sums of
-tiles of keys are added up with what rounding takes from each (Kahan), so that errors do not grow with the number of
-keys. The code of a kernel is made from its formula (`nlflow.kernels.RadialKernel.weight`), once for each form.
+Squared distances are formed from differences, so that close points keep their digits; sums of tiles of keys are added
+up with what rounding takes from each (Kahan). The code of a kernel is made from its formula
+(`nlflow.kernels.RadialKernel.weight`), once for each form.
 
 With ``TRITON_INTERPRET=1`` the same code runs on the CPU.
 """
