@@ -149,15 +149,16 @@ def denoise(
     ``pixels`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and up to 250 MB for weights. Groups cost
     O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples, and of a large image in single
     precision some 60 (``fast``), 80 (``balanced``) and 130 bytes (``best``) a node and channel, of a small one more.
-    The result scales and shifts with the input but for what rounding decides, and has the same bits for any number of
-    threads. On another processor it is the same to a bound (docs/processors.md).
+    The result scales and shifts with the input but for what rounding decides, where squares of the samples are in the
+    range of single precision. It has the same bits for any number of threads, and on another processor it is the same
+    to a bound (docs/processors.md).
 
-    What nobody has asked to fill in stays as it is: NaN; the samples that a masked array hides, which gives a masked
-    array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of the range, in areas, that no
-    other sample comes near, or the only value that repeats (a guess, of which a warning tells). An alpha channel that
-    is nearly everywhere 0 or full stays, and what it hides counts as missing if that has one colour. With a `mask`
-    neither of the two is looked for. All of this is told in ``info.given``. A mosaic of colours (the raw picture of a
-    camera) is denoised as it is, with the noise between samples of one colour.
+    What nobody has asked to fill in stays as it is, in all channels of a pixel: NaN; the samples that a masked array
+    hides, which gives a masked array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of
+    the range, in areas, that no other sample comes near, or the only value that repeats (a guess, of which a warning
+    tells). An alpha channel that is nearly everywhere 0 or full stays, and what it hides counts as missing if that has
+    one colour. With a `mask` neither of the two is looked for. All of this is told in ``info.given``. A mosaic of
+    colours (the raw picture of a camera) is denoised as it is, with the noise between samples of one colour.
 
     A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
     an estimated noise are constants (`nlflow.denoising.derivatives` has products with the Jacobian). It is refused for
