@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Row, interleaved, table
+from benchmarks.resident import peak_of
 from nlflow import E, Gaussian, Grid, Patch, affinity
 
 SIDE = 256
@@ -76,15 +77,6 @@ def direct(k: Any, f: Any, phi: Any) -> Any:
     return spsolve(matrix, mass * f.ravel()).reshape(f.shape)
 
 
-def peak() -> int:
-    """Return the most bytes that this process has had in memory so far."""
-    # What the system calls ru_maxrss is handed down by the process that started this one.
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError("/proc/self/status does not tell VmHWM: this benchmark needs Linux")
-
-
 def worker(kernel: str, fidelity: str, side: str, out: str) -> None:
     """Solve one case in this process and write the solution; print seconds, bytes and words."""
     for module in ("scipy.fft", "scipy.sparse.linalg"):  # loaded before anything is measured
@@ -95,22 +87,25 @@ def worker(kernel: str, fidelity: str, side: str, out: str) -> None:
     for name in ("diagonal", "multigrid"):  # loops are loaded
         E(build(kernel, tiny), tiny, 0.01, measure="degree").minimizer(preconditioner=name)
     k.average(f)
-    before = peak()
-    start = time.perf_counter()
-    if side == "direct":
-        u, words = direct(k, f, phi), "spsolve"
-    else:
-        found = E(k, f, phi, measure="degree").minimizer(preconditioner=side)
-        u, words = found.u, f"{found.iterations} iterations, {found.message.rpartition(': ')[2]}"
-    seconds = time.perf_counter() - start
-    grown = peak() - before
+    solved: dict[str, Any] = {}
+
+    def solve() -> None:
+        start = time.perf_counter()
+        if side == "direct":
+            solved.update(u=direct(k, f, phi), words="spsolve")
+        else:
+            found = E(k, f, phi, measure="degree").minimizer(preconditioner=side)
+            solved.update(u=found.u, words=f"{found.iterations} iterations, {found.message.rpartition(': ')[2]}")
+        solved["seconds"] = time.perf_counter() - start
+
+    grown, u = peak_of(solve), solved.pop("u")
     phi = np.broadcast_to(phi, f.shape)
     b = phi * (f - f.mean())
     rest = b - ((u - k.average(u)) + phi * (u - f.mean()))
     measure = k.measure("degree", f)
     residual = float(np.sqrt((measure * rest**2).sum() / (measure * b**2).sum()))
     np.save(out, u)
-    print(json.dumps({"seconds": seconds, "bytes": grown, "residual": residual, "words": words}))
+    print(json.dumps({**solved, "bytes": grown, "residual": residual}))
 
 
 def measured(kernel: str, fidelity: str, side: str, folder: Path) -> tuple[dict[str, Any], Any]:

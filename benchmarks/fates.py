@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.equilibrium import peak
 from benchmarks.harness import Row
+from benchmarks.resident import peak
 from nlflow import MarkovChain
 from nlflow.backends.numba import chains, edges
 

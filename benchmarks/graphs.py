@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -16,14 +15,13 @@ import sys
 import time
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.equilibrium import peak
 from benchmarks.harness import Row, missing
 from benchmarks.learning import turns
+from benchmarks.resident import peak_of
 from nlflow import Gaussian, MarkovChain, MemoryLimitError, neighbour_graph
 
 NAME = "graphs"
@@ -161,11 +159,6 @@ def make(what: str, count: int, more: int, limit: float) -> None:
         getattr(learning, name)(way, memory_limit=limit).fit(X, targets)
 
 
-def held() -> int:
-    """Return the bytes of this process now, not at their highest."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def measured(what: str) -> dict[str, float]:
     """Return the least limit that is accepted, and what this process holds at most beside what it held before."""
     count, more = MEMORY[what]
@@ -173,19 +166,19 @@ def measured(what: str) -> dict[str, float]:
     # Loads and compiles; chains of few states go another way.
     make(what, count // 2 if what.partition(", ")[0] in CHAINS else max(2500, 30 * more), more, 1e12)
     limit = 1e5
-    try:
-        make(what, count, more, limit)
-    except MemoryLimitError as error:
-        limit = float(re.findall(r"\((\d+) bytes\)", str(error))[0])
-    before = held()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
-    for _ in range(3):  # a further check may come later
-        try:
-            make(what, count, more, limit)
-            break
-        except MemoryLimitError as error:
-            limit = float(re.findall(r"\((\d+) bytes\)", str(error))[0])
-    return {"limit": limit, "peak": peak() - before}
+
+    def raised(times: int) -> None:
+        nonlocal limit
+        for _ in range(times):
+            try:
+                make(what, count, more, limit)
+                return
+            except MemoryLimitError as error:
+                limit = float(re.findall(r"\((\d+) bytes\)", str(error))[0])
+
+    raised(1)
+    rises = peak_of(lambda: raised(3))  # a further check may come later
+    return {"limit": limit, "peak": rises}
 
 
 def of_memory() -> list[Row]:

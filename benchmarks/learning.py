@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import learning_pictures
-from benchmarks.equilibrium import peak
 from benchmarks.harness import Row, missing
+from benchmarks.resident import peak
 from nlflow import affinity_from_graph, neighbour_graph
 
 NAME = "learning"

@@ -13,12 +13,10 @@ prints the memory of one method in bytes.
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -28,6 +26,7 @@ from tqdm import tqdm
 from benchmarks.denoising.methods import BM3D, ESTIMATED, GREY, Array, denoisers, threads
 from benchmarks.denoising.tasks import add_noise
 from benchmarks.harness import interleaved
+from benchmarks.resident import peak_of
 
 SIGMA, SIDE, QUICK_SIDE = 25.0, 512, 128
 # Those that take seconds, and how often each kind is repeated after a turn that does not count.
@@ -69,30 +68,6 @@ def memory(side: int = SIDE) -> dict[str, float]:
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found[name] = int(done.stdout.split()[-1]) / side**2
     return found
-
-
-def status(name: str) -> int:
-    """Return a figure of /proc/self/status in bytes."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
-
-
-def peak_of(task: Callable[[], Any]) -> int:
-    """Return by how many bytes the resident memory of this process rises while a task runs.
-
-    Linux counts the peak anew on request. Elsewhere it is that of the whole life of the process, so the figure is too
-    small when importing took more than the task.
-    """
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        before = status("VmRSS")
-        task()
-        return status("VmHWM") - before
-    except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        task()
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
 
 
 def main() -> None:

@@ -223,7 +223,7 @@ def test_peak_memory_sees_what_a_task_takes_and_gives_back() -> None:
     # In a process of its own, as the benchmark has it: what other tests left behind may be given back meanwhile.
     size = 64 * 2**20
     task = f"peak_of(lambda: np.ones({size}, np.uint8).sum())"
-    program = f"import numpy as np; from benchmarks.denoising.cost import peak_of; print({task})"
+    program = f"import numpy as np; from benchmarks.resident import peak_of; print({task})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
