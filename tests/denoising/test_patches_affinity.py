@@ -73,6 +73,14 @@ def test_spectrum(shape: tuple[int, int]) -> None:
     assert abs(relaxation_rate(flow) - (0.0 if len(values) == 1 else 1 - np.sort(values)[-2])) < 1e-12
 
 
+def test_a_potential_has_mean_0_in_each_group() -> None:
+    source = np.random.default_rng(3).standard_normal((3, 4))
+    source -= (WEIGHTS * source).sum(axis=1, keepdims=True) / WEIGHTS.sum(axis=1, keepdims=True)
+    found = nl.J(BlockAffinity(3, 4, WEIGHTS)).potential(source)
+    assert found.success
+    np.testing.assert_allclose(found.u, source / 2, rtol=0, atol=1e-14)  # P of it is 0, and K = 2 k
+
+
 def test_chain() -> None:
     law = nl.MarkovChain(BlockAffinity(1, 4, WEIGHTS[:1])).stationary
     np.testing.assert_allclose(law, WEIGHTS[:1] / WEIGHTS[0].sum(), rtol=1e-13)

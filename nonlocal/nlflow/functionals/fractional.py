@@ -165,8 +165,8 @@ class FractionalLaplacian:
     Notes
     -----
     Sums are O(N log N) by the Fourier transform, zero-padded. All weights are positive. For smooth u and no horizon the
-    error of A u is O(h^(4-2s)); for u like dist^s at the edge, as solutions are, that of a corrected solution falls
-    with the power 1 + s of the spacing in the interior, and without a correction with its first power.
+    error of A u is O(h^(4-2s)). That of a corrected solution on an interval, which is like dist^s at the edge, falls
+    with the power 1 + s of the spacing, and without a correction with its first power in the interior.
 
     Examples
     --------
