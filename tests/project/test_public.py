@@ -24,6 +24,8 @@ import nlflow
 from nlflow import Grid, Patch, affinity, from_matrix
 from nlflow.affinities import Affinity, sinkhorn
 from nlflow.domains import Batch, Mask
+from nlflow.flows import Brusselator, FisherKPP, FitzHughNagumo, GrayScott, ParticleFlow, PredatorPrey, trap
+from nlflow.kernels import Morse
 from tests.names import FOUND
 
 FOLDER = Path(nlflow.__file__).parent
@@ -176,6 +178,9 @@ def test_what_users_make_is_copied_and_pickled() -> None:
           for method in ("pairwise", "sparse", "nufft", "lowrank")),
         of_tokens(), of_tokens().scaled(2.0), of_tokens(queries=tokens[1], mask=Mask(causal=True)),
         from_matrix(np.abs(tokens[0] @ tokens[1].T), domain), sinkhorn(nlflow.ExpDotProduct(), domain, tokens[0]),
+        nlflow.GradientFlow(nlflow.J(weights), reaction=nlflow.AllenCahn()),
+        FisherKPP(), GrayScott(), FitzHughNagumo(), Brusselator(), PredatorPrey(), PredatorPrey(weights),
+        ParticleFlow(tokens[0], Morse(), potential=trap()),
         affinity(nlflow.Patch(width=1.0, search_radius=1), Grid((3, 4)), f.reshape(3, 4)),
         affinity(nlflow.ExpDotProduct(), Batch(nlflow.Points(np.zeros(6)), 2), tokens[0].reshape(2, 6, 3)),
     )  # fmt: skip

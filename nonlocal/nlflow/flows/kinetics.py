@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nlflow._array import Array, namespace, underflowing
@@ -48,16 +50,8 @@ class GrayScott(Reaction):
     def __init__(self, feed: float = 0.04, kill: float = 0.06, *, interval: Any = ((0.0, 1.0), (0.0, 1.0))) -> None:
         f = self.feed = check_number("feed", feed, minimum=0)
         k = self.kill = check_number("kill", kill, minimum=0)
-
-        def function(u: Array) -> Array:
-            eaten = u[..., 0] * u[..., 1] * u[..., 1]
-            return _columns(u, f * (1 - u[..., 0]) - eaten, eaten - (f + k) * u[..., 1])
-
-        def derivative(u: Array) -> Array:
-            square, twice = u[..., 1] * u[..., 1], 2 * u[..., 0] * u[..., 1]
-            return _matrix(u, (-square - f, -twice), (square, twice - (f + k)))
-
-        super().__init__(function, interval, derivative=derivative, components=2, name="GrayScott")
+        value, slope = partial(_gray_scott, f, k), partial(_slope_of_gray_scott, f, k)
+        super().__init__(value, interval, derivative=slope, components=2, name="GrayScott")
 
 
 @underflowing
@@ -88,15 +82,8 @@ class FitzHughNagumo(Reaction):
         a, b = check_number("a", a), check_number("b", b)
         e, i = check_number("epsilon", epsilon, minimum=0, strict=True), check_number("current", current)
         self.a, self.b, self.epsilon, self.current = a, b, e, i
-
-        def function(u: Array) -> Array:
-            v, w = u[..., 0], u[..., 1]
-            return _columns(u, v - v * v * v / 3 - w + i, e * (v + a - b * w))
-
-        def derivative(u: Array) -> Array:
-            return _matrix(u, (1 - u[..., 0] * u[..., 0], -1.0), (e, -e * b))
-
-        super().__init__(function, interval, derivative=derivative, components=2, name="FitzHughNagumo")
+        value, slope = partial(_fitzhugh_nagumo, a, b, e, i), partial(_slope_of_fitzhugh_nagumo, b, e)
+        super().__init__(value, interval, derivative=slope, components=2, name="FitzHughNagumo")
 
 
 @underflowing
@@ -125,16 +112,8 @@ class Brusselator(Reaction):
     def __init__(self, a: float = 1.0, b: float = 3.0, *, interval: Any = ((0.0, 8.0), (0.0, 8.0))) -> None:
         a = self.a = check_number("a", a, minimum=0, strict=True)
         b = self.b = check_number("b", b, minimum=0, strict=True)
-
-        def function(u: Array) -> Array:
-            bound = u[..., 0] * u[..., 0] * u[..., 1]
-            return _columns(u, a - (b + 1) * u[..., 0] + bound, b * u[..., 0] - bound)
-
-        def derivative(u: Array) -> Array:
-            square, twice = u[..., 0] * u[..., 0], 2 * u[..., 0] * u[..., 1]
-            return _matrix(u, (twice - (b + 1), square), (b - twice, -square))
-
-        super().__init__(function, interval, derivative=derivative, components=2, name="Brusselator")
+        value, slope = partial(_brusselator, a, b), partial(_slope_of_brusselator, b)
+        super().__init__(value, interval, derivative=slope, components=2, name="Brusselator")
 
 
 @underflowing
@@ -170,29 +149,65 @@ class PredatorPrey(Reaction):
         least = {"saturation": 1e-150}
         r, h, c, m = (check_number(n, value, minimum=least.get(n, 0), strict=True) for n, value in given.items())
         self.growth, self.saturation, self.conversion, self.mortality = r, h, c, m
-
-        def function(u: Array, around: Array) -> Array:
-            eaten = u[..., 0] * u[..., 1] / (u[..., 0] + h)
-            return _columns(u, r * u[..., 0] * (1 - around[..., 0]) - eaten, c * eaten - m * u[..., 1])
-
-        def derivative(u: Array, around: Array) -> Array:
-            prey, per_prey = u[..., 0], u[..., 0] / (u[..., 0] + h)
-            slope = h / (prey + h) * (u[..., 1] / (prey + h))
-            return _matrix(
-                u,
-                (r * (1 - around[..., 0]) - slope, -per_prey, -r * prey, 0.0),
-                (c * slope, c * per_prey - m, 0.0, 0.0),
-            )
-
-        def local(u: Array) -> Array:
-            return function(u, u)
-
-        def local_derivative(u: Array) -> Array:
-            both = derivative(u, u)
-            return both[..., :2] + both[..., 2:]
-
+        value, slope = partial(_predator_prey, r, h, c, m), partial(_slope_of_predator_prey, r, h, c, m)
+        if competition is None:
+            value, slope = partial(_at_a_node, value), partial(_slope_at_a_node, slope)
         super().__init__(
-            local if competition is None else function, interval,
-            derivative=local_derivative if competition is None else derivative, components=2, average=competition,
-            name="PredatorPrey",
+            value, interval, derivative=slope, components=2, average=competition, name="PredatorPrey"
         )  # fmt: skip
+
+
+# ---- the functions, by name: those made where they are called could not be pickled
+
+
+def _gray_scott(f: float, k: float, u: Array) -> Array:
+    eaten = u[..., 0] * u[..., 1] * u[..., 1]
+    return _columns(u, f * (1 - u[..., 0]) - eaten, eaten - (f + k) * u[..., 1])
+
+
+def _slope_of_gray_scott(f: float, k: float, u: Array) -> Array:
+    square, twice = u[..., 1] * u[..., 1], 2 * u[..., 0] * u[..., 1]
+    return _matrix(u, (-square - f, -twice), (square, twice - (f + k)))
+
+
+def _fitzhugh_nagumo(a: float, b: float, e: float, i: float, u: Array) -> Array:
+    v, w = u[..., 0], u[..., 1]
+    return _columns(u, v - v * v * v / 3 - w + i, e * (v + a - b * w))
+
+
+def _slope_of_fitzhugh_nagumo(b: float, e: float, u: Array) -> Array:
+    return _matrix(u, (1 - u[..., 0] * u[..., 0], -1.0), (e, -e * b))
+
+
+def _brusselator(a: float, b: float, u: Array) -> Array:
+    bound = u[..., 0] * u[..., 0] * u[..., 1]
+    return _columns(u, a - (b + 1) * u[..., 0] + bound, b * u[..., 0] - bound)
+
+
+def _slope_of_brusselator(b: float, u: Array) -> Array:
+    square, twice = u[..., 0] * u[..., 0], 2 * u[..., 0] * u[..., 1]
+    return _matrix(u, (twice - (b + 1), square), (b - twice, -square))
+
+
+def _predator_prey(r: float, h: float, c: float, m: float, u: Array, around: Array) -> Array:
+    eaten = u[..., 0] * u[..., 1] / (u[..., 0] + h)
+    return _columns(u, r * u[..., 0] * (1 - around[..., 0]) - eaten, c * eaten - m * u[..., 1])
+
+
+def _slope_of_predator_prey(r: float, h: float, c: float, m: float, u: Array, around: Array) -> Array:
+    prey, per_prey = u[..., 0], u[..., 0] / (u[..., 0] + h)
+    slope = h / (prey + h) * (u[..., 1] / (prey + h))
+    return _matrix(
+        u,
+        (r * (1 - around[..., 0]) - slope, -per_prey, -r * prey, 0.0),
+        (c * slope, c * per_prey - m, 0.0, 0.0),
+    )
+
+
+def _at_a_node(of: Callable[[Array, Array], Array], u: Array) -> Array:
+    return of(u, u)
+
+
+def _slope_at_a_node(of: Callable[[Array, Array], Array], u: Array) -> Array:
+    both = of(u, u)
+    return both[..., :2] + both[..., 2:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -109,12 +110,18 @@ def trap(stiffness: float = 1.0, centre: Any = 0.0) -> External:
     strength = check_number("stiffness", stiffness)
     middle = check_floats("centre", centre, ndim=(0, 1))
 
-    def shifted(x: Array) -> Array:
-        return x - kept_like(middle, x)
+    return External(partial(_well, strength, middle), partial(_pull, strength, middle))
 
-    return External(
-        lambda x: 0.5 * strength * namespace(x).sum(shifted(x) ** 2, axis=-1), lambda x: strength * shifted(x)
-    )
+
+# By name: functions that `trap` makes could not be pickled.
+
+
+def _well(stiffness: float, centre: Any, x: Array) -> Array:
+    return 0.5 * stiffness * namespace(x).sum((x - kept_like(centre, x)) ** 2, axis=-1)
+
+
+def _pull(stiffness: float, centre: Any, x: Array) -> Array:
+    return stiffness * (x - kept_like(centre, x))
 
 
 @checked_call

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -555,6 +556,33 @@ def _checked_interval(interval: Any, components: int | None) -> tuple[Any, Any]:
     return check_range("interval", interval)
 
 
+# Functions of the reactions below, by name: those made where they are called could not be pickled.
+
+
+def _cubic(s: float, u: Array) -> Array:
+    return s * (u * (1 - u * u))
+
+
+def _slope_of_cubic(s: float, u: Array) -> Array:
+    return s * (1 - 3 * (u * u))
+
+
+def _double_well(s: float, u: Array) -> Array:
+    return s / 4 * (u * u - 1) ** 2
+
+
+def _logistic(r: float, u: Array) -> Array:
+    return r * (u * (1 - u))
+
+
+def _slope_of_logistic(r: float, u: Array) -> Array:
+    return r * (1 - 2 * u)
+
+
+def _well_of_logistic(r: float, u: Array) -> Array:
+    return r * (u * u * (u / 3 - 0.5))
+
+
 @underflowing
 class AllenCahn(Reaction):
     """R(u) = s (u - u^3), which drives values to -1 and 1; its potential is s (u^2 - 1)^2 / 4.
@@ -578,10 +606,8 @@ class AllenCahn(Reaction):
 
     def __init__(self, strength: float = 1.0, *, interval: tuple[float, float] = (-1.0, 1.0)) -> None:
         s = self.strength = check_number("strength", strength, minimum=0, strict=True)
-        super().__init__(
-            lambda u: s * (u * (1 - u * u)), interval,
-            derivative=lambda u: s * (1 - 3 * (u * u)), potential=lambda u: s / 4 * (u * u - 1) ** 2, name="AllenCahn",
-        )  # fmt: skip
+        value, slope, potential = (partial(of, s) for of in (_cubic, _slope_of_cubic, _double_well))
+        super().__init__(value, interval, derivative=slope, potential=potential, name="AllenCahn")
 
 
 @underflowing
@@ -607,7 +633,5 @@ class FisherKPP(Reaction):
 
     def __init__(self, rate: float = 1.0, *, interval: tuple[float, float] = (0.0, 1.0)) -> None:
         r = self.rate = check_number("rate", rate, minimum=0, strict=True)
-        super().__init__(
-            lambda u: r * (u * (1 - u)), interval,
-            derivative=lambda u: r * (1 - 2 * u), potential=lambda u: r * (u * u * (u / 3 - 0.5)), name="FisherKPP",
-        )  # fmt: skip
+        value, slope, potential = (partial(of, r) for of in (_logistic, _slope_of_logistic, _well_of_logistic))
+        super().__init__(value, interval, derivative=slope, potential=potential, name="FisherKPP")
