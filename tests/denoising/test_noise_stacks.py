@@ -393,3 +393,15 @@ def test_slices_and_frames_have_a_noise_of_their_own(axes):
     np.testing.assert_array_equal(one, each)
     with pytest.raises(InputError, match=r"\(8,\) for one number a slice or frame"):
         denoise(noisy, sigma=level[:5], axes=axes)
+
+
+@pytest.mark.parametrize("brighter", [0.0, 6.0])
+def test_slices_of_more_light_are_counts_where_bright_parts_are_as_noisy_within_them(brighter):
+    z, y, x = np.mgrid[:14, :80, :80]
+    light = 100 + 40 * np.sin(x / 14) * np.cos(y / 17)
+    fading = Poisson(2.0, 3.0, 100.0).sample(2 * (light - 50) * np.exp(-z / 10) + 100, rng=0)
+    counts = estimate_noise(fading).model
+    assert isinstance(counts, Poisson)
+    assert counts.gain == pytest.approx(2, abs=0.2)
+    own = np.linspace(3, 12, 14)[:, None, None] * np.random.default_rng(0).standard_normal(z.shape)
+    assert estimate_noise(light + brighter * z + own).model.places.shape == (14, 1, 1)

@@ -38,9 +38,19 @@ from nlflow.denoising.noise.finding.speckle import find_speckle
 from nlflow.denoising.noise.finding.transfer import transfer_of
 from nlflow.denoising.noise.models.base import Array, Mixture, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.models.gaussian import GaussianNoise, constant
+from nlflow.denoising.noise.models.intensities import Poisson
 from nlflow.denoising.noise.models.stripes import Stripes
 from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, checked_call
+
+
+def _find_map(samples: Array, missing: NDArray[np.bool_] | None) -> GaussianNoise | None:
+    """Return noise that differs from place to place; None where slices hold counts of more and of less light."""
+    found = find_places(samples, missing)
+    if found is not None and samples.ndim == 4 and isinstance(of_volume(samples, missing).model, Poisson):
+        return None
+    return found
+
 
 _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of what is large
 #: Finders whose noise leaves none to look for, and why they are believed.
@@ -48,7 +58,7 @@ _WHOLE: Final[dict[Any, str]] = {
     find_whole_counts: "samples are whole counts: their variance is in proportion to their mean, as of single events",
     find_counts: "the variance grows with the mean along a line, and the noise is skewed as amplified counts are",
     find_speckle: "flat parts have the law of speckle, or as much of it at all intensities",
-    find_places: "flat parts say that white noise differs from place to place, and not as the intensity does",
+    _find_map: "flat parts say that white noise differs from place to place, and not as the intensity does",
     find_rician: "a background without signal has the law of magnitudes of complex noise",
 }
 _MOSAIC: Final = (
@@ -144,7 +154,7 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     finders: tuple[Any, ...] = (find_impulses, find_speckle, find_rician, find_hot_pixels)
     if not volume:
         finders = (find_whole_counts, *finders, find_stripes, find_counts)
-    for find in (*finders, find_places):
+    for find in (*finders, _find_map):
         seen = rest.samples, rest.missing
         if find in _LOCAL and (volume or find is find_impulses):
             seen = _slabs(*seen, OfVerdict.slab if volume else SIDE)
@@ -269,8 +279,8 @@ def of_two_values() -> NoiseEstimate:
 def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
     """Return the verdict on samples (D, H, W, C) of a volume or clip.
 
-    Counts where the variance grows with the mean along a line, otherwise white noise; for correlated noise white noise
-    of about its strength at low frequencies.
+    Counts where the variance grows with the mean along a line, otherwise white noise. Correlated noise is met as white
+    noise of at most three times its strength at high frequencies.
     """
     sigmas = estimate_sigmas(samples, missing)
     strongest = float(sigmas.max())
