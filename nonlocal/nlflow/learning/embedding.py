@@ -255,7 +255,7 @@ def _over_mean(logs: Floats) -> Floats:
 
 
 def rounding_of(graph: PointGraph) -> float:
-    """Return what sums of the graph have of relative errors, at most."""
+    """Return a bound of the relative rounding of sums of the graph."""
     return 1e-6 if str(graph.affinity.dtype).endswith("float32") else 1e-14
 
 

@@ -286,7 +286,7 @@ class Transitions:
         count : int
             At most N, and N - 1 beyond 1000 states.
         rtol : float
-            Largest residual, relative to the spectral radius 1.
+            Largest residual; float32 affinities need a larger one.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Figures, drawn with matplotlib's object interface: no pyplot, no window, no global state."""
+"""Figures, drawn with matplotlib's object interface: no pyplot, no window."""
 
 from nlflow.denoising.quality import psnr
 from nlflow.plotting.base import new_figure, render

@@ -1,4 +1,4 @@
-"""What all figures share: matplotlib's object interface, without pyplot, a window or global state."""
+"""What all figures share: matplotlib's object interface, without pyplot or a window."""
 
 from __future__ import annotations
 
