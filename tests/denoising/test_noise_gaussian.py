@@ -12,6 +12,7 @@ from scipy import signal, stats
 import nlflow as nl
 from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture, spectra
 from nlflow.denoising.noise.models.gaussian import OPPONENT
+from nlflow.errors import InputError
 from tests.pictures import Floats
 
 pytestmark = pytest.mark.numerical
@@ -206,6 +207,14 @@ def test_a_spectrum_of_any_size_keeps_its_power(size: int) -> None:
             assert np.abs(found[0] - wanted).max() < (exact.max() + slope / 128) ** axes - exact.max() ** axes
         opposite = np.roll(found[:, ::-1, ::-1], (found.shape[1] > 1, found.shape[2] > 1), axis=(1, 2))
         np.testing.assert_allclose(found, opposite, atol=1e-12)  # power at f and -f stays equal
+
+
+@pytest.mark.parametrize(
+    ("channels", "dimension", "name"), [(0, 2, "channels"), (-1, 2, "channels"), (1, 0, "dimension")]
+)
+def test_powers_are_of_some_channels(channels: int, dimension: int, name: str) -> None:
+    with pytest.raises(InputError, match=f"^{name}: got {channels if name == 'channels' else dimension}, expected"):
+        GaussianNoise(1.0).powers(channels, dimension)
 
 
 def test_the_scale_and_size_of_a_spectrum_do_not_matter() -> None:

@@ -35,6 +35,8 @@ def test_profile_and_support(kernel: Any) -> None:
     r = np.linspace(0, 6, 50)
     got = kernel.amplitude * np.exp(kernel.log_profile(r**2))
     np.testing.assert_allclose(got, [profile(kernel)(x) for x in r], rtol=1e-13)
+    whole = np.arange(40)
+    np.testing.assert_allclose(kernel.log_profile(whole), kernel.log_profile(whole.astype(float)), rtol=1e-15)
     for rtol in (1e-3, 1e-25):
         beyond = kernel.support(rtol) * np.array([1 + 1e-9, 1.5])
         assert np.all(np.exp(kernel.log_profile(beyond**2)) <= rtol * (1 + 1e-6))

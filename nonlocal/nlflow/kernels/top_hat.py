@@ -32,8 +32,9 @@ class TopHat(RadialKernel):
     def log_profile(self, squared: Array) -> Array:
         """Return log k as a function of the squared distance: 0 or -inf."""
         xp = namespace(squared)
-        inside = xp.sqrt(squared) <= self.radius * (1 + 1e-12)
-        return xp.where(inside, xp.zeros_like(squared), xp.full_like(squared, -math.inf))
+        distance = xp.sqrt(squared)  # a float where the square is an integer
+        inside = distance <= self.radius * (1 + 1e-12)
+        return xp.where(inside, xp.zeros_like(distance), xp.full_like(distance, -math.inf))
 
     def support(self, rtol: float) -> float:
         """Return the radius beyond which k vanishes."""

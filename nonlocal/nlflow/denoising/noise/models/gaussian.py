@@ -14,7 +14,7 @@ from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.figures import OfSpectra
 from nlflow.denoising.noise.models.base import Array, Noise, Reduction
 from nlflow.denoising.noise.names import NO_NOISE
-from nlflow.errors import InputError, check_floats, check_number, checked_call
+from nlflow.errors import InputError, check_floats, check_integer, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and magenta - green as orthonormal rows: noise of a camera is nearly independent along them.
@@ -172,6 +172,8 @@ class GaussianNoise(Noise):
         InputError
             For another number of channels or dimensions, and a sigma whose square overflows.
         """
+        channels = check_integer("channels", channels, minimum=1)
+        dimension = check_integer("dimension", dimension, minimum=1)
         sigma = np.broadcast_to(np.asarray(self.sigma), (channels,)) if np.ndim(self.sigma) == 0 else self.sigma
         self._check_places(dimension)
         if len(sigma) != channels or (self.opponent and channels != 3):
