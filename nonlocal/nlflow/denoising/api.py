@@ -150,8 +150,8 @@ def denoise(
     O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples, and of a large image in single
     precision some 60 (``fast``), 80 (``balanced``) and 130 bytes (``best``) a node and channel, of a small one more.
     The result scales and shifts with the input but for what rounding decides, where squares of the samples are in the
-    range of single precision. It has the same bits for any number of threads, and on another processor it is the same
-    to a bound (docs/processors.md).
+    range of single precision. On a CPU it has the same bits for any number of threads, and on another processor it is
+    the same to a bound (docs/processors.md).
 
     What nobody has asked to fill in stays as it is, in all channels of a pixel: NaN; the samples that a masked array
     hides, which gives a masked array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of
