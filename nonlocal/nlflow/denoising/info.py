@@ -47,9 +47,9 @@ class DenoiseInfo(Brief):
     noise : str
         The model of the noise, in words.
     model : dict or None
-        The same as numbers, `Noise.as_dict`; None for white noise of `sigma`.
+        The same as numbers, `Noise.as_dict`; None where `sigma` says all.
     confidence : str
-        How sure the model is that was found out: 'high', 'medium' or 'low'; empty when it was given.
+        How sure the kind of noise is that was found out: 'high', 'medium' or 'low'; otherwise empty.
     quality, functional, stopped_by, method : str
     parameters : dict
         Of kernel and flow.
