@@ -15,7 +15,7 @@ from nlflow.equilibria import equations as equations_module
 from nlflow.equilibria import find_equilibria, find_equilibrium, stability
 from nlflow.equilibria.equations import Equations
 from nlflow.flows.flow import Flow
-from nlflow.flows.spectrum import relaxation_rate
+from nlflow.flows.spectrum import dense_operator, relaxation_rate
 
 Floats = NDArray[np.float64]
 
@@ -160,6 +160,18 @@ def test_each_item_of_a_batch_keeps_its_mean(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(found.u, flow.mean(u) + 0 * u, rtol=0, atol=1e-9)
     told = stability(flow, found.u)
     assert (told.verdict, told.neutral) == ("stable", 3 * (shape[2] if len(shape) > 2 else 1))
+
+
+def test_stability_where_the_measure_of_nodes_underflows() -> None:
+    """Logits of thousands leave almost all of the law at one node; eigenvalues are those of the matrix all the same."""
+    rng = np.random.default_rng(0)
+    keys, f = 40 * rng.standard_normal((9, 3)), rng.standard_normal(9)
+    flow = nl.AttentionFlow(nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(9.0)), keys), f, 0.3)
+    assert float(flow.measure(f).min()) == 0
+    told = stability(flow, nl.equilibrium(flow).u, k=9)
+    expected = np.sort(np.linalg.eigvals(dense_operator(flow)).real)
+    assert told.verdict == "stable"
+    np.testing.assert_allclose(-told.eigenvalues.real, expected, rtol=0, atol=1e-9)
 
 
 def test_a_search_that_newton_does_not_end_follows_the_flow() -> None:

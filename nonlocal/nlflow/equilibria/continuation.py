@@ -645,7 +645,7 @@ class Continuation:
             return "fold" if abs(self.tangent(x, q, tangent)[1]) < _ZERO else "branch point"
         slope = self.family.slope(x, q)
         along = np.abs(left.T @ slope).max()
-        root = np.sqrt(equations.weights)
+        root = equations.root
         if along > _TRANSVERSAL * float(np.linalg.norm(root * slope)) + _FLAT * size * self.size:
             return "fold"
         h = 1e-4 * self.size
@@ -663,7 +663,7 @@ class Continuation:
             return np.asarray(equations.weights[:, None] * null)
         if len(x) > DENSE:
             return None
-        root = np.sqrt(equations.weights)
+        root = equations.root
         columns = root[:, None] * spectrum.neutral.columns
         matrix = root[:, None] * equations.matrix(x) / root
         matrix = matrix - 10 * np.abs(matrix).max() * columns @ columns.T
@@ -679,7 +679,7 @@ def _settled(equations: Equations, null: Floats) -> Floats:
     """
     if null.shape[1] == 1:
         return null
-    root = np.sqrt(equations.weights)
+    root = equations.root
     basis = np.linalg.qr(root[:, None] * null)[0]
     sizes = np.sum(basis**2, axis=1)
     peak = int(np.argmax(sizes >= (1 - 1e-6) * sizes.max()))

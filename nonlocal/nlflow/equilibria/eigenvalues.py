@@ -164,7 +164,7 @@ class Spectrum:
         """
         tangent = Tangent(equations, x)
         neutral = equations.neutral(x)
-        n, root = len(x), np.sqrt(equations.weights)
+        n, root = len(x), equations.root
         rng = np.random.default_rng(2)
         v, w = rng.standard_normal((2, n))
         image, other = tangent.times(v / root), tangent.times(w / root)

@@ -160,6 +160,11 @@ class Equations:
             return math.inf
         return size * math.sqrt(self.inner(v / size, v / size)) if size > 0 else 0.0
 
+    @property
+    def root(self) -> Floats:
+        """Roots of `weights`, floored so that what underflows divides nothing by zero."""
+        return np.asarray(np.sqrt(np.maximum(self.weights, self.weights.max(initial=0.0) * 1e-280)))
+
     # ---- F and its derivative
 
     def __call__(self, x: Floats) -> Floats:
@@ -457,7 +462,7 @@ class Tangent:
         return Answer(found[:n], found[n:], float(left), singular)
 
     def _iterated(self, b: Floats, border: Border, d: Floats, rtol: float) -> Answer:
-        n, root = len(b), np.sqrt(self.equations.weights)
+        n, root = len(b), self.equations.root
         precondition = self._preconditioner()
 
         def whole(y: Floats) -> Floats:

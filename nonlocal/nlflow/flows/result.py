@@ -42,7 +42,8 @@ class Solution(Generic[ArrayT]):
     t : array of shape (T,)
         Output times that were reached; the last is where the integration ended.
     u : array of shape (T, ...)
-        The signal at each of them, type, dtype and device as given.
+        The signal at each of them, in the type and on the device of the start; integers become float64, half precision
+        float32.
     energy : array of shape (T,)
         That of the flow at each of them; NaN for flows that descend none.
     success : bool
