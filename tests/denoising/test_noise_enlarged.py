@@ -44,7 +44,7 @@ def test_cells_stay_when_their_noise_goes(side: int) -> None:
 
 def test_even_cells_stay_as_they_are() -> None:
     clean = cells(3)
-    with pytest.warns(NlflowWarning, match="before it was enlarged, as every 3th sample"):
+    with pytest.warns(NlflowWarning, match="before it was enlarged, as one sample of each cell"):
         assert np.array_equal(denoise(clean, channel_axis=-1), clean)
     blank = np.zeros((16, 16, 1))
     blank[4:12, 4:12], blank[6:8, 6:8] = 90.0, 200.0

@@ -182,7 +182,7 @@ def _of_enlarged(samples: Array, found: Enlarged) -> NoiseEstimate:
     small = examine(found.small(samples))
     if np.any(small.model.white_sigma) or not small.is_white:
         reason = (f"cells of {side} x {side} samples have one value each: denoise the picture as it was before it was "
-                  f"enlarged, as every {side}th sample has it")  # fmt: skip
+                  "enlarged, as one sample of each cell has it")  # fmt: skip
         small = NoiseEstimate(GaussianNoise(0.0), "low", (reason,), whole=False)
     return small
 
