@@ -24,8 +24,8 @@ _LOST = {"float32": 2.0, "float64": 1e4}
 class ConvolutionAffinity(Affinity):
     """A translation-invariant kernel on a `Grid`; O(N log N) time an average, O(N) memory.
 
-    Periodic grids: the real Fourier transform diagonalizes K (summed over images). Reflecting grids: the cosine
-    transform (type 2) does. Isolated grids: zero padding by the kernel's support. Exact up to rounding in each case.
+    By the real Fourier transform on periodic grids, the cosine transform (type 2) on reflecting ones, and zero padding
+    on isolated ones; exact up to rounding.
 
     Parameters
     ----------

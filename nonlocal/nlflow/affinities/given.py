@@ -64,8 +64,7 @@ def affinity_from_graph(
     Returns
     -------
     SparseAffinity
-        `reason` says how many edges, connected components and nodes without edges there are; ``components`` tells which
-        node is in which one, ``laplacian`` gives the three Laplacians by name. O(E) memory, O(E D) time an average.
+        `reason` says how many edges and connected components there are. O(E) memory, O(E D) time an average.
 
     Raises
     ------

@@ -1,7 +1,6 @@
 """Sums of a formula of the distance over all pairs of points, times weights of any sign or differences of the points.
 
-What `nlflow.affinities.pair_sums` is for averages, relative to the largest weight of a row, this is for forces, and for
-derivatives of sums by positions. The loops are in `nlflow.backends.numba.forces`.
+For forces, and for derivatives of sums by positions. The loops are in `nlflow.backends.numba.forces`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _COMPILED = 512  # tokens, from which on compiled sums are faster than rows
 
 @underflowing
 class RowAffinity(Affinity):
-    """Exponential dot products of tokens, a block of rows at a time; nothing but the tokens is kept.
+    """Exponential dot products of tokens, a block of rows at a time; no matrix is kept.
 
     What `DenseAffinity` keeps as a matrix is formed anew by each average: O(N^2 (d + D)) time, O(N d) memory, for
     kernels that are used once, by one stage of one step.

@@ -232,8 +232,7 @@ class PatchStencil(_Stencil):
 class TableStencil(_Stencil):
     """A position kernel truncated to a window (or to where it is negligible), summed directly.
 
-    One table of weights serves all nodes: O(window) memory, O(N window D) time an average. Faster than a convolution
-    for small windows, and exact for constants of any size.
+    One table of weights serves all nodes: O(N + window) memory, O(N window D) time an average.
 
     Parameters
     ----------

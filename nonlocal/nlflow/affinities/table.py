@@ -29,10 +29,7 @@ def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
 
 
 def table_radius(kernel: PositionKernel, grid: Grid, window: int | None) -> tuple[int, ...]:
-    """Return the half sides, in nodes along each axis, of the box that holds the kernel.
-
-    An isolated grid has no images, so nothing beyond its own length matters; otherwise the box may pass the grid.
-    """
+    """Return the half sides, in nodes along each axis, of the box that holds the kernel; it may pass the grid."""
     radii = []
     for n, h, reach in zip(grid.shape, grid.spacing, kernel.supports(CUT, grid.ndim), strict=True):
         radius = int(min(np.ceil(reach / h), 2**40))

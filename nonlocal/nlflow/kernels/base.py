@@ -1,8 +1,6 @@
 """What all kernels share: the affinity k(x, y) >= 0 of the functional J.
 
-A kernel is a formula and its parameters. Which points it compares (node positions, features, patches of an image) and
-how sums with it are computed is decided by `nlflow.affinities`. Where a functional needs a symmetric kernel it uses
-K(x, y) = k(x, y) + k(y, x); a paper that states K itself therefore has k = K/2 (``amplitude=0.5``).
+Functionals use K(x, y) = k(x, y) + k(y, x); a paper that states K itself therefore has k = K/2 (``amplitude=0.5``).
 """
 
 from __future__ import annotations
@@ -124,7 +122,7 @@ class RadialKernel(Kernel):
     ----------
     smoothness : float or None
         2 nu of a kernel whose Fourier transform decays as |xi|^-(2 nu + m) in m dimensions, infinity for one that
-        decays faster; None where it is not known. The order of sums on grids follows from it.
+        decays faster; None where it is not known.
     """
 
     smoothness: ClassVar[float | None] = None

@@ -2,8 +2,7 @@
 
 A formula that is written for arrays takes an `Expression` in their place, which keeps what it does, as it is written.
 `nlflow.kernels.rewriting` makes it simpler. `structure` tells the form of an expression from the numbers in it, so that
-kernels which differ in their parameters alone share their code. Numbers are fractions, so that nothing over- or
-underflows.
+kernels which differ in their parameters alone share their code.
 """
 
 from __future__ import annotations

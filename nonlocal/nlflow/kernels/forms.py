@@ -1,8 +1,4 @@
-"""From log k to k and back, and from text to expressions.
-
-`traced` calls a formula with a symbol in place of squared distances. `weight` turns log k into k: products of powers
-and of one exponential, without logarithms where there need be none.
-"""
+"""From log k to k and back, and from text to expressions."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class Formula(RadialKernel):
     Raises
     ------
     InputError
-        For a formula that is negative, infinite or not a number somewhere, that is not 1 at r = 0, that uses what is
-        not known, that loses its digits in floats, or that has more than 2000 operations (150 within each other).
+        For a formula that is found negative, infinite or no number, that is not 1 at r = 0, that uses what is not
+        known, that loses its digits in floats, or that has more than 2000 operations (150 within each other).
 
     Notes
     -----

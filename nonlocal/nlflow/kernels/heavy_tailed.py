@@ -79,9 +79,8 @@ class TruncatedPower(RadialKernel):
 
     With power = m + 2 s it is the kernel of a fractional Laplacian of order s in m dimensions, bounded within the
     core and cut off at the horizon; ``amplitude=c * core**-power`` gives ``c |x - y|^-power`` between the two. The
-    kernel of peridynamics with a finite horizon (Silling 2000, doi 10.1016/S0022-5096(99)00029-0). On a grid it is
-    summed at nodes; `nlflow.functionals.FractionalLaplacian` integrates the singular kernel over cells. Not positive
-    definite in general.
+    kernel of peridynamics with a finite horizon (Silling 2000, doi 10.1016/S0022-5096(99)00029-0).
+    `nlflow.functionals.FractionalLaplacian` has the singular kernel. Not positive definite in general.
 
     Parameters
     ----------
