@@ -59,7 +59,7 @@ Examples:
 def explore(
     context: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Noisy image or signal [default: an example].")
+        Path | None, typer.Argument(metavar="FILE", help="Noisy image, signal, volume or clip [default: an example].")
     ] = None,
     clean: Annotated[Path | None, typer.Option(metavar="REF", help="The same without noise.")] = None,
     axes: Axes = None,
@@ -70,7 +70,7 @@ def explore(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 5006,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
-    max_upload: Annotated[int, typer.Option(min=1, max=4096, metavar="MB", help="Largest upload.")] = 64,
+    max_upload: Annotated[int, typer.Option(min=1, max=4096, metavar="NUMBER", help="Largest upload, in MiB.")] = 64,
 ) -> None:
     """Open a page to try denoising, flows and layers of transformers."""
     check_installed("explore", "panel", "Panel")
