@@ -230,7 +230,7 @@ class DenoiseTab(Tab):
         return DenoiseSettings(quality=self.quality.value, noise=kind, crop=crop, **given)
 
     def start(self, *, full: bool = False) -> None:
-        """Compute what the controls say."""
+        """See `Tab.start`."""
         if self._refused:
             return
         for name in OF_PIXELS:
@@ -277,7 +277,7 @@ class DenoiseTab(Tab):
         return has_sigma(str(self.noise_kind.value))
 
     def reset(self) -> None:
-        """Take back what the user has set; nothing is computed."""
+        """See `Tab.reset`."""
         self.quality.value = next(iter(_OF_STACKS if self._source.media.stacked else _QUALITIES))
         self.noise_kind.value = next(iter(_NOISES))
         self.signal.window = None
@@ -285,12 +285,12 @@ class DenoiseTab(Tab):
             knob.reset()
 
     def words(self) -> dict[str, str]:
-        """Return what the controls say, and the window of a signal."""
+        """See `Tab.words`; the window of a signal too."""
         window = self.signal.window if self.signal.panel.visible else None
         return super().words() | ({} if window is None else dict(zip(_WINDOW, map(str, window), strict=True)))
 
     def restore(self, words: Mapping[str, str]) -> list[str]:
-        """Set the controls to what an address says, the window of a signal too."""
+        """See `Tab.restore`; the window of a signal too."""
         if not self.signal.panel.visible or not words.keys() & set(_WINDOW) or self._awaits(words):
             return super().restore(words)
         faults = super().restore({name: word for name, word in words.items() if name not in _WINDOW})
@@ -311,7 +311,7 @@ class DenoiseTab(Tab):
 
     @property
     def file(self) -> str:
-        """The name of the file that is shown."""
+        """See `Tab.file`."""
         return PurePath(self._source.name).name
 
     def _open(self, source: Source) -> None:

@@ -64,7 +64,7 @@ class Desk:
 class Report:
     """What a job calls while it runs: itself with the share done, which may raise, and `glimpse`.
 
-    That gets a function which shows something before the result is there, a picture say, in the page's own thread.
+    `glimpse` gets a function which shows something before the result is there, in the page's own thread.
     """
 
     def __init__(self, tell: Callable[[float], Any], glimpse: Callable[[Callable[[], Any]], Any]) -> None:

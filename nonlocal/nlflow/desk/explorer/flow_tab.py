@@ -102,7 +102,7 @@ class FlowTab(Tab):
         return FlowSettings(**words)
 
     def start(self) -> None:
-        """Compute what the controls say."""
+        """See `Tab.start`."""
         settings = self.settings()
 
         def work(report: Report) -> tuple[FlowSettings, SimpleNamespace, Any]:
@@ -112,7 +112,7 @@ class FlowTab(Tab):
         self.ask(work, self._show)
 
     def reset(self) -> None:
-        """Take back what the user has set; nothing is computed."""
+        """See `Tab.reset`."""
         for name, one in self.choices.items():
             one.value = getattr(_DEFAULT, name)
         for knob in (*self.knobs.values(), self.player):

@@ -148,14 +148,7 @@ def _computed(settings: FlowSettings, progress: Callable[[float], Any]) -> Simpl
 
 
 def as_python(settings: FlowSettings) -> str:
-    """Return a program that computes what `compute` does, to the last bit.
-
-    It makes ``observed``, the signal that both flows start from; ``t``, the times (T,); ``j`` and ``e``, the states of
-    the J-flow and the E-flow (T, ...); ``energy_*``, J and E along their flows; ``distance_*`` to the constant;
-    ``remaining``, the distance of the E-flow to its equilibrium ``limit``; ``rate``, mu_2, by which the J-flow forgets;
-    ``rate_e``, mu_2 + fidelity, by which the E-flow comes to its equilibrium; ``kept``, the distance of the equilibrium
-    to the constant over that of the signal; ``bounds``, between which ``kept`` lies for every signal.
-    """
+    """Return a program that computes what `compute` does, to the last bit."""
     (side, *others), _, clean = _SIGNALS[settings.signal]
     shape = settings.shape if others else side
     metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)

@@ -51,12 +51,12 @@ class LayersTab(Tab):
         self.panel = column(self.refusal, self.upload, self.status, *self.shown)
 
     def reset(self) -> None:
-        """Take back what the user has set; nothing is computed."""
+        """See `Tab.reset`."""
         for one in self.controls.values():
             one.value = next(iter(one.options.values()), None)
 
     def restore(self, words: Mapping[str, str]) -> list[str]:
-        """Set the controls to what an address says."""
+        """See `Tab.restore`."""
         self.start()  # the file says which there are
         return super().restore(words)
 
@@ -66,7 +66,7 @@ class LayersTab(Tab):
 
     @property
     def file(self) -> str:
-        """The name of the file that is shown."""
+        """See `Tab.file`."""
         return "" if self._found is None else PurePath(self._found.name).name
 
     def _open(self, found: LayersFile) -> str:

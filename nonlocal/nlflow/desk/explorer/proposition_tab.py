@@ -79,14 +79,14 @@ class PropositionTab(Tab):
         return PropositionSettings(**words, fidelity=float(f"{10**power:.4g}"), width=width)
 
     def reset(self) -> None:
-        """Take back what the user has set; nothing is computed."""
+        """See `Tab.reset`."""
         for name, one in self.choices.items():
             one.value = getattr(_DEFAULT, name)
         for knob in (self.fidelity, self.width):
             knob.reset()
 
     def start(self) -> None:
-        """Compute what the controls say."""
+        """See `Tab.start`."""
         settings, known = self.settings(), self._known
         self.ask(lambda tell: (settings, view.compute(settings, known)), self._show)
 

@@ -106,9 +106,8 @@ def _at(made: SimpleNamespace, fidelity: float) -> dict[str, Any]:
 def as_python(settings: PropositionSettings) -> str:
     """Return a program that computes what `compute` does but for the curves, to the last bit.
 
-    It makes ``observed``, the signal f; ``limit``, the equilibrium u* of E; ``kept``, the diversity of u* over that of
-    f; ``bounds``, between which ``kept`` lies for every f; ``rates``, the eigenvalues of I - P, and ``modes``, the
-    eigenvectors, in columns. The equilibrium keeps fidelity / (fidelity + rate) of a mode.
+    ``kept`` is the diversity of the equilibrium over that of f; ``rates`` are the eigenvalues of I - P, and ``modes``
+    its eigenvectors, in columns.
     """
     return f"""import numpy as np
 from nlflow import E, Gaussian, GradientFlow, Grid, MarkovChain, Points
