@@ -58,7 +58,7 @@ class Options:
     patch_size : int, optional
         Side of the patches, odd; at most twice the longest side of the image, less 1.
     search_radius : int, optional
-        Half side of the search window; its weights fall off as a Gaussian of 0.6 times this width.
+        Half side of the search window; its weights fall off as a Gaussian whose standard deviation is 0.6 times this.
     fidelity : float, optional
         A constant lambda~ in place of the local one; 0 for the J-flow.
     steps : int, optional
