@@ -37,7 +37,7 @@ class Event(Tracker):
         What happens beside the record: nothing, the end of the run, or a reset: ``action(t, u)`` returns the signal
         with which the run goes on.
     tol : float, optional
-        Of the time, absolute; 1e-10 of the end time by default. The moment is also as wrong as the signals around it.
+        Of the time, absolute; 1e-10 of the end time by default.
     signals : bool
         Keep the signal at each event, before a reset.
     name : str

@@ -130,9 +130,8 @@ class ParticleFlow(SecondOrder):
     r"""Interacting particles, dx_i/dt = -sum_j w_j grad W(x_i - x_j) - grad V(x_i), in any dimension.
 
     The gradient flow of E(x) = 1/2 sum_{i /= j} w_i w_j W(\|x_i - x_j\|) + sum_i w_i V(x_i) in the metric sum_i w_i
-    \|dx_i\|^2; for equal weights 1/N and many particles that of the aggregation equation (Carrillo, McCann and Villani
-    2003, doi 10.4171/RMI/376). With `friction` particles have inertia instead: the signal is positions and velocities
-    side by side, (N, 2 d), and
+    \|dx_i\|^2, that of the aggregation equation (Carrillo, McCann and Villani 2003, doi 10.4171/RMI/376). With
+    `friction` particles have inertia instead: the signal is positions and velocities side by side, (N, 2 d), and
 
         dx_i/dt = v_i,   dv_i/dt = -grad E_i - (friction + drag \|v_i\|^2) v_i,
 
@@ -156,8 +155,7 @@ class ParticleFlow(SecondOrder):
     potential : External, optional
         V, such as `trap`.
     box : float or sequence of d floats, optional
-        Periods of a periodic box, with None or infinity for axes without one. Distances are those to the nearest image.
-        Positions are not brought back into the box; `wrapped` does that.
+        Periods of a periodic box, with None or infinity for axes without one. `wrapped` brings positions back into it.
     friction : float, optional
         Particles have inertia where it is given, 0 included.
     drag : float

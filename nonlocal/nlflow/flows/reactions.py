@@ -69,12 +69,12 @@ class Reaction:
     Parameters
     ----------
     function : callable
-        R, of arrays of any shape (NumPy arrays, or tensors where the flow has tensors), element by element. The result
-        has the shape and dtype of u. With two arguments the first is the time, with three the second are the nodes x,
-        of shape ``domain.shape + (m,)``. With `average` the last argument is Pu, shaped like u.
+        R, of arrays of any shape (NumPy arrays, or tensors where the flow has tensors), element by element. With two
+        arguments the first is the time, with three the second are the nodes x, of shape ``domain.shape + (m,)``. With
+        `average` the last argument is Pu, shaped like u.
     interval : tuple of float
-        The values that the signal takes. What is said of R holds there, and a signal must start there. Of a coupled
-        reaction one pair for all components, or one for each.
+        The values that the signal takes; it must start there. Of a coupled reaction one pair for all components, or one
+        for each.
     derivative : callable, optional
         R', of the arguments of `function`. Without a `bound` its largest modulus among some thousand values is one. Of
         a coupled reaction the Jacobian matrices, shape (..., D, D), whose entry (i, j) is dR_i / du_j. With `average`
@@ -89,7 +89,7 @@ class Reaction:
     components : int, optional
         Of a coupled reaction: the number of channels D that the function takes together, in the last axis.
     average : Affinity, optional
-        On the domain of the flow: what the reaction sees around each node. One average more for each velocity.
+        On the domain of the flow: what the reaction sees around each node.
     name : str, optional
         What messages call it; the name of the function by default.
 
@@ -107,8 +107,6 @@ class Reaction:
     >>> flow = GradientFlow(J(affinity(Gaussian(width=1.0), Grid(8))), "degree", reaction=decay)
     >>> round(float(solve(flow, np.ones(8), t=1.5).final[0]), 5)  # 1 / sqrt(1 + 2 t)
     0.5
-
-    Growth that is seasonal, and harder where others are (nonlocal competition).
 
     >>> crowd = affinity(Gaussian(width=2.0), Grid(8))
     >>> def growth(t, u, seen):

@@ -109,9 +109,7 @@ def solve(
 
     Notes
     -----
-    The kernel of an evolving flow is that of u(0) at the start. With ``every`` = 1 it then follows the signal, and the
-    flow is integrated with the order of the integrator. With ``every`` = n it is taken from the signal after each n
-    steps, which is of order 1; ``Solution.stats["order"]`` says which order the result has.
+    The kernel of an evolving flow is that of u(0) at the start, whatever features the affinity was built from.
     """
     if not isinstance(flow, Flow):
         raise InputError(

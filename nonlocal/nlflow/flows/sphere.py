@@ -76,8 +76,7 @@ def _size(xp: Any, x: Array) -> Array:
 class SphereFlow(Flow):
     """Self-attention dynamics on the unit sphere, dx_i/dt = p_i sum_j a_ij x_j W_V with p_i = I - x_i x_i^T.
 
-    A layer of a transformer adds attention to its tokens and divides them by their lengths; many thin ones are this
-    flow (Geshkovski, Letrouit, Polyanskiy, Rigollet, arXiv 2305.05465 and 2312.10794). With k_ij = exp(beta q_i . k_j),
+    (Geshkovski, Letrouit, Polyanskiy, Rigollet, arXiv 2305.05465 and 2312.10794.) With k_ij = exp(beta q_i . k_j),
     q = x W_Q and k = x W_K, the weights a_ij are
 
     - ``softmax``: k_ij / sum_j k_ij, their model SA;

@@ -61,10 +61,9 @@ class NoisyStep(FixedStep):
 class EulerMaruyama(NoisyStep, ExplicitEuler):
     """Explicit Euler with noise, ``u + dt v(u) + s(u) dW``; strong order 1/2, weak order 1.
 
-    Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). For any flow that says its
-    velocity. The limit of `ExplicitEuler`, 2 / (rho + b), holds for means and, where s does not depend on u, for
-    variances too; the stationary variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one. One
-    velocity a step.
+    Of strong order 1 where s does not depend on u (Maruyama 1955, doi 10.1007/BF02846028). The limit of
+    `ExplicitEuler`, 2 / (rho + b), holds for means and, where s does not depend on u, for variances too; the stationary
+    variance of a mode with eigenvalue a is 1 / (1 - a dt / 2) times the right one.
 
     Parameters
     ----------
