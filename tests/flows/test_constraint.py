@@ -244,6 +244,13 @@ def test_derivatives_leave_what_is_held_out() -> None:
     np.testing.assert_allclose(start.grad.numpy(), expected, atol=1e-13)
 
 
+def test_values_that_change_later_change_nothing() -> None:
+    values = VALUES.copy()
+    constraint = nl.Constraint(NODES, values)
+    values[:] = 9
+    np.testing.assert_array_equal(nl.J(WEIGHTS).minimizer(constraint=constraint).u[NODES], VALUES)
+
+
 def test_values_in_many_forms() -> None:
     plane = nl.affinity(nl.Gaussian(width=1.0), nl.Grid((3, 4)))
     mask = np.zeros((3, 4), bool)

@@ -117,7 +117,8 @@ def as_constraint(affinity: Affinity, given: Any) -> Held | None:
 
 def _checked(values: Any) -> Array:
     check_detached("values", values)
-    return check_array("values", values, hint="or a callable of t")
+    found = check_array("values", values, hint="or a callable of t")
+    return namespace(found).asarray(found, copy=True)  # the constraint stays what it is
 
 
 class Held:
