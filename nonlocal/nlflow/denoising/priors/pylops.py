@@ -42,7 +42,8 @@ class Average(_OnSignals):
     Parameters
     ----------
     affinity : Affinity
-        Of NumPy features. One that is not symmetric needs a method that knows its transpose, such as ``dense``.
+        Of NumPy features. One that is not symmetric needs a method that knows its transpose, such as ``dense``;
+        ``nufft`` is not exact enough for the dot test.
 
     Raises
     ------
