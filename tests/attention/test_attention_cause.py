@@ -554,8 +554,9 @@ def test_layers_that_change_the_width_or_the_sequences_are_named() -> None:
     with pytest.raises(InputError, match=r"which shows states of another shape than it takes; expected a layer"):
         explain(model, tiny_inputs(model))
     video = tiny("videoprism_vision_model").eval()
-    with pytest.raises(InputError, match=r"inputs: got layers over \d+ and \d+ sequences in one run"):
-        survey(video, [tiny_inputs(video)])
+    for look in (survey, explain):
+        with pytest.raises(InputError, match=r"inputs: got layers over \d+ and \d+ sequences in one run"):
+            look(video, [tiny_inputs(video)])
 
 
 def test_nulls_are_those_of_rng_and_of_no_other_seed() -> None:

@@ -21,7 +21,15 @@ from nlflow.attention.probing.findings import findings
 from nlflow.attention.probing.groups import Choice, chosen, token_groups
 from nlflow.attention.probing.operators import Projected, projecting
 from nlflow.attention.probing.parts import NULLS, PARTS, Course, Few, Formula, Point, course_of, joined
-from nlflow.attention.probing.probe import beside_pooling, call_of, check_finite, layer_of, placed, tokens_of
+from nlflow.attention.probing.probe import (
+    beside_pooling,
+    call_of,
+    check_finite,
+    check_sequences,
+    layer_of,
+    placed,
+    tokens_of,
+)
 from nlflow.attention.probing.recording import Take, recording, taking
 from nlflow.attention.probing.spectra import LayerSpectrum, Maps, Products, spectrum_of
 from nlflow.attention.probing.survey import ONE_INPUT, isotropy_of, jackknife_error, mean_of
@@ -299,8 +307,8 @@ def explain(
     Raises
     ------
     InputError
-        For inputs of which fewer than two tokens count, groups that there are not, and batches in which other layers
-        ran than in the first.
+        For inputs of which fewer than two tokens count, groups that there are not, batches in which other layers ran
+        than in the first, and models whose layers show no states or run over other numbers of sequences.
 
     Warns
     -----
@@ -422,6 +430,7 @@ def _blocks(
     generator: torch.Generator,
     first: bool,
 ) -> list[CausedBlock]:
+    check_sequences(type(model).__name__, (len(one.before) for one, _ in run if one.before is not None))
     several, batch = len({one.block.stack for one, _ in run}) > 1, placed(model, batch)
     result: list[CausedBlock] = []
     numbers: dict[str, int] = {}

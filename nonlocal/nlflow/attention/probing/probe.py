@@ -269,6 +269,15 @@ def tokens_of(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor
     return tokens
 
 
+def check_sequences(model: str, counts: Iterable[int]) -> None:
+    """Refuse a run whose layers have other numbers of sequences, of which none is that of the inputs for all."""
+    if len(sizes := sorted(set(counts))) > 1:
+        raise InputError(
+            f"inputs: got layers over {' and '.join(map(str, sizes))} sequences in one run of {model}, expected one "
+            "number, that of the inputs; such a model cuts its inputs into parts: take probe"
+        )
+
+
 def check_finite(name: str, states: Iterable[Tensor | None], tokens: Tensor) -> None:
     """Raise `InputError` where states (B, N, D) of tokens that count have NaN or infinite values."""
     for state in states:

@@ -17,7 +17,7 @@ from nlflow._array import Brief, underflowing
 from nlflow.attention.injection.blocks import Adapter
 from nlflow.attention.probing.columns import COLUMNS
 from nlflow.attention.probing.metrics import mean_cosine
-from nlflow.attention.probing.probe import probe
+from nlflow.attention.probing.probe import check_sequences, probe
 from nlflow.attention.probing.recording import Take
 from nlflow.attention.probing.trace import LayerTrace, as_frame
 from nlflow.backends.progress import bar
@@ -305,11 +305,7 @@ def survey(
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         trace = probe(model, batch[0] if alone else batch, adapter=adapter, take=take)
         name = trace.model
-        if len(sizes := {layer.items for layer in trace}) > 1:
-            raise InputError(
-                f"inputs: got layers over {' and '.join(map(str, sorted(sizes)))} sequences in one run of {name}, "
-                "expected one number, that of the inputs; such a model cuts its inputs into parts: take probe"
-            )
+        check_sequences(name, (layer.items for layer in trace))
         parts.append(_states(trace))
         # Of each input whether it has one token in all stacks, and in some.
         each = np.stack([layer.tokens.sum(-1).cpu().numpy() < 2 for layer in trace])
