@@ -1,8 +1,8 @@
 """Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections.
 
-The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. `Summed` takes v where a projection gives it, and adds the
-term where the next projection gets P v. It looks once whether a constant in each column of v comes out as it went in.
-In `torch.nn.MultiheadAttention` the term passes the output projection on its own.
+`Summed` takes v where a projection gives it, and adds the term where the next projection gets P v. It looks once
+whether a constant in each column of v comes out as it went in. In `torch.nn.MultiheadAttention` the term passes the
+output projection on its own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 While a layer runs, each tensor that comes of its input is known by the sum that it is, x + a + m, and each summand by
 what it was made from. What attention adds are the summands that come of its output, and not of a sum that has it
-already. In the end the state after the layer must be that sum to rounding; layers of which this is not so are not told,
-with the reason.
+already. In the end the state after the layer must be that sum to rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How alike tokens are, and how a layer moves them: numbers that say how far over-smoothing has gone.
+"""How alike tokens are, and how a layer moves them.
 
 All take NumPy arrays or torch tensors of shape (..., N, D), N tokens with D channels. Sums are in float64. The result
 is one float64 number for each of the leading axes. A `mask` says which tokens count (padding does not).
@@ -21,7 +21,7 @@ _ROUNDINGS = 16  # units of rounding: a direction that is shorter, relative to i
 def mean_cosine(x: Any, *, mask: Any = None) -> Array:
     """Return the mean cosine of the angle between two tokens, over all pairs i != j: 1 when all have one direction.
 
-    (arXiv 2312.00751, appendix E.3.) From |sum_i x_i / |x_i||^2, in O(N D) time and without a table of pairs.
+    (arXiv 2312.00751, appendix E.3.) O(N D) time.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
     Parameters
     ----------
     centred : bool
-        Subtract the mean token first. If not, a rank of 1 says that all tokens have become multiples of one.
+        Subtract the mean token first.
     """
     tokens, counted, xp = _tokens(x, mask)
     tokens = tokens / _unit(xp, tokens)

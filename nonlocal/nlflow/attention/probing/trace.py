@@ -77,7 +77,7 @@ class Head:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether no token sees a later one. Then P is lower-triangular, and its eigenvalues are its diagonal."""
+        """Whether no token sees a later one."""
         if self.bias is None:
             return self.mask is not None and self.mask.causal
         return bool(np.isneginf(self.bias[np.triu_indices(self.tokens, 1)]).all())
@@ -400,9 +400,8 @@ class LayerTrace:
     def spectra(self, layer: int | str) -> dict[str, Floats]:
         """Return what is measured of the chain of every head of a layer, arrays of shape (B, H).
 
-        ``gap``, ``mixing_time`` and ``stable_fidelity`` are what the columns ``gap``, ``mixing`` and ``stable`` are
-        made of. NaN where a head has none: its mask cuts the sequence in parts, or probabilities underflow. O(B H N^3)
-        time when first asked for.
+        They are ``gap``, ``mixing_time`` and ``stable_fidelity``. NaN where a head has none, as where its mask cuts the
+        sequence in parts. O(B H N^3) time when first asked for.
         """
         number = self.number(layer)
         if number not in self._spectra:
@@ -468,7 +467,7 @@ class LayerTrace:
         """Return the cosine between the attention matrices of a head in successive layers, shape (L - 1, B, H).
 
         Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). NaN between layers of different
-        stacks or with different numbers of heads or tokens.
+        stacks, or with different numbers of sequences, heads or tokens.
         """
         return self._beside_next()["redundancy"]
 

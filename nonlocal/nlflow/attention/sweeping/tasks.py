@@ -68,8 +68,6 @@ def pooled(states: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
 class Retrieval:
     """Task of an encoder: from one passage, find the one that follows it among the followers of all others.
 
-    Called with a model, it returns the reciprocal rank of each pair.
-
     Parameters
     ----------
     tokenizer : tokenizer of transformers
@@ -134,8 +132,6 @@ class Retrieval:
 
 class Perplexity:
     """Task of a decoder: tell the next token, in blocks of equal numbers of tokens.
-
-    Called with a model, it returns the mean log-likelihood of a token of each block.
 
     Parameters
     ----------
@@ -297,8 +293,6 @@ def _tensors(part: list[Any]) -> bool:
 
 class TokenAccuracy:
     """Task of a model with a head: tell tokens, the largest logit for each.
-
-    Called with a model, it returns the share of the tokens of each sequence that are told.
 
     Parameters
     ----------

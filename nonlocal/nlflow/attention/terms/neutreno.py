@@ -275,8 +275,7 @@ _TOLERANCE = {4: 1e-6, 8: 1e-13}
 def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
     """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, (..., M, D, D).
 
-    O(M N D^2) operations. Half precision gives float32, and P v is computed again: otherwise the difference would be
-    mostly the rounding of P v and of the rows of P, whose sums are not exactly 1.
+    O(M N D^2) operations. Half precision gives float32, of a P v that is computed again.
     """
     *lead, tokens, width = values.shape
     numbers = 2 * width * width * (tokens + average.shape[-2]) * math.prod(lead)
@@ -297,8 +296,7 @@ def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
 def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor) -> Tensor:
     """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ², O(M D^3).
 
-    This is the local Wiener filter: the average where the averaged tokens agree, fidelity along the directions in
-    which they differ. Half precision is solved in float32.
+    This is the local Wiener filter. Half precision is solved in float32.
     """
     with torch.autocast(spread.device.type, enabled=False):
         spread, mean = wide(spread), wide(average)
