@@ -16,7 +16,7 @@ from nlflow.kernels.base import Kernel
 @underflowing
 @dataclass(frozen=True)
 class Patch(Kernel):
-    r"""Patch kernel of nonlocal means on a grid, windowed.
+    r"""Patch kernel of nonlocal means on a grid of one or two axes (of more by ``method='dense'``), windowed.
 
     ``k = exp(-max(D(x, y) - 2 sigma^2, 0) / width^2)`` where D is the mean squared difference of the patches around x
     and y over pixels and channels, for y in the square window around x, and 0 outside. With ``sigma`` > 0 the distance
