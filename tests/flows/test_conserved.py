@@ -303,3 +303,15 @@ def test_what_does_not_hold_in_the_metric_is_refused_by_name():
     ]:
         with pytest.raises(nl.InputError, match=match):
             ask()
+
+
+@pytest.mark.parametrize("fidelity", [0.0, 0.3, np.linspace(0.0, 1.0, N)], ids=["J", "E", "E per node"])
+@pytest.mark.parametrize(("make", "name"), [case for case in CASES if case[1] != "m(u)"])
+def test_explicit_steps_are_held_to_their_limit(make, name, fidelity):
+    """Also where A is not self-adjoint in the measure, since of its parts both are: eigenvalues are real."""
+    flow = Problem(make, name, fidelity, strength=0.0).flow
+    limit = 2 / np.linalg.eigvals(dense_operator(flow)).real.max()
+    assert 0 < flow.safe_step <= limit * (1 + 1e-9)
+    assert nl.solve(flow, START, t=3 * limit, integrator=nl.ExplicitEuler(0.99 * limit)).success
+    with pytest.raises(nl.StabilityError, match="unstable for this flow"):
+        nl.solve(flow, START, t=3 * limit, integrator=nl.ExplicitEuler(1.01 * limit))

@@ -361,9 +361,10 @@ class LinearFlow(Flow):
     @property
     def safe_step(self) -> float:
         """A step up to which explicit Euler is stable, known at no cost: 2 / the bound of A."""
-        low_high = self.spectral_bounds()
-        if self.symmetric:
-            return 2 / low_high[1]
+        high = self.spectral_bounds()[1]
+        if self.symmetric or not self.inner.by_nodes:  # products of two that are self-adjoint have real eigenvalues
+            return math.inf if high == 0 else 2 / high
+        # Without symmetry the eigenvalues of P lie in the unit disk.
         return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
 
     def width(self, *, diffusion: bool = False) -> int:
