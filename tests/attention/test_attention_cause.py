@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -276,6 +277,8 @@ def test_inputs_may_come_in_any_batches() -> None:
     model, _ = family("bert")
     rows = torch.randint(3, 60, (6, 9))
     apart, together = explain(model, [row[None] for row in rows]), explain(model, [rows])
+    again = pickle.loads(pickle.dumps(together))  # made a line ago
+    assert again.rows("cosine") == together.rows("cosine")
     for one, other in zip(apart.blocks, together.blocks, strict=True):
         for measure in MEASURES:
             assert one.change(measure) == pytest.approx(other.change(measure), abs=1e-12)

@@ -250,6 +250,14 @@ def norm_of(module: nn.Module, given: Tensor, made: Tensor) -> Norm:
     raise UnknownError(f"{type(module).__name__} is neither a layer norm nor one by the root mean square")
 
 
+def _itself(made: Tensor) -> Tensor:
+    return made
+
+
+def _scaled(scale: Tensor, made: Tensor) -> Tensor:
+    return made * scale
+
+
 def _tail(one: Seen, given: Tensor, added: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Return what scales channels after W_O, (D,), and all that is done after it."""
     if given.numel() != added.numel():
@@ -257,12 +265,12 @@ def _tail(one: Seen, given: Tensor, added: Tensor) -> tuple[Tensor, Callable[[Te
     flat = given.reshape(added.shape)
     ones = torch.ones_like(added[0, 0])
     if torch.equal(flat, added):
-        return ones, lambda made: made
+        return ones, _itself
     rows, sums = flat.flatten(0, -2), added.flatten(0, -2)
     place = rows.abs().argmax(0, keepdim=True)
     scale = sums.gather(0, place)[0] / rows.gather(0, place)[0]
     if _close(rows * scale, sums):
-        return scale, lambda made: made * scale
+        return scale, partial(_scaled, scale)
     for module, entered, made in one.norms:
         if (
             entered.numel() == flat.numel()
