@@ -98,7 +98,7 @@ class LabelSpreading(ProbabilisticClassifier):
     Notes
     -----
     O(N) memory and some log(1 / tol) / sqrt(1 - alpha) averages beyond 4096 points, where each sample's probabilities
-    are right to `tol` beside its largest. Up to there each probability is right to `tol` of itself.
+    are right to `tol` / (1 - alpha) beside its largest. Up to there each probability is right to `tol` of itself.
 
     Examples
     --------
