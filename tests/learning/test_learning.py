@@ -16,12 +16,16 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.semi_supervised import LabelSpreading as Theirs
 from sklearn.utils.estimator_checks import check_estimator
 
+import nlflow
 from nlflow import (
+    Gaussian,
     GradientFlow,
     InputError,
     Laplace,
+    MarkovChain,
     MemoryLimitError,
     NlflowWarning,
+    Points,
     affinity_from_graph,
     solve,
 )
@@ -82,6 +86,32 @@ def test_a_rough_tolerance_holds_for_each_probability(moons, alpha):
     for tol in (1e-1, 1e-2, 1e-4):
         found = LabelSpreading("rbf", gamma=30.0, alpha=alpha, tol=tol).fit(X, few).label_distributions_
         assert (np.abs(found - exact) <= tol * exact).all()
+
+
+def test_label_spreading_of_an_affinity_with_weights_of_nodes(moons):
+    X, _, few = moons
+    some = np.concatenate([*(np.flatnonzero(few == c)[:1] for c in (0, 1)), np.flatnonzero(few < 0)[:58]])
+    X, few = X[some], few[some]
+    given = nlflow.affinity(Gaussian(width=0.4), Points(np.arange(60), np.linspace(0.2, 2.0, 60)), X)
+    w = MarkovChain(given).matrix() * (given.domain.weights * given.degree)[:, None]
+    np.fill_diagonal(w, 0)
+    s = w / np.sqrt(np.outer(w.sum(axis=1), w.sum(axis=1)))
+    scores = np.linalg.inv(np.eye(60) - 0.5 * s)[:, [0, 1]]
+    found = LabelSpreading(given, alpha=0.5).fit(X, few).label_distributions_
+    assert np.abs(found - scores / scores.sum(axis=1, keepdims=True)).max() < 1e-9
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-70, 1e200])
+def test_p_harmonic_values_in_any_unit(moons, unit):
+    X = moons[0][:60]
+    values = np.where(np.arange(60) % 20 == 0, X[:, 0], np.nan)
+    one = PLaplacianRegressor().fit(X, values).transduction_
+    other = PLaplacianRegressor().fit(X, values * unit).transduction_
+    assert np.abs(other / unit - one).max() < 1e-12
+    k = np.exp(-3 * cdist(X, X, "sqeuclidean"))
+    one = PLaplacianRegressor("precomputed").fit(k, values).transduction_
+    other = PLaplacianRegressor("precomputed").fit(k * unit, values).transduction_
+    assert np.abs(other - one).max() < 1e-10
 
 
 def test_weak_probabilities_keep_their_digits():

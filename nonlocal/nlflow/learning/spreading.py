@@ -40,8 +40,9 @@ class LabelSpreading(ProbabilisticClassifier):
         W: the nearest neighbours with local widths, exp(-|x - y|^2 / (s_x s_y)), s being the distance to the farthest
         of them (Zelnik-Manor and Perona 2004); exp(-gamma |x - y|^2) or another kernel between all pairs; weights (N,
         N) given as X, dense or sparse; a function of two sets of points (N, d) and (M, d) that returns weights (N, M),
-        dense or sparse, of which the mean of both directions is taken; or an affinity of the samples, for which X says
-        only how many there are. The diagonal of W has no part in it.
+        dense or sparse, of which the mean of both directions is taken; or an affinity of the samples (W_ij = w_i w_j
+        k_ij), for which X says only how many there are. The diagonal of W has no part in it, but in an affinity that is
+        neither a matrix nor a graph.
     gamma : float or None
         Of 'rbf'; None takes the width of the steepest slope of `choose_width`.
     n_neighbors : int or None
@@ -142,6 +143,7 @@ class LabelSpreading(ProbabilisticClassifier):
         lonely = self.graph_.own > 1 - 1e-15
         rest = np.where(lonely, 1.0, 1 - graph.own)  # of the degree, without the loop
         logs = np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel() + np.log(rest)
+        logs = logs + np.log(np.asarray(graph.affinity.domain.weights, np.float64)).ravel()
         logs = np.where(lonely, logs.max(), logs)
         if np.ptp(logs) > 0.9 * 2 * np.log(float(xp.finfo(one_hot.dtype).max)):
             raise NumericalError(f"degree: those of samples span exp({np.ptp(logs):.0f}), no float holds their roots")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, underflowing
+from nlflow._array import Floats, power_of_two, underflowing
 from nlflow.errors import InputError, check_integer, check_number
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import E, J
@@ -133,7 +133,8 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
     like = held.zeros(jp.affinity)
     free = ~held.mask.ravel()[:, None]
     found = _linear(jp, np.ones_like(jp.measure), held, 1e-8)
-    u = jp.flat(found)
+    unit = power_of_two(float(np.abs(found).max()))  # powers of large and small values have no float
+    u = jp.flat(found) / unit
     span = float(np.ptp(u)) or 1.0
     smoothing = _SMOOTHING[0 if jp.p > 2 else 1] * span
     done, left = 1, _residual(jp, u, free, jp.p)
@@ -143,7 +144,7 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
         target = rtol if q == jp.p else _ROUGH
         left = _residual(stage, u, free, q)
         while left > target and done < maxiter:
-            v = jp.flat(_linear(jp, stage.lagged(stage.slopes(u), smoothing), held, min(_INNER, 0.1 * left)))
+            v = jp.flat(_linear(jp, stage.lagged(stage.slopes(u), smoothing), held, min(_INNER, 0.1 * left))) / unit
             done += 1
             moved = _searched(stage, u, v - u, 1.0 if q < 2 else 1 / (q - 1), smoothing)
             if moved is None:  # rounding is all that is left
@@ -152,7 +153,7 @@ def harmonic_extension(jp: Jp, constraint: Constraint, *, rtol: float = 1e-6, ma
     success = left <= rtol
     advice = "" if success else f", above rtol={rtol:g}: raise maxiter or rtol, or take p nearer to 2"
     message = f"residual {left:.3g} after {done} linear problems{advice}"
-    return Minimizer(u.reshape(like.shape).astype(like.dtype), left, done, success, message)
+    return Minimizer((u * unit).reshape(like.shape).astype(like.dtype), left, done, success, message)
 
 
 def _stages(p: float) -> list[float]:
@@ -201,6 +202,7 @@ def _residual(jp: Jp, u: Floats, free: NDArray[np.bool_], q: float) -> float:
     with np.errstate(divide="ignore"):
         factors = np.where(slopes > rounding, slopes ** (q - 2), 0.0)
     weights = jp.on_edges(factors)
+    weights = weights / power_of_two(float(weights.max(initial=0.0)))
     flow = np.linalg.norm(np.where(free, jp.graph.flux(weights, u), 0.0))
     size = np.linalg.norm(jp.graph.row_sums(weights * jp.graph.lengths(u))[free[:, 0]])
     return float(flow / size) if size > 0 else 0.0
