@@ -250,7 +250,7 @@ def components_of(affinity: Affinity) -> NDArray[Any] | None:
     if affinity.domain.leading:
         return _of_items(affinity)
     if affinity.method == "block":
-        return np.indices(affinity.domain.shape)[0]
+        return np.asarray(np.indices(affinity.domain.shape)[0])
     labels, matrix = getattr(affinity, "components", None), getattr(affinity, "matrix", None)  # a graph keeps them
     if labels is None and affinity.method in _LISTED:
         edges: Any = affinity._edges().copy()
