@@ -331,3 +331,14 @@ def test_waves_of_systems_keep_their_energy(metric: str) -> None:
     begun = wave.state(*np.random.default_rng(6).standard_normal((2, 24, 2)))
     found = nl.solve(wave, begun, t_eval=[0.0, 1.0, 4.0], integrator=nl.RungeKutta(1e-10, 1e-12))
     np.testing.assert_allclose(found.energy, found.energy[0], rtol=1e-8)
+
+
+def test_no_limit_is_told_of_waves_that_grow_of_themselves() -> None:
+    """Eigenvalues of A are complex, so that some wave grows however short the step is."""
+    skew = nl.SystemFlow(nl.J(nl.affinity(nl.Gaussian(1.2), POINTS)), [[1.0, 0.9], [-0.9, 0.5]])
+    rng = np.random.default_rng(8)
+    keys, queries = rng.standard_normal((2, 24, 3))
+    seeing = nl.AttentionFlow(nl.affinity(nl.ExpDotProduct(), POINTS, keys, queries=queries))
+    for flow in (skew, seeing):
+        assert np.abs(np.linalg.eigvals(dense_operator(flow)).imag).max() > 1e-3
+        assert math.isnan(nl.StoermerVerlet(0.1).stability_limit(nl.WaveFlow(flow)))

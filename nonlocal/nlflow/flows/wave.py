@@ -213,7 +213,7 @@ class WaveFlow(SecondOrder):
         return self.flow.moments(t, self.displacement(like))
 
     def largest_frequency(self) -> float:
-        """Return the square root of the largest eigenvalue of A / rho, A being the linear part of the force."""
+        """Return the root of the largest eigenvalue of A / rho, A being the linear part of the force, self-adjoint."""
         if isinstance(self.density, float):
             return math.sqrt(largest_eigenvalue(self.flow) / self.density)
         density = self.density.ravel()
@@ -229,8 +229,9 @@ class WaveFlow(SecondOrder):
         return math.sqrt(float(np.abs(found[0]))) * (1 + 1e-6)
 
     def fastest(self) -> float:
-        """Return the largest frequency, which a reaction raises; NaN where slopes are not known."""
-        if not is_told(self.flow):
+        """Return the largest frequency, which a reaction raises; NaN where slopes are not known or may be complex."""
+        real = self.flow.symmetric or not self.flow.inner.by_nodes  # else waves may grow of themselves
+        if not (real and is_told(self.flow)):
             return math.nan
         return math.sqrt(self.largest_frequency() ** 2 + self.flow.driving_bound() / float(np.min(self.density)))
 

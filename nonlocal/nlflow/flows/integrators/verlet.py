@@ -45,7 +45,7 @@ class StoermerVerlet(FixedStep):
     ----------
     dt : float
         Of waves below 2 / omega of the largest frequency, which a reaction of slope b raises to (omega^2 + b /
-        rho)^1/2. Of particles no limit is known beforehand; 0.1 of the shortest period is a usual choice.
+        rho)^1/2. Of particles, and of waves whose A is not self-adjoint, no limit is known beforehand.
     stride : int
         How many steps the time loop takes at once, by default 1: trackers see each of that many, and ``stats["steps"]``
         counts them as one. Outputs are met. For a linear flow of at most 400 nodes they are products with a matrix
