@@ -31,10 +31,9 @@ def shifts(scores: Floats, wanted: NDArray[np.intp]) -> Floats:
     """Return numbers b with which `wanted` rows have each class as the largest of scores + b, as near as may be.
 
     They are the prices of the assignment of rows to classes with the largest sum of scores under these counts, the
-    volume constraint of Calder, Cook, Thorpe and Slepcev (2020): they minimize sum_i max_c (s_ic + b_c) - wanted . b,
-    whose maximum is smoothed at a temperature that falls (Newton's method at each). Rows with the same scores cannot
-    be told apart by any b, so that a count may be missed by their number. Scores (N, C) are -inf where a row can never
-    have a class. O(N C) for each of some hundred steps.
+    volume constraint of Calder, Cook, Thorpe and Slepcev (2020). Rows with the same scores cannot be told apart by any
+    b, so that a count may be missed by their number. Scores (N, C) are -inf where a row can never have a class. O(N C)
+    for each of some hundred steps.
     """
     highest = scores.max(axis=1, keepdims=True)
     s = scores - highest

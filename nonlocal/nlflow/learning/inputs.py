@@ -295,9 +295,7 @@ def weights_of(kernel: Any, x: Any, y: Any) -> Any:
 def symmetrized(weights: Any) -> Any:
     """Return weights (N, N), dense or sparse, symmetric to the last bit where they are so up to rounding, or raise.
 
-    Kernels of points are sums and exponentials, whose order differs on both sides of the diagonal. What is left of the
-    digits of either entry must be half of them at least, or the difference be rounding beside the largest of its row.
-    Functionals see the mean of both sides in any case.
+    Half of the digits of both entries must agree, or the difference be rounding beside the largest of its row.
     """
     back, precision, sparse = weights.T, np.finfo(weights.dtype), hasattr(weights, "toarray")
     differ = weights != back

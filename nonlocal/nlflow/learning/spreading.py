@@ -170,8 +170,7 @@ class LabelSpreading(ProbabilisticClassifier):
     def _settled(self, u: Array, before: int, kind: str) -> Minimizer:
         """Return a minimizer after steps with all edges, until these leave each value, or node, within `tol` of itself.
 
-        Conjugate gradients make the residual small beside the largest values; where labels reach a node weakly that may
-        be all of its own. Steps average numbers >= 0, in which nothing cancels.
+        Conjugate gradients make the residual small beside the largest values, and steps beside each.
         """
         most = self.max_iter if self._each else _STEPS
         u, left, done = self._stepped(u, self.functional_.affinity._average, most)

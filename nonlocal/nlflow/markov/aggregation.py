@@ -33,13 +33,10 @@ def needed_bytes(moves: int, states: int, columns: int) -> int:
 class Aggregation:
     """About the inverse of A = diag(left) - rates, of walks that end, for many systems at once.
 
-    States that see each other are put together, rates added up: again a chain whose walks end, the Galerkin matrix of
-    piecewise constant functions, in which nothing is subtracted (Notay 2012, doi 10.1137/110835347). Its correction is
-    what a Gauss-Seidel sweep, before and after, leaves over; coarse chains are visited twice (W-cycle), and
-    more often where they are small, so that two or three levels need no more iterations than one; the coarsest is
-    solved by state reduction. GMRES goes around the cycles. Sweeps go through the states in their order, so
-    those should come first that are near the ends of walks: then they go up the stream, and solve a walk that goes one
-    way at once.
+    States that see each other are put together, rates added up: again a chain whose walks end, in which nothing is
+    subtracted (Notay 2012, doi 10.1137/110835347). Gauss-Seidel sweeps go before and after; coarse chains are visited
+    twice or more, the coarsest is solved by state reduction. GMRES goes around the cycles. Those states should come
+    first that are near the ends of walks.
 
     Parameters
     ----------
@@ -47,7 +44,7 @@ class Aggregation:
     killed, left : array of shape (N,)
         Rates of ending, and all rates of leaving a state.
     dtype : {'float32', 'float64'}
-        Of the sweeps. float32 leaves 1e-7 times the number of moves until walks end.
+        Of the sweeps.
     """
 
     def __init__(self, rates: Sparse, killed: Floats, left: Floats, dtype: str) -> None:

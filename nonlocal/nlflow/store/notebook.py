@@ -69,10 +69,7 @@ def _curve(values: Any, x: Any) -> str:
 
 
 def _grey(values: Any) -> str:
-    """Return a picture as PNG within HTML, the largest value white; an empty text where nothing is finite.
-
-    And without Pillow: what an object says of itself needs no picture.
-    """
+    """Return a picture as PNG within HTML, the largest value white; empty without Pillow or finite values."""
     try:
         from PIL import Image
     except ImportError:

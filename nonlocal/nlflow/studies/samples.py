@@ -32,7 +32,7 @@ class Samples(Kind):
     Keys k are of the law N(0, I) in d dimensions; values are their first D coordinates, the channels. With logits s q.k
     the limit is E[exp(s q.k) k] / E[exp(s q.k)] = s q, and by the delta method C^2 = E[exp(2 s q.k) |k - s q|^2] /
     E[exp(s q.k)]^2 = exp(s^2 |q|^2) D (1 + s^2 |q|^2 / d) in the mean over directions of q. Queries have the length of
-    a key, |q|^2 = d. So the number of tokens that an error takes grows exponentially with the square of the logits.
+    a key, |q|^2 = d.
     """
 
     name = "samples"
