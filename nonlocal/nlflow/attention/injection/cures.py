@@ -110,8 +110,9 @@ def checked(cures: Mapping[str, float | Sequence[float]] | None, count: int) -> 
                 f"attach(model, fidelity=0.4, semi_implicit={name == TERMS_OF_V0[0]})"
             )
         cure = CURES[check_choice("cures", name, names)]
-        several = hasattr(given, "__len__") and not isinstance(given, str) and getattr(given, "ndim", 1) > 0
-        numbers: list[Any] = list(given) if several else [given] * count  # type: ignore[arg-type]
+        own: Any = given  # or an array, of which one without axes is a number
+        several = hasattr(own, "__len__") and not isinstance(own, str) and getattr(own, "ndim", 1) > 0
+        numbers: list[Any] = list(own) if several else [own] * count
         if len(numbers) != count:
             raise InputError(
                 f"cures[{name!r}]: got {len(numbers)} values, expected {count}, one for each block, or one"
