@@ -68,8 +68,8 @@ def attach(
 
     The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃). v0 are the
     values of the first layer of the same stack (encoder and decoder each have their own), with their derivative. The
-    first layer has no term, and cross-attention stays as it is. With λ̃ = 0 alone the output keeps all its bits. Terms
-    that a model already has are replaced.
+    first layer has no term, and cross-attention stays as it is. With λ̃ = 0 and no other option the output keeps all
+    its bits. Terms that a model already has are replaced.
 
     No term promises that the tokens of a trained model differ more: `probe` measures that, and `sweep` what a task
     says.

@@ -90,7 +90,7 @@ def discretize(
     substeps : sequence of int
         m >= 1.
     symmetric : bool
-        Use the flow with keys as queries, the gradient flow of J with which the theory compares the layer.
+        Use the flow with keys as queries: without a causal mask the gradient flow of J.
     evolving : bool
         Queries and keys are averaged together with the values, and the kernel follows them.
     item : int

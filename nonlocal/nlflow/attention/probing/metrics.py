@@ -146,8 +146,9 @@ def _tell_of_overflow() -> None:
 def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any = None) -> Array:
     """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
 
-    A is the attention matrix; A_sym is the one with keys as queries (arXiv 2312.00751, appendix E.1, table 4). O(N D)
-    time. All arguments have the shape (..., N, D); mask, returned shape and errors as in `mean_cosine`.
+    A is the attention matrix; A_sym is the one with keys as queries (arXiv 2312.00751, appendix E.1, table 4), which
+    makes no gradient under a causal mask. O(N D) time. All arguments have the shape (..., N, D); mask, returned shape
+    and errors as in `mean_cosine`.
 
     Tokens that do not move, up to rounding, have no direction and are left out (such as the first of a causal layer).
     NaN where no token is left.

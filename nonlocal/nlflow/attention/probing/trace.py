@@ -46,7 +46,7 @@ class Head:
     Attributes
     ----------
     q, k : array of shape (N, d)
-        Queries and keys; the same array where the layer uses keys as queries.
+        Queries and keys; equal where the layer uses keys as queries.
     v : array of shape (N, d_v)
     scaling : float
         Factor of the dot products.

@@ -55,7 +55,7 @@ class Sweep(Brief):
     scores : dict
         Scores (n,) by setting, ``(cure, value, layers)``, and ``None`` for the model as it is.
     left_out : dict
-        Cures that this model cannot have, with the reason.
+        Cures that this model cannot have, and settings for which there was no time, with the reason.
     """
 
     metric: str
