@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def test_page_runs_and_checks_itself(page: Path, tmp_path: Path, monkeypatch: py
         exec(compile(block, str(page), "exec", dont_inherit=True), names)  # without this module's future imports
     assert blocks[-1].count("assert ") >= 3
     assert not list(tmp_path.iterdir())
+
+
+def test_the_adapted_model_is_that_of_the_record() -> None:
+    root = Path(__file__).parents[2]
+    rows = json.loads((root / "benchmarks" / "results" / "adapt_dinov2.json").read_text(encoding="utf-8"))["rows"]
+    page = (root / "docs" / "howto" / "cure_a_model.md").read_text(encoding="utf-8").replace("\N{MINUS SIGN}", "-")
+    for row in rows:
+        gain = f"{row['gain']:.3f} ({row['low']:.3f} to {row['high']:+.3f})" if "gain" in row else ""
+        assert f"| {row['arm']} | {row['accuracy']:.3f} | {gain}{' ' * bool(gain)}| {row['cosine']:.2f} |" in page
 
 
 @pytest.mark.slow
