@@ -21,6 +21,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 
 from nlflow.attention import (  # noqa: E402
     Adapter,
+    Layer,
     LayerTrace,
     Taken,
     attach,
@@ -507,6 +508,18 @@ def test_a_layer_is_printed_in_a_line() -> None:
     assert said.startswith(f"<Layer {layer.name} (encoder): 2 x 9 tokens, {layer.heads} heads of ")
     assert "tensor" not in said
     assert "\n" not in said
+
+
+def test_layers_over_other_numbers_of_sequences_are_beside_their_like() -> None:
+    layers = []
+    for number, items in enumerate((1, 2, 2)):
+        q, k, v = torch.randn(3, items, 2, 6, 4, generator=torch.Generator().manual_seed(number))
+        inside = torch.ones(items, 6, dtype=torch.bool)
+        layers.append(Layer(str(number), "encoder", False, 0.5, "softmax", q, k, v, None, inside))
+    found = LayerTrace(layers, "cuts its inputs", {"encoder": {}}).head_redundancy()
+    assert found.shape == (2, 2, 2)
+    assert np.isnan(found[0]).all()
+    assert ((found[1] > 0) & (found[1] < 1)).all()
 
 
 def test_every_column_of_the_rows_is_explained() -> None:

@@ -474,7 +474,7 @@ class LayerTrace:
     def _beside_next(self) -> dict[str, Floats]:
         """Return what is measured of each head and that of the next layer, arrays of shape (L - 1, B, H)."""
         of_both = measures("next")
-        size = (len(self) - 1, self.layers[0].items, max(one.heads for one in self.layers))
+        size = (len(self) - 1, *(max(getattr(one, name) for one in self.layers) for name in ("items", "heads")))
         found = {name: np.full(size, math.nan) for name in of_both}
         for i, (one, following) in enumerate(pairwise(self.layers)):
             if one.stack != following.stack or one.q.shape[:3] != following.q.shape[:3]:
