@@ -301,6 +301,15 @@ def test_mixing_of_attention_and_from_a_given_node() -> None:
     assert failures(lazy) == []
 
 
+def test_a_chain_that_hardly_mixes_has_a_rate() -> None:
+    """1 - |mu_2| is below the rounding of |mu_2|, but not lost."""
+    result = run_study("mixing", domain=Points(np.arange(8.0)), kernel="gaussian:width=0.12", progress=False)
+    rate, time = result.fits
+    assert rate.expected == pytest.approx(-2 * np.exp(-0.5 / 0.12**2) * (1 - np.cos(np.pi / 8)), rel=1e-6)
+    assert rate.verdict == "cannot tell"
+    assert time.verdict == "agrees"
+
+
 def test_mixing_times_outside_their_bounds_are_told() -> None:
     row = {"lower": 3.5, "upper": 10.2}
     assert [_time("a", {**row, "mixing_time": k}, 0.25).passed for k in (3, 4, 11, 12)] == [False, True, True, False]

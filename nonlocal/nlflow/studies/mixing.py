@@ -65,8 +65,8 @@ class Mixing(Kind):
             check_memory("following every first node", 24 * chain.states**2, "use fewer nodes, or give one as origin")
         chain.limit(problem.start)  # raises for chains that have none
         second = chain.second_eigenvalue
-        rate = -math.log(abs(second)) if second != 0 else math.inf
-        steps = min(max(8, math.ceil(math.log(50 / ROUNDING) / rate - _WHOLE)), _MOST_STEPS)
+        rate = -math.log1p(-chain.spectral_gap) if second != 0 else math.inf  # |mu_2| may be 1 to rounding
+        steps = max(8, math.ceil(min(math.log(50 / ROUNDING) / rate - _WHOLE, _MOST_STEPS)))
         distance = chain.distance_to_limit(problem.start, steps)
         far = steps if origin is not None else int(min(steps, max(1, _MOST_WORK / chain.states**3)))
         variation = chain.total_variation(far, origin)
