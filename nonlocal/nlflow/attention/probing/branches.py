@@ -64,11 +64,8 @@ class Seen:
     """What one run of the model shows of one block; `attended` is True once its attention has been called.
 
     `added` is what attention adds to the state, `between` the state that has it (normed, where the layer norms that
-    sum), `summed` the whole sum where `after` is its norm alone. `reason` says why these are not known. `args` and
-    `kwargs` are those of the layer. `earlier` has the calls before the last.
-
-    With `calls`, `steps` has what the layer does to its state one after another, `norms` what its norms were given and
-    made.
+    sum), `summed` the whole sum where `after` is its norm alone. `reason` says why these are not known. `earlier` has
+    the calls before the last, `norms` what norms were given and made.
     """
 
     block: Block

@@ -32,17 +32,7 @@ def token_groups(model: nn.Module, inputs: Any, stack: str, tokens: Tensor) -> d
 
     Class, distillation and register tokens are what the model has parameters for, before the patches, in this order.
     Special tokens of texts are those of ``special_tokens_mask`` in the inputs, as tokenizers return it, or else those
-    whose numbers the configuration names.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    inputs : mapping or tensor
-        What the model was called with.
-    stack : str
-        ``'encoder'`` or ``'decoder'``.
-    tokens : tensor of bool of shape (B, N)
-        True for tokens that are no padding.
+    whose numbers the configuration names. `tokens` (B, N) are those that are no padding.
     """
     groups = {"all": tokens}
     apart = torch.zeros_like(tokens)

@@ -147,14 +147,7 @@ def projecting(found: Sequence[Seen]) -> Iterator[dict[int, list[Projected]]]:
 def operator_of(one: Seen, taken: Any, state: Tensor, added: Tensor, seen: Projected) -> Operator:
     """Return the maps of a block from what a call of it showed; `UnknownError` says why they are not known.
 
-    Parameters
-    ----------
-    one : Seen
-        With `norms`.
-    taken : Taken
-    state, added : tensor of shape (B, N, D)
-        The state that attention is added to, and what it adds.
-    seen : Projected
+    `state` and `added` (B, N, D) are what attention is added to, and what it adds.
     """
     weight, bias = _output(one)
     values = _values(one, taken, seen)

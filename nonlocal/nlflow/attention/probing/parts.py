@@ -252,21 +252,7 @@ def course_of(
 ) -> Course:
     """Follow the stream of a block through its steps.
 
-    Parameters
-    ----------
-    one : Seen
-        With its steps.
-    layer : Layer, or None
-        None where the arguments of attention are not known.
-    seen : Projected
-    tokens : tensor of bool of shape (B, N)
-        That count.
-    few : Few, or None
-        Of the batch, for which there are nulls; None for no nulls.
-    generator : torch.Generator
-        Of the nulls, on the CPU.
-    before : Point, optional
-        Where the state before the block was measured already.
+    `tokens` (B, N) are those that count, `few` the inputs that have nulls, `before` what was measured already.
     """
     course = Course(tokens)
     assert one.before is not None  # checked by the caller

@@ -233,9 +233,8 @@ class LayerTerms(WideParameters):
     ) -> Tensor:
         """Return the averages (B, H, M, D) with the terms added.
 
-        `values` (B, G, N, D) are v of all tokens that are averaged, with H a multiple of G. `new` and `first`, both
-        (B, G, M, D), are v and v0 of the tokens that look. Only a matrix fidelity needs `weights`, P (B, H, M, N).
-        `mask` and `causal` are those of `averages.average`.
+        `values` (B, G, N, D) are v of all tokens that are averaged. `new` and `first`, both (B, G, M, D), are v and v0
+        of the tokens that look. Only a matrix fidelity needs `weights`, P (B, H, M, N).
         """
         heads = averages.shape[1]
         if self.attn_weight is not None:
