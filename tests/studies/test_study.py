@@ -310,6 +310,14 @@ def test_a_chain_that_hardly_mixes_has_a_rate() -> None:
     assert time.verdict == "agrees"
 
 
+@pytest.mark.parametrize("channels", [(), (1,), (2,)])
+def test_an_equilibrium_of_an_array(channels: tuple[int, ...]) -> None:
+    start = np.random.default_rng(0).normal(size=(8, *channels))
+    result = run_study("equilibrium", nodes=8, boundary="periodic", metric="l2", start=start, progress=False)
+    assert failures(result) == []
+    assert [fit.verdict for fit in result.fits][:2] == ["agrees", "agrees"]
+
+
 def test_mixing_times_outside_their_bounds_are_told() -> None:
     row = {"lower": 3.5, "upper": 10.2}
     assert [_time("a", {**row, "mixing_time": k}, 0.25).passed for k in (3, 4, 11, 12)] == [False, True, True, False]

@@ -62,6 +62,7 @@ class EquilibriumStudy(Kind):
         rng = np.random.default_rng(seed)
         problem = build(options, rng)
         away = _slow(build_flow(problem.affinity, problem.start, options["metric"], 0.0), rng)
+        away = away.reshape(problem.start.shape) if problem.start.ndim < away.ndim else away
         rows = []
         for fidelity in sorted(options["fidelity"]):
             flow = build_flow(problem.affinity, problem.start, options["metric"], fidelity)
