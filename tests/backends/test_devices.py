@@ -203,7 +203,7 @@ def test_auto_takes_the_cpu_where_tensors_do_not_serve(monkeypatch: pytest.Monke
         ),
         ("space-order", {"device": "auto"}, "device: the study 'space-order' has no such option: it runs on the CPU"),
         ("monte-carlo", {"device": "cuda"}, "device: the study 'monte-carlo' has no such option: it runs on the CPU"),
-        ("mixing", {"dtype": "float32"}, "dtype: the study 'mixing' has no such option: it runs on the CPU in float64"),
+        ("mixing", {"dtype": "float32"}, "dtype: the study 'mixing' has no such option: it computes in float64"),
         ("stability", {"dtype": "bfloat16"}, "dtype: got 'bfloat16', expected one of 'float64', 'float32'"),
     ],
 )

@@ -163,7 +163,7 @@ def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
             near = get_close_matches(name, kind.defaults, 1)
             has = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(kind.defaults)}"
             if name in ("device", "dtype"):
-                has = ": it runs on the CPU in float64; leave it out"
+                has = f": it {'runs on the CPU' if name == 'device' else 'computes in float64'}; leave it out"
             raise InputError(f"{name}: the study {kind.name!r} has no such option{has}")
     given = {name: value for name, value in given.items() if value is not None}
     wanted = {**kind.defaults, **given}
