@@ -152,7 +152,7 @@ class NumericalError(NlflowError, ArithmeticError):
 
 
 class MemoryLimitError(NlflowError, MemoryError):
-    """An allocation would pass the memory limit; raised before anything is allocated."""
+    """An allocation would pass the memory limit; it is raised instead."""
 
 
 class FileFormatError(NlflowError, ValueError):
@@ -358,6 +358,15 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name}: got {_shown(value)}, expected one of {', '.join(map(repr, choices))}")
     return value
+
+
+def check_generator(rng: Any) -> np.random.Generator:
+    """Return `numpy.random.default_rng` of `rng`, or raise `InputError`."""
+    check_detached("rng", rng)
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"rng: got {rng!r}, expected a seed >= 0 or a numpy.random.Generator ({error})") from error
 
 
 def check_array(

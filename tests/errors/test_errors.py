@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nlflow as nl
 from nlflow import errors
+from nlflow.denoising import noise
+from nlflow.denoising.noise.risk import perturbation
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -159,6 +162,22 @@ def test_integers_without_bounds() -> None:
     assert check_integer("n", -3, odd=True) == -3
     with pytest.raises(InputError, match=r"^n: got 0.5, expected an integer$"):
         check_integer("n", 0.5)
+
+
+@pytest.mark.parametrize("rng", [-1, "seven", 1.5, [-3]])
+def test_what_is_no_seed_is_named_wherever_something_is_drawn(rng: Any) -> None:
+    square, line = np.ones((4, 4)), np.linspace(0, 1, 40)[:, None]
+    approximate = nl.affinity(nl.Gaussian(1.0), nl.Points(line), method="lowrank", rtol=1e-6)
+    for draw in (
+        lambda: noise.GaussianNoise(1.0).sample(square, rng=rng),
+        lambda: noise.Mixture([noise.GaussianNoise(1.0)]).sample(square, rng=rng),
+        lambda: perturbation((3, 3), rng=rng),
+        lambda: approximate.measure_error(rng=rng),
+        lambda: errors.check_generator(rng),
+    ):
+        with pytest.raises(InputError, match=r"^rng: got .*, expected a seed >= 0 or a numpy.random.Generator"):
+            draw()
+    assert errors.check_generator(3).integers(100) == np.random.default_rng(3).integers(100)
 
 
 def test_choices() -> None:

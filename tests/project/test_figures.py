@@ -39,7 +39,7 @@ PHASES = "nonlocal Allen–Cahn on 256 × 256 to t = 10, error below {}: nlflow,
 DROPS = "nonlocal Cahn–Hilliard on 64 × 64 to t = 30, error below 0.001 at t = 20: nlflow, ETD4RK, against {}"
 # A page that is read on a forge too, what it says, and where each {} comes from: record, work and column.
 HELD: list[tuple[str, str, list[tuple[str, str, str]]]] = [
-    ("README.md", "BM3D {} | {} in a fifth of its time",
+    ("README.md", "BM3D {} | {}; 512², a fifth of its time",
      [("denoise_quality.json", f"balanced: {SET12}", "peer"), ("denoise_quality.json", f"balanced: {SET12}", "ours")]),
     ("README.md", "{}, {} | {}, {} |",
      [("volumes.json", f"{BM4D}: PSNR less", "peer"), ("volumes.json", f"{BM4D}: time over", "peer"),

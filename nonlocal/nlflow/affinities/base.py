@@ -42,6 +42,7 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     check_array,
+    check_generator,
     check_integer,
     check_memory,
     check_number,
@@ -444,7 +445,7 @@ class Affinity(ABC):
             )
         if self._exact is None:
             raise InputError(f"affinity: method {self.method!r} is exact to rounding, so there is no error to measure")
-        rng = np.random.default_rng(rng)
+        rng = check_generator(rng)
         samples = check_integer("samples", samples, minimum=1)
         if u is None:
             u = self.as_signal(rng.standard_normal(self.domain.shape))

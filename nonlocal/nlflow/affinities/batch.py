@@ -11,6 +11,7 @@ from nlflow._array import Array, namespace
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
+from nlflow.errors import check_generator
 
 
 class BatchAffinity(Affinity):
@@ -85,7 +86,7 @@ class BatchAffinity(Affinity):
         """
         if all(item._exact is None for item in self._items):
             return super().measure_error(u, samples=samples, rng=rng)  # which says so
-        rng = np.random.default_rng(rng)
+        rng = check_generator(rng)
         if u is None:
             u = self.as_signal(rng.standard_normal(self.domain.shape))
         u = self.check_signal("u", u)

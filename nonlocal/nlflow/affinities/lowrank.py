@@ -12,7 +12,15 @@ from nlflow._array import Array, Floats, is_numpy, middle_of_range
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.cholesky import BLOCK, TILE, Bound, Sum, degrees, factorize, gram_product
 from nlflow.domains import Domain
-from nlflow.errors import InputError, check_array, check_integer, check_memory, check_number, memory_limit
+from nlflow.errors import (
+    InputError,
+    check_array,
+    check_generator,
+    check_integer,
+    check_memory,
+    check_number,
+    memory_limit,
+)
 from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, RadialKernel
 
 _SMALLEST_RTOL = {"float64": 1e-10, "float32": 1e-5}
@@ -171,7 +179,7 @@ class LowRankAffinity(Affinity):
             )
         if max_rank is not None:
             max_rank = check_integer("max_rank", max_rank, minimum=1)
-        seed = int(np.random.default_rng(rng).integers(2**63))
+        seed = int(check_generator(rng).integers(2**63))
         problem = _problem(kernel, q.astype(np.float64), None if same else k.astype(np.float64))
         return cls(domain, kernel, problem, k.dtype, rtol=rtol, max_rank=max_rank, limit=memory_limit, seed=seed)
 

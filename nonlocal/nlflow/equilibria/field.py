@@ -31,6 +31,7 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     check_choice,
+    check_generator,
     check_integer,
     check_memory,
     check_number,
@@ -38,7 +39,6 @@ from nlflow.errors import (
 )
 from nlflow.flows.functions import function_of, is_aside, symmetric_flow, transform_of
 from nlflow.functionals.energies import E, J
-from nlflow.markov.walks import generator_of
 
 SAMPLERS = ("auto", "root", "perturbed")
 _CHUNK = 16  # samples that are computed side by side
@@ -198,7 +198,7 @@ class GaussianField:
         -------
         array of shape (count,) + that of the observed signal
         """
-        count, rng = check_integer("count", count, minimum=1), generator_of(rng)
+        count, rng = check_integer("count", count, minimum=1), check_generator(rng)
         method = check_choice("method", method, SAMPLERS)
         mean, axes = self.mean, len(self.flow.affinity.domain.shape)
         shape = (*self.flow.affinity.domain.shape, -1)
@@ -283,13 +283,13 @@ class GaussianField:
         """
         method = check_choice("method", method, ("auto", "transform", "dense", "samples"))
         samples = check_integer("samples", samples, minimum=10)
-        generator_of(rng)
+        check_generator(rng)
         if method in ("auto", "transform") and (found := transform_of(self.flow, method)):
             basis, values = found
             return _exact(basis.diagonal(1 / values) / (self.beta * self._measure), 1e-12, "transform")
         if method == "dense" or (method == "auto" and self._measure.size <= DENSE_NODES):
             return self._by_cholesky()
-        return self._by_samples(samples, generator_of(rng))
+        return self._by_samples(samples, check_generator(rng))
 
     def _by_cholesky(self) -> Variances:
         from scipy.linalg import lapack
@@ -385,12 +385,12 @@ class GaussianField:
 
         level = check_number("level", level, minimum=0, strict=True, below=1)
         samples = check_integer("samples", samples, minimum=20)
-        generator_of(rng)
+        check_generator(rng)
         found = self.variance(rng=rng) if variances is None else variances
         sd = np.sqrt(found.value)
         factor = float(ndtri((1 + level) / 2))
         if simultaneous:
-            rng = generator_of(rng)
+            rng = check_generator(rng)
             largest: list[float] = []
             axes = tuple(range(sd.ndim))
             while len(largest) < samples:

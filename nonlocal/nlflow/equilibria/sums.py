@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, to_numpy, underflowing
-from nlflow.errors import InputError, NumericalError, check_choice, check_integer, checked_call
+from nlflow.errors import InputError, NumericalError, check_choice, check_generator, check_integer, checked_call
 from nlflow.flows.ensemble import students_t
 from nlflow.flows.functions import eigenpairs, is_aside, raw_values, symmetric_flow, transform_of, values_of
 from nlflow.flows.linear import LinearFlow
@@ -25,7 +25,6 @@ from nlflow.functionals.krylov import Lanczos, eigen_tridiagonal
 from nlflow.functionals.metrics import Metric
 from nlflow.functionals.minimizer import inner_product
 from nlflow.functionals.preconditioners.transform import Diagonal
-from nlflow.markov.walks import generator_of
 
 METHODS = ("auto", "transform", "dense", "lanczos")
 DENSE_NODES = 2000  # up to which ``auto`` takes all eigenvalues, a few seconds on one core
@@ -229,7 +228,7 @@ def spectral_sums(
 def check_estimates(samples: Any, averages: Any, rng: Any) -> tuple[int, int, np.random.Generator]:
     """Return the checked options of estimates, or raise `InputError`."""
     samples = check_integer("samples", samples, minimum=2)
-    return samples, check_integer("averages", averages, minimum=1), generator_of(rng)
+    return samples, check_integer("averages", averages, minimum=1), check_generator(rng)
 
 
 def observed_sums(energy: E, strength: Floats) -> tuple[ExactSums, Floats]:

@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, check_choice, check_integer, checked_call, shortened
+from nlflow.errors import InputError, check_choice, check_generator, check_integer, checked_call, shortened
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
 from nlflow.learning.inputs import check_signals
 from nlflow.markov import MarkovChain
 from nlflow.markov.passages import node_numbers
-from nlflow.markov.walks import generator_of
 
 _DENSE_NODES = 1000  # up to here all nodes are candidates
 
@@ -86,7 +85,7 @@ def ask_next(
         raise InputError(
             "labelled: some component of the graph has no label, expected one in each; ask for one there first"
         ) from error
-    generator, nodes, scores = generator_of(rng), [], []
+    generator, nodes, scores = check_generator(rng), [], []
     few = check_integer("candidates", candidates, minimum=1) if by == "variance" and size > _DENSE_NODES else size
     if by == "variance":
         check_signals(size, few, None)

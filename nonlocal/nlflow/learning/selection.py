@@ -13,13 +13,21 @@ from numpy.typing import NDArray
 from nlflow._array import Brief, Floats, power_of_two, to_numpy
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_number, checked_call, shortened
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    check_array,
+    check_generator,
+    check_integer,
+    check_number,
+    checked_call,
+    shortened,
+)
 from nlflow.functionals.energies import J
 from nlflow.learning.base import GivenPoints, GraphClassifier, GraphEstimator, ProbabilisticClassifier
 from nlflow.learning.inputs import check_parameters, check_signals, is_none, named, targets_of
 from nlflow.learning.widths import SAMPLES, WidthCurve, width_curve
 from nlflow.markov.passages import node_numbers
-from nlflow.markov.walks import generator_of
 
 _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
 _ONLY_WITH = {
@@ -154,7 +162,7 @@ def _check_has_part(model: Any, parameter: str) -> None:
 def _folds(targets: Any, labelled: NDArray[np.intp], folds: int, rng: Any, classifies: bool) -> list[NDArray[np.intp]]:
     if folds > len(labelled):
         raise InputError(f"folds: got {folds}, expected at most {len(labelled)}, the number of labels")
-    order = generator_of(rng).permutation(labelled)
+    order = check_generator(rng).permutation(labelled)
     if classifies:
         order = order[np.argsort(np.unique(targets[order].astype(str), return_inverse=True)[1], kind="stable")]
     return [order[start::folds] for start in range(folds)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, on_host
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import InputError, NumericalError, check_detached, check_floats, check_integer, check_memory
+from nlflow.errors import InputError, NumericalError, check_floats, check_generator, check_integer, check_memory
 from nlflow.markov.moves import Moves, states_without_end
 
 Positions = NDArray[np.int64]
@@ -35,7 +35,7 @@ class Walks:
 
     def walk(self, start: Any, steps: Any, walkers: Any, rng: Any, record: bool) -> Positions:
         """Return where walkers come to: see `nlflow.MarkovChain.walk`."""
-        generator = generator_of(rng)
+        generator = check_generator(rng)
         steps = check_integer("steps", steps, minimum=0)
         states = self._starts(start, walkers, generator)
         if record:
@@ -45,7 +45,7 @@ class Walks:
 
     def stopped(self, start: Any, stop: Any, walkers: Any, rng: Any) -> Positions:
         """Return where walkers are stopped: see `nlflow.MarkovChain.stopped_walk`."""
-        generator = generator_of(rng)
+        generator = check_generator(rng)
         values = self._chances(stop)
         states = self._starts(start, walkers, generator)
         if values.min() == 0:
@@ -163,15 +163,6 @@ class EdgeTables(Tables):
         starts, shares = moves.indptr.astype(np.int64), np.empty(moves.nnz)
         loop("add_up")(starts, np.ascontiguousarray(moves.data), shares)
         self._drawn = starts, moves.indices.astype(np.int32), shares
-
-
-def generator_of(rng: Any) -> np.random.Generator:
-    """Return `numpy.random.default_rng` of `rng`, or raise `InputError`."""
-    check_detached("rng", rng)
-    try:
-        return np.random.default_rng(rng)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"rng: got {rng!r}, expected a seed >= 0 or a numpy.random.Generator ({error})") from error
 
 
 def check_law(value: Any, shape: tuple[int, ...]) -> Floats:

@@ -24,10 +24,10 @@ from nlflow.errors import (
     NlflowError,
     NumericalError,
     check_choice,
+    check_generator,
     check_integer,
     shortened,
 )
-from nlflow.markov.walks import generator_of
 from nlflow.store.atomic import locked, make_folder
 from nlflow.store.encoding import decode, digest, encode, misfit
 from nlflow.store.identity import describe
@@ -218,7 +218,7 @@ def _measured(
 
 
 def _drawn(rng: np.random.Generator | None) -> int:
-    return int(generator_of(rng).integers(2**63))
+    return int(check_generator(rng).integers(2**63))
 
 
 def _execute(kind: str, setting: Setting, seed: np.random.SeedSequence) -> list[Row]:

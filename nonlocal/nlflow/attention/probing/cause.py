@@ -37,7 +37,7 @@ from nlflow.attention.probing.trace import as_frame
 from nlflow.attention.terms.neutreno import wide
 from nlflow.attention.threads import evaluating, using
 from nlflow.backends.progress import bar
-from nlflow.errors import InputError, check_integer, checked_call, warn_caller
+from nlflow.errors import InputError, check_generator, check_integer, checked_call, warn_caller
 
 Floats = NDArray[np.float64]
 
@@ -254,7 +254,7 @@ class Cause(Brief):
         progress : bool
             Progress bar on stderr.
         """
-        generator = np.random.default_rng(rng)
+        generator = check_generator(rng)
         known = [(block.name, block.maps) for block in self.blocks if block.maps is not None]
         shown = bar(known, desc="spectra", disable=not progress, mininterval=1)
         products: Products = {}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_generator
 
 Floats = NDArray[np.float64]
 _LEAST = 10  # items: of fewer a bootstrap repeats whole samples
@@ -47,7 +47,7 @@ def paired_differences(
     count = gains.shape[1]
     if count < _LEAST:
         raise InputError(f"task: got scores of {count} items, expected at least {_LEAST}; give more texts")
-    generator = np.random.default_rng(rng)
+    generator = check_generator(rng)
     mean = gains.mean(axis=1)
     scale = np.abs(gains).max(axis=1, keepdims=True)  # differences in units of the largest: squares do not underflow
     gains = np.divide(gains, scale, out=np.zeros_like(gains), where=scale > 0)

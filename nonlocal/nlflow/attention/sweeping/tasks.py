@@ -17,7 +17,7 @@ from nlflow.attention.injection.blocks import network_of
 from nlflow.attention.injection.everyday import inputs_of, padded
 from nlflow.attention.injection.inputs import positions
 from nlflow.attention.probing.probe import call_of
-from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_array, check_choice, check_generator, check_integer, check_number
 
 Floats = NDArray[np.float64]
 
@@ -446,7 +446,7 @@ def masked_tokens(
     mask_token = getattr(tokenizer, "mask_token_id", None)
     if mask_token is None:
         raise InputError("tokenizer: got one without a token for masks, expected that of a model with masked tokens")
-    generator, special = np.random.default_rng(rng), set(tokenizer.all_special_ids)
+    generator, special = check_generator(rng), set(tokenizer.all_special_ids)
     order = sorted((one for one in _several(texts) if one.strip()), key=len)
     if not order:
         raise InputError("texts: got none with words, expected some")

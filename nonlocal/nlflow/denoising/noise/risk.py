@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, check_floats, check_number
+from nlflow.errors import InputError, check_floats, check_generator, check_number
 
 
 def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.float64) -> NDArray[Any]:
@@ -32,7 +32,7 @@ def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.flo
     """
     if np.dtype(dtype) not in (np.float32, np.float64):
         raise InputError(f"dtype: got {np.dtype(dtype)}, expected float32 or float64")
-    signs = np.random.default_rng(rng).integers(0, 2, shape, dtype=np.int8)
+    signs = check_generator(rng).integers(0, 2, shape, dtype=np.int8)
     return (2 * signs - 1).astype(dtype)
 
 

@@ -16,7 +16,16 @@ from nlflow._array import underflowing
 from nlflow.denoising.noise.figures import OfFiles
 from nlflow.denoising.noise.names import NO_NOISE, kinds, model_class, verdict_of
 from nlflow.domains.samples import as_signal
-from nlflow.errors import FileFormatError, InputError, check_array, check_flag, check_number, check_path, shortened
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    check_array,
+    check_flag,
+    check_generator,
+    check_number,
+    check_path,
+    shortened,
+)
 from nlflow.store.atomic import write_content
 from nlflow.store.encoding import decode, encode
 
@@ -143,7 +152,7 @@ class Noise(ABC):
         """
         samples, restore = as_signal(clean, channel_axis)
         self._check(samples)
-        return np.asarray(restore(self._noisy(samples.astype(np.float64), np.random.default_rng(rng))))
+        return np.asarray(restore(self._noisy(samples.astype(np.float64), check_generator(rng))))
 
     def _noisy(self, samples: Array, rng: np.random.Generator) -> Array:
         """Return samples (..., C) in double precision with noise, as `sample` asks for them."""
@@ -436,7 +445,7 @@ class Mixture(Noise):
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with all of them; see `Noise.sample`."""
-        generator, picture = np.random.default_rng(rng), clean
+        generator, picture = check_generator(rng), clean
         for part in reversed(self.parts):
             picture = part.sample(picture, rng=generator, channel_axis=channel_axis)
         return np.asarray(picture)
