@@ -141,7 +141,7 @@ COPIES: dict[str, str] = {
     "affinities/doubly_stochastic.py __init__": "which logits are finite: whether a scaling exists, by a matching",
     "affinities/doubly_stochastic.py _of_matrix": "which given entries are positive, for the same",
     "affinities/dense.py __init__": "weights of the nodes, once for each affinity",
-    "affinities/dense.py block": HOSTED,
+    "affinities/dense.py _logits": HOSTED,
     "affinities/tiled.py __init__": "weights of the nodes, once for each affinity",
     "domains/mask.py _place": "what is masked, once for each affinity",
 }

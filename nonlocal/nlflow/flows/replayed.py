@@ -8,7 +8,7 @@ from nlflow._array import Array, is_numpy, underflowing
 from nlflow.errors import InputError, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
-from nlflow.flows.integrators.base import Integrator
+from nlflow.flows.integrators.base import Around, Integrator
 
 if TYPE_CHECKING:
     from nlflow.backends.torch.graphs import Replay
@@ -19,7 +19,7 @@ _KEPT = "_replay"
 
 @checked_call
 @underflowing
-class Replayed(Integrator):
+class Replayed(Around):
     """An integrator with steps of one length whose steps a GPU records once and repeats: CUDA graphs.
 
     For few nodes the host takes longer to start the operations of a step than the device takes for them; a recorded
@@ -66,28 +66,14 @@ class Replayed(Integrator):
         self.integrator = integrator
 
     @property
-    def order(self) -> float:  # type: ignore[override]  # a field in the contract, that of the method here
-        """That of the method."""
-        return self.integrator.order
-
-    @property
     def unit_steps(self) -> bool:  # type: ignore[override]
         """That of the method."""
         return self.integrator.unit_steps
 
     @property
-    def takes_constraint(self) -> bool:  # type: ignore[override]
-        """That of the method."""
-        return self.integrator.takes_constraint
-
-    @property
     def length(self) -> float | None:
         """The step of the method."""
         return self.integrator.length
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return that of the method."""
-        return self.integrator.stability_limit(flow)
 
     def surely_stable(self, flow: Flow) -> bool:
         """Return what the method knows."""
@@ -109,10 +95,6 @@ class Replayed(Integrator):
                 f"that is the same at each step; use {self.integrator!r}"
             )
         self.integrator.check(flow)
-
-    def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return that of the method."""
-        return self.integrator.velocity_of(flow, u)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """See `Integrator.advance`."""

@@ -71,9 +71,10 @@ that follows another among all followers (MRR, mean of the tokens as embedding),
 line is a sequence), and decoders tell the next token (perplexity). With --images, the class of each picture is found
 from those nearest to it, or by a linear map. With --sounds, a decoder of speech tells the tokens of what is said, or
 with --metric words writes it down (word error rate; a gain is fewer errors). The intervals of the gain allow for the
-number of settings: all of them contain their true gains together with probability of about 0.95, so that luck does not choose
-the winner (bootstrap of the largest |t| over the items). It recommends the largest gain whose interval lies above 0 as
-a whole, or says that none is seen to help. With --out tables (CSV) and result.json are written to the folder.
+number of settings: all of them contain their true gains together with probability of about 0.95, so that luck does not
+choose the winner (bootstrap of the largest |t| over the items). It recommends the largest gain whose interval lies
+above 0 as a whole, or says that none is seen to help. With --out tables (CSV) and result.json are written to the
+folder.
 
 --report PAGE does the same, looks into the layers on some of the inputs, and writes one HTML page with the --name of
 the model, the data and the date: whether it over-smooths (the cosine of tokens rises over the layers, and isotropy,

@@ -118,6 +118,40 @@ class Integrator(ABC):
         return f"{type(self).__name__}({values})"
 
 
+class Around(Integrator):
+    """An integrator around another one, whose order, limit and velocity it has.
+
+    Parameters
+    ----------
+    integrator : Integrator
+    """
+
+    integrator: Integrator
+
+    @property
+    def order(self) -> float:  # type: ignore[override]  # a field in the contract, that of the method here
+        """That of the method."""
+        return self.integrator.order
+
+    @property
+    def takes_time(self) -> bool:  # type: ignore[override]
+        """That of the method."""
+        return self.integrator.takes_time
+
+    @property
+    def takes_constraint(self) -> bool:  # type: ignore[override]
+        """That of the method."""
+        return self.integrator.takes_constraint
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return that of the method."""
+        return self.integrator.stability_limit(flow)
+
+    def velocity_of(self, flow: Flow, u: Array) -> Array:
+        """Return that of the method."""
+        return self.integrator.velocity_of(flow, u)
+
+
 def check_stable(flow: Flow, integrator: Integrator) -> None:
     """Raise `StabilityError` where steps of one length are above the limit that the method declares."""
     if integrator.length is None or integrator.surely_stable(flow):

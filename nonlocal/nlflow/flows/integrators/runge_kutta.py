@@ -12,7 +12,7 @@ import numpy as np
 from nlflow._array import Array, is_numpy, namespace, numbers, plus, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import Integrator, StepFailureError, explicit_limit
+from nlflow.flows.integrators.base import Around, Integrator, StepFailureError, explicit_limit
 from nlflow.flows.integrators.fixed_step import FixedStep
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import is_told
@@ -375,7 +375,7 @@ def combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
 
 
 @underflowing
-class Adaptive(Integrator):
+class Adaptive(Around):
     """A method of order p whose steps follow an estimate of their error, by two half steps beside each.
 
     A step h gives u, two steps h / 2 give v, and (v - u) / (2^p - 1) estimates the error of v, with which the run goes
@@ -404,6 +404,7 @@ class Adaptive(Integrator):
     (True, 4.0)
     """
 
+    integrator: FixedStep
     keeps_limit = True
 
     def __init__(self, integrator: FixedStep, rtol: float = 1e-6, atol: float = 1e-9) -> None:
@@ -416,33 +417,10 @@ class Adaptive(Integrator):
         tolerances = Tolerances(rtol, atol, integrator.order + 1)
         self.rtol, self.atol, self._tolerances = tolerances.rtol, tolerances.atol, tolerances
 
-    @property
-    def order(self) -> float:  # type: ignore[override]  # a field in the contract, that of the method here
-        """That of the method."""
-        return self.integrator.order
-
-    @property
-    def takes_time(self) -> bool:  # type: ignore[override]
-        """That of the method."""
-        return self.integrator.takes_time
-
-    @property
-    def takes_constraint(self) -> bool:  # type: ignore[override]
-        """That of the method."""
-        return self.integrator.takes_constraint
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return that of the method, within which steps stay."""
-        return self.integrator.stability_limit(flow)
-
     def check_kind(self, flow: Flow) -> None:
         """See `Integrator.check_kind`."""
         with suppress(StabilityError):
             self.integrator.check(flow)
-
-    def velocity_of(self, flow: Flow, u: Array) -> Array:
-        """Return that of the method."""
-        return self.integrator.velocity_of(flow, u)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """See `Integrator.advance`."""
