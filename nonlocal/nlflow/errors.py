@@ -164,7 +164,7 @@ class WorkerError(NlflowError, RuntimeError):
 
 
 class NlflowWarning(UserWarning):
-    """An argument was adapted (a window shrunk, say); the message says how."""
+    """An argument was adapted, or a result is to be read with care; the message says how."""
 
     def __str__(self) -> str:
         """Return the message in characters that everybody sees."""
@@ -537,7 +537,8 @@ def physical_memory() -> int | None:
     """Return the machine's memory in bytes; None where the system does not say."""
     if hasattr(os, "sysconf"):
         try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+            return page * pages if min(page, pages) > 0 else None  # -1 where there is no answer
         except (OSError, ValueError):
             return None
     return _memory_of_windows()

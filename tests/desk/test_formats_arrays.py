@@ -335,3 +335,8 @@ def test_a_mat_file_that_unfolds(tmp_path: Path) -> None:
     path.write_bytes(mat((4, 4), 128, b"")[:128] + struct.pack("<2I", 15, len(element)) + element)
     with pytest.raises(FileFormatError, match=r"damaged|packed element"):
         files.read(path)
+
+
+def test_a_folder_of_pictures_has_no_array_of_a_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="array: got 'x'"):
+        files.read(tmp_path, axes="ZYX", array="x")

@@ -302,6 +302,12 @@ def test_default_limit_where_the_system_does_not_tell(broken: Any, monkeypatch: 
     assert memory_limit() == 8 * 2**30
 
 
+def test_default_limit_where_the_system_says_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NLFLOW_MEMORY_LIMIT", raising=False)
+    monkeypatch.setattr("os.sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else -1)
+    assert memory_limit() == 8 * 2**30
+
+
 def test_limit_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "12345")
     assert memory_limit() == 12345

@@ -338,6 +338,7 @@ def test_kernels_without_a_text_are_shown() -> None:
     ("text", "message"),
     [
         ("box:width=1", "as in gaussian:width=0.1"),
+        ("formula:exp(-r),definite=0.5", "got 'definite=0.5'"),
         ("gaussian", "a value for width"),
         ("gaussian:width=wide", "got 'width=wide'"),
         ("gaussian:radius=1", "got 'radius=1'"),

@@ -153,9 +153,10 @@ def denoise(
     range of single precision. On a CPU it has the same bits for any number of threads, and on another processor it is
     the same to a bound (docs/processors.md).
 
-    What nobody has asked to fill in stays as it is, in all channels of a pixel: NaN; the samples that a masked array
-    hides, which gives a masked array; and a value that stands for "no data" (-9999, 0 in holes), where it is an end of
-    the range, in areas, that no other sample comes near, or the only value that repeats (a guess, of which a warning
+    What nobody has asked to fill in stays as it is, in all channels of a pixel (with `separate` in its own): NaN; the
+    samples that a masked array hides, which gives a masked array; and a value that stands for "no data" (-9999, 0 in
+    holes), where all channels of a pixel have it, and it is an end of the range,
+    in areas, that no other sample comes near, or the only value that repeats (a guess, of which a warning
     tells). An alpha channel that is nearly everywhere 0 or full stays, and what it hides counts as missing if that has
     one colour. With a `mask` neither of the two is looked for. All of this is told in ``info.given``. A mosaic of
     colours (the raw picture of a camera) is denoised as it is, with the noise between samples of one colour.

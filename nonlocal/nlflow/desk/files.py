@@ -343,14 +343,18 @@ def read(
     Raises
     ------
     FileFormatError
-        If the file is missing, empty, damaged, of an unknown format, or holds what is not read.
+        If the file is missing, empty, damaged, of an unknown format, or holds what is not read: no array of the name
+        `array`, several without it, or more than three axes without `axes`.
     InputError
-        If `kind`, `channel_axis`, `axes`, `spacing` or `array` do not fit the file, or if nobody says what an axis is.
+        If `kind`, `channel_axis`, `axes` or `spacing` do not fit the file, for `array` or `first_column` of another
+        kind of file, or if nobody says what an axis is.
     """
     if first_column is not None:
         check_choice("first_column", first_column, ("keep", "denoise"))
     path = Path(path)
     if axes is not None and path.is_dir() and not format_of(path):
+        if array is not None:
+            raise InputError(f"array: got {array!r} for {path}, expected a file of several arrays; leave it out")
         media = load_frames(path, pictures_in(path), axes)
     else:
         media = load(path, first_column=first_column, array=array)

@@ -1,4 +1,4 @@
-"""Figures for a paper: of a given width, in a style sheet, with fonts that are embedded and labels that do not meet."""
+"""Figures for a paper: of a given width, in a style sheet, with fonts that are embedded."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ _PIECES = re.compile(r"\([^()\s]+ [^()\s]+\)|(?:(?<!\\)\$.*?(?<!\\)\$|\\\$|[^\s$
 
 
 def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[str] | None = None) -> Figure:
-    """Return what `draw` draws, as a figure of `width` inches in a style sheet of matplotlib whose labels do not meet.
+    """Return what `draw` draws, as a figure of `width` inches in a style sheet of matplotlib.
 
     `draw` uses the functions of `nlflow.plotting`; panels stand side by side as far as there is room for them, and the
-    height follows. `InputError` for a width or a style that is none.
+    height follows. Labels are broken, and ticks left out, so that none meet; in 3 inches and less long ones still may.
+    `InputError` for a width or a style that is none.
     """
     with styled(style) as colours, base.on_paper(base.Paper(_checked_width(width), colours)):
         figure = draw()

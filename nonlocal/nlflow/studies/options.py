@@ -51,7 +51,7 @@ def parse_kernel(text: str) -> Kernel:
             number = float(value)
         except ValueError:
             number = None
-        if key not in known or key in values or number is None:
+        if key not in known or key in values or number is None or (key == "definite" and number not in (0, 1)):
             raise InputError(
                 f"kernel: got {part!r} in {text!r}, expected NAME=NUMBER, once each, of {', '.join(known)}"
             )

@@ -42,7 +42,7 @@ class Norm:
     epsilon: float
 
     def normed(self, x: Tensor) -> Tensor:
-        """Return tokens (..., D) of root mean square 1, without gain and shift."""
+        """Return tokens (..., D) over the root of their mean square and `epsilon`, without gain and shift."""
         x = wide(x)
         x = x - x.mean(-1, keepdim=True) if self.centred else x
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)

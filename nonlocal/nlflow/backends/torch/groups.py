@@ -64,7 +64,7 @@ def wiener(
     Parameters
     ----------
     covariance : (C, g, D, D)
-        n C, of the pilot; it is written over.
+        n C, of the pilot; it may be written over.
     noise : (C, g, D)
         The diagonal of N.
     count : float or (g, 1)

@@ -370,9 +370,9 @@ class ETD2RK(ExponentialStep):
 class ETD4RK(ExponentialStep):
     """Exponential time differencing of order 4, exact in the linear part of a frozen symmetric flow.
 
-    Krogstad's four stages (Krogstad 2005, doi 10.1016/j.jcp.2004.08.006; Hochbruck and Ostermann 2010, doi
-    10.1017/S0962492910000048, table 5.1 and section 5.3), with a step `dt`, as `ETD2RK` otherwise. A reaction whose
-    slope is at most b asks for h <= 2.7 / b. Where h rho is large the order may fall.
+    Krogstad's four stages (Krogstad 2005, doi 10.1016/j.jcp.2004.08.006), with a step `dt`, as `ETD2RK` otherwise. A
+    reaction whose slope is at most b asks for h <= 2.7 / b. Where h rho is large the order may fall (Hochbruck and
+    Ostermann 2005, doi 10.1137/040611434).
     """
 
     order = 4.0

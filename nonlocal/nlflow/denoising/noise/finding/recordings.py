@@ -1,4 +1,4 @@
-"""The verdict on recordings: counts, hum, spikes, and the spectrum of the noise that is left."""
+"""The verdict on the noise of recordings."""
 
 from __future__ import annotations
 
