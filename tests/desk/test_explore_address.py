@@ -59,6 +59,14 @@ def test_what_a_number_cannot_be_is_named(word: str) -> None:
         address.number("steps", word, 1, 4, step=1, optional=False)
 
 
+@pytest.mark.parametrize("low", [0.0, 0.1])
+def test_decimal_steps_are_taken_in_spite_of_rounding(low: float) -> None:
+    for k in range(1, 10):
+        assert address.number("x", f"{k / 10}", low, 1, step=0.1, optional=False) == k / 10
+    with pytest.raises(InputError, match=r"in steps of 0\.1$"):
+        address.number("x", "0.35", low, 1, step=0.1, optional=False)
+
+
 def test_numbers_keep_all_their_digits() -> None:
     for value in (0.1 + 0.2, 3.0, None, 1e-7):
         assert address.number("x", address.word_of(value), 0, 4, step=None, optional=True) == value

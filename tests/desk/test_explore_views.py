@@ -601,7 +601,8 @@ def test_messages_with_a_file_are_unpacked() -> None:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [("a.png", "a.png"), ("../../etc/passwd.png", "passwd.png"), ("C:\\x\\y.wav", "y.wav"), ("a\0\n.png", "a.png"),
-     ("", "upload"), ("..", "upload"), ("x" * 500 + ".csv", "x" * 76 + ".csv"), ("/", "upload")],
+     ("", "upload"), ("..", "upload"), ("x" * 500 + ".csv", "x" * 76 + ".csv"), ("/", "upload"),
+     ("a.measured-in-2024", "a.measured-in-2024")],
 )  # fmt: skip
 def test_names_of_senders_lose_their_folders(name: str, shown: str) -> None:
     assert uploads.shown_name(name) == shown

@@ -360,7 +360,7 @@ class LinearFlow(Flow):
 
     @property
     def safe_step(self) -> float:
-        """A step up to which explicit Euler is stable, known at no cost: 2 / the bound of A."""
+        """A step up to which explicit Euler is stable without a reaction, known at no cost: 2 / the bound of A."""
         high = self.spectral_bounds()[1]
         if self.symmetric or not self.inner.by_nodes:  # products of two that are self-adjoint have real eigenvalues
             return math.inf if high == 0 else 2 / high

@@ -107,28 +107,28 @@ class Modes:
         return self.basis.back(image, dtype)
 
     def linear(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return A times what has this image."""
+        """Return the image of A times the signal that has this one."""
         return self._times(self._values, image)
 
     def moved(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return B times what has this image."""
+        """Return the image of B times the signal."""
         return image if isinstance(self._moving, float) else self._times(self._moving, image)
 
     def phi(self, k: int, h: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return h phi_k(-h A) times what has this image."""
+        """Return the image of h phi_k(-h A) times the signal."""
         of = phi_of_matrices if self._mixed else phi
         return self._times(self._gain(("phi", k, h), lambda: h * of(k, h * self._values)), image)
 
     def deviation(self, h: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return `deviation` of A times what has this image, where no channel is mixed."""
+        """Return the image of `deviation` of A times the signal, where no channel is mixed."""
         return self._times(self._gain(("deviation", 0, h), lambda: deviation(h, self._values)), image)
 
     def root_of_metric(self, image: NDArray[Any]) -> NDArray[Any]:
-        """Return B^1/2 times what has this image, B being what the metric multiplies forces by."""
+        """Return the image of B^1/2 times the signal, B being what the metric multiplies forces by."""
         return self._times(self._gain(("root", 0, 0), lambda: np.sqrt(self._moving + 0 * self._values)), image)
 
     def inverse(self, s: float, shift: float, image: NDArray[Any]) -> NDArray[Any]:
-        """Return (1 + s (A + shift B))^-1 times what has this image."""
+        """Return the image of (1 + s (A + shift B))^-1 times the signal."""
 
         def gain() -> Floats:
             if not self._mixed:

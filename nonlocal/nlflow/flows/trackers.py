@@ -305,7 +305,7 @@ class Progress(Tracker):
 
 
 def check_place(path: Path, *, folders: bool) -> None:
-    """Raise `InputError` where no file can be written; `folders` says whether a folder may be in its place."""
+    """Raise `InputError` where the folder is missing or not writable; `folders` says whether a folder may be there."""
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or (path.is_dir() and not folders):
         raise InputError(f"path: got {str(path)!r}, expected a file in a folder that exists and can be written")

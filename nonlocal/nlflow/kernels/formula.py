@@ -44,7 +44,7 @@ class Formula(RadialKernel):
     ----------
     k : str or callable
         As a function of r, the distance over the width; 1 at r = 0. Text has numbers, ``r``, + - * / \*\*,
-        comparisons, and sqrt, square, pow, exp, log, log1p, abs, minimum, maximum and where. Nothing of it is run as
+        < <= > >=, and sqrt, square, pow, exp, log, log1p, abs, minimum, maximum and where. Nothing of it is run as
         Python. A function gets a symbol in place of an array, and may use the same functions of NumPy.
     width : float
         In the units of what is compared; > 0.

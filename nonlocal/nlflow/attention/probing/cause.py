@@ -216,7 +216,7 @@ class Cause(Brief):
         return result
 
     def group_rows(self) -> list[dict[str, Any]]:
-        """Return one row for each block and group of tokens: number, length and similarity, with errors."""
+        """Return number, length and similarity for each block and kind of token; none where a model has one kind."""
         result: list[dict[str, Any]] = []
         for block in self.blocks:
             for name, values in block.groups.items():

@@ -15,6 +15,7 @@ from nlflow.errors import InputError, check_choice, shortened
 AUTOMATIC = "automatic"  # the word of a number that the program chooses
 _TAB = "tab"
 _MOST = 4000  # characters
+_ROUNDING = 1e-9  # steps by which a number may be off, relative
 _BROKEN = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -72,8 +73,8 @@ def number(name: str, word: str, low: float, high: float, *, step: float | None,
         value = float(word) if word.isascii() and "_" not in word else float("nan")
     except ValueError:
         value = float("nan")
-    on_step = step is None or not low <= value <= high or ((value - low) / step).is_integer()
-    if not low <= value <= high or not on_step:
+    count = 0.0 if step is None or not low <= value <= high else (value - low) / step
+    if not low <= value <= high or abs(count - round(count)) > _ROUNDING * max(1.0, count):
         steps = "" if step is None else f" in steps of {step:g}"
         other = f", or {AUTOMATIC}" if optional else ""
         raise InputError(

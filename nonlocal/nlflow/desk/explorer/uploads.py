@@ -43,6 +43,8 @@ def shown_name(name: str) -> str:
     """Return a sender's file name without folders and control characters, cut to 80 characters."""
     last = PureWindowsPath(PurePosixPath(name).name).name
     plain = "".join(letter for letter in last if letter.isprintable())
+    if len(plain) <= _NAME:
+        return plain if plain.strip(". ") else "upload"
     stem, suffix = PurePosixPath(plain).stem, PurePosixPath(plain).suffix
     return stem[: _NAME - len(suffix[:10])] + suffix[:10] if plain.strip(". ") else "upload"
 
