@@ -337,6 +337,15 @@ def test_a_mat_file_that_unfolds(tmp_path: Path) -> None:
         files.read(path)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"), [({"axes": 5}, "axes: got 5, expected one letter"), ({"spacing": 5}, "spacing: got")]
+)
+def test_axes_and_spacing_are_letters_and_numbers(words: Any, message: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 4, 5)))
+    with pytest.raises(InputError, match=f"^{message}"):
+        files.read(tmp_path / "a.npy", **words)
+
+
 def test_a_folder_of_pictures_has_no_array_of_a_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="array: got 'x'"):
         files.read(tmp_path, axes="ZYX", array="x")

@@ -46,7 +46,7 @@ from nlflow.desk.formats.media import (
     writing_of,
 )
 from nlflow.domains.samples import rounded
-from nlflow.errors import FileFormatError, InputError, NlflowError, check_choice, check_memory, file_error
+from nlflow.errors import FileFormatError, InputError, NlflowError, check_array, check_choice, check_memory, file_error
 from nlflow.store.atomic import make_folder, write_atomic, write_folder
 
 __all__ = [
@@ -351,6 +351,9 @@ def read(
     """
     if first_column is not None:
         check_choice("first_column", first_column, ("keep", "denoise"))
+    if axes is not None and not isinstance(axes, str):
+        raise InputError(f"axes: got {axes!r}, expected one letter for each axis, such as 'ZYX'")
+    spacing = None if spacing is None else check_array("spacing", spacing, ndim=1).tolist()
     path = Path(path)
     if axes is not None and path.is_dir() and not format_of(path):
         if array is not None:

@@ -79,6 +79,7 @@ class Killed:
         listed = rates.tocoo()
         apart = listed.row != listed.col
         self.rates = csr_array((listed.data[apart], (listed.row[apart], listed.col[apart])), shape=rates.shape)
+        del listed, apart
         self.rates.sort_indices()
         self.killed = killed
         self._edges = self.rates.indptr.astype(np.int64), self.rates.indices.astype(np.int32), self.rates.data
@@ -225,11 +226,15 @@ def balanced_law(moves: Any, law: Floats) -> Floats:
     leaving = np.asarray(np.bincount(rows, data, len(law)), np.float64)
     law = np.maximum(law, law.max() * _LEAST)
     back = csr_array((data * law[rows] / law[columns], (columns, rows)), shape=listed.shape)
+    del listed, apart, rows, columns, data  # copies of the moves are most of the memory
     likeliest = int(np.argmax(law))
     rest = upstream(back, np.arange(len(law)) == likeliest)[1:]
-    inside = back[rest][:, rest]
+    back = back[rest]
+    inside, b = back[:, rest], back[:, [likeliest]].toarray()
+    del back
     killed: Floats = leaving[rest] - np.asarray(inside.sum(axis=1), np.float64).ravel()
-    a, b = Killed(inside, killed, leaving[rest]), back[rest][:, [likeliest]].toarray()
+    a = Killed(inside, killed, leaving[rest])
+    del inside
     for way in chain(a.iterated(), a.direct()):
         found = refined(a, b, way)
         if found is not None:

@@ -18,7 +18,7 @@ _SLOW = 0.8  # part of the states above which their aggregates are not worth hav
 _VISITS, _SHARE = 8, 0.25  # how often a coarse chain is visited at most; what part of the moves more than two may cost
 _RESTART, _ITERATIONS = 24, 200  # of GMRES around the cycles
 
-_MOVE_BYTES, _BESIDE, _OWN = 60, 8, 16  # of each move; vectors beside those of GMRES, and beside each column
+_MOVE_BYTES, _BESIDE, _OWN = 68, 8, 16  # of each move; vectors beside those of GMRES, and beside each column
 _THREADS = 2**22  # bytes that threads and their buffers hold: up to 5 MB were seen, whatever the chain
 
 

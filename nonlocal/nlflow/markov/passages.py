@@ -247,7 +247,9 @@ class Passages:
         rows, others = moves[free], np.ones(self.states, np.bool_)
         others[free] = False
         killed = np.asarray(rows[:, np.flatnonzero(others)].sum(axis=1), np.float64).ravel()
-        return ended(rows[:, free], killed, b, DENSE_STATES, partial(self.moves.check_room, "first passages"))
+        inside = rows[:, free]
+        del rows  # copies of the moves are most of the memory
+        return ended(inside, killed, b, DENSE_STATES, partial(self.moves.check_room, "first passages"))
 
     def _ended_by_averages(self, free: Order, b: Floats) -> Found:
         """By the symmetric form, (I - P) x = r between free states being a potential of J."""

@@ -416,7 +416,9 @@ class Spectrum:
             return np.asarray(self._alike(v[:, None])[:, 0] - known @ (2 * (known.T @ v)))
 
         kept = min(self.states, max(4 * rest + 1, 40))
-        self.moves.check_room(f"{count} modes", 8 * self.states * (kept + 4 * rest))
+        # ARPACK copies its vectors as it gives them back; beside them lie three copies of the moves.
+        listed = 0 if self._likes is None else 36 * self._likes.nnz
+        self.moves.check_room(f"{count} modes", 8 * self.states * (2 * kept + 4 * rest) + listed)
         operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
         start = np.random.default_rng(0).standard_normal(self.states)
         try:
