@@ -253,7 +253,7 @@ def test_channels_of_one_slice_are_an_image(tmp_path: Path) -> None:
     media, target = written(tmp_path / "b.ome.tif")
     assert (media.kind, media.axes, media.channel_axis) == ("image", "CYX", 0)
     np.testing.assert_array_equal(tifffile.imread(target), data)
-    with pytest.raises(InputError, match=r"spacing: got \[1, 1\], but .* is an image"):
+    with pytest.raises(InputError, match=r"spacing: got \[1.0, 1.0\], but .* is an image"):
         files.read(tmp_path / "b.ome.tif", spacing=[1, 1])
     colours = samples("u1", (3, 7, 9))
     tifffile.imwrite(tmp_path / "c.ome.tif", colours, photometric="minisblack", metadata={"axes": "CYX"})
