@@ -123,11 +123,13 @@ def denoised_tensor(
             tell(1.0)
     if not return_info:
         return result
+    # Channels by their numbers: a mask of them would be copied to the device.
     removed = [
-        change if frame.live is None else change[..., torch.from_numpy(frame.live).to(change.device)]
+        change[..., channel].flatten()
         for frame, change in zip(task.frames, placed.items((image - result).detach()), strict=True)
+        for channel in (range(change.shape[-1]) if frame.live is None else np.flatnonzero(frame.live).tolist())
     ]
-    residual = root_mean_square(torch.cat([change.flatten() for change in removed]))
+    residual = root_mean_square(torch.cat(removed))
     return result, _info(task.frames, told, residual, begun)
 
 
