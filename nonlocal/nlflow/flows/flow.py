@@ -387,6 +387,21 @@ class Flow:
             finally:
                 _looked_at.reset(token)
 
+    @contextmanager
+    def telling(self, during: Callable[[float], Any]) -> Iterator[None]:
+        """Let the flow call `during` within a step.
+
+        A flow that outlives its step does not hold the run: signals would stay until the collector of cycles comes.
+        """
+        before = vars(self).get("during")
+        self.during = during
+        try:
+            yield
+        finally:
+            vars(self).pop("during", None)
+            if before is not None:
+                self.during = before
+
     def check_kind(self, name: str, u: Array) -> None:
         """Raise `InputError` for what has not the shape, dtype and device of a signal; no values are looked at."""
         if self._like is None:

@@ -7,8 +7,8 @@ import math
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -194,7 +194,8 @@ class Loop:
             if self._pieces is not None:
                 memory[PIECES] = []
             target = _landing(self._own_times, now.t, float(ahead[0 if self._pieces is None else -1]))
-            with self._stepping():
+            # What overflows is found below, and told.
+            with self.flow.telling(self._during), np.errstate(over="ignore", invalid="ignore"):
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
                 u = self.flow.when(t).held(u)
                 check_untracked("a term of the flow", getattr(u, "requires_grad", False), self.flow.differentiated)
@@ -273,20 +274,6 @@ class Loop:
             f"{type(self.integrator).__name__} took a step of {step:.6g}, above the limit of stable ones that it "
             f"declares, {self._limit:.6g}; let advance() take shorter steps"
         )
-
-    @contextmanager
-    def _stepping(self) -> Iterator[None]:
-        """Let the flow tell how far its step is, while it is taken; what overflows is found after it, and told.
-
-        A flow that outlives its step does not hold the run: signals would stay until the collector of cycles comes.
-        """
-        flow = self.flow
-        flow.during = self._during
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                yield
-        finally:
-            vars(flow).pop("during", None)
 
     def _during(self, share: float) -> None:
         for watcher in self.watchers:

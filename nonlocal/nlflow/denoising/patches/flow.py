@@ -425,12 +425,8 @@ class RelaxedSemiImplicit(Integrator):
         if done and (done - 1) % now.search_every == 0:
             memory["guide"], memory["search"] = memory["state"], 1 + (done - 1) // now.search_every
             now = now.following(u, memory)
-            now.during = flow.during  # a step tells how far it is, with whatever groups it is taken
         leave = self.leave * max(1 - done / self.steps, 0.0)
-        try:
+        with now.telling(flow.during):  # with whatever groups the step is taken
             estimate, memory["state"] = now.step(u, leave)
-        finally:
-            if now is not flow:
-                vars(now).pop("during", None)
         memory["_flow"] = now
         return estimate, t + 1
