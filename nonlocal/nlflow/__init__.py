@@ -1,8 +1,4 @@
-"""nlflow: numerical simulation of nonlocal gradient flows.
-
-The names of most programs are here, for ``from nlflow import *`` too; each room (`nlflow.kernels`, `nlflow.flows`,
-`nlflow.denoising.noise`, ...) has all of its own. Names and rooms are loaded when they are first used.
-"""
+"""nlflow: numerical simulation of nonlocal gradient flows."""
 
 from importlib import import_module
 from importlib.util import find_spec

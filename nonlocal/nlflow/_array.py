@@ -1,4 +1,4 @@
-"""Helpers that let one body of code serve NumPy arrays and torch tensors."""
+"""One body of code for NumPy arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -67,13 +67,7 @@ def _briefly(value: Any) -> str:
 
 
 def underflowing(item: Item) -> Item:
-    """Let a function, or all public methods of a class, round what is too small for a float to 0.
-
-    That is the nearest float to a weight that vanishes beside the others, or to a share of a tiny signal, and what
-    NumPy does unless a caller has set ``np.errstate(under="raise")``. Where 0 would not do, as in norms of tiny
-    signals, formulas scale first. Overflows, divisions by zero and invalid operations stay what the caller wants them
-    to be.
-    """
+    """Let a function, or all public methods of a class, round what is too small for a float to 0."""
     quiet = np.errstate(under="ignore")
     if not isinstance(item, type):
         return quiet(item)  # type: ignore[type-var]  # a function, as it is no class
@@ -93,15 +87,12 @@ _PIECE = 2**20  # entries of which a copy takes little memory
 
 
 def power_of_two(size: float) -> float:
-    """Return the power of two in (size / 2, size], or 1 where `size` is 0 or not finite.
-
-    To divide by it is exact, and the squares of what was at most `size` are in range then.
-    """
+    """Return the power of two in (size / 2, size], or 1 where `size` is 0 or not finite; to divide by it is exact."""
     return 2.0 ** (math.frexp(size)[1] - 1) if 0 < size < math.inf else 1.0
 
 
 def pieces_of(values: Array) -> list[Array]:
-    """Return an array in flat pieces, of which copies take little memory; a tensor, and what is small, as it is."""
+    """Return a large NumPy array in flat pieces, of which copies take little memory; all else as it is."""
     if not isinstance(values, np.ndarray) or values.size <= _PIECE:
         return [values]
     return np.array_split(values.reshape(-1), -(-values.size // _PIECE))
@@ -124,10 +115,7 @@ def namespace(*arrays: Array) -> Any:
 
 
 def root(squared: Array, power: float = 0.5) -> Array:
-    """Return the square root, or another power below 1.
-
-    On tensors its derivative at 0, where it is infinite, is 0, the middle of its slopes.
-    """
+    """Return the square root, or another power below 1; on tensors with the derivative 0 at 0, where it is infinite."""
     xp = namespace(squared)
 
     def raised(values: Array) -> Array:
@@ -145,7 +133,7 @@ def is_numpy(array: Array) -> bool:
 
 
 def is_tensor(value: Any) -> bool:
-    """Tell whether a value is a torch tensor, or one of its kinds; torch is not loaded for that."""
+    """Tell whether a value is a torch tensor, without loading torch."""
     return any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)
 
 
@@ -185,15 +173,9 @@ def numbers(*given: Array | float) -> list[float]:
 
 
 class Pending:
-    """A number that is formed on the host of parts that may lie on a device: `float` asks for them.
+    """A number that is formed on the host of parts that may lie on a device; `fetch` asks for many in one copy.
 
-    A device that is asked waits for the host, and the host for it; `fetch` asks for many in one copy.
-
-    Parameters
-    ----------
-    form : callable
-        Floats to a float.
-    parts : array of one number, or float
+    `form` takes the parts as floats.
     """
 
     def __init__(self, form: Callable[..., float], *parts: Array | float) -> None:
@@ -240,10 +222,7 @@ def fetch(pending: Sequence[Pending | float]) -> list[float]:
 
 
 def unit_of(*signals: Array) -> Array | float:
-    """Return the power of two that signals are divided by so that their squares are in range; see `power_of_two`.
-
-    Of tensors a tensor, since a device that were asked for it would wait.
-    """
+    """Return the power of two that signals are divided by so that their squares are in range; of tensors a tensor."""
     xp = namespace(*signals)
     tops = [xp.max(xp.abs(one)) for one in signals]
     if is_numpy(signals[0]):
@@ -257,7 +236,7 @@ def unit_of(*signals: Array) -> Array | float:
 
 
 def to_numpy(array: Array) -> NDArray[Any]:
-    """Return `array` as a NumPy array on the host, cut loose from any graph of derivatives."""
+    """Return `array` as a NumPy array on the host, without its derivatives."""
     return array if is_numpy(array) else np.asarray(_readable(array.detach()).cpu().resolve_neg().numpy())
 
 
@@ -272,7 +251,7 @@ def on_host(given: Any) -> NDArray[Any]:
 
 
 def check_untracked(name: str, tracked: bool, instead: str) -> None:
-    """Raise `InputError` where derivatives would be recorded that nobody can use; `tracked` is a tensor's wish."""
+    """Raise `InputError` where derivatives would be recorded that nobody can use."""
     if tracked and sys.modules["torch"].is_grad_enabled():
         raise InputError(
             f"{name}: got a tensor that requires a gradient, expected one that does not; use {instead}, or detach it"
@@ -289,10 +268,9 @@ _kept: dict[int, tuple[Any, dict[Any, Array]]] = {}  # by the place of an array:
 
 
 def kept_like(values: NDArray[Any], like: Array, dtype: Any = None) -> Array:
-    """Return `values`, which must not change, as `constant_like` does, or in a `dtype`; a device is given them once.
+    """Return `values`, which must not change, as `constant_like` does; a device gets them once.
 
-    What a step needs is sent before the first step that way: a copy from the host in each of them would hold it up,
-    and cannot be recorded. The copy lives as long as `values`.
+    A copy from the host in each step would hold it up, and cannot be recorded.
     """
     xp, dtype, device = namespace(like), like.dtype if dtype is None else dtype, array_api_compat.device(like)
     if is_numpy(like) or str(device) == "cpu":  # they share their memory with `values`, or are copied as fast
@@ -310,7 +288,7 @@ def kept_like(values: NDArray[Any], like: Array, dtype: Any = None) -> Array:
 
 
 def over_channels(per_node: Array | float, u: Array) -> Array | float:
-    """Return a number, or an array with one value for each node, ready to multiply the signal `u` in its precision."""
+    """Return one number, or one for each node, ready to multiply the signal `u` in its precision."""
     if isinstance(per_node, float | int):
         return per_node
     if per_node.dtype != u.dtype:
@@ -319,10 +297,7 @@ def over_channels(per_node: Array | float, u: Array) -> Array | float:
 
 
 def mean_over_nodes(u: Array, weights: Array, axes: tuple[int, ...] | None = None) -> Array:
-    """Return sum_i weights_i u_i for each channel, broadcastable to `u`; the weights sum to 1, one for each node.
-
-    Over all axes of nodes by default, or over some of them.
-    """
+    """Return sum_i weights_i u_i for each channel, broadcastable to `u`; by default over all axes of nodes."""
     xp = namespace(u)
     # Summed in float64: along leading axes NumPy does not sum pairwise, and float32 loses a percent on an image.
     axes = tuple(range(weights.ndim)) if axes is None else axes
@@ -336,10 +311,7 @@ def middle_of_range(flat: NDArray[Any]) -> NDArray[Any]:
 
 
 def kept_bytes(*kept: Any) -> int:
-    """Return the bytes of all arrays among some values, and in lists, dictionaries and sparse matrices among them.
-
-    An array that is met again counts once; what has a ``memory_bytes`` of its own counts as that says.
-    """
+    """Return the bytes of the arrays among some values, in lists, dictionaries and sparse matrices too, each once."""
     found: dict[int, int] = {}
     left = list(kept)
     while left:
@@ -356,7 +328,7 @@ def kept_bytes(*kept: Any) -> int:
 
 
 def check_signal_like(name: str, array: Any) -> None:
-    """Raise `InputError` for what is neither a NumPy array nor a dense tensor; its numbers are not looked at."""
+    """Raise `InputError` for what is neither a NumPy array nor a dense tensor."""
     if is_tensor(array):
         check_dense(name, array)
     elif not is_numpy(array):

@@ -10,8 +10,6 @@ from typing import Any
 
 
 class _Looks:
-    """Conditions on tensors of a device that it has not been asked for yet, and what was wrong."""
-
     def __init__(self) -> None:
         self.waiting: list[tuple[Any, Callable[[], object]]] = []
         self.wrong: Exception | None = None
@@ -42,8 +40,8 @@ _looks: ContextVar[_Looks | None] = ContextVar("looks", default=None)
 def looking_once() -> Iterator[None]:
     """Let what is assured of tensors inside wait for the next numbers that a device is asked for, or for the end.
 
-    A device that is asked waits for the host, and the host for it. Whatever an error inside says, that something was
-    not as assured says more, and is raised in its place.
+    A device that is asked waits for the host, and the host for it. What was not as assured explains an error inside,
+    and is raised in its place.
     """
     looks = _Looks()
     token = _looks.set(looks)

@@ -1,8 +1,4 @@
-"""Exceptions and argument checks.
-
-Every message says which argument, what was got, what is expected and, where there is a remedy, what to do. The checks
-run before anything is computed, so that bad input never gives a wrong number or a trace from inside compiled code.
-"""
+"""Exceptions and checks of arguments."""
 
 from __future__ import annotations
 
@@ -83,11 +79,7 @@ _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return a text in which characters that nobody sees are shown as escapes, such as ``\x1b``.
-
-    Names from files may hold any character: sequences that a terminal obeys, marks that turn the direction of writing,
-    ends of lines. Letters of any language, spaces of any width and the characters of `keep` stay.
-    """
+    r"""Return a text with characters that nobody sees as escapes, such as ``\x1b``, but those of `keep`."""
     if text.isprintable():
         return text
     return "".join(one if one in keep or _is_seen(one) else one.encode("unicode_escape").decode() for one in text)
@@ -98,7 +90,7 @@ def _is_seen(letter: str) -> bool:
 
 
 def quoted(word: object) -> str:
-    """Return a word as a shell of Unix takes it, in characters that everybody sees.
+    """Return a word as a shell of Unix takes it, without characters that nobody sees.
 
     A path that begins with a dash is named in its folder, since it would be an option.
     """
@@ -119,15 +111,14 @@ def _bytes_of(letter: str) -> str:
 
 
 def command(*words: object) -> str:
-    """Return a command that users may copy; every one that a message suggests is made here."""
+    """Return a command that users may copy."""
     return " ".join(map(quoted, words))
 
 
 class NlflowError(Exception):
-    """Base class of everything that nlflow raises on purpose."""
+    """Base class of the errors of nlflow."""
 
     def __str__(self) -> str:
-        """Return the message in characters that everybody sees."""
         return visible(super().__str__(), keep="\n\t")
 
 
@@ -140,7 +131,7 @@ class KeywordError(InputError, TypeError):
 
 
 class MissingPackageError(InputError, ImportError):
-    """A package that an extra brings is not installed; the message has the command that adds it."""
+    """A package that an extra brings is not installed."""
 
 
 class StabilityError(InputError):
@@ -148,11 +139,11 @@ class StabilityError(InputError):
 
 
 class NumericalError(NlflowError, ArithmeticError):
-    """A result cannot be represented or was not reached to the accuracy asked for."""
+    """A result cannot be represented, or was not reached to the accuracy asked for."""
 
 
 class MemoryLimitError(NlflowError, MemoryError):
-    """An allocation would pass the memory limit; it is raised instead."""
+    """An allocation would pass the memory limit."""
 
 
 class FileFormatError(NlflowError, ValueError):
@@ -160,14 +151,13 @@ class FileFormatError(NlflowError, ValueError):
 
 
 class WorkerError(NlflowError, RuntimeError):
-    """Other processes that were to do a part of the work have died; what they had done before is kept."""
+    """Other processes that were to do a part of the work have died."""
 
 
 class NlflowWarning(UserWarning):
-    """An argument was adapted, or a result is to be read with care; the message says how."""
+    """An argument was adapted, or a result is to be read with care."""
 
     def __str__(self) -> str:
-        """Return the message in characters that everybody sees."""
         return visible(super().__str__(), keep="\n\t")
 
 
@@ -176,10 +166,7 @@ _BETWEEN = frozenset({__name__.partition(".")[0], "numpy", "torch", "contextlib"
 
 
 def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> None:
-    """Warn of the line that called this package, however deep in it the warning is made.
-
-    A message that is a `Warning` keeps its own kind.
-    """
+    """Warn of the line that called this package; a message that is a `Warning` keeps its own kind."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
@@ -187,7 +174,7 @@ def warn_caller(message: str | Warning, kind: type[Warning] = NlflowWarning) -> 
 
 
 def shortened(value: object, most: int = 160) -> str:
-    """Return what a message shows of a value, or of an error: one line of at most `most` characters."""
+    """Return a value, or an error, as one line of at most `most` characters."""
     text = visible(" ".join(str(value).split())) or type(value).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -208,10 +195,7 @@ def _shown(value: object) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds what an extra needs, for messages.
-
-    It names the Python that runs. It holds for a package from a clone too: of what is installed, pip reads the extras.
-    """
+    """Return the command that adds what an extra needs to the Python that runs."""
     return command(sys.executable or "python", "-m", "pip", "install", f"nlflow[{extra}]")
 
 
@@ -221,11 +205,9 @@ def not_installed(what: str, package: str, extra: str, otherwise: str = "") -> M
 
 
 def checked_call(item: Item, more: Iterable[str] = ()) -> Item:
-    """Let a function or class say which arguments it has where it is called with another one, or with too many.
+    """Let a function or class without ``*args`` say which arguments it has when it is called with another, or too many.
 
-    Python's own message names none of them. The signature stays, for `inspect` too. A class stays the same object: its
-    ``__init__`` is replaced. It is for what users call first, and has no ``*args``; `more` are the names that its
-    ``**more`` takes.
+    A class stays the same object: its ``__init__`` is replaced. `more` are the names that its ``**more`` takes.
     """
     function: Callable[..., Any] = item.__init__ if isinstance(item, type) else item  # type: ignore[misc]
     own = int(isinstance(item, type))  # self, which no caller names
@@ -247,7 +229,7 @@ def checked_call(item: Item, more: Iterable[str] = ()) -> Item:
 
 
 def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> str:
-    """Return what is wrong in a call with these words and so many other arguments; of `possible` some need a word."""
+    """Return what is wrong in a call; `possible` says of each argument whether it may come without a name."""
     unknown = next((word for word in words if word not in possible), None)
     if unknown is not None:
         same = [name for name in _NAMED_ELSEWHERE.get(unknown, ()) if name.replace("=", " ").split()[0] in possible]
@@ -264,10 +246,7 @@ def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> s
 
 
 def check_detached(name: str, value: Any) -> None:
-    """Raise `InputError` for a tensor, or some of them, that asks for a gradient where there would be none.
-
-    All checks of numbers ask here, so that no derivative is left out in silence.
-    """
+    """Raise `InputError` for a tensor that asks for a gradient, or a list with one, where there would be none."""
     if isinstance(value, list | tuple):
         for entry in value:
             check_detached(name, entry)
@@ -293,9 +272,8 @@ def check_number(
     Parameters
     ----------
     name : str
-        The argument's name, for the message.
     value : object
-        What the caller got. Booleans, strings, complex numbers and arrays with axes are refused.
+        Booleans, strings, complex numbers and arrays with axes are refused.
     minimum : float
         Smallest allowed value (excluded when `strict`).
     below : float
@@ -303,7 +281,7 @@ def check_number(
     finite : bool
         Refuse infinities as well as NaN.
     hint : str
-        What to do about it; appended to the message.
+        What to do about it; ends the message.
     """
     bound = ""
     if minimum > -math.inf:
@@ -377,18 +355,10 @@ def check_array(
     hint: str = "",
     missing: str = "",
 ) -> Any:
-    """Return `value` as a real floating-point array with finite entries, or raise `InputError` naming `name`.
+    """Return `value` as an array of finite floats, or raise `InputError` naming `name`; tensors stay tensors.
 
-    NumPy arrays and sequences become NumPy arrays, tensors of torch stay tensors. Integers and booleans, and longer
-    floats, become float64 (of tensors they are refused), shorter ones float32 (half precision loses the digits that
-    averages need), and float32 and float64 are kept. The values are not rescaled.
-
+    float32 and float64 are kept and shorter floats become float32. All else becomes float64, of tensors it is refused.
     `hint` ends the message about another kind of array; `missing` says what to do where samples are missing.
-
-    Raises
-    ------
-    InputError
-        For masked, complex, non-numeric, empty or non-finite input, and for a wrong number of dimensions.
     """
     tail = f"; {hint}" if hint else ""
     otherwise = f", or {missing}" if missing else ""
@@ -454,7 +424,7 @@ def check_array(
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """Raise `InputError` for a tensor whose numbers cannot be read: of whatever dtype, on whatever device."""
+    """Raise `InputError` for a tensor whose numbers cannot be read."""
     check_dense(name, tensor)
     if tensor.is_quantized:
         raise InputError(f"{name}: got a quantized tensor of {tensor.dtype}, expected floats; use .dequantize()")
@@ -479,7 +449,7 @@ def check_filled(name: str, tensor: Any) -> None:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raise `InputError` for a nested tensor and for a sparse one, whatever it holds."""
+    """Raise `InputError` for a nested and for a sparse tensor."""
     if tensor.is_nested:
         raise InputError(
             f"{name}: got a nested tensor, expected one of a single shape; pad it (torch.nested.to_padded_tensor) and "
@@ -490,10 +460,7 @@ def check_dense(name: str, tensor: Any) -> None:
 
 
 def check_floats(name: str, value: Any, **options: Any) -> NDArray[np.float64]:
-    """Return a new NumPy array in double precision of `value`, or raise `InputError`; `options` are of `check_array`.
-
-    For what is not differentiated: a tensor that asks for a gradient is refused.
-    """
+    """Return a new array in float64 of `value`, or raise `InputError`; `options` are of `check_array`."""
     check_detached(name, value)
     array = check_array(name, value, **options)
     return np.array(array.detach().cpu().numpy() if hasattr(array, "detach") else array, dtype=np.float64)
@@ -520,10 +487,7 @@ def format_bytes(count: float) -> str:
 
 
 def memory_limit() -> int:
-    """Return the default limit of one affinity in bytes.
-
-    Half of the machine's physical memory, or the value of the environment variable ``NLFLOW_MEMORY_LIMIT`` (bytes).
-    """
+    """Return the default limit of one affinity in bytes: half of the memory, or ``NLFLOW_MEMORY_LIMIT`` (bytes)."""
     given = os.environ.get("NLFLOW_MEMORY_LIMIT")
     if given is not None:
         try:
@@ -556,7 +520,7 @@ def _memory_of_windows() -> int | None:
 
 
 def check_memory(what: str, needed: int, remedy: str, limit: float | None = None) -> None:
-    """Raise `MemoryLimitError` when `needed` bytes pass the limit; nothing has been allocated then."""
+    """Raise `MemoryLimitError` when `needed` bytes pass the limit."""
     allowed = memory_limit() if limit is None else check_number("memory_limit", limit, minimum=1, finite=False)
     if needed > allowed:
         raise MemoryLimitError(
@@ -565,7 +529,7 @@ def check_memory(what: str, needed: int, remedy: str, limit: float | None = None
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return what is True or False as a bool, or raise `InputError`."""
+    """Return a bool as Python's own, or raise `InputError`."""
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name}: got {_shown(value)}, expected True or False")
     return bool(value)

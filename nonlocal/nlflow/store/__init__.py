@@ -1,1 +1,1 @@
-"""What is kept: atomic writing, archives, checkpoints, records, series of frames, locks."""
+"""What is kept: atomic writing, archives, checkpoints, records, locks."""

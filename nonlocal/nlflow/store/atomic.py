@@ -1,9 +1,4 @@
-"""The one writer: files and folders that appear complete or not at all, and who may write where.
-
-Each file gets a hidden name beside its target first, ``.nlflow-*.tmp``, and a lock of the operating system, which ends
-with the process in any case. A hidden file without a lock was left by a process that was killed. The first write of a
-process in a folder removes such files, and gives a folder that was set aside its name again.
-"""
+"""The one writer: files and folders that appear complete or not at all, and who may write where."""
 
 from __future__ import annotations
 
@@ -52,10 +47,9 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def hold(path: Path, *, make: bool = True, sure: bool = False) -> int | None:
-    """Return a descriptor of a file that keeps it for this process as long as it is open; None where another has it.
+    """Return a descriptor that keeps a file for this process while it is open; None where another has it.
 
-    A file system without locks tells nobody who else writes. There the descriptor keeps nothing, and is None for who
-    must be `sure`.
+    On a file system without locks the descriptor keeps nothing, and is None for who must be `sure`.
     """
     flags = os.O_RDWR | (os.O_CREAT if make else 0) | getattr(os, "O_NOFOLLOW", 0)
     while True:
@@ -97,10 +91,8 @@ def _taken(descriptor: int, sure: bool) -> bool:
 def locked(path: str | os.PathLike[str], name: str, *, whole: bool = False) -> Iterator[None]:
     """Keep a file, which need not exist, or a folder for this process as long as the context lasts.
 
-    The lock is an empty hidden file, beside a file, or a folder that is replaced as a `whole`, and inside of another
-    folder. It is gone at the end; the operating system releases it when the process ends, however it ends. Errors name
-    the argument or option: `InputError` when another process has it, `FileFormatError` when the folder cannot be
-    written.
+    The lock is an empty hidden file beside a file, or a folder that is replaced as a `whole`; inside another folder.
+    `InputError` names the argument when another process has it; `FileFormatError` when the folder cannot be written.
     """
     target = Path(os.path.realpath(path))
     inside = target.is_dir() and not whole
@@ -142,10 +134,7 @@ def _let_go(path: Path, descriptor: int) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder; a folder that they set aside gets its name again.
-
-    What a process is writing, whoever it is, stays.
-    """
+    """Remove what killed processes left in a folder; a folder that they set aside gets its name again."""
     _swept.add(os.fspath(folder))
     for entry in os.scandir(folder):
         if entry.name.startswith(".nlflow-") and entry.name.endswith((".tmp", ".lock")):
@@ -206,7 +195,7 @@ def _dismantle(place: Path, descriptor: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder at once, so that nobody meets half of it."""
+    """Remove a file, or a folder so that nobody meets half of it."""
     if path.is_dir() and not path.is_symlink():
         with workshop(path) as place:
             path.rename(place / "new")
@@ -217,9 +206,7 @@ def remove(path: Path) -> None:
 def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
     """Write a file so that it appears complete or not at all; a symbolic link is followed.
 
-    `writer` fills a temporary file in the same folder, which is flushed to the disk and then takes the place of
-    `path`. On any failure, of which `FileFormatError` tells where the system refuses, the temporary file is removed and
-    a file that was there before stays as it was. Without `replace` a file that is there at the end stays too.
+    Without `replace` a file that is there at the end stays, and `FileFormatError` is raised.
     """
     target = Path(os.path.realpath(check_path("path", path)))
     with _told(path, "file"):
@@ -269,11 +256,7 @@ def _name_anew(temporary: Path, target: Path) -> None:
 
 
 def write_folder(path: str | os.PathLike[str], writer: Callable[[Path], object], *, replace: bool = True) -> None:
-    """Write a folder so that it appears complete or not at all; as `write_atomic`.
-
-    `writer` fills a new folder, which then takes the place of `path`; a folder that was there before is removed after
-    that.
-    """
+    """Write a folder so that it appears complete or not at all; as `write_atomic`."""
     target = Path(os.path.realpath(path))
     with _told(path, "folder"), workshop(target) as place:
         fresh = place / "new"
@@ -283,10 +266,7 @@ def write_folder(path: str | os.PathLike[str], writer: Callable[[Path], object],
 
 
 def put_folder(fresh: Path, target: Path, *, replace: bool) -> None:
-    """Give a complete folder its name; what had the name is then where the new one was, or removed.
-
-    Without `replace`, or where nothing had the name at the first look, `OSError` for a folder that is not empty.
-    """
+    """Give a complete folder its name; what had the name is then where the new one was, or removed."""
     for file in fresh.rglob("*"):
         if file.is_file():
             _sync(file)
@@ -301,7 +281,7 @@ def put_folder(fresh: Path, target: Path, *, replace: bool) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at once; return whether this system and its file systems can."""
+    """Exchange the names of two folders at once; return whether that was possible."""
     name, here = {"linux": ("renameat2", -100), "darwin": ("renameatx_np", -2)}.get(sys.platform, ("", 0))
     try:
         rename = getattr(ctypes.CDLL(None), name)
@@ -311,13 +291,12 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def write_content(path: str | os.PathLike[str], content: bytes, *, replace: bool = True) -> None:
-    """Write a file of this content so that it appears complete or not at all; see `write_atomic`."""
+    """Write a file of this content; see `write_atomic`."""
     write_atomic(path, lambda stream: stream.write(content), replace=replace)
 
 
 @contextmanager
 def _told(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Name what was to be written in what the operating system refuses."""
     try:
         yield
     except OSError as error:
@@ -339,5 +318,5 @@ def _sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the list of files in a folder to the disk, so that a new name survives a loss of power."""
+    """Flush the list of files in a folder to the disk."""
     _sync(folder)

@@ -1,4 +1,4 @@
-"""A checkpoint at a path, and the one before it: at any moment one of them is whole."""
+"""A checkpoint at a path, and the one before it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,7 @@ def previous(path: str | os.PathLike[str]) -> Path:
 
 
 class Checkpoints:
-    """A checkpoint at a path, and the one before it.
-
-    Writing keeps the earlier checkpoint as ``<path>.previous`` if it is whole. Reading takes the newest checkpoint that
-    is whole and belongs to this problem.
-
-    Parameters
-    ----------
-    path : path
-    kind : str
-        Of the archives.
-    """
+    """A checkpoint at a path, and the one before it if that was whole, as ``<path>.previous``."""
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         self.path = Path(path)
@@ -60,8 +50,7 @@ class Checkpoints:
     def load(self, fits: Fits) -> tuple[Arrays, Meta]:
         """Return the newest checkpoint that is whole, of this version and fits; `FileFormatError` says why none is.
 
-        `fits` gets arrays and description of a whole one, and returns None, or why it cannot be gone on from. It warns
-        when the newest is refused and the one before is taken, and when other versions of libraries wrote it.
+        `fits` gets arrays and description of a whole one, and returns None, or why it cannot be gone on from.
         """
         reasons: list[str] = []
         for place in self.places:
@@ -85,7 +74,7 @@ class Checkpoints:
         raise FileFormatError("; ".join(reasons))
 
     def check_replaceable(self, name: str, fits: Fits) -> None:
-        """Raise `InputError`, which names an argument or option, where a file is lost that is no state of this run."""
+        """Raise `InputError`, which names an argument, where a file would be lost that is no state of this run."""
         newest, before = self.places
         for place, other in ((newest, before), (before, newest)):
             reason = self._lost(place, other, fits)

@@ -1,4 +1,4 @@
-"""Plain data as JSON text, to the last bit, digests, and whether what comes back is of the right types."""
+"""Plain data as JSON text, to the last bit."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def encode(value: Any, indent: int | None = 1) -> str:
 
 
 def decode(text: str) -> Any:
-    """Return what `encode` was given, with lists for tuples and text for keys.
+    """Return what `encode` was given, with lists for tuples and text for keys; `ValueError` for other text.
 
-    `ValueError` for text that is no JSON, a truncated file for instance, or is nested more than 100 deep.
+    A level of more than 100 is refused: what walks through it later calls itself at each.
     """
     try:
         value = json.loads(text, object_hook=_untagged)
@@ -53,7 +53,7 @@ def _untagged(entry: dict[str, Any]) -> Any:
 
 
 def tagged(value: Any) -> Any:
-    """Return `value` in JSON's types, NaN and infinities, which JSON lacks, as {"float": "nan"}."""
+    """Return `value` in JSON's types; NaN and infinities, which JSON lacks, as {"float": "nan"}."""
     if isinstance(value, Mapping):
         return {str(key): tagged(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -66,15 +66,12 @@ def tagged(value: Any) -> Any:
 
 
 def digest(text: str | bytes | memoryview) -> str:
-    """Return the SHA-256 of `text`, which may be a name of any bytes, in hexadecimal."""
+    """Return the SHA-256 of `text` in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).hexdigest()
 
 
 def misfit(entry: Any, columns: Mapping[str, Column]) -> str | None:
-    """Return why decoded data is no mapping of these names, in this order, to values of these types; None if it is.
-
-    A whole number serves as a float.
-    """
+    """Return why decoded data is no mapping of these names, in this order, to values of these types; None if it is."""
     if not isinstance(entry, dict):
         return f"{shortened(repr(entry), 60)}, expected {', '.join(columns)}"
     if list(entry) != list(columns):

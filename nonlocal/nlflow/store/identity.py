@@ -1,8 +1,4 @@
-"""What tells values from others, to the last bit: plain values stay, arrays and objects become their type and a digest.
-
-Whatever is kept for later and may belong to another problem asks here: checkpoints, cases of studies, weights that are
-used again, and blocks of large images.
-"""
+"""What tells values from others: plain values stay, arrays and objects become their type and a digest."""
 
 from __future__ import annotations
 
@@ -32,17 +28,14 @@ _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart
 
 
 def described(value: Any) -> str:
-    """Return what tells a value from others as text; see `describe`."""
+    """Return `describe` of a value as text."""
     return encode(describe(value), indent=None)
 
 
 def describe(value: Any) -> Any:
     """Return a value as plain data, which is equal for equal values in every process.
 
-    Numbers: all their bits. Arrays and tensors: shape, dtype and SHA-256. Functions: name and SHA-256 of code, defaults
-    and closure (not of the global names that they use). Other objects: type and fields, for classes of users with the
-    SHA-256 of their methods. Not what follows from other fields: fields that dataclasses do not compare, and what a
-    `cached_property` has kept.
+    Functions are told by their code, defaults and closure, not by the global names that they use.
     """
     return _describe(value, ())
 

@@ -1,4 +1,4 @@
-"""What objects say in notebooks: a table of texts with small pictures, in HTML that needs nothing from elsewhere."""
+"""What objects say in notebooks, in HTML that needs nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 220, 80
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return a table as HTML: in each row a name, then values; above them the names of the columns, if there are."""
+    """Return a table as HTML: in each row a name, then values."""
     names = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     lines = [f"<tr>{names}</tr>"] if head else []
     for name, *values in rows:
@@ -29,20 +29,13 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def card(title: str, rows: Iterable[tuple[str, Any]], *pictures: str) -> str:
-    """Return an object as HTML: its kind, what it says of itself, and pictures that `picture` has made.
-
-    Rows without a value are left out. O(1): texts are cut off.
-    """
+    """Return an object as HTML: its kind, what it says of itself, and pictures that `picture` has made."""
     said = [(name, shortened(value, _MOST)) for name, value in rows if value not in (None, "")]
     return f"<div><b>{escape(title)}</b>{table(said)}{''.join(pictures)}</div>"
 
 
 def picture(caption: str, values: Any, x: Any = None) -> str:
-    """Return real numbers as a small picture: a curve of one axis, grey levels of two, and nothing of other shapes.
-
-    At most 200 points or 96 x 96 pixels of them are shown; curves leave out what is not finite, and have their points
-    at x, increasing.
-    """
+    """Return real numbers as a small picture: a curve of one axis, grey levels of two, and nothing of other shapes."""
     array = np.asarray(values)
     if array.ndim not in (1, 2) or array.size == 0 or array.dtype.kind not in "biuf":
         return ""

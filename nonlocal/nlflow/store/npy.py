@@ -1,8 +1,4 @@
-"""Arrays in NumPy's own format, from files that may be damaged or hostile.
-
-`numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle. Here the header is
-compared with the length of the file first, and pickles cannot be read.
-"""
+"""Arrays in NumPy's own format, from files that may be damaged or hostile."""
 
 from __future__ import annotations
 
@@ -28,11 +24,10 @@ _HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[Any, ...]]] = {
 
 
 def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDArray[Any]:
-    """Return the array at the start of an open .npy file, of `length` bytes from its first one to the end.
+    """Return the array, without objects, at the start of an open .npy file of `length` bytes.
 
-    Of any dtype without objects, writeable. Takes the memory of the array, and of one block of the file. `ValueError`
-    for anything but a whole array: another format, a damaged header, more values than the file has, objects.
-    `MemoryLimitError`, about `what` is read, before the array is allocated.
+    `numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle. `ValueError` for
+    anything but a whole array; `MemoryLimitError`, about `what` is read.
     """
     start = stream.tell()
     shape, by_columns, dtype = read_header(stream)
@@ -59,10 +54,7 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
 
 
 def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order (by columns or not) and dtype of a .npy array at the place of a file.
-
-    `ValueError` for another format and for a damaged header.
-    """
+    """Return shape, order (by columns or not) and dtype of a .npy array; `ValueError` for a damaged header."""
     try:
         with warnings.catch_warnings():  # an odd header is read or refused; nobody can mend it
             warnings.simplefilter("ignore")

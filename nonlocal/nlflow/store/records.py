@@ -24,17 +24,7 @@ def program() -> dict[str, str]:
 class Records(Generic[T]):
     """Findings of cases in a folder, each in a file of its own.
 
-    Parameters
-    ----------
-    folder : path
-        Made with the first finding.
-    kind : str
-        Of the records.
-    pack : callable
-        From the name of a case and its finding to plain data.
-    unpack : callable
-        From the name of a case and plain data to its finding, or to None if it has to be computed again. Raises
-        `ValueError` for data that are no finding of the case.
+    `unpack` returns None where a case has to be computed again, and raises `ValueError` for what is no finding of it.
     """
 
     def __init__(
@@ -54,7 +44,7 @@ class Records(Generic[T]):
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> T | None:
-        """Return the finding of a case, or None if the case has to be computed: a damaged file, or another case, warns.
+        """Return the finding of a case, or None if it has to be computed; a damaged file, or another case, warns.
 
         A right checksum says that some program wrote the file, not that this one did.
         """
@@ -71,6 +61,6 @@ class Records(Generic[T]):
         return None
 
     def write(self, name: str, finding: T) -> None:
-        """Write the finding of a case, so that its file appears complete or not at all."""
+        """Write the finding of a case."""
         make_folder(self.folder)
         save_record(self.path(name), self.kind, self._pack(name, finding))

@@ -1,8 +1,4 @@
-"""Files that later runs continue from: archives of arrays and records in JSON.
-
-A file appears complete or not at all. It has its kind, its format, the versions that wrote it, and a checksum of its
-content. Nothing is unpickled.
-"""
+"""Archives of arrays, and records in JSON, with their kind, format, versions and a checksum."""
 
 from __future__ import annotations
 
@@ -39,11 +35,7 @@ class DamagedFileError(FileFormatError):
 
 
 def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> None:
-    """Write arrays of numbers, booleans or text and a JSON description with its ``kind`` to an npz archive.
-
-    The description gets the format, the versions that write it and a SHA-256 of both. `FileFormatError` when the folder
-    is missing, not writable or full; `InputError` for arrays of other types.
-    """
+    """Write arrays of numbers, booleans or text and a JSON description with its ``kind`` to an npz archive."""
     about = {"format": FORMAT, "versions": environment()["versions"], **meta}
     kept = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in kept.items():
@@ -56,11 +48,7 @@ def save_archive(path: str | os.PathLike[str], arrays: Arrays, meta: Meta) -> No
 
 
 def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[Arrays, Meta]:
-    """Return the arrays and the description of an archive of a kind that `save_archive` wrote.
-
-    `FileFormatError` when the file is missing or truncated, its content was altered, or it is of another kind or
-    format; `MemoryLimitError` for one that is larger than the memory limit, before it is read.
-    """
+    """Return the arrays and the description of an archive of `save_archive`; `FileFormatError` for anything else."""
     place = check_path("path", path)
     try:
         with place.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -113,21 +101,14 @@ def _digest(arrays: Arrays, meta: Meta) -> str:
 
 
 def save_record(path: str | os.PathLike[str], kind: str, content: Any) -> None:
-    """Write plain data as a record in JSON, atomically, with its kind, format, versions and checksum.
-
-    Floats come back to the last bit, NaN and infinities too. `FileFormatError` when the folder is missing, not writable
-    or full.
-    """
+    """Write plain data as a record in JSON; floats come back to the last bit, NaN and infinities too."""
     about = {"kind": kind, "format": FORMAT, "versions": environment()["versions"], "content": content}
     text = encode({**about, "sha256": _record_digest(kind, content)}) + "\n"
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
 def load_record(path: str | os.PathLike[str], kind: str) -> Any:
-    """Return the content of a record of `save_record`.
-
-    `FileFormatError` when the file is missing, truncated, altered, of another kind or of another format.
-    """
+    """Return the content of a record of `save_record`; `FileFormatError` for anything else."""
     try:
         record = decode(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -1,7 +1,4 @@
-"""Checks of what is promised of kernels, affinities, fidelities, integrators, flows and noise, for classes of your own.
-
-Names are loaded when they are first used.
-"""
+"""Checks of what kernels, affinities, fidelities, integrators, flows and noise of your own promise."""
 
 import lazy_loader
 

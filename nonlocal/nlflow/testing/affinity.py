@@ -16,23 +16,19 @@ _MOST = 2000  # nodes, of which the matrix is formed
 
 
 def check_affinity(affinity: Affinity) -> None:
-    """Check the promises of an affinity against the matrix that its averages are.
-
-    That averages keep the shape and the dtype, are linear, take each channel by itself, keep constants, have no
-    negative weight and change no argument; that it is as symmetric and positive semidefinite as it says, where it is
-    symmetric with the degree that it tells, up to a factor, which averages do not show; that ``push`` is the transpose,
-    ``scaled`` and ``symmetrized`` are the affinities of c k and k + k^T; that signals of another shape and NaN are
-    refused.
+    """Check the promises of an affinity against the matrix that its averages are. O(N) averages and O(N^3) time.
 
     Parameters
     ----------
     affinity : Affinity
-        Of at most 2000 nodes; O(N) averages and O(N^3) time.
+        Of at most 2000 nodes.
 
     Raises
     ------
     ContractError
-        Where a promise is broken.
+        If a check fails.
+    InputError
+        For what is no affinity, or has more nodes.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the checks share: the error that names a promise, and comparisons that raise it."""
+"""The error that names a promise, and comparisons that raise it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nlflow.errors import InputError, NlflowError, shortened
 
 
 class ContractError(InputError, AssertionError):
-    """An object breaks a promise of its contract: which one, what was got, and what is expected."""
+    """An object breaks a promise of its contract."""
 
 
 class Contract:
-    """The promises of one object, of which messages name the kind; `InputError` where it is no instance of `base`."""
+    """The promises of one object; `InputError` unless it is an instance of `base`."""
 
     def __init__(self, kind: str, subject: Any, base: type) -> None:
         if not isinstance(subject, base):
@@ -29,7 +29,7 @@ class Contract:
             raise ContractError(f"{self.name}: {promise}: got {shortened(str(got))}, expected {expected}")
 
     def near(self, promise: str, got: Any, expected: Any, tolerance: float, what: str = "the same numbers") -> None:
-        """Raise `ContractError` unless arrays differ by at most `tolerance` of the largest number expected."""
+        """Raise `ContractError` unless arrays differ by at most `tolerance` of the largest finite number expected."""
         here, there = numbers(got), numbers(expected)
         self.holds(here.shape == there.shape, promise, f"shape {here.shape}", f"shape {there.shape}")
         with np.errstate(invalid="ignore"):
@@ -40,14 +40,17 @@ class Contract:
         self.holds(off <= tolerance * (size or 1.0), promise, f"numbers off by {off:.3g} of {size:.3g}", what)
 
     def kept(self, promise: str, got: Any, like: Array) -> Array:
-        """Return what was got, or raise `ContractError` where it has not the shape and dtype of `like`."""
+        """Return what was got, or raise `ContractError` unless it has the shape and dtype of `like`."""
         shape, dtype = tuple(getattr(got, "shape", ())), getattr(got, "dtype", type(got).__name__)
         wanted = f"shape {tuple(like.shape)} and {like.dtype}, those of its argument"
         self.holds(shape == tuple(like.shape) and dtype == like.dtype, promise, f"shape {shape} and {dtype}", wanted)
         return got
 
     def asked(self, promise: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a method returns, or raise `ContractError` where it fails or changes its arguments in place."""
+        """Return what a method returns, or raise `ContractError` where it fails or changes arrays that it was given.
+
+        An error of `nlflow.errors` passes as it is.
+        """
         before = [np.array(one, copy=True) if isinstance(one, np.ndarray) else None for one in arguments]
         try:
             result = function(*arguments)

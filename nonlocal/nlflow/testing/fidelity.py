@@ -25,10 +25,7 @@ _STEPS = (1e-3, 1.0, 1e3)
 def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | None = None) -> None:
     """Check the promises of a fidelity operator against the matrices that it multiplies nodes by.
 
-    That ``times`` is linear, symmetric, positive semidefinite, belongs to each node alone and takes several vectors
-    side by side; that ``damped`` and ``implicit_step`` solve their systems; that ``bounds`` hold the eigenvalues; that
-    ``scaled`` and ``over_degree`` are multiples, ``centre`` balances f, and ``stated`` says what it is; that minimizers
-    and limits with it solve their dense system.
+    O(n^3) time for n nodes times the channels that it mixes.
 
     Parameters
     ----------
@@ -41,7 +38,9 @@ def check_fidelity(fidelity: Fidelity, nodes: tuple[int, ...], channels: int | N
     Raises
     ------
     ContractError
-        Where a promise is broken.
+        If a check fails.
+    InputError
+        For what is no fidelity.
 
     Examples
     --------

@@ -19,12 +19,8 @@ _DENSE = 400  # unknowns, of which the eigenvalues of A are taken
 def check_flow(flow: Flow, start: Array | None = None) -> None:
     """Check the promises of a flow at a signal.
 
-    That ``velocity`` keeps shape and dtype, changes no argument and counts its averages; that the energy, where there
-    is one, falls along it, by as much as a gradient flow's does (in float64, of a kernel and terms that stay); that
-    ``when(t)`` is the flow at t; that ``rebuilt`` stays of its class; that a signal of another shape and NaN are
-    refused. Of a linear flow that ``linear`` is linear, ``velocity`` is what ``linear``, ``pulled`` and ``driven`` make
-    together, and, where it is symmetric with at most 400 unknowns, that ``spectral_bounds`` hold its eigenvalues. Of a
-    flow that needs an integrator of its own ``velocity`` and what follows are not asked.
+    Of a flow that needs an integrator of its own, ``velocity`` and what follows from it are not checked. The energy is
+    checked in float64 only, of a kernel and terms that do not change.
 
     Parameters
     ----------
@@ -35,7 +31,9 @@ def check_flow(flow: Flow, start: Array | None = None) -> None:
     Raises
     ------
     ContractError
-        Where a promise is broken.
+        If a check fails.
+    InputError
+        For what is no flow, or a signal that does not fit it.
 
     Examples
     --------

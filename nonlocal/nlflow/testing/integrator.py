@@ -35,30 +35,24 @@ _HALVINGS = 2
 def check_integrator(integrator: Integrator, flow: Flow | None = None, start: Array | None = None) -> None:
     """Check the promises of an integrator on small flows whose solutions are known.
 
-    That `advance` comes to its target, changes no argument and keeps all its state in ``memory``; that results keep the
-    dtype and take each channel by itself; that constants and limits stay; that steps have `order`, or more, measured by
-    halving them, also with terms that depend on time and with a constraint, where it says that it takes them, and
-    with a kernel that follows the signal; that every step within `stability_limit` is stable, by the spectral radius of
-    the step itself; that `repr` tells steps apart. Where it says that it takes noise, that this is that of the seed, of
-    the right variance, and counted in ``memory``.
+    Its order is measured by halving steps, and its ``stability_limit`` is compared with the spectral radius of a step.
 
     Parameters
     ----------
     integrator : Integrator
         One with steps of one length has them halved and lengthened as its ``dt``.
     flow : Flow, optional
-        One that it is for; by default gradient flows of J and E in both metrics, of which it takes one at least. Of a
-        flow that is given, whose solutions are not known, a step alone is checked: its target, arguments, memory, dtype
-        and `repr`.
+        One that it is for; by default gradient flows of J and E in both metrics. Of a flow that is given neither the
+        order nor the stability is checked.
     start : array, optional
         Where that flow starts; the observed signal by default.
 
     Raises
     ------
     ContractError
-        Where a promise is broken.
+        If a check fails.
     InputError
-        Where it takes none of the flows: give one that it is for. For a flow of J without a start, and for a start
+        For what is no integrator; where it takes none of the flows; for a flow of J without a start, and for a start
         without a flow.
 
     Examples

@@ -22,13 +22,7 @@ _ROUNDING = 1e-11
 
 
 def check_kernel(kernel: Kernel, *, dimensions: int = 2) -> None:
-    """Check the promises of a kernel against plain numbers.
-
-    That it is a value (equal to its copy, another one with another amplitude, and cannot be changed); that
-    ``log_matrix`` has its shape, is no NaN and nowhere +infinity, belongs to pairs alone, takes float32, is as
-    symmetric and positive semidefinite as it says; of a `nlflow.kernels.RadialKernel`, that it is 1 at 0, a function of
-    the distance, below ``rtol`` beyond its ``support``, and the same for tensors, where torch is there; that averages
-    of `nlflow.affinity`, dense and compiled, are those of sums over all pairs.
+    """Check the promises of a kernel against plain numbers, and averages with it against sums over all pairs.
 
     Parameters
     ----------
@@ -39,7 +33,9 @@ def check_kernel(kernel: Kernel, *, dimensions: int = 2) -> None:
     Raises
     ------
     ContractError
-        Where a promise is broken.
+        If a check fails.
+    InputError
+        For what is no kernel.
 
     Examples
     --------

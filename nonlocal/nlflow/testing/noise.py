@@ -1,4 +1,4 @@
-"""What every model of noise must hold, checked on one of them: `check_noise`."""
+"""The promises of a model of noise."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from nlflow.testing.contract import Contract
 def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) -> None:
     """Check that a model of noise keeps the contract of `nlflow.denoising.noise.Noise`.
 
-    It compares and hashes by its numbers; comes back from its dictionary to the last bit; says what it is; samples the
-    same picture from the same seed, and leaves the clean one as it was; reduces what it sampled to finite samples of
-    the same shape, with a way back, without touching them; and what `scalable` and `undone` say is so.
-
     Parameters
     ----------
     noise : Noise
@@ -30,7 +26,9 @@ def check_noise(noise: Noise, clean: Any, *, channel_axis: int | None = None) ->
     Raises
     ------
     ContractError
-        Where a promise is broken.
+        If a check fails.
+    InputError
+        For what is no model of noise, or samples that are no finite numbers.
 
     Examples
     --------
