@@ -1,4 +1,4 @@
-"""Images of xarray: ``import nlflow.xarray`` gives every DataArray its `nlflow`, which goes by the names of axes."""
+"""``import nlflow.xarray`` gives each DataArray its `nlflow`, which goes by the names of axes."""
 
 from __future__ import annotations
 
@@ -91,13 +91,11 @@ class Accessor:
         Parameters
         ----------
         sigma : float, sequence or DataArray, optional
-            As `nlflow.denoise` takes it, in the units of the array: one number, one a channel, or a DataArray over some
-            of the dimensions.
+            In the units of the array: one number, one a channel, or a DataArray over some of the dimensions.
         dims : str or sequence of str, optional
-            The one to three dimensions of an image, signal or volume. Along all others, but `channel_dim`, images are
-            denoised one by one. Time and two others make a clip. By default those that are known by their names or
-            by the attribute ``axis`` of their coordinates (X, Y, Z, as the CF conventions have it); an array of one
-            dimension is a signal.
+            The one to three dimensions of an image, signal or volume; time and two others make a clip. By default those
+            that are known by their names or by the attribute ``axis`` of their coordinates. Along all others, but
+            `channel_dim`, images are denoised one by one.
         channel_dim : str, optional
             That of colours or channels; by default the one with a name such as ``channel`` or ``band``, unless `dims`
             are given.
@@ -117,16 +115,14 @@ class Accessor:
         Returns
         -------
         DataArray
-            Dimensions, coordinates, attributes and name are kept, and so are the units: integers become floats and are
-            not scaled. Chunked arrays stay chunked and lazy; what depends on the whole image is computed at once. See
-            `nlflow.denoising.large.denoise_array`.
+            With the dimensions, coordinates, attributes and name of the array, in its units: integers become floats and
+            are not scaled. Chunked arrays stay lazy; what depends on the whole image is computed at once.
 
         Raises
         ------
         InputError
-            Where it cannot be known which dimensions are those of an image, for names that are not there, coordinates
-            that differ, and as `nlflow.denoise`. For a chunked array also for options that need the whole image.
-
+            Where the dimensions of an image are not known, for coordinates that differ, for a chunked array with
+            options that need the whole image, and as `nlflow.denoise`.
         """
         for name in _NAMED:
             if name in more:
@@ -166,7 +162,7 @@ class Accessor:
         Parameters
         ----------
         dims : str or sequence of str, optional
-            Its dimensions, in the order of the array; by default those of an image, as `denoise` finds them.
+            Its dimensions; by default those of an image, as `denoise` finds them. They keep the order of the array.
         spacing : {'coordinates'} or mapping of str to float
             Distances of nodes: steps of the coordinates, 1 without them; or by the name of the dimension.
         boundary : {'reflect', 'periodic', 'isolated'}
@@ -174,7 +170,7 @@ class Accessor:
         Raises
         ------
         InputError
-            For coordinates that are not numbers, or not evenly spaced.
+            For coordinates that are not numbers, or not evenly spaced, and where the dimensions are not known.
         """
         found = self._axes(dims, None).image
         image = tuple(name for name in self._array.dims if name in found)  # that of a clip has its time first
@@ -215,7 +211,7 @@ class Accessor:
         -------
         Dataset
             ``u`` over ``t`` and the dimensions of the array, with its coordinates and attributes, and ``energy`` over
-            ``t``. Attributes say how the flow was computed, as those of `Solution.to_xarray`.
+            ``t``.
 
         Raises
         ------
@@ -248,7 +244,6 @@ class Accessor:
         )  # fmt: skip
 
     def _axes(self, dims: Any, channel_dim: Any) -> _Axes:
-        """Return which dimensions are what, as arguments and names say."""
         there = tuple(self._array.dims)
         if channel_dim is not None and channel_dim not in there:
             raise InputError(f"channel_dim: got {channel_dim!r}, expected one of {_listed(there)}")
@@ -261,7 +256,6 @@ class Accessor:
         return found
 
     def _told(self, there: tuple[str, ...], dims: Any, channel_dim: str | None) -> _Axes:
-        """Return which dimensions are what when those of an image were named."""
         named = (dims,) if isinstance(dims, str) else tuple(dims) if isinstance(dims, Sequence) else ()
         if not 1 <= len(named) <= 3 or len(set(named)) < len(named) or channel_dim in named or set(named) - set(there):
             raise InputError(f"dims: got {dims!r}, expected one to three different dimensions of an image out of "
@@ -287,7 +281,6 @@ class Accessor:
         return _Axes((), rest, "ZYX"[-len(rest) :], channel_dim)
 
     def _spacing(self, given: Any, image: tuple[str, ...]) -> tuple[float, ...] | None:
-        """Return the distance of samples along each dimension of an image."""
         if given is None:
             return None
         if isinstance(given, str) and given == "coordinates":

@@ -38,7 +38,7 @@ REACH = 100.0  # exponent at which a predicted exponential ends: beyond any meas
 
 @dataclass(frozen=True)
 class Paper:
-    """What a figure for a paper has: its width in inches, and the colours of a style sheet if there are any."""
+    """The width of a figure in inches, and the colours of a style sheet if there are any."""
 
     width: float
     colours: tuple[str, ...] | None = None
@@ -58,7 +58,7 @@ def on_paper(paper: Paper) -> Iterator[None]:
 
 
 def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, title: str | None = None) -> Figure:
-    """Return an empty figure of this size in inches, with a layout that keeps labels apart, and with a heading."""
+    """Return an empty figure of this size in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -80,10 +80,7 @@ def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, tit
 def panel_grid(
     count: int, width: float, height: float, title: str | None = None, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels of this size in inches, at most three in a row; on paper as many as it holds.
-
-    Further arguments go to ``Figure.subplots``.
-    """
+    """Return a figure with `count` panels of this size in inches, at most three in a row, on paper fewer."""
     columns, paper = min(count, COLUMNS), _PAPER.get()
     if paper is not None:
         columns = min(columns, max(1, int(paper.width / _NARROWEST)))
@@ -109,7 +106,7 @@ def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
 
 
 def legend_below(axis: Axes, *entries: Any, down: float = 0.14, **options: Any) -> None:
-    """Put a legend below a panel, where it covers no curve. Arguments are those of ``Axes.legend``."""
+    """Put a legend below a panel, where it covers no curve."""
     legend = axis.legend(
         *entries, fontsize=points(9), title_fontsize=points(9), frameon=False, loc="upper left",
         bbox_to_anchor=(-0.02, -down), alignment="left", **options,
@@ -125,7 +122,7 @@ def points(size: float) -> float:
 
 
 def look(number: int) -> tuple[str, str]:
-    """Return colour and marker of the series of this number."""
+    """Return colour and marker of a series."""
     paper = _PAPER.get()
     if paper is not None and paper.colours:
         return paper.colours[number % len(paper.colours)], MARKERS[number % len(MARKERS)]
@@ -158,7 +155,7 @@ def check_filled(name: str, groups: Mapping[str, Sequence[Any]], expected: str) 
 
 
 def check_numbers(name: str, value: Any) -> Array:
-    """Return an array of real numbers, of whatever type, NaN among them; `InputError` for what is none."""
+    """Return an array of real numbers, NaN among them; `InputError` for what is none."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise InputError(f"{name}: got {type(value).__name__}, expected an array of real numbers")
@@ -166,7 +163,7 @@ def check_numbers(name: str, value: Any) -> Array:
 
 
 def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
-    """Return noisy samples and a result of them, both as `check_numbers` has them, and in the same units.
+    """Return noisy samples and a result of them as arrays; `InputError` where only the noisy ones are in grey levels.
 
     `nlflow.denoise` makes integers floats from 0 to 1, which would be black beside them.
     """
@@ -182,19 +179,19 @@ def pair_of(noisy: Any, result: Any) -> tuple[Array, Array]:
 
 
 def middle_of(values: NDArray[np.float64]) -> int:
-    """Return where a decay is in the middle of its decades: there the line of a predicted slope crosses it."""
+    """Return where a decay is in the middle of its decades."""
     levels = np.log(values)
     return int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
 
 
 def show_decades(axis: Axes, low: float, high: float, room: float) -> None:
-    """Let a logarithmic axis reach from `low` to `high` and a factor of `room` further, over at least two decades."""
+    """Let a logarithmic axis reach a factor of `room` beyond `low` and `high`, over at least two decades."""
     centre, half = math.sqrt(low * high), max(math.sqrt(high / low) * room, 10.0)
     axis.set_ylim(centre / half, centre * half)
 
 
 def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
-    """Draw `values[part]`; for a long line its envelope, which looks the same and takes no time."""
+    """Draw `values[part]`; of a long line its envelope."""
     x, y = np.arange(part.start, part.stop), values[part]
     step = len(y) // BINS
     if step > 2:
@@ -207,21 +204,7 @@ def draw_line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
 
 
 def render(figure: Figure, form: str, *, outlines: bool = False) -> bytes:
-    """Return a figure as the content of a file; that of a figure made anew has the same bytes.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-        What to draw.
-    form : {"pdf", "svg", "png"}
-        The file format. In PDF fonts are embedded (TrueType), in SVG text is text.
-    outlines : bool
-        Draw the letters of an SVG, for where the fonts are missing.
-
-    Returns
-    -------
-    bytes
-    """
+    """Return a figure as the content of a file ``pdf``, ``svg`` or ``png``; `outlines` draws the letters of an SVG."""
     import matplotlib as mpl
 
     check_choice("form", form, FORMATS)

@@ -37,15 +37,12 @@ def bifurcation_figure(
     Parameters
     ----------
     branches : Branch, sequence of them, or mapping of str to either
-        Names are those of the legend; what has one name has one colour.
+        Names are those of the legend.
     axis : matplotlib.axes.Axes, optional
         Where to draw; by default in a figure of its own.
     value : callable
-        What is drawn of a signal, a number.
-    xlabel, ylabel : str
-        Labels of the axes.
-    title : str, optional
-        Heading of the figure.
+        From a signal to the number that is drawn.
+    xlabel, ylabel, title : str
 
     Returns
     -------
@@ -86,7 +83,6 @@ def bifurcation_figure(
 
 
 def _place(axis: Axes | None, width: float, height: float, title: str | None) -> tuple[Figure, Axes]:
-    """Return where to draw: the panel that was given, with a title, or that of a new figure, with a heading."""
     if axis is None:
         figure = base.new_figure(width, height, 130, title)
         return figure, figure.subplots()
@@ -125,21 +121,18 @@ def portrait_figure(
 ) -> Figure:
     """Draw the phase portrait of a flow of two components at one node: its direction, nullclines, equilibria, curves.
 
-    At most nine equilibria in the window are found, which need not be all; stable ones are filled.
+    Not all equilibria need be found; stable ones are filled.
 
     Parameters
     ----------
     flow : Flow or None
-        Of signals of shape (1, 2). None draws the curves alone, such as two projections of signals on many nodes.
+        Of signals of shape (1, 2). None draws the curves alone.
     x, y : tuple of float
         The window.
     curves : mapping of str to array of shape (T, 2) or (T, 1, 2), or Cycle, optional
     axis : matplotlib.axes.Axes, optional
         Where to draw; by default in a figure of its own.
-    xlabel, ylabel : str
-        Labels of the axes.
-    title : str, optional
-        Heading of the figure.
+    xlabel, ylabel, title : str
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Markov chains and their spectra: stationary distributions, eigenvalues, mixing, the stable range of a step."""
+"""Markov chains and their spectra."""
 
 from __future__ import annotations
 
@@ -36,27 +36,14 @@ def chain_figure(
     Parameters
     ----------
     stationary : mapping of str to numpy.ndarray, shape (N,) or (H, W)
-        The stationary distribution, computed in one or several ways. In one dimension the first is a line and the
-        others are markers on it. In two dimensions the first is an image. The title says how far they agree.
+        The stationary distribution, computed in one or several ways.
     eigenvalues : numpy.ndarray, shape (M,)
-        Eigenvalues of the transition matrix, at least two, with 1 among them. Complex ones are drawn in the plane, with
-        the unit circle and the circle of the second largest modulus |μ₂| (dashed).
+        Eigenvalues of the transition matrix, at least two, with 1 among them.
     x : numpy.ndarray, shape (N,), optional
         Coordinates of the nodes in one dimension; by default their numbers.
     title : str, optional
-        Heading of the figure.
     decay : numpy.ndarray, shape (S,), or mapping of str to such arrays, optional
         Total variation distance to the stationary distribution after k = 0, 1, … steps, not all 0; |μ₂|^k is dashed.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Two panels, three with `decay`.
-
-    Raises
-    ------
-    InputError
-        If nothing is given, shapes differ or do not fit, or distances are negative.
     """
     base.check_named("stationary", stationary, "distribution")
     hint = "take a slice of a volume, such as pi[len(pi) // 2]"
@@ -91,22 +78,10 @@ def phase_figure(
     Parameters
     ----------
     mu_min, fidelity, growth : numpy.ndarray, shape (M,)
-        One experiment each: smallest eigenvalue of P, fidelity λ̃, and the measured growth of a disturbance in one
-        step, >= 0. Stable experiments (growth <= 1) are blue circles, unstable ones red diamonds.
+        Smallest eigenvalue of P, fidelity λ̃, and the growth >= 0 of a disturbance in one step, of each experiment.
     limit : numpy.ndarray, shape (M,), optional
         Largest stable fidelity for each `mu_min`; by default the theoretical 1 + μ_min.
     title : str, optional
-        Heading of the figure.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel with a bar of colours, logarithmic in the growth and white at 1.
-
-    Raises
-    ------
-    InputError
-        If the shapes differ or a growth is negative.
     """
     from matplotlib.colors import LogNorm
 

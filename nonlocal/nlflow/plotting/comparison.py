@@ -51,40 +51,21 @@ def comparison_figure(
 ) -> Figure:
     """Draw the noisy data, the denoised result and their difference.
 
-    Images are side by side in the grey scale of the noisy data, signals over each other. The residual is the mean over
-    the channels. Long signals and large images get a magnified part. Missing samples are coloured (in a signal shaded)
-    and have no residual. Kept samples have an outline (in a signal a bar below).
-
     Parameters
     ----------
     noisy, result : numpy.ndarray
         Image (H, W) or signal (N,), with an axis of channels if `channel_axis` says so.
     channel_axis : int or None
-        Axis of the channels.
     sigma : float, or sequence of float
-        Standard deviation of the noise in the units of the data; for a signal one for each channel if they differ. Of
-        an image the largest counts.
+        Standard deviation of the noise in the units of the data; for a signal one for each channel if they differ.
     clean : numpy.ndarray, optional
-        Reference without noise. It is drawn too, and the titles give the PSNR of the result, and that of the noisy data
-        where nothing is missing; none where `sigma` is a sequence.
+        Reference without noise.
     missing, kept : numpy.ndarray, optional
         Where samples were missing, and where they were not changed (bool), in the shape of the data or without the
         axis of channels.
     hidden : numpy.ndarray, optional
-        Pixels of an image that its opacity hides (H, W): they stay white, whether they are missing or not.
+        Pixels of an image that its opacity hides (H, W).
     title : str, optional
-        Heading of the figure.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Save it with its ``savefig``.
-
-    Raises
-    ------
-    InputError
-        If the shapes differ or are neither those of an image nor of a signal, and for a sigma below 0, or with another
-        number of them than channels.
     """
     noisy, result = pair_of(noisy, result)
     for name, array in (("result", result), ("clean", clean)):
@@ -135,14 +116,14 @@ def channels_last(array: Array, channel_axis: int | None) -> Array:
 
 
 def range_of(noisy: Array, result: Array) -> tuple[float, float]:
-    """Return the range in which values are shown: that of the noisy samples, of the result where none is finite."""
+    """Return the range of the noisy samples, that of the result where none is finite."""
     seen = noisy[np.isfinite(noisy)]
     seen = seen if seen.size else result
     return float(seen.min()), float(seen.max())
 
 
 def show_values(axis: Axes, values: Array, low: float, high: float, **options: Any) -> None:
-    """Show a picture (H, W, C): three channels as colours, others as their mean. Options are those of ``imshow``."""
+    """Show a picture (H, W, C): three channels as colours, others as their mean."""
     if values.shape[-1] == 3:
         axis.imshow(np.nan_to_num(np.clip((values - low) / ((high - low) or 1), 0, 1)), **options)
     else:
@@ -165,12 +146,12 @@ def show_residual(axis: Axes, residual: Array, limit: float, **options: Any) -> 
 
 
 def residual_name(channels: int, sigma: float) -> str:
-    """Return the title of a residual."""
+    """Return a title."""
     return "noisy − denoised" + (f", mean of {channels} channels" if channels > 1 else "") + f", σ = {sigma:.4g}"
 
 
 def in_sigmas(bar: Colorbar, sigma: float) -> None:
-    """Give the colours of a residual ticks at multiples of sigma."""
+    """Give a residual ticks at multiples of sigma."""
     if sigma > 0:
         bar.set_ticks([step * sigma for step in range(-3, 4)], labels=["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
     bar.ax.tick_params(labelsize=8)
@@ -271,7 +252,7 @@ def _contrast(picture: Array, limits: tuple[float, float]) -> tuple[float, float
 
 
 def telling_part(residual: Array, result: Array, seen: Array) -> tuple[slice, slice]:
-    """Return rows and columns of a part shaped like the picture, where much was removed beside edges that stayed.
+    """Return rows and columns of a part in which much was removed beside edges that stayed.
 
     More than twice the edges of most parts count as no more: texture hides noise.
     """

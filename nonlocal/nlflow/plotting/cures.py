@@ -21,24 +21,8 @@ _NORMAL = 1.96
 def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure:
     """Draw what each setting of a sweep gains, with its simultaneous interval.
 
-    Parameters
-    ----------
-    rows : sequence of mappings
-        ``rows`` of a `nlflow.attention.Sweep`.
-    metric : str
-        Name of the task.
-    title : str, optional
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        A line for each setting. Intervals above 0 are green, those below are orange. The view ends at three times the
-        usual reach; an arrow marks an interval that goes on, with the gain where that lies outside.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to draw.
+    `rows` are those of a `nlflow.attention.Sweep`. The view ends at three times the usual reach; an arrow marks an
+    interval that goes on.
     """
     check_filled("rows", {"rows": rows}, "setting")
     figure = new_figure(8.2, 1.3 + 0.2 * len(rows), 130, title)
@@ -74,24 +58,7 @@ def cures_figure(rows: Rows, *, metric: str, title: str | None = None) -> Figure
 def parts_figure(rows: Rows, parts: Sequence[str], *, measure: str, title: str | None = None) -> Figure:
     """Draw what each part of each block changes in a measure of similarity, as bars that add up to the change.
 
-    Parameters
-    ----------
-    rows : sequence of mappings
-        A row for each block: ``layer``, ``index``, ``change`` and the parts, with ``change_se``.
-    parts : sequence of str
-        Names of the parts.
-    measure : str
-        What is measured, for the axis.
-    title : str, optional
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    InputError
-        If there is nothing to draw.
+    Each row has ``index``, ``change``, the parts by their names, and ``change_se`` if it is known.
     """
     check_filled("rows", {"rows": rows}, "block")
     figure = new_figure(9.0, 4.2, 130, title)

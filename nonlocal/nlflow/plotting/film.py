@@ -26,26 +26,23 @@ from nlflow.store.series.base import described
 class Film(Resumable):
     """Make a film of the signal while the run goes on.
 
-    Each look draws one picture, which is kept as PNG in the folder ``<path>.frames``. The film is made of them when the
-    run ends. The folder goes when nothing is left to look at; after an earlier end it stays, and a run that is resumed
-    from a checkpoint goes on with it.
+    Pictures go into the folder ``<path>.frames``, and the film is made of them when the run ends. After an early end
+    the folder stays, and a run that is resumed from a checkpoint goes on with it.
 
     Parameters
     ----------
     path : path
-        Ends with ``.mp4`` (extra ``film``: H.264 by x264, where PyAV has it, or MPEG-4) or ``.gif`` (no extra). A free
-        one, or the film of the same problem.
+        Ends with ``.mp4`` (extra ``film``) or ``.gif``. A free one, or the film of the same problem.
     every, interval, at
         When it looks; see `nlflow.flows.trackers.Tracker`.
     limits : (float, float), optional
-        Values at both ends of the colours, or of the axis of lines. By default the range of the first picture. They do
-        not change: what is beyond them gets the colour of the end.
+        Values at both ends of the colours, or of the axis of lines; by default they follow from the first picture.
     rate : float
-        Pictures a second, on average; of a ``.gif``, whose times are hundredths of a second, 50 at most.
+        Pictures a second, on average; of a ``.gif`` 50 at most.
     size : (int, int), optional
-        Width and height in pixels; odd ones get one more, which films need.
+        Width and height in pixels, 64 or more; odd ones get one more.
     cmap : str
-        Colours of pictures and points, by their name in matplotlib; lines have those of all figures.
+        Colours of pictures and points, by their name in matplotlib.
 
     Raises
     ------
@@ -56,9 +53,8 @@ class Film(Resumable):
 
     Notes
     -----
-    A line on a Grid or Points of one dimension, a picture of two dimensions (the first axis goes down), coloured points
-    on a plane, the three middle slices of a volume of one channel. Channels are lines or panels, at most four. An
-    ``.mp4`` is put together with one picture in memory, a ``.gif`` with all of them.
+    It draws a Grid of one to three dimensions (of three the middle slices) or Points of one or two, with at most four
+    channels, of a volume one. A ``.gif`` takes the memory of all pictures.
     """
 
     name = "film"
@@ -89,13 +85,13 @@ class Film(Resumable):
         self._ready = False
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
-        """Raise `InputError` when the film could not be written or drawn, before any work is done."""
+        """Raise `InputError` for a film that could not be written or drawn."""
         super().start(flow, u, t, end)
         kind_of(flow.affinity.domain, to_numpy(u))
         self._end, self._last, self._scene, self._about, self._ready = end, None, None, {}, False
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """Return how many pictures there are, and the time of the last."""
+        """Return count and time of the last picture."""
         return {**super().record(), "last": np.array([np.nan if self._last is None else self._last])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
@@ -163,7 +159,7 @@ class Film(Resumable):
         return None
 
     def finish(self) -> None:
-        """Make the film of the pictures."""
+        """Make the film."""
         try:
             if self._ready and self.count and self.folder.exists():
                 write_video(self.path, self._pictures, self.rate, json.dumps({**self._about, "count": self.count}))
@@ -205,7 +201,7 @@ class Live(Tracker):
     limits, size, cmap
         As those of `Film`.
     seconds : float
-        At least this much time between two pictures; the last is always shown.
+        At least this much time between two pictures, but for the last.
 
     Raises
     ------

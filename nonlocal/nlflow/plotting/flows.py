@@ -1,4 +1,4 @@
-"""Flows over time: the signal in space and time, and how fast it runs to its limit."""
+"""The signal in space and time, and how fast it runs to its limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Course:
     Attributes
     ----------
     name : str
-        Its name in the legend. Names that begin with the word J or E get the colours of these flows.
+        Names that begin with the word J or E get the colours of these flows.
     t, values : array of shape (T,)
         Times, and the quantity (>= 0) at each of them.
     rate : float, optional
@@ -63,20 +63,8 @@ def spacetime_figure(
     x : numpy.ndarray, shape (N,), optional
         Increasing coordinates of the nodes; by default their numbers.
     title : str, optional
-        Heading of the figure.
     logarithmic : bool
         Draw the time on a logarithmic axis, with t = 0 as a strip at its foot.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Space-time pictures with one bar of colours; the profiles are below.
-
-    Raises
-    ------
-    InputError
-        If there is no panel, the shapes do not fit, times or coordinates do not increase, or fewer than two times are
-        after 0.
     """
     base.check_named("panels", panels, "(t, u)")
     data = {name: _checked_panel(name, *panel) for name, panel in panels.items()}
@@ -119,28 +107,14 @@ def decay_figure(
 ) -> Figure:
     """Draw measured decays (pale lines) with the predicted exponentials (dashed) on a logarithmic axis.
 
-    Values below 1e-15 of the largest are left out.
-
     Parameters
     ----------
     panels : mapping of str to sequence of Course
-        Panel title and what is drawn in it.
+        What is below 1e-15 of the largest value is left out.
     title : str, optional
-        Heading of the figure.
     logarithmic : bool
         Draw the time on a logarithmic axis, without t = 0.
     xlabel : str
-        Name of t.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel for each entry.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to draw, shapes do not fit, times do not increase or values are negative.
     """
     base.check_filled("panels", panels, "Course in every panel")
     height = 4.2 + 0.2 * max(len(courses) for courses in panels.values())

@@ -1,4 +1,4 @@
-"""Figures of transformers: what each layer does to tokens, for one or several runs of a model."""
+"""Figures of transformers: what each layer does to tokens."""
 
 from __future__ import annotations
 
@@ -42,22 +42,10 @@ def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, ti
     Parameters
     ----------
     runs : mapping of str to sequence of mappings
-        Name of a run (before, after) and its rows, as ``LayerTrace.rows`` returns them: ``index`` (0 for the input of
-        a stack), ``cosine``, ``J``, ``gap``, ``gap_least``, ``gap_most``, ``stable``, ``stable_least``. Missing values
-        and NaN are not drawn; a panel without any value says so.
+        Name of a run and its rows, as ``LayerTrace.rows`` returns them.
     fidelity : float, optional
         A line in the last panel.
     title : str, optional
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Four panels, all runs in each.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to draw.
     """
     check_filled("runs", runs, "run with rows")
     return _figure(runs, _PANELS, fidelity, title)
@@ -69,19 +57,8 @@ def survey_figure(runs: Mapping[str, Rows], *, title: str | None = None) -> Figu
     Parameters
     ----------
     runs : mapping of str to sequence of mappings
-        Name of a run and its rows, as ``Survey.rows`` returns them: ``index``, and ``cosine``, ``isotropy``, ``J`` and
-        ``gradient`` with their standard errors ``..._se``. A mean without an error has no band.
+        Name of a run and its rows, as ``Survey.rows`` returns them.
     title : str, optional
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Four panels, all runs in each.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to draw.
     """
     check_filled("runs", runs, "run with rows")
     return _figure({run: [_with_bands(row) for row in rows] for run, rows in runs.items()}, _SURVEYED, None, title)

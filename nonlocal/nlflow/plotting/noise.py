@@ -1,4 +1,4 @@
-"""What noise a picture or a recording has: its strength by intensity and its power by frequency."""
+"""What noise a picture or a recording has."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class NoiseCurves:
     intensities, sigmas : array of shape (K,)
         Standard deviation of a sample by the intensity, both in the units of the input; empty where not known.
     frequencies, powers : array of shape (n,)
-        Power by frequency in cycles a sample, of images the mean over all directions; squared units of the input, and a
-        mean over all frequencies that is the variance.
+        Power by frequency in cycles a sample, of images the mean over all directions, in squared units of the input.
     plane : array of shape (h, w), or None
         Of images, the power by both frequencies, 0 in the middle.
     """
@@ -54,17 +53,7 @@ class NoiseCurves:
 
 
 def model_curves(model: Noise, samples: Array, *, channel_axis: int | None = None) -> NoiseCurves:
-    """Return the curves of a model for a picture: of its intensities, and of its luminance where it has colours.
-
-    Gaussian noise is drawn from its formulas; of other noise constant pictures are sampled. A model that cannot be
-    sampled has no curves.
-
-    Parameters
-    ----------
-    model : Noise
-    samples : array of shape (H, W) or (N,), with an axis of channels if `channel_axis` says so
-    channel_axis : int, optional
-    """
+    """Return the curves of a model for a picture, of its luminance where it has colours."""
     values = samples[..., None] if channel_axis is None else np.moveaxis(samples, channel_axis, -1)
     channels, dimension = values.shape[-1], values.ndim - 1
     seen = values.mean(axis=-1, dtype=np.float64)
@@ -102,10 +91,7 @@ def _sampled_power(model: Noise, clean: Array, axis: int | None) -> Array:
 def by_frequency(plane: Array) -> tuple[Array, Array, Array | None]:
     """Return frequencies in (0, 1/2], the power there, and for images the power with frequency 0 in the middle.
 
-    Parameters
-    ----------
-    plane : array of shape (h, w)
-        Power in the order of `numpy.fft.fft2`; a recording has h = 1.
+    `plane` is in the order of `numpy.fft.fft2`; a recording has one row.
     """
     rows, columns = (np.abs(np.fft.fftfreq(n)) if n > 1 else np.zeros(1) for n in plane.shape)
     radius = np.hypot(rows[:, None], columns)
@@ -120,15 +106,7 @@ def by_frequency(plane: Array) -> tuple[Array, Array, Array | None]:
 
 
 def measured_curves(found: NoiseEstimate, model: NoiseCurves) -> NoiseCurves:
-    """Return what was measured, before it became a model.
-
-    Parameters
-    ----------
-    found : NoiseEstimate
-    model : NoiseCurves
-        Of its model: strengths by intensity are measured as ratios, and are drawn with the root mean square that the
-        model has at these intensities.
-    """
+    """Return what was measured; strengths by intensity are ratios, and are scaled to those of the model."""
     empty = np.empty(0)
     places = np.asarray(found.measured.get("intensities", empty), np.float64)
     strengths = np.asarray(found.measured.get("strengths", empty), np.float64)
@@ -152,12 +130,7 @@ def noise_figure(
     missing: Array | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw which noise a picture or a recording has.
-
-    Of an image: its middle in full resolution, the standard deviation of the noise by intensity, its power by
-    frequency, and by both frequencies as measured and as the model has it. Where hypotheses were weighed, how likely
-    each is: the evidence for the verdict and against it. Of a recording: for each channel, three at most, the samples,
-    and the power of the noise beside that of the recording.
+    """Draw which noise a picture or a recording has, as measured and as the model has it.
 
     Parameters
     ----------
@@ -167,15 +140,9 @@ def noise_figure(
         Of all channels, or for a signal one for each channel.
     channel_axis : int or None
     names : sequence of str, optional
-        Of the channels of a signal.
+        Of the channels of a signal, of which three are drawn.
     missing : bool array of the shape of the data, optional
     title : str, optional
-        Stands above the verdict.
-
-    Raises
-    ------
-    InputError
-        For what is neither an image nor a signal.
     """
     image = check_numbers("image", image)
     spatial = image.ndim - (channel_axis is not None)

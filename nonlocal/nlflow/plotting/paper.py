@@ -41,12 +41,7 @@ _PIECES = re.compile(r"\([^()\s]+ [^()\s]+\)|(?:(?<!\\)\$.*?(?<!\\)\$|\\\$|[^\s$
 
 
 def drawn(draw: Callable[[], Figure], *, width: float, style: str | os.PathLike[str] | None = None) -> Figure:
-    """Return what `draw` draws, as a figure of `width` inches in a style sheet of matplotlib.
-
-    `draw` uses the functions of `nlflow.plotting`; panels stand side by side as far as there is room for them, and the
-    height follows. Labels are broken, and ticks left out, so that none meet; in 3 inches and less long ones still may.
-    `InputError` for a width or a style that is none.
-    """
+    """Return what `draw` draws, as a figure of `width` inches in a style sheet of matplotlib."""
     with styled(style) as colours, base.on_paper(base.Paper(_checked_width(width), colours)):
         figure = draw()
         settle(figure)
@@ -66,7 +61,7 @@ def rendered(
 def check_paper(
     formats: str | Sequence[str], width: float, style: str | os.PathLike[str] | None
 ) -> tuple[list[str], float]:
-    """Return formats and width, or raise `InputError` for those and for a style that is none; draws nothing."""
+    """Return formats and width, or raise `InputError` for those and for a style that is none."""
     wanted, wide = _checked_formats(formats), _checked_width(width)
     with styled(style):
         return wanted, wide
@@ -88,10 +83,7 @@ def _checked_width(width: float) -> float:
 
 @contextmanager
 def styled(style: str | os.PathLike[str] | None) -> Iterator[tuple[str, ...] | None]:
-    """Draw with the sizes of a paper, and above them a style sheet; yields its colours, None for those of the package.
-
-    The settings of matplotlib are those of the process: they are as before when the context ends.
-    """
+    """Draw with the sizes of a paper, and above them a style sheet; yields its colours, if it has any."""
     try:
         import matplotlib as mpl
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Convergence studies: measured rates with their fits, and quantities between their bounds."""
+"""Measured rates with their fits, and quantities between their bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Series:
     Attributes
     ----------
     name : str
-        Its name in the legend.
     x, y : array of shape (M,)
         Abscissas and values (>= 0; zeros cannot be drawn and are left out).
     low, high : array of shape (M,), optional
@@ -36,14 +35,14 @@ class Series:
     slope : float, optional
         Fitted slope: of log y over log x, or of the natural log y over x on semi-logarithmic axes.
     intercept : float, optional
-        Natural logarithm of the fit at x = 1 (x = 0 on semi-logarithmic axes). By default the fit goes through the
-        mean of the fitted points.
+        Natural logarithm of the fit at x = 1 (x = 0 on semi-logarithmic axes); by default through the mean of the
+        points.
     expected : float, optional
         Predicted slope.
     half_width : float, optional
         Half width of the confidence interval of `slope`.
     used : array of bool, shape (M,), optional
-        Points of the fit; the others are drawn open. Lines span the fitted points.
+        Points of the fit; the others are drawn open.
     """
 
     name: str
@@ -72,22 +71,9 @@ def rate_figure(
     ----------
     groups : mapping of str to sequence of Series, or sequence of Series
         Panel title and what is drawn in it. A sequence is a single panel.
-    xlabel, ylabel : str
-        Labels of the axes.
-    title : str, optional
-        Heading of the figure.
+    xlabel, ylabel, title : str
     scale : {"loglog", "semilogy"}
         Power laws y = C x^slope, or exponentials y = C exp(slope x).
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel for each group. The legend has slope, confidence interval and expected slope.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to draw, shapes differ, values are negative or not finite, or x <= 0 on a logarithmic axis.
     """
     check_choice("scale", scale, ("loglog", "semilogy"))
     panels = dict(groups) if isinstance(groups, Mapping) else {"": groups}
@@ -116,31 +102,15 @@ def bounds_figure(
     logx: bool = True,
     logy: bool = False,
 ) -> Figure:
-    """Draw measured quantities within their two-sided bounds, a shaded band.
-
-    Values outside of their band (by more than 1e-9 relative) are marked by red crosses and counted.
+    """Draw measured quantities within their two-sided bounds, a shaded band; what is outside has a red cross.
 
     Parameters
     ----------
     series : mapping of str to (x, measured, low, high)
         One panel each; four arrays of shape (M,), in any order of x.
-    xlabel, ylabel : str
-        Labels of the axes.
-    title : str, optional
-        Heading of the figure.
+    xlabel, ylabel, title : str
     logx, logy : bool
         Logarithmic axes.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        One panel for each entry, in one scale.
-
-    Raises
-    ------
-    InputError
-        If there is no series, shapes differ, a lower bound is above its upper one, x is not positive with `logx`, or no
-        upper bound with `logy`.
     """
     base.check_named("series", series, "(x, measured, low, high)")
     figure, axes = base.panel_grid(len(series), 4.4, 4.6, title, sharex=True, sharey=True)

@@ -1,4 +1,4 @@
-"""A signal as a picture that changes: lines of one dimension, pictures of two, three slices of three."""
+"""A signal as a picture that changes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ def check_limits(limits: Any) -> tuple[float, float] | None:
 
 
 class Scene:
-    """The picture of a signal, drawn anew for each moment.
-
-    Limits are the values at both ends of the colours, or of the axis of lines; by default the range of the first
-    signal. They never change: what is beyond them gets the colour of the end.
-    """
+    """The picture of a signal, drawn anew for each moment within limits that stay."""
 
     def __init__(
         self,
@@ -69,7 +65,7 @@ class Scene:
         return np.clip(u, low - reach, high + reach)
 
     def pixels(self, u: Array, t: float) -> NDArray[np.uint8]:
-        """Return the picture of a signal at time t, of shape (height, width, 3) with even sides."""
+        """Return the picture of a signal at time t, of shape (height, width, 3)."""
         self._update(self._shown(u))
         self._figure.suptitle(f"t = {t:.4g}")
         canvas: Any = self._figure.canvas

@@ -1,4 +1,4 @@
-"""A noisy stack, its denoised result and their difference: slices of a volume in three directions, or three frames."""
+"""A noisy stack, its denoised result and their difference."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ def stack_figure(
 ) -> Figure:
     """Draw three pictures out of a noisy stack, out of the denoised one and out of their difference.
 
-    Of a volume they are the slices through its middle in three directions, of a clip a frame near its start, one in the
-    middle and one near its end. Of volumes at several times the one in the middle is drawn. Colours and marks are those
-    of `comparison_figure`.
+    Of a volume they are the slices through its middle in three directions, of a clip three frames, of volumes at
+    several times the slices of the one in the middle.
 
     Parameters
     ----------
@@ -74,22 +73,11 @@ def stack_figure(
     upward : str
         Letters of the axes that run from bottom to top where they are drawn as rows; others run downwards.
     clean : numpy.ndarray, optional
-        Reference without noise. It is drawn too, and the titles give the PSNR of the whole stack; that of the noisy one
-        where nothing is missing.
+        Reference without noise.
     missing, kept : numpy.ndarray, optional
         Where samples were missing, and where they were not changed (bool), in the shape of the data or without the
         axis of channels.
     title : str, optional
-        Heading of the figure.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Raises
-    ------
-    InputError
-        If shapes differ, or if `axes` or `spacing` do not fit them.
     """
     noisy, result = pair_of(noisy, result)
     for name, array in (("result", result), ("clean", clean)):

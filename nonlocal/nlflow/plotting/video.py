@@ -1,4 +1,4 @@
-"""Films from pictures on the disk: MP4 by PyAV, GIF by Pillow, one picture in memory at a time for MP4."""
+"""Films from pictures on the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FASTEST = 50.0  # pictures a second of a GIF: shorter times than two hundredths
 
 
 def check_video(path: Path, rate: float) -> None:
-    """Raise `InputError` for a film that could not be written: another ending or rate, a package that is missing."""
+    """Raise `InputError` for another ending or rate, or a package that is missing."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"path: got {str(path)!r}, expected a name that ends with .mp4 or .gif")
     if path.suffix.lower() == ".mp4":
@@ -30,10 +30,7 @@ def check_video(path: Path, rate: float) -> None:
 
 
 def write_video(path: Path, pictures: list[Path], rate: float, comment: str) -> None:
-    """Write a film, ``.mp4`` or ``.gif``, of pictures of one size with even sides, complete or not at all.
-
-    It has `rate` pictures a second, and keeps a comment, which `comment_of` returns.
-    """
+    """Write a film, ``.mp4`` or ``.gif``, of pictures of one size with even sides, at `rate` pictures a second."""
     write = _write_gif if path.suffix.lower() == ".gif" else _write_mp4
     write_atomic(path, lambda stream: write(stream, pictures, rate, comment))
 
@@ -74,7 +71,7 @@ def _write_mp4(stream: BinaryIO, pictures: list[Path], rate: float, comment: str
 
 
 def comment_of(path: Path) -> str | None:
-    """Return the comment of a film; None where there is none, or where it is no film."""
+    """Return the comment of a film; None where there is none."""
     try:
         if path.suffix.lower() == ".gif":
             from PIL import Image

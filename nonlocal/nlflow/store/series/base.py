@@ -1,4 +1,4 @@
-"""What all series share: what their frames look like, and the contract of a file that grows."""
+"""The contract of a file that grows, and what its frames look like."""
 
 from __future__ import annotations
 
@@ -33,18 +33,7 @@ _SPARE = 2**20  # bytes that are left free on a disk
 class Layout:
     """What the frames of a run look like.
 
-    Attributes
-    ----------
-    domain : Domain
-    shape : tuple of int
-        Of a frame.
-    dtype : numpy.dtype
-    axes : tuple of str
-        Names of the axes of a frame.
-    coordinates : dict
-        Positions along them, as (axes, values, attributes).
-    attributes : dict
-        How the run is made, in numbers and words.
+    `coordinates` are positions along the axes, as (axes, values, attributes).
     """
 
     domain: Domain
@@ -76,18 +65,7 @@ class Frame:
 
 
 class Series(ABC):
-    """A file of frames that is whole at any moment, however the process ends.
-
-    Only one process may write it; the caller holds a lock.
-
-    Attributes
-    ----------
-    path : pathlib.Path
-    count : int
-        Number of frames.
-    last : float or None
-        Time of the last frame.
-    """
+    """A file of `count` frames that stays whole while one is added; the caller holds a lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +82,7 @@ class Series(ABC):
 
     @abstractmethod
     def create(self, layout: Layout) -> None:
-        """Make a file without frames, where there is none."""
+        """Make a file without frames."""
 
     @abstractmethod
     def resume(self, layout: Layout, count: int) -> None:
@@ -112,10 +90,10 @@ class Series(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """Return of which problem the file says that it is: what is under ``problem`` and ``kernel``."""
+        """Return the ``problem`` and ``kernel`` that are in the file."""
 
     def is_of(self, layout: Layout) -> bool:
-        """Whether there is a file of the same problem, so that nothing is lost with it."""
+        """Whether there is a file of the same problem."""
         try:
             with reading(self.path):
                 about = self.about()
@@ -137,7 +115,7 @@ class Series(ABC):
         """Leave nothing but the file."""
 
     def append(self, frame: Frame) -> None:
-        """Add a frame; `FileFormatError` where it cannot be written, and then the file stays as it was."""
+        """Add a frame; `FileFormatError` where it cannot be written."""
         with writing(self.path):
             needed, free = 2 * frame.u.nbytes + _SPARE, shutil.disk_usage(self.path.absolute().parent).free
             if free < needed:
@@ -166,7 +144,7 @@ class Series(ABC):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file in what the operating system refuses."""
+    """Let errors of writing name the file."""
     try:
         yield
     except FileFormatError:
@@ -181,7 +159,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Name the file that is no series."""
+    """Let errors of reading name the file."""
     try:
         yield
     except FileFormatError:
@@ -200,5 +178,5 @@ def described(path: Path) -> str:
 
 
 def missing(package: str, extra: str, path: Path) -> MissingPackageError:
-    """Return the error of a format whose package is not installed."""
+    """Return the error of a missing package."""
     return not_installed(f"path: {str(path)!r}", package, extra)

@@ -1,9 +1,4 @@
-"""Frames in HDF5, with the named axes of netCDF 4.
-
-HDF5 has no journal: who is killed while it writes leaves a file that cannot be opened. So there are two files: a frame
-goes into the one without the name, which then takes it. Each frame is written twice, and the disk holds all of them
-twice as long as the run goes on.
-"""
+"""Frames in HDF5, with the named axes of netCDF 4."""
 
 from __future__ import annotations
 
@@ -26,7 +21,11 @@ _INDEX = 2**18  # bytes by which all but the frames may grow with one of them
 
 
 class Hdf5Series(Series):
-    """Frames in an HDF5 file."""
+    """Frames in an HDF5 file.
+
+    HDF5 has no journal: who is killed while it writes leaves a file that cannot be opened. So a frame goes into a
+    second file, which then takes the name, and the disk holds all frames twice as long as the run goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -41,7 +40,7 @@ class Hdf5Series(Series):
         self._lacks: list[Frame] = []
 
     def create(self, layout: Layout) -> None:
-        """Make a file without frames."""
+        """Make a file."""
         with self._h5py.File(self.path.name, "w", driver="core", backing_store=False) as file:
             _fill(file, layout)
             file.flush()
@@ -70,7 +69,7 @@ class Hdf5Series(Series):
                 self._take(other)
 
     def about(self) -> dict[str, Any]:
-        """Return of which problem the file says that it is."""
+        """Return the attributes."""
         with self._h5py.File(self.path, "r") as file:
             return {name: file.attrs.get(name) for name in IDENTITY}
 
@@ -115,7 +114,6 @@ class Hdf5Series(Series):
         return other
 
     def _take(self, other: Path) -> None:
-        """Give a closed file the name."""
         with other.open("r+b") as stream:  # Windows flushes no file that is open for reading alone
             os.fsync(stream.fileno())
         other.replace(self.path)

@@ -1,7 +1,4 @@
-"""Frames for ParaView and other programs of VTK: a series (.pvd), and a file of image data or points for each frame.
-
-The XML formats of VTK with raw data appended (VTK file formats, docs.vtk.org).
-"""
+"""Frames for ParaView and other programs of VTK (VTK file formats, docs.vtk.org)."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _HEAD = f'<?xml version="1.0"?>\n<VTKFile type="%s" version="1.0" byte_order="{_
 
 
 class VtkSeries(Series):
-    """Frames in files of VTK, beside the list of them: ``run.pvd`` and ``run.vtk/``."""
+    """Frames in the folder ``run.vtk/``, beside their list ``run.pvd``."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -38,7 +35,7 @@ class VtkSeries(Series):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """The list, and the folder of frames."""
+        """List and folder."""
         return self.path, self.folder
 
     def check(self, layout: Layout) -> None:
@@ -53,7 +50,7 @@ class VtkSeries(Series):
             )
 
     def create(self, layout: Layout) -> None:
-        """Make a series without frames."""
+        """Make a series."""
         with writing(self.path):
             about = json.dumps(layout.attributes, indent=1).encode()
             write_folder(self.folder, lambda place: write_content(place / self._about.name, about), replace=False)
@@ -73,7 +70,7 @@ class VtkSeries(Series):
                 remove(self._place(number))
 
     def about(self) -> dict[str, Any]:
-        """Return what is said beside the frames."""
+        """Return the attributes."""
         return dict(decode(described(self._about)))
 
     def _append(self, frame: Frame) -> None:
@@ -114,7 +111,7 @@ def _listed(path: Path) -> list[str]:
 
 
 def write_vtk(path: Path, layout: Layout, frame: Frame) -> None:
-    """Write one frame: image data for a grid, points for scattered nodes, with ``TimeValue`` and ``energy``."""
+    """Write one frame: image data for a grid, points for scattered nodes."""
     blocks: list[NDArray[Any]] = []
 
     def array(name: str, values: NDArray[Any], components: int = 1, more: str = "") -> str:

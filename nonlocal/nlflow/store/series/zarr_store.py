@@ -1,9 +1,4 @@
-"""Frames in a zarr store (format 3), one chunk a frame.
-
-zarr writes what a store is. A frame is then added by files alone: its chunk, the times, and last the descriptions with
-the new length, of which that of the whole store counts (consolidated metadata). So a store never tells of a frame that
-is not there.
-"""
+"""Frames in a zarr store (format 3), one chunk a frame."""
 
 from __future__ import annotations
 
@@ -24,7 +19,11 @@ _GROWING = ("u", "t", "energy")
 
 
 class ZarrSeries(Series):
-    """Frames in a zarr store."""
+    """Frames in a zarr store.
+
+    A frame is added by files alone: its chunk, the times, and last the new length, so that a store never tells of a
+    frame that is not there.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -36,7 +35,7 @@ class ZarrSeries(Series):
         self._rows: dict[str, NDArray[np.float64]] = {}  # the chunks of times and energies that are being filled
 
     def create(self, layout: Layout) -> None:
-        """Make a store without frames."""
+        """Make a store."""
 
         def fill(folder: Path) -> None:
             with warnings.catch_warnings():
@@ -63,7 +62,7 @@ class ZarrSeries(Series):
                     remove(folder)
 
     def about(self) -> dict[str, Any]:
-        """Return the attributes of the store."""
+        """Return the attributes."""
         return dict(self._root()["attributes"])
 
     def _root(self) -> dict[str, Any]:
